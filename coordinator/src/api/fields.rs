@@ -1,0 +1,121 @@
+//! The names of API.md 2.2: which are built, which are refused by name, and what happens to all others.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use super::error::ApiError;
+use super::json::{Fields, whole};
+use super::limits::IGNORED_NAMES_LOGGED_MAX;
+
+/// Names both endpoints take. `include_metrics` and `return_kv_hashes` are baton's own; see `shapes`.
+const COMMON: &[&str] = &[
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "stop",
+    "seed",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "user",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "return_token_ids",
+    "include_metrics",
+    "return_kv_hashes",
+    "best_of",
+];
+const COMPLETIONS_ONLY: &[&str] = &["prompt", "echo"];
+const CHAT_ONLY: &[&str] = &["messages", "max_completion_tokens", "top_logprobs"];
+
+/// Names of API.md 2.2 that are not built: silence would make a client believe in them.
+const UNSUPPORTED: &[&str] = &[
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "priority",
+    "request_id",
+    "cache_salt",
+    "truncate_prompt_tokens",
+    "add_special_tokens",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "prompt_logprobs",
+    "stream_interval",
+    "session_id",
+    "json_schema",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    Completions,
+    Chat,
+}
+
+impl Endpoint {
+    /// The OpenTelemetry `gen_ai.operation.name`.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Endpoint::Completions => "text_completion",
+            Endpoint::Chat => "chat",
+        }
+    }
+}
+
+/// Remembers which ignored names were logged: once per name, a bounded number of names.
+#[derive(Debug, Default)]
+pub struct IgnoredNames(Mutex<BTreeSet<String>>);
+
+impl IgnoredNames {
+    fn note(&self, name: &str) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < IGNORED_NAMES_LOGGED_MAX && name.len() <= 64 && seen.insert(name.to_owned()) {
+            tracing::info!(
+                field = name,
+                "ignoring a request field this server does not know (logged once per name)"
+            );
+        }
+    }
+}
+
+/// Refuses what is known and not built; notes what is unknown.
+pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNames) -> Result<(), ApiError> {
+    let (own, other, other_path) = match endpoint {
+        Endpoint::Completions => (COMPLETIONS_ONLY, CHAT_ONLY, "/v1/chat/completions"),
+        Endpoint::Chat => (CHAT_ONLY, COMPLETIONS_ONLY, "/v1/completions"),
+    };
+    for name in fields.names() {
+        if UNSUPPORTED.contains(&name) {
+            return Err(ApiError::unsupported(name));
+        }
+        if other.contains(&name) {
+            // SDKs send `echo: false` along; only asking for something is an error.
+            if fields.get(name).and_then(serde_json::Value::as_bool) == Some(false) {
+                continue;
+            }
+            let message = format!("`{name}` is a field of {other_path}; this endpoint does not have it.");
+            return Err(ApiError::invalid(name, message));
+        }
+        if name == "best_of" {
+            if fields.get(name).and_then(whole) != Some(1) {
+                let message = "`best_of` is not supported; leave it out or set it to 1.";
+                return Err(ApiError {
+                    code: Some("unsupported_parameter"),
+                    ..ApiError::invalid(name, message)
+                });
+            }
+        } else if !COMMON.contains(&name) && !own.contains(&name) {
+            ignored.note(name);
+        }
+    }
+    Ok(())
+}

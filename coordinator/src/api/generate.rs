@@ -1,0 +1,312 @@
+//! Completions and chat: parse, tokenize, submit, answer. The one path both endpoints take.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Extension, Request as HttpRequest, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serving_core::request::Request;
+use serving_core::stage::{Stage, StageTimings};
+use tracing::{Instrument, Span};
+
+use super::AppState;
+use super::body::json_object;
+use super::error::ApiError;
+use super::fields::Endpoint;
+use super::pace::Pace;
+use super::prepare::{Prompt, prompts, requests};
+use super::record::{Generation, RequestLabels, RequestRecord};
+use super::reply::{HeadParts, Reply};
+use super::run::{OutToken, Run, RunInput};
+use super::shapes::{EdgeTimes, Head, ms};
+use super::sse;
+use super::trace::{TraceContext, root_span};
+use super::validate::{Plan, plan};
+use crate::request_handle::Submission;
+
+const QUEUE_MS: HeaderName = HeaderName::from_static("x-queue-ms");
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+pub async fn completions(
+    State(state): State<Arc<AppState>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    request: HttpRequest,
+) -> Response {
+    generate(state, record, Endpoint::Completions, request).await
+}
+
+pub async fn chat_completions(
+    State(state): State<Arc<AppState>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    request: HttpRequest,
+) -> Response {
+    generate(state, record, Endpoint::Chat, request).await
+}
+
+async fn generate(
+    state: Arc<AppState>,
+    record: Arc<RequestRecord>,
+    endpoint: Endpoint,
+    request: HttpRequest,
+) -> Response {
+    let span = root_span(endpoint, &record.request_id);
+    {
+        let mut facts = record.facts();
+        facts.trace = TraceContext::of_root(&span, record.incoming_trace);
+        facts.generation = Some(Generation::new(span.clone()));
+    }
+    let call = Call {
+        state,
+        record: record.clone(),
+        endpoint,
+        span: span.clone(),
+    };
+    let (parts, body) = request.into_parts();
+    match call.answer(&parts.headers, body).instrument(span).await {
+        Ok(response) => response,
+        Err(error) => {
+            record.facts().outcome = Some(error.outcome);
+            error.into_response()
+        }
+    }
+}
+
+/// An answer about to begin: its first token is there already.
+pub struct Answering {
+    pub run: Run,
+    pub reply: Reply,
+    pub pace: Pace,
+    pub record: Arc<RequestRecord>,
+    pub first: Option<OutToken>,
+    /// Ends with the answer.
+    pub egress: Span,
+}
+
+struct Call {
+    state: Arc<AppState>,
+    record: Arc<RequestRecord>,
+    endpoint: Endpoint,
+    span: Span,
+}
+
+impl Call {
+    async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+        let labels = RequestLabels::from_headers(headers, self.state.limits.request_time_limit)?;
+        self.record.update(|generation| generation.lane = labels.lane);
+        let mut plan = self.parse(body).await?;
+        let prompts = self.tokenize(&mut plan).await?;
+        let requests = requests(&self.state, &plan, &prompts, &labels)?;
+        self.describe(&plan, &requests);
+        let choice_count = requests.len() * plan.choice_count as usize;
+        let mut run = Run::start(&self.state, self.run_input(&plan, requests));
+        let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
+        let reply = self.reply(&plan, prompts);
+        // No header leaves before the first token is there: until then a failure still has a status of its own.
+        let first = run.next().await.inspect_err(|_| self.note_placement(&run))?;
+        self.note_placement(&run);
+        let egress = tracing::info_span!(parent: &self.span, "egress", otel.kind = "internal");
+        let answering = Answering {
+            run,
+            reply,
+            pace,
+            record: self.record.clone(),
+            first,
+            egress,
+        };
+        let mut response = if plan.reply.is_streaming {
+            sse::response(answering)
+        } else {
+            self.whole(answering).await?
+        };
+        self.queue_header(&mut response);
+        Ok(response)
+    }
+
+    /// Reading, JSON and field checks. The stage begins with the request's first byte, so that the stages' sum does.
+    async fn parse(&self, body: Body) -> Result<Plan, ApiError> {
+        let span = tracing::info_span!("parse", otel.kind = "internal");
+        let plan = async {
+            let object = json_object(body, self.state.limits.body_bytes_max).await?;
+            plan(&self.state, self.endpoint, &object)
+        };
+        let plan = plan.instrument(span).await;
+        let took = self.record.received_at.elapsed();
+        self.record.update(|generation| {
+            generation.edge.push(Stage::Parse, took);
+            generation.model = plan.as_ref().ok().map(|plan| plan.model.clone());
+        });
+        plan
+    }
+
+    async fn tokenize(&self, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
+        let span = tracing::info_span!("tokenize", otel.kind = "internal");
+        let began = Instant::now();
+        let prompts = prompts(&self.state, plan).instrument(span).await;
+        let took = began.elapsed();
+        self.record
+            .update(|generation| generation.edge.push(Stage::Tokenize, took));
+        prompts
+    }
+
+    fn describe(&self, plan: &Plan, requests: &[Arc<Request>]) {
+        let prompt_tokens: u32 = requests.iter().map(|request| request.client_prompt_tokens).sum();
+        self.record
+            .update(|generation| generation.prompt_tokens = prompt_tokens);
+        let Some(request) = requests.first() else { return };
+        let span = &self.span;
+        span.record("otel.name", format!("{} {}", self.endpoint.operation(), plan.model));
+        span.record("gen_ai.request.model", plan.model.as_str());
+        span.record("gen_ai.response.model", plan.model.as_str());
+        span.record("gen_ai.request.max_tokens", request.stop.max_tokens);
+        span.record("gen_ai.request.temperature", f64::from(request.sampling.temperature));
+        span.record("gen_ai.request.top_p", f64::from(request.sampling.top_p));
+        span.record("gen_ai.request.seed", request.seed);
+        span.record("gen_ai.request.stream", plan.reply.is_streaming);
+        span.record("gen_ai.request.choice.count", request.choice_count);
+        span.record("gen_ai.request.n", request.choice_count);
+        if let Some(top_k) = request.sampling.top_k {
+            span.record("gen_ai.request.top_k", top_k);
+        }
+    }
+
+    fn run_input(&self, plan: &Plan, requests: Vec<Arc<Request>>) -> RunInput {
+        let (edge_timings, traceparent): (StageTimings, String) = {
+            let facts = self.record.facts();
+            let timings = facts
+                .generation
+                .as_ref()
+                .map(|generation| generation.edge.clone())
+                .unwrap_or_default();
+            (timings, facts.trace.to_string())
+        };
+        let submissions = requests
+            .iter()
+            .map(|request| Submission {
+                request: request.clone(),
+                received_at: self.record.received_at,
+                edge_timings: edge_timings.clone(),
+                traceparent: Some(traceparent.clone()),
+            })
+            .collect();
+        RunInput {
+            requests,
+            submissions,
+            stop_strings: plan.stop_strings.clone(),
+        }
+    }
+
+    fn reply(&self, plan: &Plan, prompts: Vec<Prompt>) -> Reply {
+        let head = Head::new(HeadParts {
+            endpoint: self.endpoint,
+            is_streaming: plan.reply.is_streaming,
+            request_id: format!("{:032x}", rand::random::<u128>()),
+            model: plan.model.clone(),
+            fingerprint: self.state.text.fingerprint.clone(),
+        });
+        self.span.record("gen_ai.response.id", head.id.as_str());
+        Reply {
+            head,
+            endpoint: self.endpoint,
+            options: plan.reply.clone(),
+            wants_logprobs: plan.logprobs.is_some(),
+            echo: prompts.into_iter().map(|prompt| prompt.echo_text).collect(),
+            text: self.state.text.clone(),
+        }
+    }
+
+    async fn whole(&self, answering: Answering) -> Result<Response, ApiError> {
+        let Answering {
+            mut run,
+            mut pace,
+            reply,
+            first,
+            egress: _egress,
+            ..
+        } = answering;
+        let choice_count: usize = run
+            .prompts
+            .iter()
+            .map(|prompt| prompt.request.choice_count as usize)
+            .sum();
+        let mut tokens: Vec<Vec<OutToken>> = vec![Vec::new(); choice_count];
+        let mut next = first;
+        while let Some(out) = next {
+            pace.token(&out);
+            pace.asked();
+            let choice = out.choice as usize;
+            tokens[choice].push(out);
+            let more = run.next().await;
+            if more.is_err() {
+                note_end(&self.record, &run, &mut pace, false);
+            }
+            next = more?;
+        }
+        let times = note_end(&self.record, &run, &mut pace, false);
+        self.record.facts().outcome = Some("ok");
+        note_finish_reasons(&self.span, tokens.iter().filter_map(|steps| steps.last()));
+        let mut response = (StatusCode::OK, axum::Json(reply.whole(&run, &tokens, &times))).into_response();
+        insert(&mut response, SERVER_TIMING, &server_timing(&times));
+        Ok(response)
+    }
+
+    fn note_placement(&self, run: &Run) {
+        let placement = run.prompts.first().and_then(|prompt| prompt.placement.clone());
+        self.record.update(|generation| generation.placement = placement);
+    }
+
+    fn queue_header(&self, response: &mut Response) {
+        let queued = {
+            let facts = self.record.facts();
+            facts
+                .generation
+                .as_ref()
+                .and_then(|g| g.placement.as_ref())
+                .map(|placement| placement.queued_for)
+        };
+        if let Some(queued) = queued {
+            insert(response, QUEUE_MS, &ms(queued).to_string());
+        }
+    }
+}
+
+fn insert(response: &mut Response, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(name, value);
+    }
+}
+
+/// The stages to the first token as a `Server-Timing` header: browsers and curl show it.
+fn server_timing(times: &EdgeTimes) -> String {
+    let stages = times.stages.0.iter().map(|(stage, took)| {
+        let rest = if stage.is_before_first_token() { "" } else { "_rest" };
+        let suffix = if stage.name() == "egress" { rest } else { "" };
+        format!("{}{suffix};dur={}", stage.name(), ms(*took))
+    });
+    stages
+        .chain([format!("total;dur={}", ms(times.e2e))])
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Puts what the run knows at its end, good or bad, into the record.
+pub fn note_end(record: &RequestRecord, run: &Run, pace: &mut Pace, is_streaming: bool) -> EdgeTimes {
+    record.update(|generation| {
+        generation.output_tokens = run.output_tokens();
+        if let Some(prompt) = run.prompts.first() {
+            generation.placement = prompt.placement.clone();
+            generation.summary = prompt.summary.clone();
+        }
+        generation.summary.cached_tokens = run.cached_tokens();
+    });
+    pace.close(is_streaming)
+}
+
+pub fn note_finish_reasons<'a>(span: &Span, last: impl Iterator<Item = &'a OutToken>) {
+    let reasons: Vec<&str> = last
+        .filter_map(|out| out.finish)
+        .map(|finish| finish.openai_name())
+        .collect();
+    span.record("gen_ai.response.finish_reasons", reasons.join(","));
+}

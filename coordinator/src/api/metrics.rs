@@ -1,0 +1,40 @@
+//! What the edge tells the metrics registry; the coordinator's `metrics` implements it.
+
+use std::time::Duration;
+
+use serving_core::request::Lane;
+use serving_core::stage::StageTimings;
+
+/// Where the edge reports to. Calls never block.
+pub trait EdgeMetrics: Send + Sync {
+    /// Once per generation request, whatever its end.
+    fn request_ended(&self, ended: &EndedRequest<'_>);
+    /// The gap between two tokens of one choice, as they were handed to the client's connection.
+    fn token_gap(&self, lane: Lane, gap: Duration);
+    /// A handler panicked and was answered with 500.
+    fn handler_panicked(&self);
+    /// The whole exposition, OpenMetrics text.
+    fn render(&self) -> String;
+}
+
+/// One ended generation request.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedRequest<'a> {
+    /// A served name, or `unknown`: the label stays bounded whatever clients send.
+    pub model: &'a str,
+    pub lane: Lane,
+    /// `ok`, `cancelled`, `invalid_request`, or the name of a reject reason or request error.
+    pub outcome: &'a str,
+    /// First byte received to first token event written; without streaming, to first token received.
+    pub ttft: Option<Duration>,
+    /// (last token - first token) / (tokens - 1) of the choice that took longest.
+    pub tpot: Option<Duration>,
+    /// First byte received to the answer's end.
+    pub e2e: Duration,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    /// Every stage that was measured, the edge's own included, each once.
+    pub stages: &'a StageTimings,
+    /// For exemplars.
+    pub trace_id: &'a str,
+}

@@ -1,0 +1,216 @@
+//! The HTTP edge: OpenAI's API in, validated requests to the control loop, tokens back as JSON or events.
+//!
+//! Read `generate` first: it is the path of a completion from body to answer. `validate`, `prompt` and `prepare` turn
+//! JSON into requests, `run` merges the events that come back, `reply` and `sse` give them their looks.
+
+mod body;
+mod connection;
+mod error;
+mod fields;
+mod generate;
+mod json;
+pub mod limits;
+mod logprobs;
+mod metrics;
+mod models;
+mod pace;
+mod prepare;
+mod probes;
+mod prompt;
+mod record;
+mod reply;
+mod run;
+mod server;
+mod shapes;
+mod sse;
+mod tokenize;
+mod trace;
+mod validate;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
+
+pub use connection::ConnectionTimes;
+pub use error::ApiError;
+pub use metrics::{EdgeMetrics, EndedRequest};
+pub use server::{BindError, bind, serve_http};
+pub use trace::TraceContext;
+
+use crate::request_handle::Submit;
+use crate::text::TextModel;
+use record::{Arrival, REQUEST_ID, RequestRecord};
+
+const PROCESSING_MS: HeaderName = HeaderName::from_static("openai-processing-ms");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// Limits of the edge that the operator sets.
+#[derive(Clone, Debug)]
+pub struct ApiLimits {
+    pub body_bytes_max: usize,
+    /// From arrival to last token, where `x-request-timeout-ms` does not say otherwise.
+    pub request_time_limit: Duration,
+}
+
+/// What the edge is given by the process.
+pub struct AppParts {
+    pub submit: Arc<dyn Submit>,
+    pub text: Arc<TextModel>,
+    /// At least one: clients name one of them in `model`.
+    pub served_models: Vec<String>,
+    pub metrics: Arc<dyn EdgeMetrics>,
+    pub limits: ApiLimits,
+}
+
+/// Shared by all handlers.
+pub struct AppState {
+    submit: Arc<dyn Submit>,
+    text: Arc<TextModel>,
+    served_models: Vec<String>,
+    metrics: Arc<dyn EdgeMetrics>,
+    limits: ApiLimits,
+    ignored_names: fields::IgnoredNames,
+    /// Long texts are tokenized on blocking threads, no more of them at once than there are cores.
+    long_texts: Semaphore,
+    started_at_unix_s: u64,
+}
+
+impl AppState {
+    pub fn new(parts: AppParts) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            submit: parts.submit,
+            text: parts.text,
+            served_models: parts.served_models,
+            metrics: parts.metrics,
+            limits: parts.limits,
+            ignored_names: fields::IgnoredNames::default(),
+            long_texts: Semaphore::new(cores),
+            started_at_unix_s: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+        }
+    }
+}
+
+impl fmt::Debug for AppParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AppParts")
+            .field("served_models", &self.served_models)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AppState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AppState")
+            .field("served_models", &self.served_models)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The whole HTTP surface of a coordinator.
+pub fn router(state: AppState) -> Router {
+    let state = Arc::new(state);
+    let panics = state.metrics.clone();
+    Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat_completions))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(probes::health))
+        .route("/ready", get(probes::ready))
+        .route("/ping", get(probes::health).post(probes::health))
+        .route("/version", get(probes::version))
+        .route("/metrics", get(probes::metrics))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(CatchPanicLayer::custom(move |_| {
+            panics.handler_panicked();
+            ApiError::internal("The server made a mistake handling this request; it goes on serving others.")
+                .into_response()
+        }))
+        .layer(from_fn_with_state(state.clone(), edge))
+        .with_state(state)
+}
+
+/// Around every request: its record, and the headers every answer has.
+async fn edge(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
+    let connection = request.extensions().get::<Arc<ConnectionTimes>>().cloned();
+    let received_at = connection
+        .as_ref()
+        .and_then(|connection| connection.first_read())
+        .unwrap_or_else(Instant::now);
+    let arrival = Arrival {
+        method: request.method().as_str(),
+        path: request.uri().path(),
+        headers: request.headers(),
+        received_at,
+        connection,
+    };
+    let record = RequestRecord::new(arrival, state.metrics.clone());
+    request.extensions_mut().insert(record.clone());
+    let mut response = next.run(request).await;
+    let status = response.status();
+    let traceparent = {
+        let mut facts = record.facts();
+        facts.status = Some(status.as_u16());
+        if facts.outcome.is_none() && (facts.generation.is_none() || status.is_server_error()) {
+            facts.outcome = Some(plain_outcome(status));
+        }
+        facts.trace.to_string()
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (REQUEST_ID, record.request_id.clone()),
+        (TRACEPARENT, traceparent),
+        (PROCESSING_MS, received_at.elapsed().as_millis().to_string()),
+    ] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+fn plain_outcome(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        ..400 => "ok",
+        400..500 => "invalid_request",
+        503 => "not_ready",
+        _ => "internal",
+    }
+}
+
+async fn unknown_route(request: Request) -> ApiError {
+    let message = format!(
+        "There is no {} here. The API is under /v1; see GET /v1/models.",
+        json::short(request.uri().path())
+    );
+    ApiError {
+        code: Some("unknown_url"),
+        ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+}
+
+async fn wrong_method(method: Method, request: Request) -> ApiError {
+    let message = format!(
+        "{method} is not allowed on {}; see the Allow header.",
+        json::short(request.uri().path())
+    );
+    ApiError {
+        code: Some("method_not_allowed"),
+        ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+}

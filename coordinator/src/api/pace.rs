@@ -1,0 +1,143 @@
+//! When an answer's tokens went out: TTFT, the gaps between tokens, TPOT, and both egress stages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serving_core::request::Lane;
+use serving_core::stage::Stage;
+
+use super::record::RequestRecord;
+use super::run::OutToken;
+use super::shapes::EdgeTimes;
+
+/// Kept beside a running answer. Without a connection's own stamps (or without streaming) a token counts as written
+/// when it is handed over.
+#[derive(Debug)]
+pub struct Pace {
+    record: Arc<RequestRecord>,
+    lane: Lane,
+    choices: Vec<ChoicePace>,
+    first: Option<First>,
+    /// When the last chunk was handed to the connection: until it asks again it is writing.
+    handed_over: Option<Instant>,
+    writing: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ChoicePace {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct First {
+    received_at: Instant,
+    written_at: Option<Instant>,
+}
+
+impl Pace {
+    pub fn new(record: Arc<RequestRecord>, lane: Lane, choice_count: usize) -> Self {
+        Self {
+            record,
+            lane,
+            choices: vec![ChoicePace::default(); choice_count],
+            first: None,
+            handed_over: None,
+            writing: Duration::ZERO,
+        }
+    }
+
+    /// The connection asks for the next chunk, so it has taken the last one.
+    pub fn asked(&mut self) {
+        if let Some(since) = self.handed_over.take() {
+            self.writing += since.elapsed();
+        }
+        if let (Some(first), Some(connection)) = (&mut self.first, &self.record.connection)
+            && first.written_at.is_none()
+        {
+            first.written_at = connection.awaited_write();
+        }
+    }
+
+    /// A token's chunk goes to the connection now.
+    pub fn token(&mut self, out: &OutToken) {
+        let now = Instant::now();
+        if self.first.is_none() {
+            if let Some(connection) = &self.record.connection {
+                connection.await_write();
+            }
+            self.first = Some(First {
+                received_at: out.received_at,
+                written_at: None,
+            });
+        } else {
+            self.handed_over = Some(now);
+        }
+        let Some(choice) = self.choices.get_mut(out.choice as usize) else {
+            return;
+        };
+        if let Some(last) = choice.last {
+            self.record.metrics().token_gap(self.lane, now.duration_since(last));
+        }
+        choice.first.get_or_insert(now);
+        choice.last = Some(now);
+        choice.tokens += 1;
+    }
+
+    /// What is known at the end; also puts it into the record.
+    pub fn close(&mut self, is_streaming: bool) -> EdgeTimes {
+        self.asked();
+        let received_at = self.record.received_at;
+        let first = self.first.map(|first| {
+            let written_at = if is_streaming {
+                first.written_at
+            } else {
+                Some(first.received_at)
+            };
+            (
+                first.received_at,
+                written_at.unwrap_or_else(|| self.first_handed_over(first.received_at)),
+            )
+        });
+        let ttft = first.map(|(_, written)| written.saturating_duration_since(received_at));
+        let tpot = self.choices.iter().filter_map(ChoicePace::tpot).max();
+        let (mut stages, mut unattributed) = (serving_core::stage::StageTimings::default(), None);
+        let writing = self.writing;
+        self.record.update(|generation| {
+            generation.ttft = ttft;
+            generation.tpot = tpot;
+            if let Some((received, written)) =
+                first.filter(|_| is_streaming && generation.edge.get(Stage::Egress).is_none())
+            {
+                generation
+                    .edge
+                    .push(Stage::Egress, written.saturating_duration_since(received));
+                generation.edge.push(Stage::EgressRest, writing);
+            }
+            stages = generation.stages();
+            unattributed = generation.unattributed();
+        });
+        EdgeTimes {
+            ttft,
+            e2e: received_at.elapsed(),
+            stages,
+            unattributed,
+        }
+    }
+
+    fn first_handed_over(&self, received_at: Instant) -> Instant {
+        self.choices
+            .iter()
+            .filter_map(|choice| choice.first)
+            .min()
+            .unwrap_or(received_at)
+    }
+}
+
+impl ChoicePace {
+    fn tpot(&self) -> Option<Duration> {
+        let gaps = self.tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some(self.last?.saturating_duration_since(self.first?) / gaps)
+    }
+}

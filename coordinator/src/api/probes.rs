@@ -1,0 +1,41 @@
+//! Endpoints for machines that watch this one: health, readiness, version, metrics.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::AppState;
+use super::error::readiness_error;
+
+/// This process lives and answers; nothing about nodes.
+pub async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// A request sent now has a way through the cluster (PROTOCOL rule 15).
+pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
+    match readiness_error(state.submit.readiness()) {
+        None => Json(json!({"status": "ready"})).into_response(),
+        Some(error) => error.into_response(),
+    }
+}
+
+pub async fn version() -> Json<Value> {
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        // Set by release builds; a build from a checkout says so itself.
+        "git": option_env!("BATON_GIT_SHA").unwrap_or("unknown"),
+        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        "features": Vec::<&str>::new(),
+    }))
+}
+
+pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], state.metrics.render()).into_response()
+}

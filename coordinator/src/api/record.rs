@@ -1,0 +1,335 @@
+//! What is known of one HTTP request, gathered while it runs; its end writes the access line and the metrics.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName};
+use serving_core::request::Lane;
+use serving_core::stage::{Stage, StageTimings};
+use tracing::Span;
+
+use super::connection::ConnectionTimes;
+use super::error::ApiError;
+use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
+use super::metrics::{EdgeMetrics, EndedRequest};
+use super::prepare::lane;
+use super::trace::TraceContext;
+use crate::request_handle::{Placement, RequestSummary};
+
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const LANE: HeaderName = HeaderName::from_static("x-lane");
+const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+/// nginx's number for "client closed the request": it is only ever logged.
+const STATUS_CLIENT_CLOSED: u16 = 499;
+
+/// What a client may say about a request outside its body.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLabels {
+    pub lane: Lane,
+    pub time_limit: Duration,
+}
+
+impl RequestLabels {
+    pub fn from_headers(headers: &HeaderMap, default_limit: Duration) -> Result<Self, ApiError> {
+        let lane = match headers.get(LANE) {
+            None => Lane::Interactive,
+            Some(value) => value
+                .to_str()
+                .ok()
+                .and_then(lane)
+                .ok_or_else(|| ApiError::invalid("x-lane", "The header `x-lane` must be interactive or batch."))?,
+        };
+        let time_limit = match headers.get(TIMEOUT_MS) {
+            None => default_limit,
+            Some(value) => value
+                .to_str()
+                .ok()
+                .and_then(|text| text.parse::<u64>().ok())
+                .map(Duration::from_millis)
+                .filter(|limit| !limit.is_zero() && *limit <= REQUEST_TIMEOUT_MAX)
+                .ok_or_else(|| {
+                    let most = REQUEST_TIMEOUT_MAX.as_millis();
+                    let message = format!("The header `x-request-timeout-ms` must be a whole number from 1 to {most}.");
+                    ApiError::invalid("x-request-timeout-ms", message)
+                })?,
+        };
+        Ok(Self { lane, time_limit })
+    }
+}
+
+/// The client's `x-request-id` where it can be put into a header and a log line again.
+pub fn request_id(headers: &HeaderMap) -> String {
+    headers
+        .get(REQUEST_ID)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= LABEL_CHARS_MAX && id.bytes().all(|b| b.is_ascii_graphic()))
+        .map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
+}
+
+/// Shared by the handler, the answer's body and the middleware; the last of them to go writes the access line. A
+/// request whose outcome nobody has set by then was left by its client.
+pub struct RequestRecord {
+    pub request_id: String,
+    pub received_at: Instant,
+    pub connection: Option<Arc<ConnectionTimes>>,
+    /// What the client sent.
+    pub incoming_trace: Option<TraceContext>,
+    metrics: Arc<dyn EdgeMetrics>,
+    facts: Mutex<Facts>,
+}
+
+#[derive(Debug)]
+pub struct Facts {
+    pub method: String,
+    pub path: String,
+    pub status: Option<u16>,
+    pub outcome: Option<&'static str>,
+    /// The rest is filled for generation requests only.
+    pub generation: Option<Generation>,
+    pub trace: TraceContext,
+}
+
+#[derive(Debug)]
+pub struct Generation {
+    pub span: Span,
+    pub model: Option<String>,
+    pub lane: Lane,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub placement: Option<Placement>,
+    pub summary: RequestSummary,
+    /// Measured at the edge: parse, tokenize, both egress stages.
+    pub edge: StageTimings,
+    pub ttft: Option<Duration>,
+    pub tpot: Option<Duration>,
+}
+
+impl Generation {
+    pub fn new(span: Span) -> Self {
+        Self {
+            span,
+            model: None,
+            lane: Lane::Interactive,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            placement: None,
+            summary: RequestSummary::default(),
+            edge: StageTimings::default(),
+            ttft: None,
+            tpot: None,
+        }
+    }
+
+    /// Every stage once: the edge's own, and those of the nodes and the control loop.
+    pub fn stages(&self) -> StageTimings {
+        let is_edges = |stage: Stage| {
+            matches!(
+                stage,
+                Stage::Parse | Stage::Tokenize | Stage::Egress | Stage::EgressRest
+            )
+        };
+        let mut all = self.edge.clone();
+        all.0.extend(
+            self.summary
+                .timings
+                .0
+                .iter()
+                .filter(|(stage, _)| !is_edges(*stage))
+                .copied(),
+        );
+        all
+    }
+
+    /// TTFT less every stage before the first token: what nobody measured (PROTOCOL: at most 1 ms).
+    pub fn unattributed(&self) -> Option<Duration> {
+        let known = self
+            .stages()
+            .0
+            .iter()
+            .filter(|(stage, _)| stage.is_before_first_token())
+            .map(|(_, d)| *d)
+            .sum();
+        self.ttft.map(|ttft| ttft.saturating_sub(known))
+    }
+}
+
+/// What the middleware knows when a request comes in.
+pub struct Arrival<'a> {
+    pub method: &'a str,
+    pub path: &'a str,
+    pub headers: &'a HeaderMap,
+    pub received_at: Instant,
+    pub connection: Option<Arc<ConnectionTimes>>,
+}
+
+impl RequestRecord {
+    pub fn new(arrival: Arrival<'_>, metrics: Arc<dyn EdgeMetrics>) -> Arc<Self> {
+        let incoming = arrival
+            .headers
+            .get("traceparent")
+            .and_then(|value| value.to_str().ok())
+            .and_then(TraceContext::parse);
+        Arc::new(Self {
+            request_id: request_id(arrival.headers),
+            received_at: arrival.received_at,
+            connection: arrival.connection,
+            incoming_trace: incoming,
+            metrics,
+            facts: Mutex::new(Facts {
+                method: arrival.method.to_owned(),
+                path: arrival.path.chars().take(256).collect(),
+                status: None,
+                outcome: None,
+                generation: None,
+                trace: TraceContext::of_root(&Span::none(), incoming),
+            }),
+        })
+    }
+
+    pub fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `change` on the generation's facts, if this request is one.
+    pub fn update(&self, change: impl FnOnce(&mut Generation)) {
+        if let Some(generation) = self.facts().generation.as_mut() {
+            change(generation);
+        }
+    }
+
+    pub fn metrics(&self) -> &dyn EdgeMetrics {
+        &*self.metrics
+    }
+}
+
+impl std::fmt::Debug for RequestRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestRecord")
+            .field("request_id", &self.request_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        let e2e = self.received_at.elapsed();
+        let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let outcome = facts.outcome.unwrap_or("cancelled");
+        let status = facts.status.unwrap_or(STATUS_CLIENT_CLOSED);
+        let trace_id = facts.trace.trace_id_hex();
+        let Some(generation) = facts.generation.take() else {
+            plain_line(&Line {
+                facts,
+                request_id: &self.request_id,
+                status,
+                outcome,
+                e2e,
+            });
+            return;
+        };
+        let stages = generation.stages();
+        self.metrics.request_ended(&EndedRequest {
+            model: generation.model.as_deref().unwrap_or("unknown"),
+            lane: generation.lane,
+            outcome,
+            ttft: generation.ttft,
+            tpot: generation.tpot,
+            e2e,
+            prompt_tokens: generation.prompt_tokens,
+            output_tokens: generation.output_tokens,
+            stages: &stages,
+            trace_id: &trace_id,
+        });
+        finish_span(&generation, outcome, e2e);
+        let line = Line {
+            facts,
+            request_id: &self.request_id,
+            status,
+            outcome,
+            e2e,
+        };
+        generation_line(&line, &generation);
+    }
+}
+
+struct Line<'a> {
+    facts: &'a Facts,
+    request_id: &'a str,
+    status: u16,
+    outcome: &'a str,
+    e2e: Duration,
+}
+
+fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn generation_line(line: &Line<'_>, g: &Generation) {
+    let placement = g.placement.as_ref();
+    tracing::info!(
+        target: "access",
+        trace_id = line.facts.trace.trace_id_hex(),
+        request_id = line.request_id,
+        method = line.facts.method,
+        path = line.facts.path,
+        status = line.status,
+        outcome = line.outcome,
+        model = g.model.as_deref().unwrap_or("unknown"),
+        lane = g.lane.name(),
+        prompt_tokens = g.prompt_tokens,
+        output_tokens = g.output_tokens,
+        cached_tokens = g.summary.cached_tokens,
+        prefill_node = placement.and_then(|p| p.prefill_node.as_ref()).map(tracing::field::display),
+        decode_node = placement.and_then(|p| p.decode_node.as_ref()).map(tracing::field::display),
+        route_reason = placement.map(|p| p.route_reason.as_str()),
+        local_prefill = placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+        attempts = g.summary.attempts,
+        queue_ms = placement.map(|p| ms(p.queued_for)),
+        ttft_ms = g.ttft.map(ms),
+        unattributed_ms = g.unattributed().map(ms),
+        e2e_ms = ms(line.e2e),
+        "request"
+    );
+}
+
+fn plain_line(line: &Line<'_>) {
+    let trace_id = line.facts.trace.trace_id_hex();
+    let (method, path, e2e_ms) = (line.facts.method.as_str(), line.facts.path.as_str(), ms(line.e2e));
+    let (request_id, status, outcome) = (line.request_id, line.status, line.outcome);
+    // Probes and scrapes come every few seconds for ever: theirs are worth a line only to who asks for it.
+    if matches!(path, "/health" | "/ready" | "/ping" | "/metrics") && status < 400 {
+        tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
+    } else {
+        tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
+    }
+}
+
+fn finish_span(g: &Generation, outcome: &str, e2e: Duration) {
+    let span = &g.span;
+    span.record("gen_ai.usage.input_tokens", g.prompt_tokens);
+    span.record("gen_ai.usage.output_tokens", g.output_tokens);
+    span.record("gen_ai.usage.prompt_tokens", g.prompt_tokens);
+    span.record("gen_ai.usage.completion_tokens", g.output_tokens);
+    span.record("gen_ai.usage.cache_read.input_tokens", g.summary.cached_tokens);
+    span.record("gen_ai.latency.e2e", e2e.as_secs_f64());
+    if let Some(ttft) = g.ttft {
+        span.record("gen_ai.latency.time_to_first_token", ttft.as_secs_f64());
+        span.record("gen_ai.response.time_to_first_chunk", ttft.as_secs_f64());
+    }
+    if let Some(placement) = &g.placement {
+        span.record("gen_ai.latency.time_in_queue", placement.queued_for.as_secs_f64());
+    }
+    let stages = g.stages();
+    if let Some(prefill) = stages.get(Stage::PrefillForward) {
+        span.record("gen_ai.latency.time_in_model_prefill", prefill.as_secs_f64());
+    }
+    if let Some(decode) = stages.get(Stage::Decode) {
+        span.record("gen_ai.latency.time_in_model_decode", decode.as_secs_f64());
+    }
+    if outcome == "ok" {
+        span.record("otel.status_code", "OK");
+    } else {
+        span.record("otel.status_code", "ERROR");
+        span.record("error.type", outcome);
+    }
+}

@@ -1,0 +1,197 @@
+//! Tokens to the JSON a client sees: one chunk per token when streaming, one body otherwise.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use serving_core::request::FinishReason;
+
+use super::fields::Endpoint;
+use super::logprobs::{CompletionLogprobs, chat_logprobs};
+use super::run::{OutToken, Run};
+use super::shapes::{
+    Answer, ChoiceBody, EdgeTimes, Head, Message, PromptTokensDetails, Usage, ids, kv_hashes, metrics, one_or_list,
+};
+use super::validate::ReplyOptions;
+use crate::text::TextModel;
+
+/// Everything about the look of one answer.
+#[derive(Debug)]
+pub struct Reply {
+    pub head: Head,
+    pub endpoint: Endpoint,
+    pub options: ReplyOptions,
+    pub wants_logprobs: bool,
+    /// With `echo`: each prompt's text.
+    pub echo: Vec<Option<String>>,
+    pub text: Arc<TextModel>,
+}
+
+/// What a `Head` is made of.
+#[derive(Debug)]
+pub struct HeadParts {
+    pub endpoint: Endpoint,
+    pub is_streaming: bool,
+    pub request_id: String,
+    pub model: String,
+    pub fingerprint: String,
+}
+
+impl Head {
+    pub fn new(parts: HeadParts) -> Self {
+        let (prefix, object) = match (parts.endpoint, parts.is_streaming) {
+            (Endpoint::Completions, _) => ("cmpl", "text_completion"),
+            (Endpoint::Chat, false) => ("chatcmpl", "chat.completion"),
+            (Endpoint::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
+        };
+        Self {
+            id: format!("{prefix}-{}", parts.request_id),
+            object,
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            model: parts.model,
+            system_fingerprint: parts.fingerprint,
+        }
+    }
+}
+
+impl Reply {
+    /// The chunk of one token.
+    pub fn chunk(&self, run: &Run, out: &OutToken) -> Answer<'_> {
+        let mut body = self.choice(run, std::slice::from_ref(out));
+        if self.endpoint == Endpoint::Chat {
+            body.delta = body.message.take().map(|message| Message {
+                role: if out.is_first { Some("assistant") } else { None },
+                ..message
+            });
+        }
+        let usage = self.options.continuous_usage.then(|| self.usage(run, false));
+        let prompt_token_ids = out.is_first.then(|| self.prompt_ids(run)).flatten();
+        Answer {
+            prompt_token_ids,
+            ..self.answer(vec![body], usage)
+        }
+    }
+
+    /// The chunk after the last token: `choices: []`. `None` when the client asked for nothing that goes there.
+    pub fn last_chunk(&self, run: &Run, times: &EdgeTimes) -> Option<Answer<'_>> {
+        let usage = self.options.include_usage.then(|| self.usage(run, true));
+        let extras = self.with_extras(self.answer(Vec::new(), usage), run, times);
+        (extras.usage.is_some() || extras.metrics.is_some() || extras.kv_hashes.is_some()).then_some(extras)
+    }
+
+    /// The whole answer; `tokens` holds each choice's steps.
+    pub fn whole(&self, run: &Run, tokens: &[Vec<OutToken>], times: &EdgeTimes) -> Answer<'_> {
+        let bodies = tokens
+            .iter()
+            .map(|steps| {
+                let mut body = self.choice(run, steps);
+                if let Some(message) = &mut body.message {
+                    message.role = Some("assistant");
+                }
+                body
+            })
+            .collect();
+        let prompt_token_ids = self.prompt_ids(run);
+        let answer = Answer {
+            prompt_token_ids,
+            ..self.answer(bodies, Some(self.usage(run, true)))
+        };
+        self.with_extras(answer, run, times)
+    }
+
+    fn answer(&self, choices: Vec<ChoiceBody>, usage: Option<Usage>) -> Answer<'_> {
+        Answer {
+            head: &self.head,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            metrics: None,
+            kv_hashes: None,
+        }
+    }
+
+    fn choice(&self, run: &Run, steps: &[OutToken]) -> ChoiceBody {
+        let content: String = steps.iter().map(|step| step.text.as_str()).collect();
+        let finish = steps.last().and_then(|step| step.finish);
+        let first = steps.first().filter(|step| step.is_first);
+        let (prompt, index) = steps.first().map_or((0, 0), |step| (step.prompt, step.choice));
+        let echo = self.echo.get(prompt).and_then(Option::as_deref);
+        let logprobs = self.wants_logprobs.then(|| match self.endpoint {
+            Endpoint::Chat => chat_logprobs(&self.text, steps.iter()),
+            Endpoint::Completions => self.completion_logprobs(run, steps, prompt),
+        });
+        let (text, message) = match self.endpoint {
+            Endpoint::Chat => (None, Some(Message { role: None, content })),
+            Endpoint::Completions => {
+                let text = match echo.filter(|_| first.is_some()) {
+                    Some(echo) => format!("{echo}{content}"),
+                    None => content,
+                };
+                (Some(text), None)
+            }
+        };
+        let wants_ids = self.options.return_token_ids;
+        ChoiceBody {
+            index,
+            text,
+            message,
+            delta: None,
+            logprobs,
+            finish_reason: finish.map(FinishReason::openai_name),
+            token_ids: wants_ids.then(|| {
+                steps
+                    .iter()
+                    .filter_map(|step| step.token.map(|token| token.0))
+                    .collect()
+            }),
+            prompt_token_ids: first
+                .filter(|_| wants_ids)
+                .map(|_| ids(&run.prompts[prompt].request.prompt)),
+        }
+    }
+
+    fn completion_logprobs(&self, run: &Run, steps: &[OutToken], prompt: usize) -> Value {
+        let mut lists = CompletionLogprobs::default();
+        let echo = self.echo.get(prompt).and_then(Option::as_deref);
+        if echo.is_some() && steps.first().is_some_and(|step| step.is_first) {
+            let prompt = &run.prompts[prompt];
+            lists.push_prompt(&self.text, &prompt.request.prompt, &prompt.prompt_logprobs);
+        }
+        let offset = echo.map_or(0, |echo| echo.chars().count());
+        for step in steps {
+            lists.push_token(&self.text, step, offset);
+        }
+        lists.into_value()
+    }
+
+    fn prompt_ids(&self, run: &Run) -> Option<Vec<u32>> {
+        (self.options.return_token_ids && run.prompts.len() == 1).then(|| ids(&run.prompts[0].request.prompt))
+    }
+
+    fn with_extras<'a>(&self, answer: Answer<'a>, run: &Run, times: &EdgeTimes) -> Answer<'a> {
+        let of_prompts = |wanted: bool, value: &dyn Fn(&super::run::PromptRun) -> Value| {
+            wanted.then(|| one_or_list(run.prompts.iter().map(value).collect()))
+        };
+        Answer {
+            metrics: of_prompts(self.options.include_metrics, &|prompt| {
+                serde_json::to_value(metrics(prompt, times)).unwrap_or(Value::Null)
+            }),
+            kv_hashes: of_prompts(self.options.return_kv_hashes, &kv_hashes),
+            ..answer
+        }
+    }
+
+    fn usage(&self, run: &Run, is_final: bool) -> Usage {
+        let (prompt_tokens, completion_tokens) = (run.prompt_tokens(), run.output_tokens());
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
+            prompt_tokens_details: is_final.then(|| PromptTokensDetails {
+                cached_tokens: run.cached_tokens(),
+            }),
+        }
+    }
+}

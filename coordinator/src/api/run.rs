@@ -1,0 +1,312 @@
+//! One HTTP request in flight: its submissions, their events merged, and the text of every choice.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use serving_core::ids::{ChoiceIndex, TokenId};
+use serving_core::request::{FinishReason, Request, RequestError, TokenEvent, TokenLogprobs};
+use tokio::time::Sleep;
+
+use super::AppState;
+use super::error::ApiError;
+use super::limits::SUMMARY_WAIT_MAX;
+use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission};
+use crate::text::{ChoiceText, TextModel};
+
+/// One step of one choice, as the client is to see it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutToken {
+    pub prompt: usize,
+    /// Counted over all prompts, prompt by prompt, as OpenAI does.
+    pub choice: u32,
+    /// The choice's first: it carries the role, the echo and the prompt's ids.
+    pub is_first: bool,
+    /// `None` only where no token was asked for (`max_tokens: 0` with echo).
+    pub token: Option<TokenId>,
+    pub text: String,
+    /// Characters of generated text before this token.
+    pub text_offset: usize,
+    pub logprobs: Option<TokenLogprobs>,
+    pub finish: Option<FinishReason>,
+    /// When the edge had it in hands.
+    pub received_at: Instant,
+}
+
+type Submitting = Pin<Box<dyn Future<Output = Result<RequestHandle, Rejected>> + Send>>;
+
+enum Leg {
+    Submitting(Submitting),
+    Running(RequestHandle),
+    Ended,
+}
+
+/// One prompt's request and the state of its choices.
+pub struct PromptRun {
+    leg: Leg,
+    pub request: Arc<Request>,
+    choices: Vec<Choice>,
+    /// By prompt position; the first is always `None`.
+    pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    pub placement: Option<Placement>,
+    pub summary: RequestSummary,
+    pub output_tokens: u32,
+    /// Runs once the edge itself has ended the last choice.
+    summary_wait: Option<Pin<Box<Sleep>>>,
+}
+
+struct Choice {
+    text: ChoiceText,
+    tokens: u32,
+    is_finished: bool,
+}
+
+/// Dropping it drops every handle, and with them the requests: that is how a client's leaving cancels.
+pub struct Run {
+    text: Arc<TextModel>,
+    pub prompts: Vec<PromptRun>,
+    ready: VecDeque<OutToken>,
+    /// Where polling starts, so that no prompt starves the others.
+    turn: usize,
+}
+
+/// What all submissions of one HTTP request share.
+#[derive(Debug)]
+pub struct RunInput {
+    pub requests: Vec<Arc<Request>>,
+    pub submissions: Vec<Submission>,
+    pub stop_strings: Vec<String>,
+}
+
+impl Run {
+    pub fn start(state: &AppState, input: RunInput) -> Self {
+        let prompts = input
+            .requests
+            .into_iter()
+            .zip(input.submissions)
+            .map(|(request, submission)| {
+                let submit = state.submit.clone();
+                let choice = || Choice {
+                    text: ChoiceText::new(&input.stop_strings),
+                    tokens: 0,
+                    is_finished: false,
+                };
+                PromptRun {
+                    leg: Leg::Submitting(Box::pin(async move { submit.submit(submission).await })),
+                    choices: (0..request.choice_count).map(|_| choice()).collect(),
+                    prompt_logprobs: vec![
+                        None;
+                        if request.prompt_logprobs.is_some() {
+                            request.prompt.len()
+                        } else {
+                            0
+                        }
+                    ],
+                    request,
+                    placement: None,
+                    summary: RequestSummary::default(),
+                    output_tokens: 0,
+                    summary_wait: None,
+                }
+            })
+            .collect();
+        Self {
+            text: state.text.clone(),
+            prompts,
+            ready: VecDeque::new(),
+            turn: 0,
+        }
+    }
+
+    /// The next token of any choice; `None` when every request has ended well.
+    pub async fn next(&mut self) -> Result<Option<OutToken>, ApiError> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<OutToken>, ApiError>> {
+        loop {
+            if let Some(token) = self.ready.pop_front() {
+                return Poll::Ready(Ok(Some(token)));
+            }
+            if self.prompts.iter().all(|prompt| matches!(prompt.leg, Leg::Ended)) {
+                return Poll::Ready(Ok(None));
+            }
+            let count = self.prompts.len();
+            let mut moved = false;
+            for step in 0..count {
+                let index = (self.turn + step) % count;
+                match self.prompts[index].poll_event(cx) {
+                    Poll::Pending => {}
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Ready(Ok(event)) => {
+                        self.turn = index + 1;
+                        self.take(index, event)?;
+                        moved = true;
+                        break;
+                    }
+                }
+            }
+            if !moved {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn take(&mut self, index: usize, event: ClientEvent) -> Result<(), ApiError> {
+        let prompt = &mut self.prompts[index];
+        match event {
+            ClientEvent::Placed(placement) => prompt.placement = Some(placement),
+            ClientEvent::PromptLogprobs { first_position, tokens } => prompt.note_prompt(first_position, tokens),
+            ClientEvent::Failed(error) => return Err(error.into()),
+            ClientEvent::Done(summary) => {
+                prompt.summary = *summary;
+                prompt.leg = Leg::Ended;
+                self.ready.extend(prompt.end_without_tokens(index)?);
+            }
+            ClientEvent::Token(event) => {
+                if let Some(token) = prompt.token(&self.text, index, event)? {
+                    self.ready.push_back(token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn output_tokens(&self) -> u32 {
+        self.prompts.iter().map(|prompt| prompt.output_tokens).sum()
+    }
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompts
+            .iter()
+            .map(|prompt| prompt.request.client_prompt_tokens)
+            .sum()
+    }
+    pub fn cached_tokens(&self) -> u32 {
+        self.prompts.iter().map(|prompt| prompt.summary.cached_tokens).sum()
+    }
+}
+
+impl PromptRun {
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<ClientEvent, ApiError>> {
+        if let Leg::Submitting(submitting) = &mut self.leg {
+            match submitting.as_mut().poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(rejected)) => return Poll::Ready(Err(rejected.into())),
+                Poll::Ready(Ok(handle)) => self.leg = Leg::Running(handle),
+            }
+        }
+        let Leg::Running(handle) = &mut self.leg else {
+            return Poll::Pending;
+        };
+        if let Poll::Ready(event) = pin!(handle.next()).poll(cx) {
+            let gone = || RequestError::Internal("the coordinator's control loop stopped".to_owned()).into();
+            return Poll::Ready(event.ok_or_else(gone));
+        }
+        if let Some(wait) = &mut self.summary_wait
+            && wait.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Ok(ClientEvent::Done(Box::default())));
+        }
+        Poll::Pending
+    }
+
+    fn note_prompt(&mut self, first_position: u32, tokens: Vec<TokenLogprobs>) {
+        for (slot, entry) in self
+            .prompt_logprobs
+            .iter_mut()
+            .skip(first_position as usize)
+            .zip(tokens)
+        {
+            *slot = Some(entry);
+        }
+    }
+
+    fn token(&mut self, text: &TextModel, prompt: usize, event: TokenEvent) -> Result<Option<OutToken>, ApiError> {
+        let broken = |what: &str| Err(RequestError::Internal(format!("{what} (request {})", self.request.id)).into());
+        let choice_count = self.request.choice_count;
+        let Some(choice) = self.choices.get_mut(event.choice.0 as usize) else {
+            return broken("a token came for a choice that does not exist");
+        };
+        if choice.is_finished {
+            // Under way when a stop string ended the choice.
+            return Ok(None);
+        }
+        if event.index.0 != choice.tokens {
+            return broken("a token came out of order");
+        }
+        let is_control = text.codec().is_special(event.token) || event.finish == Some(FinishReason::EndToken);
+        let bytes = if is_control {
+            None
+        } else {
+            text.codec().token_bytes(event.token)
+        };
+        let text_offset = choice.text.chars();
+        let delta = choice.text.push(bytes.unwrap_or_default(), event.finish.is_some());
+        let finish = if delta.is_stopped {
+            Some(FinishReason::StopString)
+        } else {
+            event.finish
+        };
+        choice.tokens += 1;
+        choice.is_finished = finish.is_some();
+        let is_first = event.index.0 == 0;
+        self.output_tokens += 1;
+        if delta.is_stopped && event.finish.is_none() {
+            self.finish_at_edge(event.choice);
+        }
+        Ok(Some(OutToken {
+            prompt,
+            choice: prompt as u32 * choice_count + event.choice.0,
+            is_first,
+            token: Some(event.token),
+            text: delta.text,
+            text_offset,
+            logprobs: event.logprobs,
+            finish,
+            received_at: Instant::now(),
+        }))
+    }
+
+    /// Closes both legs of a choice that a stop string ended.
+    fn finish_at_edge(&mut self, choice: ChoiceIndex) {
+        if let Leg::Running(handle) = &self.leg {
+            handle.finish_choice(choice, FinishReason::StopString);
+        }
+        if self.choices.iter().all(|choice| choice.is_finished) {
+            self.summary_wait = Some(Box::pin(tokio::time::sleep(SUMMARY_WAIT_MAX)));
+        }
+    }
+
+    /// `Done` before any finish is right only where no token was asked for: each choice then ends in one empty step.
+    fn end_without_tokens(&mut self, prompt: usize) -> Result<Vec<OutToken>, ApiError> {
+        let choice_count = self.request.choice_count;
+        let open: Vec<u32> = self
+            .choices
+            .iter()
+            .zip(0..)
+            .filter(|(choice, _)| !choice.is_finished)
+            .map(|(_, i)| i)
+            .collect();
+        if !open.is_empty() && self.request.stop.max_tokens > 0 {
+            let message = format!("request {} ended without a finish reason", self.request.id);
+            return Err(RequestError::Internal(message).into());
+        }
+        Ok(open
+            .into_iter()
+            .map(|choice| OutToken {
+                prompt,
+                choice: prompt as u32 * choice_count + choice,
+                is_first: true,
+                token: None,
+                text: String::new(),
+                text_offset: 0,
+                logprobs: None,
+                finish: Some(FinishReason::Length),
+                received_at: Instant::now(),
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,163 @@
+//! The HTTP listener: binding, one task per connection, limits on slow and silent clients, graceful stop.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tower::ServiceExt;
+
+use super::connection::TimedStream;
+
+/// Open connections. At the limit new ones wait in the kernel's backlog. A stream holds about 100 KiB at worst.
+const CONNECTIONS_MAX: usize = 4096;
+/// Headers of one request must come within this time; an idle kept-alive connection is closed after it too. OpenAI's
+/// client keeps idle connections for 5 s, so it closes first.
+const HEADER_READ_MAX: Duration = Duration::from_secs(30);
+/// hyper's read and write buffer for one connection: the most a request's headers may be, and the most that can pile
+/// up unsent before a stream stops taking tokens. 64 KiB is nginx's and Envoy's order of magnitude.
+const BUFFER_BYTES_MAX: usize = 64 << 10;
+const HEADERS_MAX: usize = 100;
+/// A client that takes no byte for this long while bytes wait for it is gone or stuck.
+const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
+/// After an accept error that is not the connection's own (out of descriptors): wait instead of spinning.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Error)]
+pub enum BindError {
+    /// The operator's: another process has the port.
+    #[error(
+        "port {port} on {host} is already in use. Stop the process that has it (`ss -ltnp 'sport = :{port}'` shows \
+         it), or choose another address with --listen, for example --listen {host}:0 for any free port"
+    )]
+    InUse { host: String, port: u16 },
+    #[error("listening on {address} is not allowed: ports below 1024 need privileges. Choose another with --listen")]
+    NotAllowed { address: SocketAddr },
+    #[error("cannot listen on {address}: {source}. Check --listen: the address must be one of this machine's")]
+    Other { address: SocketAddr, source: io::Error },
+}
+
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => BindError::InUse {
+            host: address.ip().to_string(),
+            port: address.port(),
+        },
+        io::ErrorKind::PermissionDenied => BindError::NotAllowed { address },
+        _ => BindError::Other { address, source },
+    })
+}
+
+/// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest.
+/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted.
+pub async fn serve_http(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()>,
+    drain_max: Duration,
+) {
+    let graceful = GracefulShutdown::new();
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            Some(ended) = connections.join_next(), if !connections.is_empty() => {
+                note_end(ended);
+                continue;
+            }
+            accepted = accept(&listener, &slots) => accepted,
+        };
+        if let Some((stream, slot)) = accepted {
+            connections.spawn(connection(stream, router.clone(), graceful.watcher(), slot));
+        }
+    }
+    drop(listener);
+    if tokio::time::timeout(drain_max, graceful.shutdown()).await.is_err() {
+        tracing::warn!(
+            open = connections.len(),
+            "closing connections that did not finish within the drain time"
+        );
+    }
+    connections.shutdown().await;
+}
+
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> Option<(tokio::net::TcpStream, OwnedSemaphorePermit)> {
+    let slot = slots.clone().acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            // Every token is a small write of its own: Nagle would hold it back for the peer's delayed ack.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY could not be set");
+            }
+            Some((stream, slot))
+        }
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "accepting a connection failed; trying again");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            None
+        }
+    }
+}
+
+async fn connection(
+    stream: tokio::net::TcpStream,
+    router: Router,
+    watcher: hyper_util::server::graceful::Watcher,
+    _slot: OwnedSemaphorePermit,
+) {
+    let stream = TimedStream::new(stream, WRITE_STALL_MAX);
+    let times = stream.times();
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let (router, times) = (router.clone(), times.clone());
+        async move {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(times.clone());
+            let response = router.oneshot(request).await;
+            times.forget_first_read();
+            response
+        }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_MAX)
+        .max_buf_size(BUFFER_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(served).await {
+        // Clients that vanish are daily life; the request's own access line tells what became of it.
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+fn note_end(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection's task panicked; its request was cancelled, the process goes on");
+    }
+}

@@ -1,0 +1,204 @@
+//! The JSON of answers. Field order is the order on the wire; a stream's chunks carry the same head every time.
+//!
+//! Beyond OpenAI, only where the request asks for it:
+//! - `return_token_ids`: `choices[i].token_ids`, `choices[i].prompt_token_ids` and, with one prompt, `prompt_token_ids`;
+//! - `return_kv_hashes`: `kv_hashes`, 16 hex digits per committed prompt block (a list of such lists for several prompts);
+//! - `include_metrics`: `metrics`, see `Metrics` (a list of such objects for several prompts).
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use serving_core::ids::TokenId;
+use serving_core::stage::Stage;
+
+use super::run::PromptRun;
+
+/// What every chunk of an answer repeats.
+#[derive(Clone, Debug, Serialize)]
+pub struct Head {
+    pub id: String,
+    pub object: &'static str,
+    pub created: u64,
+    pub model: String,
+    pub system_fingerprint: String,
+}
+
+/// A whole answer, or one chunk of a stream.
+#[derive(Debug, Serialize)]
+pub struct Answer<'a> {
+    #[serde(flatten)]
+    pub head: &'a Head,
+    pub choices: Vec<ChoiceBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_hashes: Option<Value>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ChoiceBody {
+    pub index: u32,
+    /// Completions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Chat, whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<Message>,
+    /// Chat, streaming.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta: Option<Message>,
+    pub logprobs: Option<Value>,
+    pub finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Message {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    pub content: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    /// Tokens delivered, over all choices, end tokens included.
+    pub completion_tokens: u32,
+    pub total_tokens: u32,
+    /// Absent while a stream runs: prefix hits are known at its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    pub cached_tokens: u32,
+}
+
+/// `metrics` of an answer, for one prompt. Times in milliseconds with three decimals; null means not passed through.
+#[derive(Debug, Serialize)]
+pub struct Metrics {
+    /// Waiting for permits and a place.
+    pub queue_ms: Option<f64>,
+    /// Prefill side: accepted to first token sampled.
+    pub prefill_ms: Option<f64>,
+    /// First KV byte sent to last one acknowledged; overlaps with prefill.
+    pub kv_transfer_ms: Option<f64>,
+    /// Decode node: joined the batch to last token sampled.
+    pub decode_ms: Option<f64>,
+    /// First byte of the request to first token written (streaming) or received (not).
+    pub ttft_ms: Option<f64>,
+    /// First byte of the request to this object being written.
+    pub e2e_ms: f64,
+    /// Output tokens after the first by the time after it.
+    pub tokens_per_second: Option<f64>,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub cached_tokens: u32,
+    pub prefill_node: Option<String>,
+    pub decode_node: Option<String>,
+    /// Why the decode node computed the prompt itself: short, cached, no_prefill_node, transfer_failed, co_located.
+    pub local_prefill: Option<&'static str>,
+    pub route_reason: Option<String>,
+    pub attempts: u32,
+    pub preemptions: u32,
+    pub transport: Option<String>,
+    pub kv_bytes: u64,
+    /// Every stage by name (PROTOCOL's list), those of the time to first token and those after.
+    pub stages_ttft_ms: serde_json::Map<String, Value>,
+    pub stages_rest_ms: serde_json::Map<String, Value>,
+    /// TTFT less its stages: what nobody measured.
+    pub unattributed_ms: Option<f64>,
+}
+
+/// Milliseconds with three decimals.
+pub fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+pub fn ids(tokens: &[TokenId]) -> Vec<u32> {
+    tokens.iter().map(|token| token.0).collect()
+}
+
+/// One value for one prompt, a list for several.
+pub fn one_or_list(mut values: Vec<Value>) -> Value {
+    if values.len() == 1 {
+        values.remove(0)
+    } else {
+        Value::Array(values)
+    }
+}
+
+pub fn kv_hashes(prompt: &PromptRun) -> Value {
+    prompt
+        .summary
+        .kv_hashes
+        .iter()
+        .map(|hash| Value::from(format!("{hash:016x}")))
+        .collect()
+}
+
+/// What the edge measured of one prompt's request.
+#[derive(Clone, Debug)]
+pub struct EdgeTimes {
+    pub ttft: Option<Duration>,
+    pub e2e: Duration,
+    pub stages: serving_core::stage::StageTimings,
+    pub unattributed: Option<Duration>,
+}
+
+pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
+    let summary = &prompt.summary;
+    let placement = prompt.placement.as_ref();
+    let stages = |is_before: bool| {
+        let of_phase = times
+            .stages
+            .0
+            .iter()
+            .filter(|(stage, _)| stage.is_before_first_token() == is_before);
+        of_phase
+            .map(|(stage, duration)| (stage.name().to_owned(), Value::from(ms(*duration))))
+            .collect()
+    };
+    let prefill = [Stage::PrefillQueue, Stage::PrefillForward]
+        .iter()
+        .filter_map(|s| times.stages.get(*s));
+    let after_first = times
+        .ttft
+        .map(|ttft| times.e2e.saturating_sub(ttft).as_secs_f64())
+        .filter(|s| *s > 0.0);
+    let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
+    Metrics {
+        queue_ms: placement.map(|placement| ms(placement.queued_for)),
+        prefill_ms: prefill.reduce(|a, b| a + b).map(ms),
+        kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
+        decode_ms: times.stages.get(Stage::Decode).map(ms),
+        ttft_ms: times.ttft.map(ms),
+        e2e_ms: ms(times.e2e),
+        tokens_per_second: after_first
+            .filter(|_| prompt.output_tokens > 1)
+            .map(|seconds| (f64::from(prompt.output_tokens - 1) / seconds * 1e3).round() / 1e3),
+        prompt_tokens: prompt.request.client_prompt_tokens,
+        output_tokens: prompt.output_tokens,
+        cached_tokens: summary.cached_tokens,
+        prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
+        decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
+        local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+        route_reason: placement.map(|p| p.route_reason.clone()),
+        attempts: summary.attempts,
+        preemptions: summary.preemptions,
+        transport: summary.transport.clone(),
+        kv_bytes: summary.kv_bytes,
+        stages_ttft_ms: stages(true),
+        stages_rest_ms: stages(false),
+        unattributed_ms: times.unattributed.map(ms),
+    }
+}

@@ -1,0 +1,123 @@
+//! Server-sent events: one per token, a last one where asked for, `[DONE]`; errors in between as an event of their own.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::Response;
+use futures::stream;
+use serde::Serialize;
+use tracing::Span;
+
+use super::error::ApiError;
+use super::generate::{Answering, note_end, note_finish_reasons};
+use super::run::OutToken;
+
+/// Tells nginx-like proxies not to collect the stream.
+const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// Dropped with the connection; the run in it cancels then, and the record says so.
+struct Events {
+    parts: Answering,
+    /// Frames after the last token.
+    tail: VecDeque<Bytes>,
+    is_ended: bool,
+    finished: Vec<OutToken>,
+}
+
+pub fn response(parts: Answering) -> Response {
+    let events = Events {
+        parts,
+        tail: VecDeque::new(),
+        is_ended: false,
+        finished: Vec::new(),
+    };
+    let frames = stream::unfold(events, |mut events| async move {
+        let frame = events.next().await?;
+        Some((Ok::<Bytes, Infallible>(frame), events))
+    });
+    let mut response = Response::new(Body::from_stream(frames));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(NO_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+impl Events {
+    async fn next(&mut self) -> Option<Bytes> {
+        self.parts.pace.asked();
+        if self.is_ended {
+            return self.tail.pop_front();
+        }
+        let next = match self.parts.first.take() {
+            Some(first) => Ok(Some(first)),
+            None => self.parts.run.next().await,
+        };
+        match next {
+            Ok(Some(out)) => {
+                let frame = frame(&self.parts.reply.chunk(&self.parts.run, &out));
+                self.parts.pace.token(&out);
+                if out.finish.is_some() {
+                    self.finished.push(out);
+                }
+                Some(frame)
+            }
+            Ok(None) => {
+                self.end_well();
+                self.tail.pop_front()
+            }
+            Err(error) => {
+                self.end_badly(&error);
+                self.tail.pop_front()
+            }
+        }
+    }
+
+    fn end_well(&mut self) {
+        self.is_ended = true;
+        let parts = &mut self.parts;
+        let times = note_end(&parts.record, &parts.run, &mut parts.pace, true);
+        parts.record.facts().outcome = Some("ok");
+        parts
+            .record
+            .update(|generation| note_finish_reasons(&generation.span, self.finished.iter()));
+        if let Some(last) = parts.reply.last_chunk(&parts.run, &times) {
+            self.tail.push_back(frame(&last));
+        }
+        self.tail.push_back(Bytes::from_static(DONE));
+    }
+
+    fn end_badly(&mut self, error: &ApiError) {
+        self.is_ended = true;
+        self.parts.record.facts().outcome = Some(error.outcome);
+        self.tail.push_back(frame(&error.body()));
+        self.tail.push_back(Bytes::from_static(DONE));
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let parts = &mut self.parts;
+        if parts.record.facts().outcome != Some("ok") {
+            // Left or failed in mid-stream: what was delivered until then still counts.
+            note_end(&parts.record, &parts.run, &mut parts.pace, true);
+        }
+        parts.egress = Span::none();
+    }
+}
+
+fn frame(value: &impl Serialize) -> Bytes {
+    let mut bytes = b"data: ".to_vec();
+    if let Err(error) = serde_json::to_writer(&mut bytes, value) {
+        // Only maps with keys that are no strings cannot be written, and no answer has one.
+        tracing::error!(%error, "an event could not be written as JSON");
+    }
+    bytes.extend_from_slice(b"\n\n");
+    Bytes::from(bytes)
+}

@@ -1,0 +1,117 @@
+//! Every setting of the coordinator. Flags, environment and file give the same keys (see `service_runtime::config`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use service_runtime::config::ByteSize;
+use service_runtime::process::ProcessConfig;
+use serving_core::cluster::{ClusterConfig, OnIllegalTransition};
+use serving_core::routing::RoutingPolicy;
+
+#[derive(Clone, Debug, clap::Args, Serialize)]
+pub struct Config {
+    /// HTTP API: host:port; port 0 is any free one
+    #[arg(long, default_value = "127.0.0.1:8000")]
+    pub listen: String,
+    /// Membership endpoint that nodes join (gRPC): host:port
+    #[arg(long, default_value = "127.0.0.1:7400")]
+    pub control_listen: String,
+    /// Name of this coordinator in logs, traces and announcements
+    #[arg(long, default_value = "coordinator-0")]
+    pub name: String,
+    /// GGUF file of the served model: its tokenizer and chat template are used here, its weights are not
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Name clients send in `model` and nodes register with
+    #[arg(long, default_value = "smollm2-135m")]
+    pub served_model_name: String,
+    /// Longest prompt plus output in tokens; unset: what the model was trained for
+    #[arg(long)]
+    pub max_model_len: Option<u32>,
+    /// Requests that may wait for a place, over both lanes
+    #[arg(long, default_value_t = 512)]
+    pub max_queue_requests: usize,
+    /// Longest wait for a place; then 429
+    #[arg(long, default_value_t = 60_000)]
+    pub queue_wait_ms_max: u64,
+    /// Time from arrival to last token where the client does not say otherwise
+    #[arg(long, default_value_t = 600_000)]
+    pub request_time_limit_ms: u64,
+    /// A node that is silent for this long is lost
+    #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    pub lease_ms: u64,
+    /// How often nodes report at least
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub status_interval_ms: u64,
+    /// Largest HTTP body
+    #[arg(long, default_value = "4MiB")]
+    pub body_bytes_max: ByteSize,
+    /// Which node of a pool gets a request
+    #[arg(long, value_enum, default_value = "least-loaded")]
+    pub routing: Routing,
+    /// Prompts shorter than this are computed on the decode node; 0 switches it off
+    #[arg(long, default_value_t = 0)]
+    pub local_prefill_below_tokens: u32,
+    /// Let decode nodes compute prompts when no prefill node can
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub allow_local_prefill: bool,
+    /// Placements of one request, the first included
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub attempts_max: u32,
+    /// Longest wait for a decode node's answer to `Open`
+    #[arg(long, default_value_t = 60_000)]
+    pub open_timeout_ms: u64,
+    /// Longest wait for a prefill node to accept
+    #[arg(long, default_value_t = 60_000)]
+    pub prefill_start_timeout_ms: u64,
+    /// Longest silence on both legs of a running request while its node reports no computing either
+    #[arg(long, default_value_t = 60_000)]
+    pub stream_silence_ms_max: u64,
+    /// How long running requests may go on after a stop was asked for
+    #[arg(long, default_value_t = 30_000)]
+    pub drain_ms_max: u64,
+    /// Drain when stdin ends (set for children of `baton up`)
+    #[arg(long)]
+    pub exit_with_stdin: bool,
+}
+
+/// Routing policies by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    LeastLoaded,
+    RoundRobin,
+}
+
+impl ProcessConfig for Config {
+    const SERVICE: &'static str = "baton-coordinator";
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn exit_with_stdin(&self) -> bool {
+        self.exit_with_stdin
+    }
+}
+
+impl Config {
+    pub fn cluster(&self) -> ClusterConfig {
+        ClusterConfig {
+            queue_requests_max: self.max_queue_requests,
+            queue_wait_max: Duration::from_millis(self.queue_wait_ms_max),
+            lease: Duration::from_millis(self.lease_ms),
+            model_name: Some(self.served_model_name.clone()),
+            local_prefill_below_tokens: self.local_prefill_below_tokens,
+            allow_local_prefill: self.allow_local_prefill,
+            open_timeout: Duration::from_millis(self.open_timeout_ms),
+            prefill_start_timeout: Duration::from_millis(self.prefill_start_timeout_ms),
+            stream_silence_max: Duration::from_millis(self.stream_silence_ms_max),
+            attempts_max: self.attempts_max,
+            routing: match self.routing {
+                Routing::LeastLoaded => RoutingPolicy::LeastLoaded,
+                Routing::RoundRobin => RoutingPolicy::RoundRobin,
+            },
+            on_illegal_transition: OnIllegalTransition::FailRequest,
+        }
+    }
+}

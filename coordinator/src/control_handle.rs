@@ -1,0 +1,136 @@
+//! The outside's hold on the control loop: submissions, cancels, readiness.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serving_core::cluster::{ClusterEvent, StreamId};
+use serving_core::ids::{ChoiceIndex, NodeName, RequestId};
+use serving_core::node::NodeRecord;
+use serving_core::request::{FinishReason, RejectReason};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use crate::membership::NodeStream;
+use crate::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
+
+/// What a client that meets a full or stopping loop is told to wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+pub(crate) type Reply = oneshot::Sender<Result<RequestHandle, Rejected>>;
+
+/// Everything the loop can be told.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Submit {
+        submission: Submission,
+        reply: Reply,
+    },
+    Event(ClusterEvent),
+    Join {
+        record: Box<NodeRecord>,
+        stream: StreamId,
+        node_stream: NodeStream,
+    },
+}
+
+/// What may not wait and may not be lost: cancels and stop strings. Bounded by the handles that exist.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rung: Mutex<Rung>,
+    pub notify: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Rung {
+    pub cancelled: BTreeSet<RequestId>,
+    pub finished: BTreeSet<(RequestId, ChoiceIndex)>,
+}
+
+impl Bell {
+    fn ring(&self, change: impl FnOnce(&mut Rung)) {
+        change(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
+        self.notify.notify_one();
+    }
+    pub(crate) fn take(&self) -> Rung {
+        std::mem::take(&mut *self.rung.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl RequestControl for Bell {
+    fn cancel(&self, id: RequestId) {
+        self.ring(|rung| {
+            rung.cancelled.insert(id);
+        });
+    }
+    fn finish_choice(&self, id: RequestId, choice: ChoiceIndex, _reason: FinishReason) {
+        self.ring(|rung| {
+            rung.finished.insert((id, choice));
+        });
+    }
+}
+
+/// The outside's hold on the loop.
+#[derive(Clone, Debug)]
+pub struct ControlHandle {
+    inbox: mpsc::Sender<Input>,
+    bell: Arc<Bell>,
+    readiness: watch::Receiver<Readiness>,
+}
+
+impl ControlHandle {
+    pub(crate) fn new(inbox: mpsc::Sender<Input>, bell: Arc<Bell>, readiness: watch::Receiver<Readiness>) -> Self {
+        Self { inbox, bell, readiness }
+    }
+    pub(crate) fn inbox(&self) -> mpsc::Sender<Input> {
+        self.inbox.clone()
+    }
+    pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.clone()
+    }
+    /// Asks a node, by name, to drain. Unknown names change nothing.
+    pub async fn drain_node(&self, name: NodeName) {
+        let _ = self.inbox.send(Input::Event(ClusterEvent::DrainNode { name })).await;
+    }
+}
+
+/// Cancels a request whose submitter went away before it was answered.
+struct CancelUnlessAnswered<'a> {
+    bell: &'a Bell,
+    id: Option<RequestId>,
+}
+
+impl Drop for CancelUnlessAnswered<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.bell.cancel(id);
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Submit for ControlHandle {
+    async fn submit(&self, submission: Submission) -> Result<RequestHandle, Rejected> {
+        let rejected = |reason| Rejected {
+            reason,
+            retry_after: Some(RETRY_AFTER),
+        };
+        let id = submission.request.id;
+        let (reply, answer) = oneshot::channel();
+        match self.inbox.try_send(Input::Submit { submission, reply }) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => return Err(rejected(RejectReason::QueueFull)),
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(rejected(RejectReason::Draining)),
+        }
+        let mut guard = CancelUnlessAnswered {
+            bell: &self.bell,
+            id: Some(id),
+        };
+        let answered = answer.await;
+        guard.id = None;
+        answered.unwrap_or_else(|_| Err(rejected(RejectReason::Draining)))
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.readiness.borrow().clone()
+    }
+}

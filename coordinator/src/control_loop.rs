@@ -1,0 +1,420 @@
+//! One task: take what happened, ask the brain, carry out its actions. Nothing here decides.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proto::messages::{OpenRequest, PrefillRequest};
+use service_runtime::clock::Clock;
+use service_runtime::shutdown::Shutdown;
+use service_runtime::telemetry::opentelemetry::KeyValue;
+use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
+use serving_core::cluster::{Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, Leg, PlacementFacts};
+use serving_core::ids::{NodeId, RequestId};
+use serving_core::request::{AttemptKey, Request, RequestError};
+use serving_core::time::Time;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use crate::control_handle::{Bell, ControlHandle, Input, Reply};
+use crate::dispatch::{self, Channels, LegContext};
+use crate::membership::{NodeStreams, Terms};
+use crate::metrics::Metrics;
+use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
+use crate::token_stream::RequestStream;
+
+/// What waits for the loop. Legs wait when it is full; new requests are turned away.
+const INBOX_MAX: usize = 4096;
+/// Gauges of an idle cluster are refreshed this often.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// One request as the shell sees it: its stream to the client and its running legs.
+#[derive(Debug)]
+struct Live {
+    stream: Arc<RequestStream>,
+    /// Until the submitter has its handle.
+    waiting: Option<(Reply, mpsc::Receiver<ClientEvent>)>,
+    legs: BTreeMap<(AttemptKey, Leg), AbortHandle>,
+    parent: opentelemetry::Context,
+    submitted: Time,
+    lane: &'static str,
+}
+
+/// What the loop is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct LoopParts {
+    pub cluster: ClusterConfig,
+    pub terms: Terms,
+    pub metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ControlLoop {
+    cluster: Cluster,
+    inbox: mpsc::Receiver<Input>,
+    to_self: mpsc::Sender<Input>,
+    bell: Arc<Bell>,
+    readiness: watch::Sender<Readiness>,
+    metrics: Arc<Metrics>,
+    nodes: NodeStreams,
+    channels: Channels,
+    live: BTreeMap<RequestId, Live>,
+    is_draining: bool,
+}
+
+impl ControlLoop {
+    pub(crate) fn new(parts: LoopParts) -> (Self, ControlHandle) {
+        let (to_self, inbox) = mpsc::channel(INBOX_MAX);
+        let bell = Arc::new(Bell::default());
+        let not_yet = Readiness::NotReady("no node has joined yet".to_owned());
+        let (readiness, readiness_seen) = watch::channel(not_yet);
+        let handle = ControlHandle::new(to_self.clone(), bell.clone(), readiness_seen);
+        let control = Self {
+            cluster: Cluster::new(parts.cluster),
+            inbox,
+            to_self,
+            bell,
+            readiness,
+            metrics: parts.metrics,
+            nodes: NodeStreams::new(parts.terms),
+            channels: Channels::default(),
+            live: BTreeMap::new(),
+            is_draining: false,
+        };
+        (control, handle)
+    }
+
+    /// Runs until `stop`. `drain` stops admission; what runs goes on.
+    pub(crate) async fn run(mut self, drain: Shutdown, stop: Shutdown) {
+        let bell = self.bell.clone();
+        let mut publish = tokio::time::interval(PUBLISH_INTERVAL);
+        publish.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let wake = self
+                .cluster
+                .next_wake()
+                .map(|t| tokio::time::Instant::from_std(Clock::instant_of(t)));
+            tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                () = drain.requested(), if !self.is_draining => {
+                    self.is_draining = true;
+                    self.handle(ClusterEvent::DrainStarted);
+                }
+                () = bell.notify.notified() => self.rung(),
+                input = self.inbox.recv() => match input {
+                    Some(input) => self.take(input),
+                    None => return,
+                },
+                () = sleep_until(wake) => self.handle(ClusterEvent::Tick),
+                _ = publish.tick() => self.publish_nodes(),
+            }
+        }
+    }
+
+    fn rung(&mut self) {
+        let rung = self.bell.take();
+        for (request, choice) in rung.finished {
+            if let Some(live) = self.live.get(&request) {
+                live.stream.finish_choice(choice);
+            }
+            self.handle(ClusterEvent::ChoiceFinished {
+                request,
+                choice,
+                by: FinishedBy::Edge,
+            });
+        }
+        for request in rung.cancelled {
+            self.handle(ClusterEvent::ClientGone { request });
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Submit { submission, reply } => self.submitted(submission, reply),
+            Input::Event(event) => self.handle(event),
+            Input::Join {
+                record,
+                stream,
+                node_stream,
+            } => {
+                self.nodes.insert(stream, node_stream);
+                self.handle(ClusterEvent::NodeJoined {
+                    record: *record,
+                    stream,
+                });
+            }
+        }
+    }
+
+    fn submitted(&mut self, submission: Submission, reply: Reply) {
+        if reply.is_closed() {
+            // The client left before its request was looked at.
+            return;
+        }
+        let request = submission.request;
+        let submitted_at = Instant::now();
+        let (stream, events) = RequestStream::new(&request, submitted_at, self.metrics.clone());
+        let parent = submission
+            .traceparent
+            .as_deref()
+            .map(telemetry::context_of_traceparent)
+            .unwrap_or_default();
+        let live = Live {
+            stream: Arc::new(stream),
+            waiting: Some((reply, events)),
+            legs: BTreeMap::new(),
+            parent,
+            submitted: Clock::time_of(submitted_at),
+            lane: request.lane.name(),
+        };
+        // Ids are random 128-bit numbers of this process: a second one would be a bug of the edge, and must not take
+        // over the first one's stream. Its reply is dropped, which the submitter sees as a refusal.
+        if let std::collections::btree_map::Entry::Vacant(slot) = self.live.entry(request.id) {
+            slot.insert(live);
+            self.handle(ClusterEvent::RequestArrived { request });
+        }
+    }
+
+    /// Applies one event and everything that follows from it at once.
+    fn handle(&mut self, event: ClusterEvent) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let is_of_nodes = matches!(
+                event,
+                ClusterEvent::NodeJoined { .. }
+                    | ClusterEvent::NodeReported { .. }
+                    | ClusterEvent::NodeDisconnected { .. }
+                    | ClusterEvent::NodeLeft { .. }
+                    | ClusterEvent::DrainNode { .. }
+                    | ClusterEvent::DrainStarted
+                    | ClusterEvent::Tick
+            );
+            if let ClusterEvent::NodeDisconnected { stream } = &event {
+                self.nodes.close_stream(*stream);
+            }
+            let now = Clock::now();
+            for action in self.cluster.apply(now, event) {
+                events.extend(self.carry_out(now, action));
+            }
+            self.metrics.publish(|snapshot| snapshot.take_counts(&self.cluster));
+            if is_of_nodes {
+                self.publish_nodes();
+            }
+        }
+    }
+
+    fn publish_nodes(&mut self) {
+        let now = Clock::now();
+        self.metrics.publish(|snapshot| {
+            snapshot.take_counts(&self.cluster);
+            snapshot.take_nodes(now, &self.cluster);
+        });
+        let readiness = match self.cluster.readiness() {
+            _ if self.is_draining => Readiness::Draining,
+            Ok(()) => Readiness::Ready,
+            Err(missing) => Readiness::NotReady(missing),
+        };
+        self.readiness.send_if_modified(|seen| {
+            let changes = *seen != readiness;
+            *seen = readiness;
+            changes
+        });
+    }
+
+    /// An action that is answered at once returns the answer.
+    fn carry_out(&mut self, now: Time, action: ClusterAction) -> Option<ClusterEvent> {
+        match action {
+            ClusterAction::Place { key, placement } => self.place(now, key, placement),
+            ClusterAction::StartOpen { .. } | ClusterAction::StartPrefill { .. } => self.start_leg(action),
+            ClusterAction::CancelLeg { key, leg } => {
+                let live = self.live.get_mut(&key.request);
+                if let Some(task) = live.and_then(|live| live.legs.remove(&(key, leg))) {
+                    task.abort();
+                }
+            }
+            ClusterAction::EndAttempt { key } => return self.end_attempt(key),
+            ClusterAction::Reject {
+                request,
+                reason,
+                retry_after,
+            } => {
+                if let Some(Live {
+                    waiting: Some((reply, _)),
+                    ..
+                }) = self.live.remove(&request)
+                {
+                    let _ = reply.send(Err(Rejected { reason, retry_after }));
+                }
+            }
+            ClusterAction::Fail { request, error } => self.end(request, |stream| stream.fail(error)),
+            ClusterAction::Complete { request, attempts } => self.end(request, |stream| stream.complete(attempts)),
+            ClusterAction::Forget { request } => self.end(request, RequestStream::forget),
+            ClusterAction::WelcomeNode { stream } => self.nodes.welcome(stream),
+            ClusterAction::RefuseNode { stream, reason } => self.nodes.refuse(stream, &reason),
+            ClusterAction::RenewLease { stream } => self.nodes.renew(stream),
+            ClusterAction::SendPeers { stream, peers } => self.nodes.peers(stream, peers),
+            ClusterAction::RequestDrain { stream } => self.nodes.drain(stream),
+            ClusterAction::DropNode { node } => {
+                tracing::warn!(%node, "node lost");
+                self.channels.close(&node);
+                self.nodes.close_node(&node);
+            }
+        }
+        None
+    }
+
+    fn place(&mut self, now: Time, key: AttemptKey, facts: PlacementFacts) {
+        let Some(live) = self.live.get_mut(&key.request) else {
+            return;
+        };
+        let wait = facts.queued_for;
+        let mut admission = MeasuredSpan::new("admission", live.submitted, now);
+        admission.attributes = vec![
+            KeyValue::new("lane", live.lane),
+            KeyValue::new("wait_ms", i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)),
+            KeyValue::new("attempt", i64::from(key.attempt.0)),
+        ];
+        admission.record(&live.parent);
+        let name = |node: &Option<NodeId>| node.as_ref().map_or(String::new(), |n| n.name.to_string());
+        let mut route = MeasuredSpan::new("route", now, Clock::now());
+        route.attributes = vec![
+            KeyValue::new("reason", facts.route_reason.clone()),
+            KeyValue::new("prefill_node", name(&facts.prefill)),
+            KeyValue::new("decode_node", name(&facts.decode)),
+            KeyValue::new("local_prefill", facts.local.map_or("", |l| l.name())),
+        ];
+        route.record(&live.parent);
+        live.stream.place(key, facts, Clock::instant_of(now));
+        self.hand_out(key.request);
+    }
+
+    /// The submitter gets its handle, once.
+    fn hand_out(&mut self, id: RequestId) {
+        let control: Arc<dyn RequestControl> = self.bell.clone();
+        let waiting = self.live.get_mut(&id).and_then(|live| live.waiting.take());
+        if let Some((reply, events)) = waiting {
+            // A submitter that went away drops the handle, and that cancels.
+            let _ = reply.send(Ok(RequestHandle::new(id, events, control)));
+        }
+    }
+
+    fn start_leg(&mut self, action: ClusterAction) {
+        let (key, request, target, leg) = match &action {
+            ClusterAction::StartOpen {
+                key, request, decode, ..
+            } => (*key, request, decode.clone(), Leg::Decode),
+            ClusterAction::StartPrefill {
+                key, request, prefill, ..
+            } => (*key, request, prefill.clone(), Leg::Prefill),
+            _ => return,
+        };
+        let choice_count = request.choice_count;
+        let Some(live) = self.live.get_mut(&key.request) else {
+            return;
+        };
+        let context = LegContext {
+            key,
+            leg,
+            node: target.node.clone(),
+            choice_count,
+            stream: live.stream.clone(),
+            inbox: self.to_self.clone(),
+            parent: live.parent.clone(),
+        };
+        let channel = self.channels.get(&target);
+        let node_epoch = target.node.epoch;
+        let task = match action {
+            ClusterAction::StartOpen {
+                request,
+                local,
+                prefill,
+                permit_blocks,
+                time_left,
+                ..
+            } => {
+                let request = with_time_left(&request, time_left);
+                let open = OpenRequest {
+                    attempt: key.attempt,
+                    request,
+                    node_epoch,
+                    permit_blocks,
+                    local_prefill: local,
+                    prefill_node: prefill,
+                };
+                dispatch::start_open(context, channel, open)
+            }
+            ClusterAction::StartPrefill {
+                request,
+                ticket,
+                permit_tokens,
+                time_left,
+                ..
+            } => {
+                let request = with_time_left(&request, time_left);
+                let prefill = PrefillRequest {
+                    attempt: key.attempt,
+                    request,
+                    node_epoch,
+                    permit_tokens,
+                    ticket,
+                };
+                dispatch::start_prefill(context, channel, prefill)
+            }
+            _ => return,
+        };
+        live.legs.insert((key, leg), task);
+    }
+
+    fn end_attempt(&mut self, key: AttemptKey) -> Option<ClusterEvent> {
+        let live = self.live.get_mut(&key.request)?;
+        let delivered = live.stream.end_attempt(key.attempt);
+        live.legs.retain(|(of, _), task| {
+            let is_of_attempt = *of == key;
+            if is_of_attempt {
+                task.abort();
+            }
+            !is_of_attempt
+        });
+        Some(ClusterEvent::AttemptEnded { key, delivered })
+    }
+
+    fn end(&mut self, id: RequestId, tell: impl FnOnce(&RequestStream)) {
+        // A request may break before it was placed: its submitter still gets a handle that says so.
+        self.hand_out(id);
+        if let Some(live) = self.live.remove(&id) {
+            for task in live.legs.values() {
+                task.abort();
+            }
+            tell(&live.stream);
+        }
+    }
+}
+
+impl Drop for ControlLoop {
+    /// Legs end with the loop, and with them what runs on the nodes.
+    fn drop(&mut self) {
+        for live in self.live.values() {
+            live.stream
+                .fail(RequestError::Internal("the coordinator stopped".to_owned()));
+            for task in live.legs.values() {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// Deadlines travel as what is left of them.
+fn with_time_left(request: &Request, time_left: Duration) -> Request {
+    Request {
+        time_limit: time_left,
+        ..request.clone()
+    }
+}
+
+async fn sleep_until(wake: Option<tokio::time::Instant>) {
+    match wake {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,340 @@
+//! Carries work to nodes: one task per leg, one gRPC stream per task. Dropping the task ends the stream, and that is
+//! the cancel (PROTOCOL rule 8).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proto::messages::{
+    CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, Fault, OpenRequest, PrefillEvent, PrefillOutcome, PrefillRequest,
+    RefusedReason,
+};
+use proto::status::{CallFailure, call_failure};
+use proto::v1;
+use proto::v1::decode_service_client::DecodeServiceClient;
+use proto::v1::prefill_service_client::PrefillServiceClient;
+use service_runtime::clock::Clock;
+use service_runtime::serve;
+use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
+use serving_core::cluster as core;
+use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, RefuseReason, Target};
+use serving_core::ids::NodeId;
+use serving_core::request::{AttemptKey, TokenEvent};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tonic::transport::Channel;
+use tracing::Instrument as _;
+
+use crate::control_handle::Input;
+use crate::token_stream::{Delivery, RequestStream};
+
+/// How often a leg tells the brain that tokens still come. A tenth of a second would do for any silence limit; this
+/// keeps a thousand streams at four thousand events a second.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// One channel per life of a node; connected when first used, closed when the life is over.
+#[derive(Debug, Default)]
+pub(crate) struct Channels {
+    by_node: BTreeMap<NodeId, Channel>,
+}
+
+impl Channels {
+    pub(crate) fn get(&mut self, target: &Target) -> Result<Channel, LegError> {
+        if let Some(channel) = self.by_node.get(&target.node) {
+            return Ok(channel.clone());
+        }
+        let endpoint = serve::endpoint(&target.address).map_err(|error| LegError::Unreachable {
+            detail: format!("{}: {error}", target.address),
+        })?;
+        let channel = endpoint.connect_lazy();
+        self.by_node.insert(target.node.clone(), channel.clone());
+        Ok(channel)
+    }
+
+    pub(crate) fn close(&mut self, node: &NodeId) {
+        self.by_node.remove(node);
+    }
+}
+
+/// What a leg's task needs besides its request.
+#[derive(Clone, Debug)]
+pub(crate) struct LegContext {
+    pub key: AttemptKey,
+    pub leg: Leg,
+    pub node: NodeId,
+    pub choice_count: u32,
+    pub stream: Arc<RequestStream>,
+    pub inbox: mpsc::Sender<Input>,
+    /// The request's root span.
+    pub parent: opentelemetry::Context,
+}
+
+/// Whether a leg goes on after an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    GoOn,
+    Over,
+}
+
+/// What one leg remembers while it runs.
+#[derive(Debug, Default)]
+struct Progress {
+    had_tokens: bool,
+    told_at: Option<Instant>,
+    untold: u32,
+}
+
+pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> AbortHandle {
+    let span =
+        tracing::info_span!("decode", otel.kind = "client", node = %context.node, attempt = context.key.attempt.0);
+    telemetry::set_parent(&span, context.parent.clone());
+    let run = async move {
+        let ended = match channel {
+            Ok(channel) => decode(&context, channel, open).await,
+            Err(error) => Err(error),
+        };
+        context.end(ended).await;
+    };
+    tokio::spawn(run.instrument(span)).abort_handle()
+}
+
+pub(crate) fn start_prefill(
+    context: LegContext,
+    channel: Result<Channel, LegError>,
+    prefill: PrefillRequest,
+) -> AbortHandle {
+    let span =
+        tracing::info_span!("prefill", otel.kind = "client", node = %context.node, attempt = context.key.attempt.0);
+    telemetry::set_parent(&span, context.parent.clone());
+    let run = async move {
+        let ended = match channel {
+            Ok(channel) => self::prefill(&context, channel, prefill).await,
+            Err(error) => Err(error),
+        };
+        context.end(ended).await;
+    };
+    tokio::spawn(run.instrument(span)).abort_handle()
+}
+
+async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Result<(), LegError> {
+    let mut client = DecodeServiceClient::new(channel)
+        .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
+    let mut request = tonic::Request::new(v1::OpenRequest::from(open));
+    telemetry::inject(request.metadata_mut());
+    let sent = Clock::now();
+    context.stream.mark(context.key.attempt, |clock, now| clock.sent(now));
+    let response = client.open(request).await.map_err(|status| call_error(&status))?;
+    let mut events = response.into_inner();
+    let mut progress = Progress::default();
+    while let Some(event) = events.message().await.map_err(|status| stream_error(&status))? {
+        let event = DecodeEvent::try_from(event).map_err(|error| LegError::Protocol {
+            detail: error.to_string(),
+        })?;
+        if matches!(event, DecodeEvent::Opened(_)) {
+            let mut span = MeasuredSpan::new("decode.open", sent, Clock::now());
+            span.kind = opentelemetry::trace::SpanKind::Client;
+            span.record(&context.parent);
+        }
+        if context.decode_event(event, &mut progress).await? == Next::Over {
+            return Ok(());
+        }
+    }
+    Err(LegError::ConnectionLost {
+        detail: "the stream ended without a last event".into(),
+    })
+}
+
+async fn prefill(context: &LegContext, channel: Channel, prefill: PrefillRequest) -> Result<(), LegError> {
+    let mut client = PrefillServiceClient::new(channel)
+        .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
+    let mut request = tonic::Request::new(v1::PrefillRequest::from(prefill));
+    telemetry::inject(request.metadata_mut());
+    context.stream.mark(context.key.attempt, |clock, now| clock.sent(now));
+    let response = client.prefill(request).await.map_err(|status| call_error(&status))?;
+    let mut events = response.into_inner();
+    let mut progress = Progress::default();
+    while let Some(event) = events.message().await.map_err(|status| stream_error(&status))? {
+        let event = PrefillEvent::try_from(event).map_err(|error| LegError::Protocol {
+            detail: error.to_string(),
+        })?;
+        if context.prefill_event(event, &mut progress).await? == Next::Over {
+            return Ok(());
+        }
+    }
+    Err(LegError::ConnectionLost {
+        detail: "the stream ended without a last event".into(),
+    })
+}
+
+/// The call itself failed: no event came.
+fn call_error(status: &tonic::Status) -> LegError {
+    let detail = format!("{:?}: {}", status.code(), status.message());
+    match call_failure(status) {
+        CallFailure::Unreachable => LegError::Unreachable { detail },
+        CallFailure::Cancelled => LegError::ConnectionLost { detail },
+        CallFailure::BadRequest | CallFailure::Broken => LegError::Node {
+            fault: NodeFault::Internal,
+            reason: "call_failed".into(),
+            detail,
+        },
+    }
+}
+
+/// The stream broke after the node had answered.
+fn stream_error(status: &tonic::Status) -> LegError {
+    match call_error(status) {
+        LegError::Unreachable { detail } => LegError::ConnectionLost { detail },
+        other => other,
+    }
+}
+
+impl LegContext {
+    async fn end(&self, ended: Result<(), LegError>) {
+        if let Err(error) = ended {
+            tracing::debug!(request = %self.key.request, attempt = self.key.attempt.0, leg = self.leg.name(), node = %self.node, %error, "leg failed");
+            self.tell(LegEvent::Failed { leg: self.leg, error }).await;
+        }
+    }
+
+    /// Waits when the control loop is behind: this leg's stream then stands still, and nothing piles up.
+    async fn tell(&self, event: LegEvent) {
+        self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
+    }
+
+    async fn tell_cluster(&self, event: ClusterEvent) {
+        // The loop is gone only when the process ends.
+        let _ = self.inbox.send(Input::Event(event)).await;
+    }
+
+    async fn decode_event(&self, event: DecodeEvent, progress: &mut Progress) -> Result<Next, LegError> {
+        let attempt = self.key.attempt;
+        match event {
+            DecodeEvent::Opened(opened) => {
+                self.stream.mark(attempt, |clock, now| clock.opened(now));
+                self.stream.cached(attempt, opened.cached_tokens);
+                self.tell(LegEvent::Opened { ticket: opened.ticket }).await;
+            }
+            DecodeEvent::Tokens(tokens) => return self.tokens(tokens, progress).await,
+            DecodeEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
+            DecodeEvent::Committed { timings } => {
+                self.stream.node_timings(attempt, &timings);
+                self.tell(LegEvent::Committed).await;
+            }
+            DecodeEvent::Finished(finished) => {
+                self.stream.decode_finished(attempt, finished);
+                self.tell(LegEvent::DecodeFinished).await;
+                return Ok(Next::Over);
+            }
+            DecodeEvent::Failed(failed) => return Err(node_error(failed)),
+            DecodeEvent::Refused(refused) => {
+                let reason = refuse_reason(refused.reason);
+                tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "decode node refused");
+                self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
+                return Ok(Next::Over);
+            }
+        }
+        Ok(Next::GoOn)
+    }
+
+    async fn prefill_event(&self, event: PrefillEvent, progress: &mut Progress) -> Result<Next, LegError> {
+        let attempt = self.key.attempt;
+        match event {
+            PrefillEvent::Accepted { cached_tokens } => {
+                self.stream.mark(attempt, |clock, now| clock.accepted(now));
+                self.stream.cached(attempt, cached_tokens);
+                self.tell(LegEvent::PrefillAccepted).await;
+            }
+            PrefillEvent::Tokens(tokens) => return self.tokens(tokens, progress).await,
+            PrefillEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
+            PrefillEvent::FirstToken { timings } => self.stream.node_timings(attempt, &timings),
+            PrefillEvent::Finished(finished) => {
+                let outcome = match finished.outcome {
+                    PrefillOutcome::HandedOver => core::PrefillOutcome::HandedOver,
+                    PrefillOutcome::EndedAtFirstToken => core::PrefillOutcome::EndedAtFirstToken,
+                };
+                self.stream.prefill_finished(attempt, finished);
+                self.tell(LegEvent::PrefillFinished { outcome }).await;
+                return Ok(Next::Over);
+            }
+            PrefillEvent::Failed(failed) => return Err(node_error(failed)),
+            PrefillEvent::Refused(refused) => {
+                let reason = refuse_reason(refused.reason);
+                tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "prefill node refused");
+                self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
+                return Ok(Next::Over);
+            }
+        }
+        Ok(Next::GoOn)
+    }
+
+    /// Tokens go straight to the client; the brain hears of the first ones, of ends, and now and then that more came.
+    async fn tokens(&self, tokens: Vec<TokenEvent>, progress: &mut Progress) -> Result<Next, LegError> {
+        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        match self.stream.deliver(self.key, self.leg, tokens) {
+            Delivery::Stale => return Ok(Next::Over),
+            Delivery::Violation(detail) => return Err(LegError::Protocol { detail }),
+            Delivery::Broken(error) => {
+                self.tell_cluster(ClusterEvent::StreamBroken {
+                    request: self.key.request,
+                    error,
+                })
+                .await;
+                return Ok(Next::Over);
+            }
+            Delivery::Delivered { finished } => {
+                progress.untold = progress.untold.saturating_add(count);
+                if !progress.had_tokens {
+                    progress.had_tokens = true;
+                    progress.told_at = Some(Instant::now());
+                    self.tell(LegEvent::FirstToken { leg: self.leg }).await;
+                } else if progress.told_at.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL) {
+                    progress.told_at = Some(Instant::now());
+                    let count = std::mem::take(&mut progress.untold);
+                    self.tell(LegEvent::TokensDelivered { leg: self.leg, count }).await;
+                }
+                // With one choice the node's last event says the same.
+                if self.choice_count > 1 {
+                    for choice in finished {
+                        let request = self.key.request;
+                        self.tell_cluster(ClusterEvent::ChoiceFinished {
+                            request,
+                            choice,
+                            by: FinishedBy::Node,
+                        })
+                        .await;
+                    }
+                }
+            }
+        }
+        Ok(Next::GoOn)
+    }
+}
+
+fn node_error(failed: Failed) -> LegError {
+    let fault = match failed.fault {
+        Fault::Engine => NodeFault::Engine,
+        Fault::Transfer => NodeFault::Transfer,
+        Fault::Deadline => NodeFault::Deadline,
+        Fault::Peer => NodeFault::Peer,
+        Fault::Internal => NodeFault::Internal,
+        Fault::Draining => NodeFault::Draining,
+    };
+    LegError::Node {
+        fault,
+        reason: failed.reason,
+        detail: failed.detail,
+    }
+}
+
+fn refuse_reason(reason: RefusedReason) -> RefuseReason {
+    match reason {
+        RefusedReason::NoCapacity => RefuseReason::NoCapacity,
+        RefusedReason::StaleEpoch => RefuseReason::StaleEpoch,
+        RefusedReason::Draining => RefuseReason::Draining,
+        RefusedReason::Duplicate => RefuseReason::Duplicate,
+        RefusedReason::Invalid => RefuseReason::Invalid,
+        RefusedReason::Incompatible => RefuseReason::Incompatible,
+    }
+}

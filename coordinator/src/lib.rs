@@ -1,0 +1,21 @@
+//! Owns the front of baton: the HTTP API, admission, placement, the membership endpoint and every client stream.
+//! Never touches KV bytes or model weights: it imports neither `engine` nor `kv-transfer`.
+//! Read first: `request_handle` (what the API edge and the control loop say to each other), then `control_loop`.
+//! Tests: beside the code, `tests/` (real gRPC against scripted nodes), and whole-cluster tests in `integration-tests`.
+
+pub mod api;
+mod cluster_metrics;
+pub mod config;
+pub mod control_handle;
+mod control_loop;
+mod dispatch;
+mod membership;
+pub mod metrics;
+pub mod request_handle;
+pub mod serve;
+mod stage_clock;
+pub mod text;
+mod token_stream;
+
+pub use config::Config;
+pub use serve::{Coordinator, PROGRAM, run};

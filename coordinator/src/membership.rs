@@ -1,0 +1,265 @@
+//! The membership endpoint: nodes join here, report, and are told of leases, peers and drains. The brain decides.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt as _};
+use proto::messages::{CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
+use proto::v1;
+use proto::v1::membership_service_server::MembershipService;
+use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
+use serving_core::ids::{NodeEpoch, NodeId};
+use serving_core::node::NodeRecord;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::control_handle::Input;
+
+/// A new stream must register within this time.
+const REGISTER_TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Reports to one node that wait for its connection. A node that does not read this many is cut off.
+const REPORTS_QUEUED_MAX: usize = 32;
+/// A node is told of its renewed lease this many times within one: statuses come far more often than it needs to know.
+const RENEWALS_PER_LEASE: u32 = 4;
+
+/// One node's side of the conversation, as the control loop holds it. Dropping it ends the stream.
+#[derive(Debug)]
+pub(crate) struct NodeStream {
+    pub node: NodeId,
+    pub reports: mpsc::Sender<CoordinatorReport>,
+    /// Dropped with this: the reader stops too.
+    pub _closed: oneshot::Sender<()>,
+}
+
+/// Implements the service; hands everything to the control loop.
+#[derive(Debug)]
+pub(crate) struct MembershipEndpoint {
+    inbox: mpsc::Sender<Input>,
+    next_stream: Arc<AtomicU64>,
+}
+
+impl MembershipEndpoint {
+    pub(crate) fn new(inbox: mpsc::Sender<Input>) -> Self {
+        Self {
+            inbox,
+            next_stream: Arc::new(AtomicU64::new(1)),
+        }
+    }
+}
+
+type Reports = Pin<Box<dyn Stream<Item = Result<v1::CoordinatorReport, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl MembershipService for MembershipEndpoint {
+    type JoinStream = Reports;
+
+    async fn join(&self, request: Request<Streaming<v1::NodeReport>>) -> Result<Response<Self::JoinStream>, Status> {
+        let mut incoming = request.into_inner();
+        let first = tokio::time::timeout(REGISTER_TIME_LIMIT, incoming.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no registration came"))??;
+        let report = first.ok_or_else(|| Status::invalid_argument("the stream ended before it registered"))?;
+        let report = NodeReport::try_from(report).map_err(|error| proto::status::convert_status(&error))?;
+        let NodeReport::Register(record) = report else {
+            return Err(Status::invalid_argument("the first report must be a registration"));
+        };
+        let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
+        let (reports, outgoing) = mpsc::channel(REPORTS_QUEUED_MAX);
+        let (closed, is_closed) = oneshot::channel();
+        let epoch = record.id.epoch;
+        let node_stream = NodeStream {
+            node: record.id.clone(),
+            reports,
+            _closed: closed,
+        };
+        let join = Input::Join {
+            record: Box::new(record),
+            stream,
+            node_stream,
+        };
+        self.inbox
+            .send(join)
+            .await
+            .map_err(|_| Status::unavailable("the coordinator is stopping"))?;
+        let reader = Reader {
+            stream,
+            epoch,
+            inbox: self.inbox.clone(),
+        };
+        tokio::spawn(reader.run(incoming, is_closed));
+        let outgoing = ReceiverStream::new(outgoing).map(|report| Ok(report.into()));
+        Ok(Response::new(Box::pin(outgoing)))
+    }
+}
+
+struct Reader {
+    stream: StreamId,
+    epoch: NodeEpoch,
+    inbox: mpsc::Sender<Input>,
+}
+
+impl Reader {
+    async fn run(self, mut incoming: Streaming<v1::NodeReport>, mut is_closed: oneshot::Receiver<()>) {
+        let end = loop {
+            let message = tokio::select! {
+                message = incoming.message() => message,
+                _ = &mut is_closed => return,
+            };
+            let event = match message {
+                Ok(Some(message)) => self.event(message),
+                Ok(None) => Err("the node ended it".to_owned()),
+                Err(status) => Err(format!("{:?}: {}", status.code(), status.message())),
+            };
+            match event {
+                Ok(event) => {
+                    let is_last = matches!(event, ClusterEvent::NodeLeft { .. });
+                    if self.inbox.send(Input::Event(event)).await.is_err() || is_last {
+                        return;
+                    }
+                }
+                Err(why) => break why,
+            }
+        };
+        tracing::debug!(stream = self.stream.0, why = end, "membership stream ended");
+        let _ = self
+            .inbox
+            .send(Input::Event(ClusterEvent::NodeDisconnected { stream: self.stream }))
+            .await;
+    }
+
+    /// A report that breaks the contract ends the stream: the node reconnects, and its log says why.
+    fn event(&self, message: v1::NodeReport) -> Result<ClusterEvent, String> {
+        let stream = self.stream;
+        match NodeReport::try_from(message).map_err(|error| error.to_string())? {
+            NodeReport::Status { epoch, status } if epoch == self.epoch => {
+                Ok(ClusterEvent::NodeReported { stream, status })
+            }
+            NodeReport::Status { .. } => Err("a status of another epoch".to_owned()),
+            NodeReport::Leave { .. } => Ok(ClusterEvent::NodeLeft { stream }),
+            NodeReport::Register(_) => Err("a second registration".to_owned()),
+        }
+    }
+}
+
+/// What every node is told on joining.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub coordinator: NodeId,
+    pub lease: Duration,
+    pub status_interval: Duration,
+}
+
+#[derive(Debug)]
+struct Open {
+    stream: NodeStream,
+    renewed_at: Instant,
+}
+
+/// The control loop's hand on all membership streams.
+#[derive(Debug)]
+pub(crate) struct NodeStreams {
+    terms: Terms,
+    open: BTreeMap<StreamId, Open>,
+}
+
+impl NodeStreams {
+    pub(crate) fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            open: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn insert(&mut self, id: StreamId, stream: NodeStream) {
+        self.open.insert(
+            id,
+            Open {
+                stream,
+                renewed_at: Instant::now(),
+            },
+        );
+    }
+
+    pub(crate) fn welcome(&mut self, id: StreamId) {
+        if let Some(open) = self.open.get(&id) {
+            tracing::info!(node = %open.stream.node, "node joined");
+        }
+        let welcome = Welcome {
+            coordinator: self.terms.coordinator.clone(),
+            lease: self.terms.lease,
+            status_interval: self.terms.status_interval,
+        };
+        self.send(id, CoordinatorReport::Welcome(welcome));
+    }
+
+    pub(crate) fn refuse(&mut self, id: StreamId, refusal: &JoinRefusal) {
+        let (reason, detail) = match refusal {
+            JoinRefusal::NameTaken => (RegisterRefusedReason::NameTaken, "a live node has this name".to_owned()),
+            JoinRefusal::IncompatibleModel { expected, got } => (
+                RegisterRefusedReason::IncompatibleModel,
+                format!("this cluster serves {expected}, not {got}"),
+            ),
+            JoinRefusal::Invalid { field } => (RegisterRefusedReason::Invalid, format!("field {field}")),
+        };
+        if let Some(open) = self.open.get(&id) {
+            tracing::warn!(node = %open.stream.node, reason = refusal.name(), detail, "node refused");
+        }
+        self.send(id, CoordinatorReport::RegisterRefused { reason, detail });
+        self.open.remove(&id);
+    }
+
+    pub(crate) fn renew(&mut self, id: StreamId) {
+        let lease = self.terms.lease;
+        let is_due = match self.open.get_mut(&id) {
+            Some(open) if open.renewed_at.elapsed() >= lease / RENEWALS_PER_LEASE => {
+                open.renewed_at = Instant::now();
+                true
+            }
+            _ => false,
+        };
+        if is_due {
+            self.send(id, CoordinatorReport::Renewed { lease });
+        }
+    }
+
+    pub(crate) fn peers(&mut self, id: StreamId, peers: Vec<NodeRecord>) {
+        let peers = peers.into_iter().map(|record| Peer {
+            node: record.id,
+            address: record.address,
+            transports: record.transports,
+            compatibility: record.compatibility,
+        });
+        self.send(id, CoordinatorReport::Peers(peers.collect()));
+    }
+
+    pub(crate) fn drain(&mut self, id: StreamId) {
+        self.send(
+            id,
+            CoordinatorReport::Drain {
+                reason: "drain requested".to_owned(),
+            },
+        );
+    }
+
+    pub(crate) fn close_stream(&mut self, id: StreamId) {
+        self.open.remove(&id);
+    }
+
+    pub(crate) fn close_node(&mut self, node: &NodeId) {
+        self.open.retain(|_, open| open.stream.node != *node);
+    }
+
+    /// A node that does not read is cut off: it would miss peers and drains, and must start over.
+    fn send(&mut self, id: StreamId, report: CoordinatorReport) {
+        let Some(open) = self.open.get(&id) else {
+            return;
+        };
+        if let Err(mpsc::error::TrySendError::Full(_)) = open.stream.reports.try_send(report) {
+            tracing::warn!(node = %open.stream.node, "the node does not read its membership stream; cutting it off");
+            self.open.remove(&id);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The life of a coordinator: model text, control loop, both listeners, announcement, drain.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use proto::messages::CONTROL_MESSAGE_BYTES_MAX;
+use proto::v1::membership_service_server::MembershipServiceServer;
+use service_runtime::announce::{Announcement, Listening};
+use service_runtime::config::Program;
+use service_runtime::health::{Health, ReadyState};
+use service_runtime::serve::{self, Ops};
+use service_runtime::shutdown::Shutdown;
+use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::service::Routes;
+
+use crate::api::{self, ApiLimits, AppParts, AppState};
+use crate::config::Config;
+use crate::control_handle::ControlHandle;
+use crate::control_loop::{ControlLoop, LoopParts};
+use crate::membership::{MembershipEndpoint, Terms};
+use crate::metrics::Metrics;
+use crate::request_handle::Readiness;
+use crate::text::TextModel;
+
+pub const PROGRAM: Program = Program {
+    name: "baton-coordinator",
+    about: "Takes OpenAI-style requests, places them on prefill and decode nodes, streams the answers.",
+    version: env!("CARGO_PKG_VERSION"),
+};
+
+/// The control loop and its membership listener, without the HTTP edge: what `run` starts, and what tests start.
+#[derive(Debug)]
+pub struct Coordinator {
+    pub handle: ControlHandle,
+    pub metrics: Arc<Metrics>,
+    pub health: Health,
+    pub control_address: SocketAddr,
+    stop: Shutdown,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Coordinator {
+    /// # Errors
+    /// The membership address cannot be bound.
+    pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
+        let (listener, control_address) = serve::bind(&config.control_listen).await?;
+        let metrics = Arc::new(Metrics::new());
+        let terms = Terms {
+            coordinator: NodeId {
+                name: NodeName::new(&config.name),
+                epoch: NodeEpoch(rand::random()),
+            },
+            lease: Duration::from_millis(config.lease_ms),
+            status_interval: Duration::from_millis(config.status_interval_ms),
+        };
+        let (control, handle) = ControlLoop::new(LoopParts {
+            cluster: config.cluster(),
+            terms,
+            metrics: metrics.clone(),
+        });
+        let stop = Shutdown::new();
+        let health = Health::new("no node has joined yet");
+        let ops = Ops {
+            role: "coordinator",
+            name: config.name.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            health: health.clone(),
+            metrics: metrics.registry(),
+        };
+        let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.inbox()))
+            .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
+        let tasks = vec![
+            tokio::spawn(control.run(drain, stop.clone())),
+            tokio::spawn(follow_readiness(handle.clone(), health.clone())),
+            tokio::spawn(serve_control(listener, Routes::new(endpoint), ops, stop.clone())),
+        ];
+        Ok(Self {
+            handle,
+            metrics,
+            health,
+            control_address,
+            stop,
+            tasks,
+        })
+    }
+
+    /// Ends the loop, every leg and every membership stream.
+    pub async fn stop(self) {
+        self.stop.request();
+        for task in self.tasks {
+            // The readiness task ends when the loop's sender is gone; none takes longer than the streams' own limit.
+            let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
+        }
+    }
+}
+
+async fn serve_control(listener: TcpListener, routes: Routes, ops: Ops, stop: Shutdown) {
+    if let Err(error) = serve::serve_node(listener, routes, ops, stop).await {
+        tracing::error!(%error, "the membership listener failed: nodes can no longer join");
+    }
+}
+
+async fn follow_readiness(handle: ControlHandle, health: Health) {
+    let mut readiness = handle.watch_readiness();
+    drop(handle);
+    loop {
+        let next = match readiness.borrow_and_update().clone() {
+            Readiness::Ready => ReadyState::Ready,
+            Readiness::NotReady(why) => ReadyState::NotReady(why),
+            Readiness::Draining => ReadyState::Draining,
+        };
+        health.set(next);
+        if readiness.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Runs a coordinator until `shutdown`, then drains: nothing new is admitted, running requests get `drain_ms_max`.
+///
+/// # Errors
+/// A wrong address, a port in use, or a model file that cannot be used; each says what to do.
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    let (model, max_model_len) = (config.model.clone(), config.max_model_len);
+    let text = tokio::task::spawn_blocking(move || TextModel::open(&model, max_model_len)).await?;
+    let text = text.with_context(|| format!("cannot use the model file {}", config.model.display()))?;
+    let http: SocketAddr = tokio::net::lookup_host(&config.listen)
+        .await
+        .with_context(|| format!("--listen {} is not host:port", config.listen))?
+        .next()
+        .with_context(|| format!("--listen {} names no address", config.listen))?;
+    let http_listener = api::bind(http).await?;
+    let http_address = http_listener.local_addr()?;
+    let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
+    let state = AppState::new(AppParts {
+        submit: Arc::new(coordinator.handle.clone()),
+        text: Arc::new(text),
+        served_models: vec![config.served_model_name.clone()],
+        metrics: coordinator.metrics.clone(),
+        limits: ApiLimits {
+            body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
+            request_time_limit: Duration::from_millis(config.request_time_limit_ms),
+        },
+    });
+    let control_address = coordinator.control_address.to_string();
+    Announcement::Listening(Listening::coordinator(
+        &config.name,
+        &http_address.to_string(),
+        &control_address,
+    ))
+    .print();
+    Announcement::Ready {
+        role: "coordinator".to_owned(),
+        name: config.name.clone(),
+    }
+    .print();
+    let drain_max = Duration::from_millis(config.drain_ms_max);
+    api::serve_http(http_listener, api::router(state), shutdown.requested(), drain_max).await;
+    coordinator.stop().await;
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! The served model's tokenizer and chat template, out of its GGUF file.
+
+use std::path::Path;
+
+use model_files::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
+use model_files::config::{ConfigError, LlamaConfig};
+use model_files::gguf::{GgufError, GgufFile};
+use model_files::tokenizer::{Tokenizer, TokenizerError};
+use serving_core::ids::TokenId;
+use thiserror::Error;
+
+use super::{ChatTurn, TextCodec, TextError, TextModel};
+
+/// Why a coordinator cannot start with this model file; the operator's to mend, each says how.
+#[derive(Debug, Error)]
+pub enum OpenModelError {
+    #[error(transparent)]
+    File(#[from] GgufError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Template(#[from] ChatTemplateError),
+    #[error(
+        "--max-model-len {asked} is more than the {trained} tokens this model was trained for; choose a smaller one"
+    )]
+    ContextTooLong { asked: u32, trained: u32 },
+}
+
+struct GgufText {
+    tokenizer: Tokenizer,
+    /// Base models have none: they serve completions.
+    template: Option<ChatTemplate>,
+}
+
+impl TextModel {
+    /// `max_model_tokens: None` takes the context length the model was trained for.
+    pub fn open(path: &Path, max_model_tokens: Option<u32>) -> Result<TextModel, OpenModelError> {
+        let file = GgufFile::open(path)?;
+        let trained = u32::try_from(LlamaConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
+        let max_model_tokens = match max_model_tokens {
+            Some(asked) if asked > trained => return Err(OpenModelError::ContextTooLong { asked, trained }),
+            Some(asked) => asked,
+            None => trained,
+        };
+        let template = match ChatTemplate::from_gguf(&file) {
+            Ok(template) => Some(template),
+            Err(ChatTemplateError::Missing) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let codec = GgufText {
+            tokenizer: Tokenizer::from_gguf(&file)?,
+            template,
+        };
+        let fingerprint = format!(
+            "baton-{}-{}",
+            env!("CARGO_PKG_VERSION"),
+            &file.content_sha256_hex()[..12]
+        );
+        Ok(TextModel::new(
+            Box::new(codec),
+            max_model_tokens,
+            path.display().to_string(),
+            fingerprint,
+        ))
+    }
+}
+
+impl TextCodec for GgufText {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError> {
+        self.tokenizer
+            .encode(text, add_special)
+            .map_err(|error| TextError::Tokenize(Box::new(error)))
+    }
+    fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
+        self.tokenizer.token_bytes(token)
+    }
+    fn is_special(&self, token: TokenId) -> bool {
+        self.tokenizer.is_special(token)
+    }
+    fn vocab_size(&self) -> u32 {
+        u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX)
+    }
+    fn end_tokens(&self) -> &[TokenId] {
+        self.tokenizer.end_tokens()
+    }
+    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let messages: Vec<ChatMessage> = turns
+            .iter()
+            .map(|turn| ChatMessage {
+                role: turn.role.clone(),
+                content: turn.content.clone(),
+            })
+            .collect();
+        template
+            .render(&messages, add_generation_prompt)
+            .map_err(|error| TextError::Template(Box::new(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real() -> TextModel {
+        TextModel::open(&model_files::testing::model_path(), None).expect("the test model opens")
+    }
+
+    #[test]
+    fn the_real_model_renders_encodes_and_comes_back() {
+        let model = real();
+        let turns = [ChatTurn {
+            role: "user".into(),
+            content: "Bonjour, où est le café ?".into(),
+        }];
+        let prompt = model
+            .codec()
+            .render_chat(&turns, true)
+            .expect("the template takes a user turn");
+        let tokens = model.codec().encode(&prompt, false).expect("encodes");
+        assert_eq!(model.decode(&tokens, true), prompt);
+        assert!(!model.decode(&tokens, false).contains("<|im_start|>"));
+        assert!(tokens.len() >= model.fewest_tokens(prompt.len()));
+    }
+
+    #[test]
+    fn a_context_longer_than_trained_is_refused() {
+        let refused = TextModel::open(&model_files::testing::model_path(), Some(u32::MAX));
+        assert!(matches!(refused, Err(OpenModelError::ContextTooLong { .. })));
+    }
+}

@@ -1,0 +1,105 @@
+//! Text and token ids: the only place of a running cluster that knows both. Pure but for the tokenizer's tables.
+
+mod choice;
+mod gguf;
+mod stop;
+mod utf8;
+
+use std::fmt;
+
+use serving_core::ids::TokenId;
+use thiserror::Error;
+
+pub use choice::{ChoiceText, TextDelta};
+pub use gguf::OpenModelError;
+pub use stop::{StopMatcher, StopOutcome};
+pub use utf8::Utf8Decoder;
+
+/// One message of a chat, ready for the model's template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatTurn {
+    pub role: String,
+    pub content: String,
+}
+
+#[derive(Debug, Error)]
+pub enum TextError {
+    /// The client's text and the tokenizer do not go together; sending it again changes nothing.
+    #[error("{0}")]
+    Tokenize(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The model's own template refused the messages (most do so for a wrong order of roles); change the messages.
+    #[error("{0}")]
+    Template(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("this model has no chat template; use /v1/completions")]
+    NoTemplate,
+}
+
+/// A model's tokenizer and chat template. `model-files` has the real one; the API's tests use a byte tokenizer.
+pub trait TextCodec: Send + Sync {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError>;
+    /// The bytes a token stands for; for a control token the bytes of its name. `None` for an id not in the vocabulary.
+    fn token_bytes(&self, token: TokenId) -> Option<&[u8]>;
+    /// Control tokens are left out of generated text.
+    fn is_special(&self, token: TokenId) -> bool;
+    fn vocab_size(&self) -> u32;
+    fn end_tokens(&self) -> &[TokenId];
+    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError>;
+}
+
+/// What the edge knows of the served model.
+pub struct TextModel {
+    codec: Box<dyn TextCodec>,
+    /// Prompt and output tokens of one sequence together.
+    pub max_model_tokens: u32,
+    /// Where the model came from (a path or a name): the `root` of `/v1/models`.
+    pub root: String,
+    /// Tells two builds or models apart: the `system_fingerprint` of every answer.
+    pub fingerprint: String,
+    longest_token_bytes: usize,
+}
+
+impl TextModel {
+    pub fn new(codec: Box<dyn TextCodec>, max_model_tokens: u32, root: String, fingerprint: String) -> Self {
+        let longest_token_bytes = (0..codec.vocab_size())
+            .filter_map(|id| codec.token_bytes(TokenId(id)).map(<[u8]>::len))
+            .max()
+            .unwrap_or(1)
+            .max(1);
+        Self {
+            codec,
+            max_model_tokens,
+            root,
+            fingerprint,
+            longest_token_bytes,
+        }
+    }
+
+    pub fn codec(&self) -> &dyn TextCodec {
+        &*self.codec
+    }
+
+    /// The fewest tokens a text of this many bytes can have: turns away hopeless prompts without tokenizing them.
+    pub fn fewest_tokens(&self, text_bytes: usize) -> usize {
+        text_bytes.div_ceil(self.longest_token_bytes)
+    }
+
+    /// Text of any tokens, control tokens by name when `with_special`.
+    pub fn decode(&self, tokens: &[TokenId], with_special: bool) -> String {
+        let mut bytes = Vec::new();
+        for token in tokens {
+            if with_special || !self.codec.is_special(*token) {
+                bytes.extend_from_slice(self.codec.token_bytes(*token).unwrap_or_default());
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl fmt::Debug for TextModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextModel")
+            .field("root", &self.root)
+            .field("max_model_tokens", &self.max_model_tokens)
+            .finish_non_exhaustive()
+    }
+}

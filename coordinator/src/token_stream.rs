@@ -1,0 +1,357 @@
+//! Data plane of one request: merges what its legs bring, hands each token to the client once and in order, and keeps
+//! the figures that become the request's summary. Tokens never pass through the control loop.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use proto::messages::{DecodeFinished, PrefillFinished, PromptLogprobs};
+use serving_core::cluster::{Delivered, Leg, PlacementFacts};
+use serving_core::ids::{Attempt, ChoiceIndex, TokenId};
+use serving_core::request::{AttemptKey, Request, RequestError, TokenEvent};
+use serving_core::stage::{Stage, StageTimings};
+use tokio::sync::mpsc;
+
+use crate::metrics::Metrics;
+use crate::request_handle::{ClientEvent, Placement, RequestSummary};
+use crate::stage_clock::StageClock;
+
+/// Tokens a client may be behind; then its request is ended. At 100 tokens a second this is 40 s of silence, and the
+/// edge gives a connection up after 30 s without a byte; with 20 logprobs a token it is about 1.5 MB.
+const TOKENS_BEHIND_MAX: usize = 4096;
+/// Room besides tokens: placements, prompt logprobs, the end.
+const EVENTS_BESIDES_TOKENS: usize = 64;
+/// Tokens that came before their turn. Each leg is in order and starts at the first index, so one step is enough.
+const REORDER_MAX: usize = 64;
+
+/// What became of a batch of tokens.
+#[derive(Debug, PartialEq)]
+pub enum Delivery {
+    /// The attempt is over: its tokens reach nobody.
+    Stale,
+    Delivered {
+        /// Choices whose last token was in it.
+        finished: Vec<ChoiceIndex>,
+    },
+    /// The client cannot go on.
+    Broken(RequestError),
+    /// The node broke the contract.
+    Violation(String),
+}
+
+/// Shared by the legs of a request and the control loop.
+#[derive(Debug)]
+pub struct RequestStream {
+    state: Mutex<State>,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+struct State {
+    sender: mpsc::Sender<ClientEvent>,
+    /// Only this attempt's tokens are taken; `None` between attempts and after the end.
+    live: Option<Attempt>,
+    choices: Vec<Choice>,
+    /// Choice 0's tokens of the live attempt: the next attempt's prompt grows by them.
+    attempt_tokens: Vec<TokenId>,
+    attempt_token_count: u64,
+    prompt_logprobs_from: u32,
+    clock: StageClock,
+    summary: RequestSummary,
+    first_token_at: Option<Instant>,
+    /// Since when the client has not been level with the stream.
+    behind_since: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Choice {
+    next_index: u32,
+    first_token: Option<TokenId>,
+    is_finished: bool,
+    early: BTreeMap<u32, TokenEvent>,
+}
+
+impl RequestStream {
+    /// The receiver is the client's side.
+    pub fn new(request: &Request, submitted_at: Instant, metrics: Arc<Metrics>) -> (Self, mpsc::Receiver<ClientEvent>) {
+        let (sender, receiver) = mpsc::channel(TOKENS_BEHIND_MAX + EVENTS_BESIDES_TOKENS);
+        let state = State {
+            sender,
+            live: None,
+            choices: (0..request.choice_count).map(|_| Choice::default()).collect(),
+            attempt_tokens: Vec::new(),
+            attempt_token_count: 0,
+            prompt_logprobs_from: 0,
+            clock: StageClock::new(submitted_at),
+            summary: RequestSummary::default(),
+            first_token_at: None,
+            behind_since: None,
+        };
+        (
+            Self {
+                state: Mutex::new(state),
+                metrics,
+            },
+            receiver,
+        )
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new attempt starts; `placed_at` is when the brain chose its nodes.
+    pub fn place(&self, key: AttemptKey, facts: PlacementFacts, placed_at: Instant) {
+        let mut s = self.state();
+        s.live = Some(key.attempt);
+        s.attempt_tokens.clear();
+        s.attempt_token_count = 0;
+        for choice in &mut s.choices {
+            choice.early.clear();
+        }
+        s.clock.placed(facts.local.is_some(), placed_at);
+        let placement = Placement {
+            attempt: key.attempt,
+            prefill_node: facts.prefill.map(|n| n.name),
+            decode_node: facts.decode.map(|n| n.name),
+            route_reason: facts.route_reason,
+            local_prefill: facts.local,
+            queued_for: facts.queued_for,
+        };
+        s.tell(ClientEvent::Placed(placement));
+    }
+
+    /// Runs `mark` on the stage clock if `attempt` is still the live one.
+    pub fn mark(&self, attempt: Attempt, mark: impl FnOnce(&mut StageClock, Instant)) {
+        let mut s = self.state();
+        if s.live == Some(attempt) {
+            mark(&mut s.clock, Instant::now());
+        }
+    }
+
+    pub fn node_timings(&self, attempt: Attempt, timings: &StageTimings) {
+        self.mark(attempt, |clock, _| clock.node_reported(timings));
+    }
+
+    pub fn cached(&self, attempt: Attempt, cached_tokens: u32) {
+        let mut s = self.state();
+        if s.live == Some(attempt) && s.first_token_at.is_none() {
+            s.summary.cached_tokens = cached_tokens;
+        }
+    }
+
+    pub fn prefill_finished(&self, attempt: Attempt, finished: PrefillFinished) {
+        let mut s = self.state();
+        if s.live != Some(attempt) {
+            return;
+        }
+        s.clock.node_reported(&finished.timings);
+        s.summary.kv_bytes = finished.kv_bytes;
+        s.summary.transfer = finished.transfer;
+        s.summary.transport = Some(finished.transport).filter(|t| !t.is_empty());
+        if s.summary.kv_hashes.is_empty() {
+            s.summary.kv_hashes = finished.kv_hashes;
+        }
+    }
+
+    pub fn decode_finished(&self, attempt: Attempt, finished: DecodeFinished) {
+        let mut s = self.state();
+        if s.live != Some(attempt) {
+            return;
+        }
+        s.clock.node_reported(&finished.timings);
+        s.summary.preemptions += finished.preemptions;
+        if s.summary.kv_bytes == 0 {
+            s.summary.kv_bytes = finished.kv_bytes;
+        }
+        // The decode node's are those of the blocks that were read back while answering.
+        if !finished.kv_hashes.is_empty() {
+            s.summary.kv_hashes = finished.kv_hashes;
+        }
+    }
+
+    pub fn prompt_logprobs(&self, attempt: Attempt, logprobs: PromptLogprobs) {
+        let mut s = self.state();
+        let end = logprobs
+            .first_position
+            .saturating_add(u32::try_from(logprobs.tokens.len()).unwrap_or(u32::MAX));
+        // Each position once: a retry computes them again.
+        if s.live != Some(attempt) || logprobs.first_position < s.prompt_logprobs_from {
+            return;
+        }
+        s.prompt_logprobs_from = end;
+        s.tell(ClientEvent::PromptLogprobs {
+            first_position: logprobs.first_position,
+            tokens: logprobs.tokens,
+        });
+    }
+
+    /// Each (choice, index) reaches the client once, whichever leg brings it first.
+    pub fn deliver(&self, key: AttemptKey, leg: Leg, tokens: Vec<TokenEvent>) -> Delivery {
+        let now = Instant::now();
+        let mut s = self.state();
+        if s.live != Some(key.attempt) {
+            return Delivery::Stale;
+        }
+        let mut finished = Vec::new();
+        for token in tokens {
+            match s.accept(token) {
+                Ok(ready) => {
+                    for token in ready {
+                        if let Err(error) = s.hand_over(token, now, &mut finished) {
+                            s.live = None;
+                            return Delivery::Broken(error);
+                        }
+                    }
+                }
+                Err(violation) => return Delivery::Violation(format!("{} leg: {violation}", leg.name())),
+            }
+        }
+        if let Some(gap) = s.take_second_token_gap(now) {
+            drop(s);
+            self.metrics.first_to_second_token(gap);
+        }
+        Delivery::Delivered { finished }
+    }
+
+    /// A stop string ended this choice at the edge: its further tokens are dropped here.
+    pub fn finish_choice(&self, choice: ChoiceIndex) {
+        if let Some(choice) = self.state().choices.get_mut(choice.0 as usize) {
+            choice.is_finished = true;
+        }
+    }
+
+    /// Nothing of this attempt reaches the client any more; says what did.
+    pub fn end_attempt(&self, attempt: Attempt) -> Delivered {
+        let mut s = self.state();
+        if s.live == Some(attempt) {
+            s.live = None;
+        }
+        Delivered {
+            tokens: std::mem::take(&mut s.attempt_tokens),
+            token_count: std::mem::take(&mut s.attempt_token_count),
+            is_complete: s.choices.iter().all(|c| c.is_finished),
+        }
+    }
+
+    pub fn complete(&self, attempts: u32) {
+        let mut s = self.state();
+        s.live = None;
+        let mut summary = std::mem::take(&mut s.summary);
+        summary.attempts = attempts;
+        summary.timings = s.clock.timings();
+        s.tell(ClientEvent::Done(Box::new(summary)));
+    }
+
+    pub fn fail(&self, error: RequestError) {
+        let mut s = self.state();
+        s.live = None;
+        s.tell(ClientEvent::Failed(error));
+    }
+
+    /// The client is gone: nothing is told any more.
+    pub fn forget(&self) {
+        self.state().live = None;
+    }
+}
+
+impl State {
+    /// A gone client is noticed by its handle's drop, not here.
+    fn tell(&mut self, event: ClientEvent) {
+        let _ = self.sender.try_send(event);
+    }
+
+    /// Sorts one token in: the tokens that can be handed over now, in order.
+    fn accept(&mut self, token: TokenEvent) -> Result<Vec<TokenEvent>, String> {
+        let choice_number = token.choice;
+        let Some(choice) = self.choices.get_mut(choice_number.0 as usize) else {
+            return Err(format!("token for choice {choice_number}, which does not exist"));
+        };
+        let index = token.index.0;
+        if index < choice.next_index {
+            // Both legs bring index 0. They must agree, or one of them answers another request.
+            if index == 0 && choice.first_token.is_some_and(|first| first != token.token) {
+                return Err(format!("choice {choice_number} has two different first tokens"));
+            }
+            return Ok(Vec::new());
+        }
+        if choice.is_finished {
+            return Ok(Vec::new());
+        }
+        if choice.early.len() >= REORDER_MAX {
+            return Err(format!(
+                "choice {choice_number} has a gap at token {}",
+                choice.next_index
+            ));
+        }
+        choice.early.insert(index, token);
+        let mut ready = Vec::new();
+        while let Some(token) = choice.early.remove(&choice.next_index) {
+            choice.first_token.get_or_insert(token.token);
+            choice.next_index += 1;
+            choice.is_finished |= token.finish.is_some();
+            ready.push(token);
+        }
+        Ok(ready)
+    }
+
+    fn hand_over(
+        &mut self,
+        token: TokenEvent,
+        now: Instant,
+        finished: &mut Vec<ChoiceIndex>,
+    ) -> Result<(), RequestError> {
+        let free = self.sender.capacity();
+        if free == self.sender.max_capacity() {
+            self.behind_since = None;
+        } else {
+            self.behind_since.get_or_insert(now);
+        }
+        if free <= EVENTS_BESIDES_TOKENS {
+            let waited = self.behind_since.map_or(Duration::ZERO, |since| now - since);
+            return Err(RequestError::SlowReader {
+                behind_tokens: u32::try_from(self.sender.max_capacity() - free).unwrap_or(u32::MAX),
+                waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            });
+        }
+        if token.choice.0 == 0 {
+            self.attempt_tokens.push(token.token);
+        }
+        self.attempt_token_count += 1;
+        if self.first_token_at.is_none() {
+            self.first_token_at = Some(now);
+            self.clock.first_token(now);
+        }
+        if token.finish.is_some() {
+            finished.push(token.choice);
+        }
+        self.tell(ClientEvent::Token(token));
+        Ok(())
+    }
+
+    fn take_second_token_gap(&mut self, now: Instant) -> Option<Duration> {
+        let is_second = self.choices.first().is_some_and(|c| c.next_index >= 2);
+        if !is_second || self.clock.second_token_seen() {
+            return None;
+        }
+        self.clock.second_token();
+        self.first_token_at.map(|first| now - first)
+    }
+}
+
+/// Stages the summary must not claim twice are the clock's business; see `stage_clock`.
+pub(crate) fn is_node_stage(stage: Stage) -> bool {
+    matches!(
+        stage,
+        Stage::PrefillQueue
+            | Stage::PrefillForward
+            | Stage::TransferTail
+            | Stage::Commit
+            | Stage::DecodeQueue
+            | Stage::Decode
+    )
+}
+
+#[cfg(test)]
+#[path = "token_stream_tests.rs"]
+mod tests;

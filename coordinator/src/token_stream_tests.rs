@@ -1,0 +1,194 @@
+//! Tests of merging, of what a retry learns, and of slow readers.
+
+use std::sync::Arc;
+
+use serving_core::ids::{OutputIndex, RequestId};
+use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
+
+use super::*;
+
+fn request(choice_count: u32) -> Request {
+    Request {
+        id: RequestId(7),
+        prompt: Arc::from([TokenId(1), TokenId(2)]),
+        client_prompt_tokens: 2,
+        sampling: SamplingParams::greedy(),
+        stop: StopConditions {
+            max_tokens: 8,
+            min_tokens: 0,
+            end_tokens: vec![],
+            stop_token_ids: vec![],
+        },
+        choice_count,
+        seed: 0,
+        logprobs: None,
+        prompt_logprobs: None,
+        report_kv_hashes: false,
+        lane: Lane::Interactive,
+        time_limit: Duration::from_secs(9),
+    }
+}
+
+fn key(attempt: u32) -> AttemptKey {
+    AttemptKey {
+        request: RequestId(7),
+        attempt: Attempt(attempt),
+    }
+}
+
+fn token(choice: u32, index: u32, id: u32) -> TokenEvent {
+    TokenEvent {
+        choice: ChoiceIndex(choice),
+        index: OutputIndex(index),
+        token: TokenId(id),
+        logprobs: None,
+        finish: None,
+    }
+}
+
+fn last(mut token: TokenEvent) -> TokenEvent {
+    token.finish = Some(FinishReason::Length);
+    token
+}
+
+fn placed(choice_count: u32) -> (RequestStream, mpsc::Receiver<ClientEvent>) {
+    let (stream, receiver) = RequestStream::new(&request(choice_count), Instant::now(), Arc::new(Metrics::new()));
+    place(&stream, 0);
+    (stream, receiver)
+}
+
+fn place(stream: &RequestStream, attempt: u32) {
+    let facts = PlacementFacts {
+        prefill: None,
+        decode: None,
+        local: None,
+        route_reason: "test".into(),
+        queued_for: Duration::ZERO,
+    };
+    stream.place(key(attempt), facts, Instant::now());
+}
+
+fn tokens(receiver: &mut mpsc::Receiver<ClientEvent>) -> Vec<(u32, u32, u32)> {
+    let mut all = Vec::new();
+    while let Ok(event) = receiver.try_recv() {
+        if let ClientEvent::Token(t) = event {
+            all.push((t.choice.0, t.index.0, t.token.0));
+        }
+    }
+    all
+}
+
+fn delivered() -> Delivery {
+    Delivery::Delivered { finished: vec![] }
+}
+
+#[test]
+fn each_index_reaches_the_client_once_and_in_order_whichever_leg_brings_it() {
+    let (stream, mut receiver) = placed(2);
+    assert_eq!(
+        stream.deliver(key(0), Leg::Prefill, vec![token(0, 0, 10), token(1, 0, 20)]),
+        delivered()
+    );
+    assert_eq!(
+        stream.deliver(key(0), Leg::Decode, vec![token(1, 0, 20), token(0, 0, 10)]),
+        delivered()
+    );
+    assert_eq!(stream.deliver(key(0), Leg::Decode, vec![token(0, 2, 12)]), delivered());
+    assert_eq!(
+        stream.deliver(key(0), Leg::Decode, vec![token(0, 1, 11), token(1, 1, 21)]),
+        delivered()
+    );
+    assert_eq!(
+        tokens(&mut receiver),
+        [(0, 0, 10), (1, 0, 20), (0, 1, 11), (0, 2, 12), (1, 1, 21)]
+    );
+}
+
+#[test]
+fn two_different_first_tokens_are_a_violation() {
+    let (stream, _receiver) = placed(1);
+    stream.deliver(key(0), Leg::Prefill, vec![token(0, 0, 10)]);
+    let second = stream.deliver(key(0), Leg::Decode, vec![token(0, 0, 11)]);
+    assert!(matches!(second, Delivery::Violation(_)), "{second:?}");
+}
+
+#[test]
+fn an_ended_attempt_tells_what_it_delivered_and_delivers_no_more() {
+    let (stream, mut receiver) = placed(1);
+    stream.deliver(key(0), Leg::Prefill, vec![token(0, 0, 10)]);
+    stream.deliver(key(0), Leg::Decode, vec![token(0, 1, 11), token(0, 3, 13)]);
+    let ended = stream.end_attempt(Attempt(0));
+    assert_eq!(
+        (ended.tokens, ended.token_count, ended.is_complete),
+        (vec![TokenId(10), TokenId(11)], 2, false)
+    );
+    assert_eq!(
+        stream.deliver(key(0), Leg::Decode, vec![token(0, 2, 12)]),
+        Delivery::Stale
+    );
+    place(&stream, 1);
+    // The early token of the old attempt is forgotten: the new one brings its own.
+    assert_eq!(
+        stream.deliver(key(1), Leg::Decode, vec![token(0, 2, 12), token(0, 3, 99)]),
+        delivered()
+    );
+    assert_eq!(tokens(&mut receiver), [(0, 0, 10), (0, 1, 11), (0, 2, 12), (0, 3, 99)]);
+    assert_eq!(stream.end_attempt(Attempt(1)).tokens, vec![TokenId(12), TokenId(99)]);
+}
+
+#[test]
+fn the_end_of_each_choice_is_told() {
+    let (stream, _receiver) = placed(2);
+    let first = stream.deliver(key(0), Leg::Decode, vec![last(token(0, 0, 1)), token(1, 0, 2)]);
+    assert_eq!(
+        first,
+        Delivery::Delivered {
+            finished: vec![ChoiceIndex(0)]
+        }
+    );
+    assert!(!stream.end_attempt(Attempt(0)).is_complete);
+    place(&stream, 1);
+    stream.deliver(key(1), Leg::Decode, vec![last(token(1, 1, 3))]);
+    assert!(stream.end_attempt(Attempt(1)).is_complete);
+}
+
+#[test]
+fn a_reader_that_is_too_far_behind_is_given_up_and_can_still_be_told() {
+    let (stream, mut receiver) = placed(1);
+    let mut broken = None;
+    for index in 0..10_000 {
+        match stream.deliver(key(0), Leg::Decode, vec![token(0, index, 5)]) {
+            Delivery::Broken(error) => {
+                broken = Some(error);
+                break;
+            }
+            other => assert_eq!(other, delivered()),
+        }
+    }
+    let Some(RequestError::SlowReader { behind_tokens, .. }) = broken else {
+        panic!("never given up: {broken:?}");
+    };
+    assert!(behind_tokens as usize >= TOKENS_BEHIND_MAX, "{behind_tokens}");
+    stream.fail(RequestError::SlowReader {
+        behind_tokens,
+        waited_ms: 0,
+    });
+    let mut end = None;
+    while let Ok(event) = receiver.try_recv() {
+        end = Some(event);
+    }
+    assert!(
+        matches!(end, Some(ClientEvent::Failed(RequestError::SlowReader { .. }))),
+        "{end:?}"
+    );
+}
+
+#[test]
+fn a_node_that_skips_tokens_is_found_out() {
+    let (stream, _receiver) = placed(1);
+    let gap: Vec<_> = (1..200).map(|i| token(0, i, 5)).collect();
+    assert!(matches!(
+        stream.deliver(key(0), Leg::Decode, gap),
+        Delivery::Violation(_)
+    ));
+}

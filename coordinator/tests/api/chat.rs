@@ -1,0 +1,111 @@
+//! `/v1/chat/completions` without streaming.
+
+use serde_json::{Value, json};
+
+use super::client::post;
+use super::harness::{MAX_MODEL_TOKENS, MODEL, Script, Server, say};
+
+async fn chat(server: &Server, fields: Value) -> Value {
+    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in fields.as_object().expect("fields") {
+        body[name] = value.clone();
+    }
+    let answer = post(server.address, "/v1/chat/completions", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+fn prompt_text(server: &Server) -> String {
+    String::from_utf8(server.request().prompt.iter().map(|id| id.0 as u8).collect()).unwrap()
+}
+
+#[tokio::test]
+async fn the_body_has_openais_shape() {
+    let server = Server::saying("hello").await;
+    let body = chat(&server, json!({})).await;
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(
+        body["choices"][0]["message"],
+        json!({"role": "assistant", "content": "hello"})
+    );
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(prompt_text(&server), "[user]hi[assistant]");
+    // The default budget is what fits.
+    assert_eq!(server.request().stop.max_tokens, MAX_MODEL_TOKENS - 19);
+}
+
+#[tokio::test]
+async fn messages_in_all_their_forms() {
+    let server = Server::saying("x").await;
+    let messages = json!([
+        {"role": "developer", "content": "be brief", "name": null, "tool_calls": null},
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "", "refusal": null},
+    ]);
+    chat(
+        &server,
+        json!({"messages": messages, "echo": false, "parallel_tool_calls": true}),
+    )
+    .await;
+    assert_eq!(
+        prompt_text(&server),
+        "[system]be brief[user]one two[assistant][assistant]"
+    );
+}
+
+#[tokio::test]
+async fn both_names_of_the_budget() {
+    let server = Server::saying("long text").await;
+    let body = chat(&server, json!({"max_completion_tokens": 4, "max_tokens": 9})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "long");
+    let body = chat(&server, json!({"max_tokens": 2})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "lo");
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn logprobs_are_a_list_of_tokens() {
+    let server = Server::saying("A€").await;
+    let body = chat(&server, json!({"logprobs": true, "top_logprobs": 2})).await;
+    let content = body["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(content.len(), 5);
+    assert_eq!(
+        (&content[0]["token"], &content[0]["bytes"]),
+        (&json!("A"), &json!([65]))
+    );
+    assert!((content[0]["logprob"].as_f64().unwrap() + 0.65).abs() < 1e-6);
+    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        content[0]["top_logprobs"][1],
+        json!({"token": "b", "logprob": -2.0, "bytes": [98]})
+    );
+    // The bytes of all tokens are the bytes of the text; the end token has none.
+    assert_eq!(
+        (&content[4]["token"], &content[4]["bytes"]),
+        (&json!("<end>"), &Value::Null)
+    );
+    let bytes: Vec<u8> = content
+        .iter()
+        .filter_map(|token| token["bytes"].as_array())
+        .flatten()
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
+    assert_eq!(bytes, "A€".as_bytes());
+    let body = chat(&server, json!({"logprobs": true})).await;
+    assert_eq!(body["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
+}
+
+#[tokio::test]
+async fn three_choices() {
+    let server = Server::start(|request| Script::Play(say(request, |choice| format!("c{choice}")))).await;
+    let body = chat(&server, json!({"n": 3})).await;
+    let contents: Vec<&Value> = body["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| &choice["message"]["content"])
+        .collect();
+    assert_eq!(contents, ["c0", "c1", "c2"]);
+    assert_eq!(server.submitted(), 1, "one request with three sequences");
+}

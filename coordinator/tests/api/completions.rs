@@ -1,0 +1,285 @@
+//! `/v1/completions` without streaming: every field, every form of prompt.
+
+use serde_json::{Value, json};
+use serving_core::ids::TokenId;
+use serving_core::request::Lane;
+
+use super::client::{post, post_with};
+use super::harness::{END, MODEL, Script, Server, say};
+
+async fn complete(server: &Server, fields: Value) -> Value {
+    let mut body = json!({"model": MODEL, "prompt": "hi", "max_tokens": 100});
+    for (name, value) in fields.as_object().expect("fields") {
+        body[name] = value.clone();
+    }
+    let answer = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+fn ids(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|byte| TokenId(byte.into())).collect()
+}
+
+#[tokio::test]
+async fn the_body_has_openais_shape() {
+    let server = Server::saying("Paris.").await;
+    let answer = post(
+        server.address,
+        "/v1/completions",
+        &json!({"model": MODEL, "prompt": "hi"}),
+    )
+    .await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-queue-ms"), "7");
+    assert!(answer.header("server-timing").contains("tokenize;dur="));
+    let body = answer.json();
+    assert!(body["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(body["object"], "text_completion");
+    assert_eq!(body["model"], MODEL);
+    assert_eq!(body["system_fingerprint"], "fp-1");
+    assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
+    let choice = &body["choices"][0];
+    assert_eq!((&choice["index"], &choice["text"]), (&json!(0), &json!("Paris.")));
+    assert_eq!(
+        (&choice["finish_reason"], &choice["logprobs"]),
+        (&json!("stop"), &Value::Null)
+    );
+    assert_eq!(
+        body["usage"],
+        json!({"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}})
+    );
+    // Not asked for, not there.
+    for absent in ["metrics", "kv_hashes", "prompt_token_ids"] {
+        assert!(body.get(absent).is_none(), "{absent}");
+    }
+    let request = server.request();
+    assert_eq!(request.prompt.to_vec(), ids("hi"));
+    assert_eq!((request.stop.max_tokens, request.choice_count), (16, 1));
+    assert_eq!(request.stop.end_tokens, vec![END]);
+    assert_eq!(
+        (
+            request.sampling.temperature,
+            request.sampling.top_p,
+            request.sampling.top_k
+        ),
+        (1.0, 1.0, None)
+    );
+    assert!(!request.report_kv_hashes);
+}
+
+#[tokio::test]
+async fn every_field_reaches_the_request() {
+    let server = Server::saying("x").await;
+    let fields = json!({
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "presence_penalty": -1, "frequency_penalty": 2,
+        "repetition_penalty": 1.1, "logit_bias": {"9": 5, "3": -100}, "n": 2, "seed": -7, "ignore_eos": true,
+        "min_tokens": 4, "stop_token_ids": [1, 2], "logprobs": 3, "user": "me", "best_of": 1, "stop": null,
+        "return_kv_hashes": true,
+    });
+    let body = complete(&server, fields).await;
+    let request = server.request();
+    let s = &request.sampling;
+    assert_eq!((s.temperature, s.top_p, s.top_k, s.min_p), (0.5, 0.9, Some(40), 0.05));
+    assert_eq!(
+        (s.presence_penalty, s.frequency_penalty, s.repetition_penalty),
+        (-1.0, 2.0, 1.1)
+    );
+    assert_eq!(s.logit_bias, vec![(TokenId(3), -100.0), (TokenId(9), 5.0)]);
+    assert_eq!((request.choice_count, request.seed), (2, u64::MAX - 6));
+    assert_eq!((request.stop.min_tokens, request.stop.end_tokens.len()), (4, 0));
+    assert_eq!(request.stop.stop_token_ids, vec![TokenId(1), TokenId(2)]);
+    assert_eq!((request.logprobs, request.prompt_logprobs), (Some(3), None));
+    assert!(request.report_kv_hashes);
+    assert_eq!(body["kv_hashes"], json!(["00000000000000ab", "0000000100000000"]));
+}
+
+#[tokio::test]
+async fn a_seed_is_drawn_where_none_is_given() {
+    let server = Server::saying("x").await;
+    complete(&server, json!({})).await;
+    let first = server.request().seed;
+    complete(&server, json!({})).await;
+    assert_ne!(first, server.request().seed);
+    complete(&server, json!({"seed": u64::MAX})).await;
+    assert_eq!(server.request().seed, u64::MAX);
+}
+
+#[tokio::test]
+async fn the_four_forms_of_a_prompt() {
+    let server = Server::start(|request| {
+        let heard = String::from_utf8(request.prompt.iter().map(|id| id.0 as u8).collect()).unwrap();
+        Script::Play(say(request, |choice| format!("{heard}{choice}")))
+    })
+    .await;
+    assert_eq!(
+        complete(&server, json!({"prompt": "a"})).await["choices"][0]["text"],
+        "a0"
+    );
+    assert_eq!(
+        complete(&server, json!({"prompt": [98, 99]})).await["choices"][0]["text"],
+        "bc0"
+    );
+    for prompt in [json!(["a", "b"]), json!([[97], [98]])] {
+        let body = complete(&server, json!({"prompt": prompt, "n": 2})).await;
+        let texts: Vec<&str> = body["choices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|choice| choice["text"].as_str().unwrap())
+            .collect();
+        assert_eq!(texts, ["a0", "a1", "b0", "b1"]);
+        let indices: Vec<u64> = body["choices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|choice| choice["index"].as_u64().unwrap())
+            .collect();
+        assert_eq!(indices, [0, 1, 2, 3]);
+        // The prompt counts once however many choices it has.
+        assert_eq!(body["usage"]["prompt_tokens"], 2);
+        assert_eq!(body["usage"]["completion_tokens"], 12);
+    }
+}
+
+#[tokio::test]
+async fn length_ends_with_length() {
+    let server = Server::saying("long text").await;
+    let body = complete(&server, json!({"max_tokens": 4})).await;
+    assert_eq!(
+        (&body["choices"][0]["text"], &body["choices"][0]["finish_reason"]),
+        (&json!("long"), &json!("length"))
+    );
+}
+
+#[tokio::test]
+async fn logprobs_are_four_parallel_lists() {
+    let server = Server::saying("é!").await;
+    let body = complete(&server, json!({"logprobs": 2, "return_token_ids": true})).await;
+    let choice = &body["choices"][0];
+    let lists = &choice["logprobs"];
+    // é is two tokens: each is shown by its byte, so that they differ.
+    assert_eq!(lists["tokens"], json!(["bytes:\\xc3", "bytes:\\xa9", "!", "<end>"]));
+    assert_eq!(lists["text_offset"], json!([0, 0, 1, 2]));
+    assert_eq!(lists["token_logprobs"].as_array().unwrap().len(), 4);
+    // The two best and the chosen one.
+    assert_eq!(lists["top_logprobs"][2].as_object().unwrap().len(), 3);
+    assert_eq!(lists["top_logprobs"][2]["a"], -1.0);
+    assert_eq!(choice["text"], "é!");
+    assert_eq!(choice["token_ids"], json!([0xc3, 0xa9, 33, 256]));
+    assert_eq!(choice["prompt_token_ids"], json!([104, 105]));
+    assert_eq!(body["prompt_token_ids"], json!([104, 105]));
+}
+
+#[tokio::test]
+async fn echo_puts_the_prompt_first_and_its_logprobs_too() {
+    let server = Server::saying("!").await;
+    let body = complete(&server, json!({"echo": true, "logprobs": 1})).await;
+    assert_eq!(server.request().prompt_logprobs, Some(1));
+    let choice = &body["choices"][0];
+    assert_eq!(choice["text"], "hi!");
+    let lists = &choice["logprobs"];
+    assert_eq!(lists["tokens"], json!(["h", "i", "!", "<end>"]));
+    assert_eq!(lists["text_offset"], json!([0, 1, 2, 3]));
+    assert_eq!(
+        (&lists["token_logprobs"][0], &lists["top_logprobs"][0]),
+        (&Value::Null, &Value::Null)
+    );
+    assert!((lists["token_logprobs"][1].as_f64().unwrap() + 1.05).abs() < 1e-6);
+    assert_eq!(lists["top_logprobs"][1]["a"], -1.0);
+}
+
+#[tokio::test]
+async fn echo_alone_asks_for_no_token() {
+    let server = Server::saying("never said").await;
+    let body = complete(
+        &server,
+        json!({"echo": true, "max_tokens": 0, "logprobs": 0, "prompt": [104, 105]}),
+    )
+    .await;
+    assert_eq!(server.request().stop.max_tokens, 0);
+    let choice = &body["choices"][0];
+    assert_eq!(
+        (&choice["text"], &choice["finish_reason"]),
+        (&json!("hi"), &json!("length"))
+    );
+    assert_eq!(choice["logprobs"]["tokens"], json!(["h", "i"]));
+    assert_eq!(body["usage"]["completion_tokens"], 0);
+}
+
+#[tokio::test]
+async fn stop_strings_cut_and_close_each_choice() {
+    let server = Server::start(|request| {
+        Script::Play(say(request, |choice| {
+            if choice == 0 { "one STOP two" } else { "no end" }.to_owned()
+        }))
+    })
+    .await;
+    let body = complete(&server, json!({"stop": ["STOP", "\n\n"], "n": 2})).await;
+    assert_eq!(body["choices"][0]["text"], "one ");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body["choices"][1]["text"], "no end");
+    // Delivered: "one STOP" (8) and "no end" with its end token (7).
+    assert_eq!(body["usage"]["completion_tokens"], 15);
+    let finished = server.heard.lock().unwrap().finished.clone();
+    assert_eq!(finished.len(), 1);
+    assert_eq!(finished[0].0.0, 0);
+}
+
+#[tokio::test]
+async fn metrics_are_in_the_body_where_asked_for() {
+    let server = Server::saying("abc").await;
+    let body = complete(&server, json!({"include_metrics": true})).await;
+    let metrics = &body["metrics"];
+    assert_eq!(
+        (&metrics["queue_ms"], &metrics["kv_transfer_ms"]),
+        (&json!(7.0), &json!(1.5))
+    );
+    assert_eq!(
+        (&metrics["prefill_node"], &metrics["decode_node"]),
+        (&json!("prefill-0"), &json!("decode-0"))
+    );
+    assert_eq!(
+        (&metrics["prefill_ms"], &metrics["decode_ms"]),
+        (&json!(0.02), &json!(0.03))
+    );
+    assert_eq!(
+        (&metrics["attempts"], &metrics["local_prefill"]),
+        (&json!(1), &Value::Null)
+    );
+    assert!(metrics["ttft_ms"].as_f64().unwrap() > 0.0);
+    for stage in ["parse", "tokenize", "queue", "prefill_forward"] {
+        assert!(metrics["stages_ttft_ms"][stage].is_number(), "{stage}: {metrics}");
+    }
+}
+
+#[tokio::test]
+async fn labels_come_from_headers() {
+    let server = Server::saying("x").await;
+    let headers = [
+        ("x-lane", "batch"),
+        ("x-request-timeout-ms", "1234"),
+        ("x-request-id", "bench-7"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ];
+    let body = json!({"model": MODEL, "prompt": "hi"});
+    let answer = post_with(server.address, "/v1/completions", &body, &headers).await;
+    assert_eq!(answer.header("x-request-id"), "bench-7");
+    assert!(
+        answer
+            .header("traceparent")
+            .starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-")
+    );
+    assert_eq!(
+        server.heard.lock().unwrap().traceparents[0].as_deref(),
+        Some(answer.header("traceparent"))
+    );
+    let request = server.request();
+    assert_eq!((request.lane, request.time_limit.as_millis()), (Lane::Batch, 1234));
+    let ended = server.ended().await;
+    assert_eq!(
+        (ended.model.as_str(), ended.lane, ended.outcome.as_str()),
+        (MODEL, Lane::Batch, "ok")
+    );
+    assert_eq!((ended.prompt_tokens, ended.output_tokens), (2, 2));
+}

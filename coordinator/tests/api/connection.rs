@@ -1,0 +1,197 @@
+//! Clients that leave, stall or break off, and a server that stops.
+
+use std::time::Duration;
+
+use coordinator::api::{BindError, bind};
+use serde_json::json;
+use serving_core::ids::TokenId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::client::{PATIENCE, get, parse, request};
+use super::harness::{MODEL, Script, Server, Step, done, placed, token, until};
+
+fn body(is_streaming: bool) -> Vec<u8> {
+    let body = json!({"model": MODEL, "prompt": "hi", "stream": is_streaming});
+    request("POST", "/v1/completions", &[], body.to_string().as_bytes())
+}
+
+/// Sends two tokens and then nothing, until the edge lets go.
+async fn endless() -> Server {
+    Server::start(|request| {
+        let tokens = (0..2).map(|index| token(request, (0, index), TokenId(97), None));
+        Script::Play([placed()].into_iter().chain(tokens).chain([Step::Hang]).collect())
+    })
+    .await
+}
+
+async fn cancelled(server: &Server) {
+    let asked = server.request().id;
+    until(|| server.heard.lock().unwrap().cancelled.contains(&asked).then_some(())).await;
+    let ended = server.ended().await;
+    assert_eq!(ended.outcome, "cancelled");
+}
+
+#[tokio::test]
+async fn leaving_a_stream_cancels() {
+    let server = endless().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&body(true)).await.unwrap();
+    let mut seen = String::new();
+    let mut buffer = [0u8; 1024];
+    while seen.matches("data: ").count() < 2 {
+        let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
+            .await
+            .expect("tokens come at once")
+            .unwrap();
+        assert!(n > 0, "closed early: {seen}");
+        seen += &String::from_utf8_lossy(&buffer[..n]);
+    }
+    assert!(server.heard.lock().unwrap().cancelled.is_empty());
+    drop(stream);
+    cancelled(&server).await;
+    assert_eq!(server.ended().await.output_tokens, 2);
+}
+
+#[tokio::test]
+async fn leaving_before_the_answer_cancels() {
+    for is_streaming in [false, true] {
+        let server = Server::start(|_| Script::Play(vec![placed(), Step::Hang])).await;
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(&body(is_streaming)).await.unwrap();
+        until(|| (server.submitted() == 1).then_some(())).await;
+        drop(stream);
+        cancelled(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_submits_nothing() {
+    let server = endless().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let whole = body(true);
+    stream.write_all(&whole[..whole.len() - 5]).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+        .await
+        .expect("the server closes");
+    // hyper may close without a word: there is nobody to answer properly.
+    if !answer.is_empty() {
+        assert_eq!(parse(&answer).status, 400);
+    }
+    assert_eq!(server.submitted(), 0);
+    assert_eq!(get(server.address, "/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn garbage_and_huge_headers_are_refused_and_the_server_lives() {
+    let server = endless().await;
+    let huge = format!("GET /health HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(200_000));
+    for bytes in [b"\x16\x03\x01\x02\x00 not http\r\n\r\n".to_vec(), huge.into_bytes()] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let _ = stream.write_all(&bytes).await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+            .await
+            .expect("the server closes");
+        if !answer.is_empty() {
+            assert!((400..500).contains(&parse(&answer).status));
+        }
+    }
+    assert_eq!(get(server.address, "/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_kept_alive_connection_serves_again() {
+    let server = Server::saying("x").await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    for _ in 0..2 {
+        stream
+            .write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
+        let mut seen = String::new();
+        let mut buffer = [0u8; 1024];
+        while !seen.contains("{\"status\":\"ok\"}") {
+            let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
+                .await
+                .expect("answers")
+                .unwrap();
+            assert!(n > 0);
+            seen += &String::from_utf8_lossy(&buffer[..n]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn ttft_counts_from_the_first_byte_of_the_request() {
+    let server = Server::saying("x").await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let whole = body(false);
+    let (head, rest) = whole.split_at(whole.len() - 5);
+    stream.write_all(head).await.unwrap();
+    let pause = Duration::from_millis(60);
+    tokio::time::sleep(pause).await;
+    stream.write_all(rest).await.unwrap();
+    let ended = server.ended().await;
+    assert!(ended.ttft.is_some_and(|ttft| ttft >= pause), "{ended:?}");
+}
+
+#[tokio::test]
+async fn stopping_lets_a_request_finish() {
+    let (go, gate) = tokio::sync::oneshot::channel();
+    let gate = std::sync::Mutex::new(Some(gate));
+    let mut server = Server::start(move |request| {
+        let wait = Step::Wait(gate.lock().unwrap().take().expect("one request"));
+        let end = Some(serving_core::request::FinishReason::Length);
+        Script::Play(vec![placed(), wait, token(request, (0, 0), TokenId(97), end), done()])
+    })
+    .await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&body(false)).await.unwrap();
+    until(|| (server.submitted() == 1).then_some(())).await;
+    server.stop();
+    go.send(()).unwrap();
+    let mut answer = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+        .await
+        .expect("answers")
+        .unwrap();
+    assert_eq!(parse(&answer).status, 200);
+    tokio::time::timeout(PATIENCE, &mut server.served)
+        .await
+        .expect("the server ends")
+        .unwrap();
+    assert!(
+        TcpStream::connect(server.address).await.is_err(),
+        "nobody listens any more"
+    );
+}
+
+#[tokio::test]
+async fn stopping_cuts_what_does_not_finish() {
+    let mut server = endless().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&body(true)).await.unwrap();
+    until(|| (server.submitted() == 1).then_some(())).await;
+    server.stop();
+    tokio::time::timeout(PATIENCE, &mut server.served)
+        .await
+        .expect("the hard bound holds")
+        .unwrap();
+    cancelled(&server).await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let first = bind("127.0.0.1:0".parse().unwrap()).await.expect("a free port");
+    let address = first.local_addr().unwrap();
+    let error = bind(address).await.expect_err("taken");
+    assert!(matches!(error, BindError::InUse { port, .. } if port == address.port()));
+    let message = error.to_string();
+    assert!(
+        message.contains(&address.port().to_string()) && message.contains("--listen"),
+        "{message}"
+    );
+}

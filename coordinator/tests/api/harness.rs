@@ -1,0 +1,366 @@
+//! A served router on a free port, with a byte tokenizer and a control loop that plays what the test wrote.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, router, serve_http};
+use coordinator::request_handle::{
+    ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
+};
+use coordinator::text::{ChatTurn, TextCodec, TextError, TextModel};
+use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
+use serving_core::request::{FinishReason, Lane, Request, TokenEvent, TokenLogprobs};
+use serving_core::stage::{Stage, StageTimings};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+
+pub const MODEL: &str = "tiny";
+pub const END: TokenId = TokenId(256);
+pub const START: TokenId = TokenId(257);
+pub const MAX_MODEL_TOKENS: u32 = 512;
+pub const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// One token per byte, two control tokens, one word.
+struct Bytes {
+    table: Vec<Vec<u8>>,
+}
+
+impl Bytes {
+    fn new() -> Self {
+        let mut table: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+        table.extend([b"<end>".to_vec(), b"<start>".to_vec(), b"word".to_vec()]);
+        Self { table }
+    }
+}
+
+impl TextCodec for Bytes {
+    fn encode(&self, text: &str, _add_special: bool) -> Result<Vec<TokenId>, TextError> {
+        Ok(text.bytes().map(|byte| TokenId(u32::from(byte))).collect())
+    }
+    fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
+        self.table.get(token.0 as usize).map(Vec::as_slice)
+    }
+    fn is_special(&self, token: TokenId) -> bool {
+        token == END || token == START
+    }
+    fn vocab_size(&self) -> u32 {
+        self.table.len() as u32
+    }
+    fn end_tokens(&self) -> &[TokenId] {
+        &[END]
+    }
+    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
+        if turns.iter().any(|turn| turn.content == "panic") {
+            panic!("the test asked for a panic");
+        }
+        let body: String = turns
+            .iter()
+            .map(|turn| format!("[{}]{}", turn.role, turn.content))
+            .collect();
+        Ok(if add_generation_prompt {
+            body + "[assistant]"
+        } else {
+            body
+        })
+    }
+}
+
+/// What the scripted loop does with one request.
+pub enum Script {
+    Reject(Rejected),
+    Play(Vec<Step>),
+}
+
+pub enum Step {
+    Event(ClientEvent),
+    /// Waits until the test lets it go on.
+    Wait(oneshot::Receiver<()>),
+    /// Keeps the stream open until the edge drops it.
+    Hang,
+}
+
+type Play = Box<dyn Fn(&Request) -> Script + Send + Sync>;
+
+/// What the edge told the loop.
+#[derive(Default)]
+pub struct Heard {
+    pub requests: Vec<Arc<Request>>,
+    pub traceparents: Vec<Option<String>>,
+    pub cancelled: Vec<RequestId>,
+    pub finished: Vec<(ChoiceIndex, FinishReason)>,
+}
+
+struct Loop {
+    play: Play,
+    heard: Arc<Mutex<Heard>>,
+    readiness: Mutex<Readiness>,
+}
+
+struct Control(Arc<Mutex<Heard>>);
+
+impl RequestControl for Control {
+    fn cancel(&self, id: RequestId) {
+        self.0.lock().unwrap().cancelled.push(id);
+    }
+    fn finish_choice(&self, _id: RequestId, choice: ChoiceIndex, reason: FinishReason) {
+        self.0.lock().unwrap().finished.push((choice, reason));
+    }
+}
+
+#[async_trait::async_trait]
+impl Submit for Loop {
+    async fn submit(&self, submission: Submission) -> Result<RequestHandle, Rejected> {
+        let id = submission.request.id;
+        {
+            let mut heard = self.heard.lock().unwrap();
+            heard.requests.push(submission.request.clone());
+            heard.traceparents.push(submission.traceparent.clone());
+        }
+        match (self.play)(&submission.request) {
+            Script::Reject(rejected) => Err(rejected),
+            Script::Play(steps) => {
+                let (sender, events) = mpsc::channel(8);
+                tokio::spawn(async move {
+                    for step in steps {
+                        let sent = match step {
+                            Step::Event(event) => sender.send(event).await.is_ok(),
+                            Step::Wait(gate) => gate.await.is_ok(),
+                            Step::Hang => {
+                                sender.closed().await;
+                                false
+                            }
+                        };
+                        if !sent {
+                            return;
+                        }
+                    }
+                });
+                Ok(RequestHandle::new(id, events, Arc::new(Control(self.heard.clone()))))
+            }
+        }
+    }
+    fn readiness(&self) -> Readiness {
+        self.readiness.lock().unwrap().clone()
+    }
+}
+
+/// One ended request as the metrics saw it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    pub model: String,
+    pub lane: Lane,
+    pub outcome: String,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub ttft: Option<Duration>,
+    pub e2e: Duration,
+    pub stages: StageTimings,
+}
+
+#[derive(Default)]
+pub struct Recorded {
+    pub ended: Mutex<Vec<Ended>>,
+    pub gaps: Mutex<u32>,
+    pub panics: Mutex<u32>,
+}
+
+impl EdgeMetrics for Recorded {
+    fn request_ended(&self, ended: &EndedRequest<'_>) {
+        self.ended.lock().unwrap().push(Ended {
+            model: ended.model.to_owned(),
+            lane: ended.lane,
+            outcome: ended.outcome.to_owned(),
+            prompt_tokens: ended.prompt_tokens,
+            output_tokens: ended.output_tokens,
+            ttft: ended.ttft,
+            e2e: ended.e2e,
+            stages: ended.stages.clone(),
+        });
+    }
+    fn token_gap(&self, _lane: Lane, _gap: Duration) {
+        *self.gaps.lock().unwrap() += 1;
+    }
+    fn handler_panicked(&self) {
+        *self.panics.lock().unwrap() += 1;
+    }
+    fn render(&self) -> String {
+        "baton_test 1\n# EOF\n".to_owned()
+    }
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    pub address: SocketAddr,
+    pub heard: Arc<Mutex<Heard>>,
+    pub metrics: Arc<Recorded>,
+    control: Arc<Loop>,
+    stop: Option<oneshot::Sender<()>>,
+    pub served: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start(play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let metrics = Arc::new(Recorded::default());
+        let control = Arc::new(Loop {
+            play: Box::new(play),
+            heard: heard.clone(),
+            readiness: Mutex::new(Readiness::Ready),
+        });
+        let text = TextModel::new(
+            Box::new(Bytes::new()),
+            MAX_MODEL_TOKENS,
+            "root-of-tiny".into(),
+            "fp-1".into(),
+        );
+        let state = AppState::new(AppParts {
+            submit: control.clone(),
+            text: Arc::new(text),
+            served_models: vec![MODEL.to_owned(), "org/alias".to_owned()],
+            metrics: metrics.clone(),
+            limits: ApiLimits {
+                body_bytes_max: BODY_BYTES_MAX,
+                request_time_limit: Duration::from_secs(60),
+            },
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async move {
+            let _ = stopped.await;
+        };
+        let served = tokio::spawn(serve_http(
+            listener,
+            router(state),
+            shutdown,
+            Duration::from_millis(500),
+        ));
+        Self {
+            address,
+            heard,
+            metrics,
+            control,
+            stop: Some(stop),
+            served,
+        }
+    }
+
+    /// Answers every request with this text, one byte a token, then the end token.
+    pub async fn saying(text: &'static str) -> Self {
+        Self::start(move |request| Script::Play(say(request, |_| text.to_owned()))).await
+    }
+
+    pub fn set_readiness(&self, readiness: Readiness) {
+        *self.control.readiness.lock().unwrap() = readiness;
+    }
+    pub fn stop(&mut self) {
+        self.stop.take();
+    }
+    pub fn request(&self) -> Arc<Request> {
+        self.heard
+            .lock()
+            .unwrap()
+            .requests
+            .last()
+            .expect("a request was submitted")
+            .clone()
+    }
+    pub fn submitted(&self) -> usize {
+        self.heard.lock().unwrap().requests.len()
+    }
+    /// The metrics' view of the only request, once it has ended.
+    pub async fn ended(&self) -> Ended {
+        until(|| self.metrics.ended.lock().unwrap().first().cloned()).await
+    }
+}
+
+/// Polls until there is something, or fails.
+pub async fn until<T>(mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + super::client::PATIENCE;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "it never came");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub fn placed() -> Step {
+    Step::Event(ClientEvent::Placed(Placement {
+        attempt: Attempt(0),
+        prefill_node: Some(NodeName::new("prefill-0")),
+        decode_node: Some(NodeName::new("decode-0")),
+        route_reason: "least_loaded".to_owned(),
+        local_prefill: None,
+        queued_for: Duration::from_millis(7),
+    }))
+}
+
+/// One token; its logprobs, where asked for, are made from its id so that a test can foretell them.
+/// `place`: choice and index.
+pub fn token(request: &Request, place: (u32, u32), token: TokenId, finish: Option<FinishReason>) -> Step {
+    Step::Event(ClientEvent::Token(TokenEvent {
+        choice: ChoiceIndex(place.0),
+        index: OutputIndex(place.1),
+        token,
+        logprobs: request.logprobs.map(|k| logprobs(token, k)),
+        finish,
+    }))
+}
+
+pub fn logprobs(token: TokenId, k: u32) -> TokenLogprobs {
+    let top = (0..k)
+        .map(|rank| (TokenId(b'a'.into()), rank))
+        .map(|(a, rank)| (TokenId(a.0 + rank), -1.0 - rank as f32));
+    TokenLogprobs {
+        logprob: -(token.0 as f32) / 100.0,
+        top: top.collect(),
+    }
+}
+
+pub fn done() -> Step {
+    let timings = StageTimings(vec![
+        (Stage::Queue, Duration::from_micros(10)),
+        (Stage::PrefillForward, Duration::from_micros(20)),
+        (Stage::Decode, Duration::from_micros(30)),
+    ]);
+    Step::Event(ClientEvent::Done(Box::new(RequestSummary {
+        timings,
+        cached_tokens: 3,
+        kv_bytes: 4096,
+        transfer: Duration::from_micros(1500),
+        transport: Some("grpc".to_owned()),
+        kv_hashes: vec![0xab, 0x1_0000_0000],
+        attempts: 1,
+        ..RequestSummary::default()
+    })))
+}
+
+/// Each choice says its text byte by byte and ends with the end token (or by length, when the budget is short).
+pub fn say(request: &Request, text: impl Fn(u32) -> String) -> Vec<Step> {
+    let mut steps = vec![placed()];
+    if let Some(k) = request.prompt_logprobs {
+        let tokens = request.prompt.iter().skip(1).map(|id| logprobs(*id, k)).collect();
+        steps.push(Step::Event(ClientEvent::PromptLogprobs {
+            first_position: 1,
+            tokens,
+        }));
+    }
+    let budget = request.stop.max_tokens;
+    for choice in 0..request.choice_count {
+        let mut tokens: Vec<TokenId> = text(choice).bytes().map(|byte| TokenId(u32::from(byte))).collect();
+        tokens.push(END);
+        for (index, id) in (0..budget).zip(tokens) {
+            let finish = match id {
+                END => Some(FinishReason::EndToken),
+                _ if index + 1 == budget => Some(FinishReason::Length),
+                _ => None,
+            };
+            steps.push(token(request, (choice, index), id, finish));
+        }
+    }
+    steps.push(done());
+    steps
+}

@@ -1,0 +1,15 @@
+//! The HTTP edge over real sockets, with a scripted control loop behind it.
+//! Never starts a node: what crosses processes is tested in `integration-tests`.
+//! Read first: `harness` (the scripted `Submit`), then `completions`.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod bad_input;
+mod chat;
+mod client;
+mod completions;
+mod connection;
+mod errors;
+mod harness;
+mod streaming;
+mod surface;

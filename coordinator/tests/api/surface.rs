@@ -1,0 +1,93 @@
+//! The other endpoints.
+
+use serde_json::json;
+
+use super::client::{get, post, request, send};
+use super::harness::{MODEL, Server};
+
+#[tokio::test]
+async fn models_are_listed_and_found() {
+    let server = Server::saying("x").await;
+    let list = get(server.address, "/v1/models").await.json();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][1]["id"], "org/alias");
+    let model = &list["data"][0];
+    assert_eq!(
+        (&model["id"], &model["object"], &model["owned_by"]),
+        (&json!(MODEL), &json!("model"), &json!("baton"))
+    );
+    assert_eq!(
+        (&model["root"], &model["max_model_len"]),
+        (&json!("root-of-tiny"), &json!(512))
+    );
+    assert!(model["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(
+        get(server.address, "/v1/models/org/alias").await.json()["id"],
+        "org/alias"
+    );
+    let missing = get(server.address, "/v1/models/gpt-9").await;
+    assert_eq!(
+        (missing.status, missing.json()["error"]["code"].as_str()),
+        (404, Some("model_not_found"))
+    );
+}
+
+#[tokio::test]
+async fn text_to_ids_and_back() {
+    let server = Server::saying("x").await;
+    let body = json!({"model": MODEL, "prompt": "h€", "return_token_strs": true});
+    let answer = post(server.address, "/tokenize", &body).await.json();
+    assert_eq!(answer["tokens"], json!([104, 0xe2, 0x82, 0xac]));
+    assert_eq!((&answer["count"], &answer["max_model_len"]), (&json!(4), &json!(512)));
+    assert_eq!(answer["token_strs"][0], "h");
+    let back = post(server.address, "/detokenize", &json!({"tokens": answer["tokens"]}))
+        .await
+        .json();
+    assert_eq!(back, json!({"prompt": "h€"}));
+    let messages = json!({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": false});
+    assert_eq!(post(server.address, "/tokenize", &messages).await.json()["count"], 7);
+    assert_eq!(
+        post(server.address, "/detokenize", &json!({"tokens": []})).await.json()["prompt"],
+        ""
+    );
+    // Long texts take the other road to the same place.
+    let long = json!({"prompt": "x".repeat(20_000)});
+    assert_eq!(post(server.address, "/tokenize", &long).await.json()["count"], 20_000);
+}
+
+#[tokio::test]
+async fn probes_and_metrics() {
+    let server = Server::saying("x").await;
+    for path in ["/health", "/ping", "/ready"] {
+        assert_eq!(get(server.address, path).await.status, 200, "{path}");
+    }
+    assert!(get(server.address, "/version").await.json()["version"].is_string());
+    let metrics = get(server.address, "/metrics").await;
+    assert!(
+        metrics
+            .header("content-type")
+            .starts_with("application/openmetrics-text")
+    );
+    assert_eq!(metrics.text(), "baton_test 1\n# EOF\n");
+}
+
+#[tokio::test]
+async fn unknown_routes_and_methods_are_json_errors() {
+    let server = Server::saying("x").await;
+    let missing = get(server.address, "/v2/nothing").await;
+    assert_eq!(missing.status, 404);
+    assert!(
+        missing.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("/v2/nothing")
+    );
+    let wrong = get(server.address, "/v1/completions").await;
+    assert_eq!(
+        (wrong.status, wrong.json()["error"]["code"].as_str()),
+        (405, Some("method_not_allowed"))
+    );
+    assert_eq!(wrong.header("allow"), "POST");
+    let wrong = send(server.address, &request("DELETE", "/v1/models", &[], b"")).await;
+    assert_eq!(wrong.status, 405);
+}

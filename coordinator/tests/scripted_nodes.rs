@@ -1,0 +1,538 @@
+//! The coordinator without its HTTP edge, against scripted nodes over real gRPC.
+
+mod common;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::*;
+use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
+use proto::messages::{
+    CoordinatorReport, DecodeEvent, DecodeFinished, Failed, Fault, NodeReport, Opened, PrefillEvent, PrefillFinished,
+    PrefillOutcome, Refused, RefusedReason,
+};
+use proto::v1::membership_service_client::MembershipServiceClient;
+use service_runtime::membership::{LostReason, MembershipEvent};
+use serving_core::ids::{Attempt, TokenId};
+use serving_core::node::NodeRole;
+use serving_core::request::{LocalPrefillReason, RequestError};
+use serving_core::stage::{Stage, StageTimings};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+async fn send<E>(events: &mpsc::Sender<E>, event: E) {
+    // The coordinator may have cancelled the leg; the script then runs on into nothing.
+    let _ = events.send(event).await;
+}
+
+fn opened(transfer: u128) -> DecodeEvent {
+    DecodeEvent::Opened(Opened {
+        ticket: Some(ticket(transfer)),
+        prefix_blocks: 0,
+        cached_tokens: 0,
+    })
+}
+
+fn opened_local() -> DecodeEvent {
+    DecodeEvent::Opened(Opened {
+        ticket: None,
+        prefix_blocks: 0,
+        cached_tokens: 16,
+    })
+}
+
+fn handed_over() -> PrefillEvent {
+    PrefillEvent::Finished(PrefillFinished {
+        outcome: PrefillOutcome::HandedOver,
+        timings: StageTimings(vec![(Stage::TransferTail, Duration::from_millis(2))]),
+        kv_bytes: 1234,
+        transfer: Duration::from_millis(3),
+        transport: "grpc".into(),
+        cached_tokens: 0,
+        kv_hashes: vec![],
+    })
+}
+
+fn node_timings() -> StageTimings {
+    StageTimings(vec![
+        (Stage::PrefillQueue, Duration::from_micros(10)),
+        (Stage::PrefillForward, Duration::from_micros(50)),
+    ])
+}
+
+/// Where a prefill node says which attempt's KV it has handed over: the link between two scripted nodes.
+type Pushed = Arc<watch::Sender<Option<Attempt>>>;
+
+fn link() -> Pushed {
+    Arc::new(watch::channel(None).0)
+}
+
+/// A prefill node that does its work and says so on the link.
+fn good_prefill(pushed: Pushed) -> PrefillScript {
+    prefill(move |work, events| {
+        let pushed = pushed.clone();
+        async move {
+            let first = work.request.delivered_tokens();
+            send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
+            send(&events, PrefillEvent::Tokens(vec![token(first, 100 + first)])).await;
+            send(
+                &events,
+                PrefillEvent::FirstToken {
+                    timings: node_timings(),
+                },
+            )
+            .await;
+            pushed.send_replace(Some(work.attempt));
+            send(&events, handed_over()).await;
+        }
+    })
+}
+
+/// A decode node that waits for the KV and then streams the whole answer, index 0 included.
+fn good_decode(pushed: Pushed) -> DecodeScript {
+    decode(move |open, events| {
+        let pushed = pushed.clone();
+        async move {
+            let (first, max) = (open.request.delivered_tokens(), open.request.stop.max_tokens);
+            if open.local_prefill.is_some() {
+                send(&events, opened_local()).await;
+            } else {
+                send(&events, opened(u128::from(open.attempt.0) + 1)).await;
+                let mut seen = pushed.subscribe();
+                let _ = seen.wait_for(|attempt| *attempt == Some(open.attempt)).await;
+                let timings = StageTimings(vec![(Stage::Commit, Duration::from_millis(1))]);
+                send(&events, DecodeEvent::Committed { timings }).await;
+            }
+            for index in first..max {
+                let token = if index + 1 == max {
+                    last_token(index, 100 + index)
+                } else {
+                    token(index, 100 + index)
+                };
+                send(&events, DecodeEvent::Tokens(vec![token])).await;
+            }
+            let timings = StageTimings(vec![(Stage::Decode, Duration::from_millis(9))]);
+            send(
+                &events,
+                DecodeEvent::Finished(DecodeFinished {
+                    timings,
+                    ..DecodeFinished::default()
+                }),
+            )
+            .await;
+        }
+    })
+}
+
+fn expected(max: u32) -> Vec<(u32, u32)> {
+    (0..max).map(|i| (i, 100 + i)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_goes_through_both_nodes_and_each_token_comes_once() {
+    let cluster = coordinator(&[]).await;
+    let pushed = link();
+    let _d = decode_node(&cluster, "d0", good_decode(pushed.clone())).await;
+    let _p = prefill_node(&cluster, "p0", good_prefill(pushed)).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    assert_eq!(cluster.handle.readiness(), Readiness::Ready);
+    let started = Instant::now();
+    let mut handle = submit(&cluster, request(1, 5)).await;
+    let events = collect(&mut handle).await;
+    let total = started.elapsed();
+    let ClientEvent::Placed(placement) = &events[0] else {
+        panic!("first came {:?}", events[0]);
+    };
+    assert_eq!(placement.prefill_node.as_ref().map(|n| n.as_str()), Some("p0"));
+    assert_eq!(placement.decode_node.as_ref().map(|n| n.as_str()), Some("d0"));
+    assert_eq!(token_ids(&events), expected(5), "index 0 came through both doors");
+    let Some(ClientEvent::Done(summary)) = events.last() else {
+        panic!("last came {:?}", events.last());
+    };
+    assert_eq!(
+        (summary.attempts, summary.kv_bytes, summary.transport.as_deref()),
+        (1, 1234, Some("grpc"))
+    );
+    for stage in [
+        Stage::Queue,
+        Stage::Route,
+        Stage::Reserve,
+        Stage::Dispatch,
+        Stage::PrefillForward,
+        Stage::FirstTokenReturn,
+    ] {
+        assert!(
+            summary.timings.get(stage).is_some(),
+            "{} is missing: {:?}",
+            stage.name(),
+            summary.timings
+        );
+    }
+    for (stage, ms) in [(Stage::TransferTail, 2), (Stage::Commit, 1), (Stage::Decode, 9)] {
+        assert_eq!(
+            summary.timings.get(stage),
+            Some(Duration::from_millis(ms)),
+            "{}",
+            stage.name()
+        );
+    }
+    let ttft: Duration = summary
+        .timings
+        .0
+        .iter()
+        .filter(|(s, _)| s.is_before_first_token())
+        .map(|(_, d)| *d)
+        .sum();
+    assert!(ttft <= total, "{ttft:?} of {total:?}");
+    until_metric(
+        &cluster,
+        r#"baton_handoffs_total{transport="grpc",outcome="committed"} 1"#,
+    )
+    .await;
+    until_metric(
+        &cluster,
+        r#"baton_kv_blocks{node="d0",role="decode",state="free"} 200.0"#,
+    )
+    .await;
+    until_metric(&cluster, "baton_unfinished_requests 0.0").await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_request_is_queued_again_and_served() {
+    let cluster = coordinator(&[]).await;
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let then = good_decode(link());
+    let script = decode(move |open, events| {
+        let is_first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+        let then = then.clone();
+        async move {
+            if is_first {
+                let refused = Refused {
+                    reason: RefusedReason::NoCapacity,
+                    detail: "scripted".into(),
+                };
+                send(&events, DecodeEvent::Refused(refused)).await;
+            } else {
+                then(open, events).await;
+            }
+        }
+    });
+    let _d = decode_node(&cluster, "d0", script).await;
+    until_up(&cluster, "decode", 1).await;
+    let mut handle = submit(&cluster, request(1, 3)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(3));
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    until_metric(&cluster, r#"baton_node_refusals_total{reason="no_capacity"} 1"#).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_dies_before_the_first_token_is_only_latency() {
+    let cluster = coordinator(&[]).await;
+    let pushed = link();
+    let _d = decode_node(&cluster, "d0", good_decode(pushed.clone())).await;
+    // Its stream ends in the middle of the work, as that of a killed process does.
+    let dying = prefill(|_, events| async move { send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await });
+    let _p0 = prefill_node(&cluster, "p0", dying).await;
+    let _p1 = prefill_node(&cluster, "p1", good_prefill(pushed)).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 2).await;
+    let mut handle = submit(&cluster, request(1, 4)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(4));
+    let Some(ClientEvent::Done(summary)) = events.last() else {
+        panic!("{:?}", events.last());
+    };
+    assert_eq!(summary.attempts, 2);
+    until_metric(&cluster, r#"baton_handoff_retries_total{reason="connection_lost"} 1"#).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_dies_in_mid_stream_is_replaced_without_gap_or_repeat() {
+    let cluster = coordinator(&[]).await;
+    type Prompts = Vec<(Vec<TokenId>, u32)>;
+    let seen: Arc<Mutex<Prompts>> = Arc::default();
+    let dying = decode(|_, events| async move {
+        send(&events, opened_local()).await;
+        send(&events, DecodeEvent::Tokens(vec![token(0, 100), token(1, 101)])).await;
+        let failed = Failed {
+            fault: Fault::Draining,
+            reason: "draining".into(),
+            detail: "scripted".into(),
+        };
+        send(&events, DecodeEvent::Failed(failed)).await;
+    });
+    let then = good_decode(link());
+    let record = seen.clone();
+    let second = decode(move |open, events| {
+        record
+            .lock()
+            .expect("lock")
+            .push((open.request.prompt.to_vec(), open.request.client_prompt_tokens));
+        then(open, events)
+    });
+    let _d0 = decode_node(&cluster, "d0", dying).await;
+    let _d1 = decode_node(&cluster, "d1", second).await;
+    until_up(&cluster, "decode", 2).await;
+    let mut handle = submit(&cluster, request(1, 6)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(6));
+    let seen = seen.lock().expect("lock").clone();
+    let (prompt, client_prompt) = seen.first().expect("the second node was asked");
+    assert_eq!((prompt.len(), *client_prompt), (42, 40));
+    assert_eq!(prompt[40..], [TokenId(100), TokenId(101)]);
+    until_metric(&cluster, r#"baton_migrations_total{outcome="started"} 1"#).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_away_cancels_both_legs_within_a_second() {
+    let cluster = coordinator(&[]).await;
+    let (closed, mut seen) = mpsc::channel(4);
+    let (d_closed, p_closed) = (closed.clone(), closed);
+    let hanging_decode = decode(move |_, events| {
+        let closed = d_closed.clone();
+        async move {
+            send(&events, opened(1)).await;
+            events.closed().await;
+            send(&closed, "decode").await;
+        }
+    });
+    let hanging_prefill = prefill(move |_, events| {
+        let closed = p_closed.clone();
+        async move {
+            send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
+            send(&events, PrefillEvent::Tokens(vec![token(0, 100)])).await;
+            events.closed().await;
+            send(&closed, "prefill").await;
+        }
+    });
+    let _d = decode_node(&cluster, "d0", hanging_decode).await;
+    let _p = prefill_node(&cluster, "p0", hanging_prefill).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    let mut handle = submit(&cluster, request(1, 4)).await;
+    loop {
+        let event = tokio::time::timeout(PATIENCE, handle.next())
+            .await
+            .expect("in time")
+            .expect("an event");
+        if matches!(event, ClientEvent::Token(_)) {
+            break;
+        }
+    }
+    let gone = Instant::now();
+    drop(handle);
+    let mut legs = Vec::new();
+    for _ in 0..2 {
+        legs.push(
+            tokio::time::timeout(PATIENCE, seen.recv())
+                .await
+                .expect("in time")
+                .expect("closed"),
+        );
+    }
+    assert!(gone.elapsed() < Duration::from_secs(1), "took {:?}", gone.elapsed());
+    legs.sort_unstable();
+    assert_eq!(legs, ["decode", "prefill"]);
+    until_metric(&cluster, "baton_unfinished_requests 0.0").await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_ends_the_request_and_the_node_is_told() {
+    let cluster = coordinator(&[]).await;
+    let (closed, mut seen) = mpsc::channel(1);
+    let endless = decode(move |_, events| {
+        let closed = closed.clone();
+        async move {
+            send(&events, opened_local()).await;
+            send(&events, DecodeEvent::Tokens(vec![token(0, 100), token(1, 101)])).await;
+            events.closed().await;
+            send(&closed, ()).await;
+        }
+    });
+    let _d = decode_node(&cluster, "d0", endless).await;
+    until_up(&cluster, "decode", 1).await;
+    let mut handle = submit(&cluster, request(1, 400)).await;
+    while !matches!(handle.next().await, Some(ClientEvent::Token(_))) {}
+    handle.finish_choice(
+        serving_core::ids::ChoiceIndex(0),
+        serving_core::request::FinishReason::StopString,
+    );
+    let events = collect(&mut handle).await;
+    assert!(matches!(events.last(), Some(ClientEvent::Done(_))), "{events:?}");
+    tokio::time::timeout(PATIENCE, seen.recv())
+        .await
+        .expect("the leg was closed in time");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_step_that_fails_is_a_typed_error() {
+    let cluster = coordinator(&[]).await;
+    let broken = decode(|_, events| async move {
+        send(&events, opened_local()).await;
+        let failed = Failed {
+            fault: Fault::Engine,
+            reason: "nan".into(),
+            detail: "logits are not finite".into(),
+        };
+        send(&events, DecodeEvent::Failed(failed)).await;
+    });
+    let _d = decode_node(&cluster, "d0", broken).await;
+    until_up(&cluster, "decode", 1).await;
+    let mut handle = submit(&cluster, request(1, 4)).await;
+    let events = collect(&mut handle).await;
+    let Some(ClientEvent::Failed(RequestError::EngineFailed { node, detail })) = events.last() else {
+        panic!("{:?}", events.last());
+    };
+    assert_eq!((node.as_str(), detail.as_str()), ("d0", "logits are not finite"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_nobody_listens_on_is_suspected_and_the_other_serves() {
+    let cluster = coordinator(&[]).await;
+    let pushed = link();
+    let d0 = decode_node(&cluster, "d0", good_decode(pushed.clone())).await;
+    let _d1 = decode_node(&cluster, "d1", good_decode(pushed)).await;
+    until_up(&cluster, "decode", 2).await;
+    // Its port goes away while its membership stays.
+    d0.stop.request();
+    until("the port is closed", || {
+        std::net::TcpStream::connect(&d0.record.address).is_err()
+    })
+    .await;
+    let mut handle = submit(&cluster, request(1, 3)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(3));
+    until_metric(&cluster, r#"baton_handoff_retries_total{reason="unreachable"} 1"#).await;
+    until_metric(&cluster, r#"baton_local_prefills_total{reason="no_prefill_node"} 2"#).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_not_renewed_ends_and_the_node_is_no_longer_counted_on() {
+    let cluster = coordinator(&["--lease-ms=300"]).await;
+    let mut client = MembershipServiceClient::connect(format!("http://{}", cluster.control_address))
+        .await
+        .expect("connects");
+    let (reports, outgoing) = mpsc::channel(4);
+    send(&reports, NodeReport::Register(record("d0", 1, NodeRole::Decode)).into()).await;
+    let mut incoming = client
+        .join(ReceiverStream::new(outgoing))
+        .await
+        .expect("joined")
+        .into_inner();
+    let first = incoming.message().await.expect("a report").expect("open");
+    let CoordinatorReport::Welcome(welcome) = first.try_into().expect("valid") else {
+        panic!("not welcomed");
+    };
+    assert_eq!(welcome.lease, Duration::from_millis(300));
+    let status = NodeReport::Status {
+        epoch: record("d0", 1, NodeRole::Decode).id.epoch,
+        status: status(64),
+    };
+    send(&reports, status.into()).await;
+    until_metric(&cluster, r#"baton_node_up{role="decode",state="ready"} 1.0"#).await;
+    // Nothing more is said, the stream stays open.
+    until_metric(&cluster, r#"baton_node_up{role="decode",state="lost"} 1.0"#).await;
+    assert!(matches!(cluster.handle.readiness(), Readiness::NotReady(_)));
+    let ended = tokio::time::timeout(PATIENCE, async { while let Ok(Some(_)) = incoming.message().await {} }).await;
+    assert!(ended.is_ok(), "the lost node's stream is closed");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_taken_and_a_wrong_model_are_refused() {
+    let cluster = coordinator(&[]).await;
+    let script = good_decode(link());
+    let _d0 = decode_node(&cluster, "d0", script.clone()).await;
+    until_up(&cluster, "decode", 1).await;
+    let mut twin = decode_node(&cluster, "d0", script).await;
+    let event = tokio::time::timeout(PATIENCE, twin.membership.next_event())
+        .await
+        .expect("in time");
+    let Some(MembershipEvent::ConnectionLost {
+        reason: LostReason::Refused { reason, .. },
+        ..
+    }) = event
+    else {
+        panic!("{event:?}");
+    };
+    assert_eq!(reason.name(), "name_taken");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_of_one_token_never_meets_the_decode_node() {
+    let cluster = coordinator(&[]).await;
+    let never = decode(|_, _| async { panic!("the decode node was asked") });
+    let alone = prefill(|work, events| async move {
+        assert!(work.ticket.is_none());
+        send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
+        send(&events, PrefillEvent::Tokens(vec![last_token(0, 100)])).await;
+        let PrefillEvent::Finished(finished) = handed_over() else {
+            return;
+        };
+        let outcome = PrefillOutcome::EndedAtFirstToken;
+        send(&events, PrefillEvent::Finished(PrefillFinished { outcome, ..finished })).await;
+    });
+    let _d = decode_node(&cluster, "d0", never).await;
+    let _p = prefill_node(&cluster, "p0", alone).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    let mut handle = submit(&cluster, request(1, 1)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(1));
+    assert!(matches!(events.last(), Some(ClientEvent::Done(_))), "{events:?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_transfer_ends_in_local_prefill() {
+    let cluster = coordinator(&[]).await;
+    let then = good_decode(link());
+    let placed: Arc<Mutex<Vec<Option<LocalPrefillReason>>>> = Arc::default();
+    let record = placed.clone();
+    let script = decode(move |open, events| {
+        record.lock().expect("lock").push(open.local_prefill);
+        let then = then.clone();
+        async move {
+            if open.local_prefill.is_some() {
+                return then(open, events).await;
+            }
+            send(&events, opened(1)).await;
+            let failed = Failed {
+                fault: Fault::Transfer,
+                reason: "checksum".into(),
+                detail: "scripted".into(),
+            };
+            send(&events, DecodeEvent::Failed(failed)).await;
+        }
+    });
+    let idle = prefill(|_, events| async move {
+        send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
+        events.closed().await;
+    });
+    let _d = decode_node(&cluster, "d0", script).await;
+    let _p = prefill_node(&cluster, "p0", idle).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    let mut handle = submit(&cluster, request(1, 3)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(3));
+    assert_eq!(
+        *placed.lock().expect("lock"),
+        [None, Some(LocalPrefillReason::TransferFailed)]
+    );
+    until_metric(&cluster, r#"baton_handoffs_total{transport="grpc",outcome="failed"} 1"#).await;
+    cluster.stop().await;
+}

@@ -1,0 +1,83 @@
+//! The command line: one variant per verb, and the dispatch to the file that carries it out.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::chat::ChatArgs;
+use crate::completions::CompletionsArgs;
+use crate::exit::EXIT_STATUS_HELP;
+use crate::model::ModelArgs;
+use crate::serve::ServeArgs;
+use crate::up::UpArgs;
+use crate::version::VersionArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton up                                a cluster on this machine: coordinator, one prefill, one decode node
+  baton up --topology 2p2d                two of each
+  baton chat What is the capital of France?
+  baton model list                        the models that are known, and which are here
+  baton version --json                    what this binary is, for scripts
+  baton completions bash > ~/.local/share/bash-completion/completions/baton";
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "baton",
+    version = crate::version::VERSION,
+    about = "Serves a language model from a prefill pool and a decode pool.",
+    before_help = EXAMPLES,
+    after_help = EXIT_STATUS_HELP,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a cluster on this machine: one process per node, until Ctrl-C.
+    Up(Box<UpArgs>),
+    /// Talk to a cluster, with the timings of each answer.
+    Chat(ChatArgs),
+    /// Fetch, list and describe model files.
+    Model(ModelArgs),
+    /// Print the version of this binary.
+    Version(VersionArgs),
+    /// Print a shell completion script.
+    Completions(CompletionsArgs),
+    #[command(hide = true, disable_help_flag = true)]
+    ServeCoordinator(ServeArgs),
+    #[command(hide = true, disable_help_flag = true)]
+    ServePrefill(ServeArgs),
+    #[command(hide = true, disable_help_flag = true)]
+    ServeDecode(ServeArgs),
+}
+
+/// Runs one verb to its end and says on stderr what went wrong.
+pub fn run(cli: Cli) -> ExitCode {
+    let outcome = match cli.command {
+        Command::ServeCoordinator(args) => return crate::serve::coordinator(args),
+        Command::ServePrefill(args) => return crate::serve::prefill_node(args),
+        Command::ServeDecode(args) => return crate::serve::decode_node(args),
+        Command::Up(args) => crate::up::run(*args),
+        Command::Chat(args) => crate::chat::run(args),
+        Command::Model(args) => crate::model::run(&args),
+        Command::Version(args) => crate::version::run(&args),
+        Command::Completions(args) => crate::completions::run(&args),
+    };
+    crate::exit::report(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

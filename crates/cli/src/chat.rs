@@ -1,0 +1,190 @@
+//! `baton chat`: one question or a conversation in the terminal, with the timings of each answer.
+
+mod client;
+mod sse;
+mod timings;
+
+use std::io::{IsTerminal, Read, Write};
+
+use anyhow::Context;
+use clap::Args;
+
+use crate::exit::Exit;
+use crate::terminal::Terminal;
+use client::{ChatClient, Ended, Message, Question};
+use timings::Timings;
+
+/// What is piped in as one question; longer texts are refused instead of being cut.
+const PIPED_BYTES_MAX: u64 = 1 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton chat                                            a conversation; Ctrl-D ends it
+  baton chat What is the capital of France?
+  git diff | baton chat --system 'Explain this change'
+  baton chat --url http://10.0.0.5:8000 --temperature 0 hello";
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct ChatArgs {
+    /// Ask this and exit. Without it: a conversation, or what is piped in.
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Vec<String>,
+    /// Where the API listens.
+    #[arg(long, env = "BATON_URL", default_value = "http://127.0.0.1:8000", value_name = "URL")]
+    pub url: String,
+    /// Instructions in front of the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Longest answer.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+    /// 0 always takes the likeliest token [default: the server's].
+    #[arg(long, value_name = "NUMBER")]
+    pub temperature: Option<f64>,
+    /// Repeats the same draws at a temperature above 0.
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// The model's name [default: the first one the server lists].
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// No timings after each answer.
+    #[arg(long)]
+    pub no_timings: bool,
+}
+
+pub fn run(args: ChatArgs) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(chat(&args));
+    // A blocked read of the terminal must not hold up the exit.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
+    let client = ChatClient::connect(&args.url, args.model.clone()).await?;
+    let mut chat = Chat {
+        args,
+        client,
+        terminal: Terminal::stderr(),
+        messages: Vec::new(),
+    };
+    chat.clear();
+    if !args.prompt.is_empty() {
+        return chat.ask_once(args.prompt.join(" ")).await;
+    }
+    if !std::io::stdin().is_terminal() {
+        let mut piped = String::new();
+        let mut input = std::io::stdin().lock().take(PIPED_BYTES_MAX + 1);
+        input.read_to_string(&mut piped).context("stdin is not UTF-8 text")?;
+        anyhow::ensure!(
+            piped.len() as u64 <= PIPED_BYTES_MAX,
+            "stdin holds more than {PIPED_BYTES_MAX} bytes"
+        );
+        anyhow::ensure!(
+            !piped.trim().is_empty(),
+            "nothing to ask: give a prompt, or pipe one in"
+        );
+        return chat.ask_once(piped).await;
+    }
+    chat.converse().await
+}
+
+struct Chat<'a> {
+    args: &'a ChatArgs,
+    client: ChatClient,
+    terminal: Terminal,
+    messages: Vec<Message>,
+}
+
+impl Chat<'_> {
+    fn clear(&mut self) {
+        let system = self.args.system.iter().map(|text| Message::new("system", text));
+        self.messages = system.collect();
+    }
+
+    async fn ask_once(&mut self, prompt: String) -> anyhow::Result<Exit> {
+        match self.ask(prompt).await? {
+            Ended::Answered => Ok(Exit::Ok),
+            Ended::Interrupted => Ok(Exit::Interrupted),
+        }
+    }
+
+    async fn converse(&mut self) -> anyhow::Result<Exit> {
+        let hint = "Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear forgets it";
+        eprintln!(
+            "{}",
+            self.terminal
+                .dim(&format!("{} at {}; {hint}", self.client.model(), self.args.url))
+        );
+        loop {
+            eprint!("{}", self.terminal.bold("> "));
+            let line = tokio::task::spawn_blocking(|| {
+                let mut line = String::new();
+                std::io::stdin()
+                    .read_line(&mut line)
+                    .map(|bytes| (bytes > 0).then_some(line))
+            });
+            let line = tokio::select! {
+                line = line => line.context("the reader of the terminal stopped")?.context("cannot read the terminal")?,
+                interrupted = tokio::signal::ctrl_c() => {
+                    interrupted.context("cannot listen for Ctrl-C")?;
+                    eprintln!();
+                    return Ok(Exit::Interrupted);
+                }
+            };
+            match line.as_deref().map(str::trim) {
+                None => {
+                    eprintln!();
+                    return Ok(Exit::Ok);
+                }
+                Some("") => {}
+                Some("/clear") => self.clear(),
+                Some("/exit" | "/quit") => return Ok(Exit::Ok),
+                Some(prompt) => {
+                    let prompt = prompt.to_owned();
+                    // A refused or failed question does not end the conversation; a server that is gone does.
+                    if let Err(error) = self.ask(prompt).await {
+                        if crate::exit::of(&error) == Exit::Unreachable {
+                            return Err(error);
+                        }
+                        self.messages.pop();
+                        eprintln!("error: {error:#}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Streams one answer to stdout and its timings to stderr.
+    async fn ask(&mut self, prompt: String) -> anyhow::Result<Ended> {
+        self.messages.push(Message::new("user", &prompt));
+        let question = Question {
+            messages: &self.messages,
+            max_tokens: self.args.max_tokens,
+            temperature: self.args.temperature,
+            seed: self.args.seed,
+        };
+        let mut timings = Timings::start();
+        let mut answer = String::new();
+        let ended = {
+            let mut out = std::io::stdout().lock();
+            let show = |text: &str| {
+                timings.on_text();
+                answer.push_str(text);
+                out.write_all(text.as_bytes()).and_then(|()| out.flush())
+            };
+            self.client.ask(&question, show).await?
+        };
+        println!();
+        self.messages.push(Message::new("assistant", &answer));
+        if !self.args.no_timings {
+            let line = timings.line(ended.metrics.as_ref(), ended.usage.as_ref());
+            eprintln!("{}", self.terminal.dim(&line));
+        }
+        Ok(ended.how)
+    }
+}

@@ -1,0 +1,309 @@
+//! The HTTP side of `baton chat`: one streamed question at a time.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::sse::SseReader;
+use super::timings::{Metrics, Usage};
+use crate::exit::{Exit, ExitError};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Message {
+    role: &'static str,
+    content: String,
+}
+
+impl Message {
+    pub fn new(role: &'static str, content: &str) -> Self {
+        Self {
+            role,
+            content: content.to_owned(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Question<'a> {
+    pub messages: &'a [Message],
+    pub max_tokens: u32,
+    pub temperature: Option<f64>,
+    pub seed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Answered,
+    /// Ctrl-C; the server cancels when the connection closes.
+    Interrupted,
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub how: Ended,
+    pub metrics: Option<Metrics>,
+    pub usage: Option<Usage>,
+}
+
+/// The part of a chunk that is used.
+#[derive(Debug, Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<ChunkChoice>,
+    metrics: Option<Metrics>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChunkChoice {
+    #[serde(default)]
+    delta: Delta,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct ChatClient {
+    http: reqwest::Client,
+    url: String,
+    model: String,
+}
+
+impl ChatClient {
+    /// Finds the server and the name of its model.
+    pub async fn connect(url: &str, model: Option<String>) -> anyhow::Result<Self> {
+        let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let http = reqwest::Client::builder().connect_timeout(CONNECT_WITHIN).build()?;
+        let listed = http.get(format!("{url}/v1/models")).send().await;
+        let listed = listed.map_err(|error| unreachable(&url, error))?;
+        let model = match model {
+            Some(model) => model,
+            None => {
+                let listed: Value = checked(listed).await?.json().await.context("/v1/models is not JSON")?;
+                let first = listed["data"][0]["id"].as_str();
+                first.with_context(|| format!("{url} lists no model"))?.to_owned()
+            }
+        };
+        Ok(Self { http, url, model })
+    }
+
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Streams one answer; `show` gets each piece of text as it comes.
+    pub async fn ask(
+        &self,
+        question: &Question<'_>,
+        mut show: impl FnMut(&str) -> std::io::Result<()>,
+    ) -> anyhow::Result<Answer> {
+        let request = self
+            .http
+            .post(format!("{}/v1/chat/completions", self.url))
+            .json(&self.body(question));
+        let mut answer = Answer {
+            how: Ended::Interrupted,
+            metrics: None,
+            usage: None,
+        };
+        let interrupted = tokio::signal::ctrl_c();
+        tokio::pin!(interrupted);
+        let response = tokio::select! {
+            response = request.send() => checked(response.map_err(|error| unreachable(&self.url, error))?).await?,
+            _ = &mut interrupted => return Ok(answer),
+        };
+        let mut bytes = response.bytes_stream();
+        let mut reader = SseReader::default();
+        loop {
+            let piece = tokio::select! {
+                piece = bytes.next() => piece,
+                _ = &mut interrupted => return Ok(answer),
+            };
+            let Some(piece) = piece else {
+                bail!("the stream ended before the answer did; the coordinator may have stopped");
+            };
+            for event in reader.push(&piece.context("the connection broke in the middle of the answer")?)? {
+                if event == "[DONE]" {
+                    answer.how = Ended::Answered;
+                    return Ok(answer);
+                }
+                let chunk: Chunk =
+                    serde_json::from_str(&event).with_context(|| format!("an event that is no chat chunk: {event}"))?;
+                if let Some(error) = chunk.error {
+                    bail!(
+                        "the server gave up: {}",
+                        error["message"].as_str().unwrap_or("without a reason")
+                    );
+                }
+                for text in chunk
+                    .choices
+                    .iter()
+                    .filter_map(|choice| choice.delta.content.as_deref())
+                {
+                    if !text.is_empty() {
+                        show(text)?;
+                    }
+                }
+                answer.metrics = chunk.metrics.or(answer.metrics);
+                answer.usage = chunk.usage.or(answer.usage);
+            }
+        }
+    }
+
+    fn body(&self, question: &Question<'_>) -> Value {
+        let mut body = json!({
+            "model": self.model,
+            "messages": question.messages,
+            "max_tokens": question.max_tokens,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "include_metrics": true,
+        });
+        if let Some(temperature) = question.temperature {
+            body["temperature"] = json!(temperature);
+        }
+        if let Some(seed) = question.seed {
+            body["seed"] = json!(seed);
+        }
+        body
+    }
+}
+
+fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
+    let (exit, what) = if error.is_builder() {
+        (Exit::Usage, format!("`{url}` is no URL; write http://HOST:PORT"))
+    } else {
+        (
+            Exit::Unreachable,
+            format!("no server answers at {url}; start one: baton up"),
+        )
+    };
+    anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
+}
+
+/// Turns an error answer into its own words.
+async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Response> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let text = response.text().await.unwrap_or_default();
+    let body: Value = serde_json::from_str(&text).unwrap_or_default();
+    match body["error"]["message"].as_str() {
+        Some(message) => bail!("{status}: {message}"),
+        None => bail!("{status}: {}", text.chars().take(200).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// Answers each connection in turn with the given bytes, then closes it.
+    async fn server(answers: Vec<&'static str>) -> anyhow::Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        tokio::spawn(async move {
+            for answer in answers {
+                let Ok((mut socket, _)) = listener.accept().await else {
+                    return;
+                };
+                let mut request = [0_u8; 16384];
+                let _ = socket.read(&mut request).await;
+                let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n";
+                let text = if answer.starts_with("HTTP/") {
+                    answer.to_owned()
+                } else {
+                    format!("{head}{answer}")
+                };
+                let _ = socket.write_all(text.as_bytes()).await;
+                let _ = socket.shutdown().await;
+            }
+        });
+        Ok(format!("http://{address}"))
+    }
+
+    const MODELS: &str = r#"{"data":[{"id":"m"}]}"#;
+
+    async fn ask(answer: &'static str) -> anyhow::Result<(Answer, String)> {
+        let url = server(vec![MODELS, answer]).await?;
+        let client = ChatClient::connect(&format!("{url}/v1/"), None).await?;
+        assert_eq!(client.model(), "m");
+        let messages = [Message::new("user", "hi")];
+        let question = Question {
+            messages: &messages,
+            max_tokens: 5,
+            temperature: Some(0.0),
+            seed: None,
+        };
+        let mut text = String::new();
+        let answer = client
+            .ask(&question, |piece| {
+                text.push_str(piece);
+                Ok(())
+            })
+            .await?;
+        Ok((answer, text))
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_streamed_with_its_metrics() {
+        let stream = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n\
+            data: {\"choices\":[{\"delta\":{\"content\":\"Par\"}}],\"usage\":null}\n\n\
+            data: {\"choices\":[{\"delta\":{\"content\":\"is\"},\"finish_reason\":\"stop\"}]}\n\n\
+            data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2},\"metrics\":{\"queue_ms\":1.0}}\n\n\
+            data: [DONE]\n\n";
+        let (answer, text) = ask(stream).await.expect("a whole answer");
+        assert_eq!((text.as_str(), answer.how), ("Paris", Ended::Answered));
+        assert_eq!(answer.usage.map(|usage| usage.completion_tokens), Some(2));
+        assert_eq!(answer.metrics.and_then(|metrics| metrics.queue_ms), Some(1.0));
+    }
+
+    #[tokio::test]
+    async fn an_error_in_the_stream_or_its_early_end_is_an_error() {
+        let error = ask("data: {\"error\":{\"message\":\"decode node lost\"}}\n\n")
+            .await
+            .expect_err("an error event");
+        assert!(error.to_string().contains("decode node lost"), "{error:#}");
+        let error = ask("data: {\"choices\":[]}\n\n").await.expect_err("no [DONE]");
+        assert!(error.to_string().contains("ended before"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn an_error_answer_keeps_the_servers_words() {
+        let refusal =
+            "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n{\"error\":{\"message\":\"prompt too long\"}}";
+        let error = ask(refusal).await.expect_err("a refusal");
+        assert_eq!(error.to_string(), "400 Bad Request: prompt too long");
+    }
+
+    #[tokio::test]
+    async fn no_server_is_unreachable_and_says_how_to_start_one() {
+        let free = TcpListener::bind("127.0.0.1:0")
+            .await
+            .and_then(|l| l.local_addr())
+            .expect("a free port");
+        let error = ChatClient::connect(&format!("http://{free}"), None)
+            .await
+            .expect_err("nobody listens");
+        assert_eq!(crate::exit::of(&error), Exit::Unreachable);
+        assert!(error.to_string().contains("baton up"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_url_is_a_usage_error() {
+        let error = ChatClient::connect("not a url", None).await.expect_err("no URL");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
+    }
+}

@@ -1,0 +1,74 @@
+//! Server-sent events out of a byte stream: `data:` lines, cut anywhere by the network.
+
+use anyhow::ensure;
+
+/// One event of a chat stream is a few hundred bytes, the last one with its metrics a few thousand.
+const EVENT_BYTES_MAX: usize = 1 << 20;
+
+/// Collects bytes, yields the `data` of each event that is complete.
+#[derive(Debug, Default)]
+pub struct SseReader {
+    buffer: Vec<u8>,
+}
+
+impl SseReader {
+    /// # Errors
+    /// An event of more than 1 MiB, or one that is no UTF-8: not our server.
+    pub fn push(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<String>> {
+        self.buffer.extend_from_slice(bytes);
+        let mut events = Vec::new();
+        while let Some((length, gap)) = event_end(&self.buffer) {
+            let event: Vec<u8> = self.buffer.drain(..length + gap).take(length).collect();
+            let event = String::from_utf8(event)?;
+            // Comment lines (`: keep-alive`) and other fields are not data.
+            let data: Vec<&str> = event
+                .lines()
+                .filter_map(|line| line.strip_prefix("data:"))
+                .map(|data| data.strip_prefix(' ').unwrap_or(data))
+                .collect();
+            if !data.is_empty() {
+                events.push(data.join("\n"));
+            }
+        }
+        ensure!(
+            self.buffer.len() <= EVENT_BYTES_MAX,
+            "an event of more than {EVENT_BYTES_MAX} bytes: is this a baton server?"
+        );
+        Ok(events)
+    }
+}
+
+/// Length of the first event and of the empty line behind it.
+fn event_end(buffer: &[u8]) -> Option<(usize, usize)> {
+    let unix = buffer.windows(2).position(|window| window == b"\n\n").map(|at| (at, 2));
+    let dos = buffer
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .map(|at| (at, 4));
+    unix.into_iter().chain(dos).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: &str =
+        ": hello\n\ndata: {\"a\":1}\n\ndata:{\"b\":\"ö\"}\r\n\r\nevent: x\ndata: two\ndata: lines\n\ndata: [DONE]\n\n";
+
+    #[test]
+    fn events_are_the_same_however_the_stream_is_cut() {
+        let expected = ["{\"a\":1}", "{\"b\":\"ö\"}", "two\nlines", "[DONE]"];
+        for size in 1..STREAM.len() {
+            let mut reader = SseReader::default();
+            let pieces = STREAM.as_bytes().chunks(size);
+            let events: Vec<String> = pieces.flat_map(|piece| reader.push(piece).expect("valid")).collect();
+            assert_eq!(events, expected, "cut every {size} bytes");
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut reader = SseReader::default();
+        assert!(reader.push(&vec![b'x'; EVENT_BYTES_MAX + 1]).is_err());
+    }
+}

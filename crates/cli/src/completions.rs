@@ -1,0 +1,37 @@
+//! `baton completions SHELL`: a completion script on stdout.
+
+use std::io::Write;
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::args::Cli;
+use crate::exit::Exit;
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell to write for.
+    pub shell: Shell,
+}
+
+pub fn run(args: &CompletionsArgs) -> anyhow::Result<Exit> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "baton", &mut script);
+    std::io::stdout().lock().write_all(&script)?;
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shell_gets_a_script_that_names_the_binary() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "baton", &mut script);
+            let script = String::from_utf8(script).expect("a script is text");
+            assert!(script.contains("baton") && script.contains("completions"), "{shell}");
+        }
+    }
+}

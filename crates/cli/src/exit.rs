@@ -1,0 +1,125 @@
+//! Exit statuses of every verb, and how an outcome becomes one.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// The documented exit statuses. A verb that fails without saying which one is a `Failure`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Ok = 0,
+    Failure = 1,
+    Usage = 2,
+    /// A contract was not met: an SLO, a comparison, a token-exactness check.
+    NotMet = 3,
+    /// No server answered at the given address.
+    Unreachable = 4,
+    /// Ended by Ctrl-C: 128 + SIGINT, as shells expect.
+    Interrupted = 130,
+}
+
+/// The text under `--help` that documents them.
+pub const EXIT_STATUS_HELP: &str = "Exit status: 0 ok, 1 failure, 2 usage, 3 contract or SLO not met, \
+     4 server unreachable, 130 interrupted.";
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// An error that knows its exit status. Attach one with [`WithExit::exit`].
+#[derive(Debug)]
+pub struct ExitError {
+    pub exit: Exit,
+    source: anyhow::Error,
+}
+
+impl ExitError {
+    pub fn new(exit: Exit, source: anyhow::Error) -> Self {
+        Self { exit, source }
+    }
+}
+
+impl fmt::Display for ExitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl std::error::Error for ExitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
+}
+
+/// `result.exit(Exit::Unreachable)`: says which status this failure ends with.
+pub trait WithExit<T> {
+    fn exit(self, exit: Exit) -> anyhow::Result<T>;
+}
+
+impl<T, E: Into<anyhow::Error>> WithExit<T> for Result<T, E> {
+    fn exit(self, exit: Exit) -> anyhow::Result<T> {
+        self.map_err(|error| anyhow::Error::new(ExitError::new(exit, error.into())))
+    }
+}
+
+/// The status an error ends the process with: the outermost one that was attached.
+pub fn of(error: &anyhow::Error) -> Exit {
+    error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<ExitError>())
+        .map_or(Exit::Failure, |error| error.exit)
+}
+
+/// Prints a failure on stderr as `error: what: why: why` and yields the status to return from `main`.
+pub fn report(outcome: anyhow::Result<Exit>) -> ExitCode {
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(error) if is_broken_pipe(&error) => Exit::Ok.into(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            of(&error).into()
+        }
+    }
+}
+
+/// Prints what clap has to say: help and version on stdout with status 0, a usage error on stderr with status 2.
+pub fn report_usage(error: &clap::Error) -> ExitCode {
+    // A closed pipe (`baton --help | head`) is the reader's choice, not a failure.
+    let _ = error.print();
+    if error.use_stderr() {
+        Exit::Usage.into()
+    } else {
+        Exit::Ok.into()
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_plain_error_is_a_failure() {
+        assert_eq!(of(&anyhow::anyhow!("x")), Exit::Failure);
+    }
+
+    #[test]
+    fn the_attached_status_survives_context_and_keeps_the_causes() {
+        let inner: Result<(), std::io::Error> = Err(std::io::Error::other("refused"));
+        let error = inner
+            .context("cannot reach http://x")
+            .exit(Exit::Unreachable)
+            .context("chat")
+            .expect_err("an error");
+        assert_eq!(of(&error), Exit::Unreachable);
+        assert_eq!(format!("{error:#}"), "chat: cannot reach http://x: refused");
+    }
+}

@@ -1,0 +1,17 @@
+//! Owns what a person types: the verbs of the `baton` binary and the launcher of a cluster on one machine.
+//! Never decides anything about serving: requests, routing and KV belong to the processes it starts.
+//! Read first: `args::Command` (one variant per verb), then `exit` (what the exit status means).
+//! Tests: beside the code; whole-cluster tests in `integration-tests` start clusters through `local_cluster`.
+
+pub mod args;
+pub mod chat;
+pub mod completions;
+pub mod exit;
+pub mod local_cluster;
+pub mod model;
+pub mod scrape;
+pub mod serve;
+pub mod terminal;
+pub mod topology;
+pub mod up;
+pub mod version;

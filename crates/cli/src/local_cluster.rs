@@ -1,0 +1,369 @@
+//! A cluster on this machine: one process per node, started, watched, drained. `baton up` and the tests use it alike.
+
+mod options;
+mod process;
+
+use std::collections::BTreeMap;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+pub use options::{ClusterEvent, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec};
+use process::{Process, ProcessState};
+
+/// How often `/ready` is asked while the cluster starts.
+const READY_POLL_EVERY: Duration = Duration::from_millis(50);
+/// What a node gets to exit once the coordinator is gone; it has nothing left to finish by then.
+const NODE_EXIT_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Error)]
+pub enum LocalClusterError {
+    #[error("{0}")]
+    Exited(NodeExit),
+    #[error("not ready within {within:?}: {waiting_for}")]
+    NotReady { within: Duration, waiting_for: String },
+    #[error("no node is called `{name}`; there are {names}")]
+    NoSuchNode { name: String, names: String },
+    #[error("cannot start: {0:#}")]
+    Start(anyhow::Error),
+}
+
+/// A process that ended when nobody had asked it to.
+#[derive(Clone, Debug, Error)]
+#[error("{name} (pid {pid}) ended with {status}{}", last_lines_text(.last_lines))]
+pub struct NodeExit {
+    pub name: String,
+    pub pid: u32,
+    /// As the operating system tells it: an exit status or a signal.
+    pub status: ExitStatusText,
+    /// The end of its stderr.
+    pub last_lines: Vec<String>,
+}
+
+/// `None` when the process could not be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitStatusText(pub Option<ExitStatus>);
+
+impl ExitStatusText {
+    /// `None` for a process that was ended by a signal.
+    pub fn code(self) -> Option<i32> {
+        self.0.and_then(|status| status.code())
+    }
+}
+
+impl std::fmt::Display for ExitStatusText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(status) => write!(f, "{status}"),
+            None => f.write_str("an unknown status"),
+        }
+    }
+}
+
+fn last_lines_text(lines: &[String]) -> String {
+    if lines.is_empty() {
+        return "; it said nothing on stderr".to_owned();
+    }
+    format!("; its last lines:\n    {}", lines.join("\n    "))
+}
+
+/// One row of "what runs where".
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct ProcessInfo {
+    pub name: String,
+    pub role: String,
+    pub pid: u32,
+    /// Where it listens: HTTP for the coordinator, gRPC and `/metrics` for a node.
+    pub address: String,
+}
+
+/// A running cluster. Dropping it kills what still runs; [`LocalCluster::stop`] drains first.
+#[derive(Debug)]
+pub struct LocalCluster {
+    options: LocalClusterOptions,
+    processes: BTreeMap<String, Process>,
+    /// Start order, for the table.
+    order: Vec<String>,
+    exits: mpsc::Receiver<String>,
+    exits_sender: mpsc::Sender<String>,
+    base_url: String,
+}
+
+impl LocalCluster {
+    /// Starts coordinator and nodes and waits until `/ready` answers 200 and every node has announced ready.
+    ///
+    /// # Errors
+    /// A process that could not be started or ended early (with its last lines), or not ready within
+    /// `options.start_within`. Whatever had been started is killed.
+    pub async fn start(options: LocalClusterOptions) -> Result<Self, LocalClusterError> {
+        let deadline = Instant::now() + options.start_within;
+        let spec = options.coordinator();
+        let name = spec.name.clone();
+        // One slot per process and start; restarts are few and each exit is read or fits.
+        let capacity = options.topology.node_count() as usize + 1;
+        let (exits_sender, exits) = mpsc::channel(capacity.saturating_mul(4));
+        let mut cluster = Self {
+            processes: BTreeMap::new(),
+            order: Vec::new(),
+            base_url: String::new(),
+            options,
+            exits,
+            exits_sender,
+        };
+        cluster.start_process(spec)?;
+        let state = cluster
+            .wait_for(&name, deadline, |state| state.listening.is_some())
+            .await?;
+        let listening = state
+            .listening
+            .unwrap_or_else(|| service_runtime::announce::Listening::coordinator(&name, "", ""));
+        cluster.base_url = format!("http://{}", listening.http.unwrap_or_default());
+        let control_address = listening.control.unwrap_or_default();
+        for spec in cluster.options.nodes(&control_address) {
+            cluster.start_process(spec)?;
+        }
+        for name in cluster.order.clone() {
+            cluster.wait_for(&name, deadline, |state| state.is_ready).await?;
+        }
+        cluster.wait_for_ready(deadline).await?;
+        Ok(cluster)
+    }
+
+    /// `http://HOST:PORT` of the API.
+    pub fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
+    /// Name to address of every process that listens.
+    pub fn node_addresses(&self) -> BTreeMap<String, String> {
+        self.processes()
+            .into_iter()
+            .map(|info| (info.name, info.address))
+            .collect()
+    }
+
+    /// Every process in start order, the coordinator first.
+    pub fn processes(&self) -> Vec<ProcessInfo> {
+        let info = |name: &String| {
+            let process = self.processes.get(name)?;
+            let listening = process.state.borrow().listening.clone()?;
+            Some(ProcessInfo {
+                name: name.clone(),
+                role: process.spec.kind.to_string(),
+                pid: process.pid,
+                address: listening.http.or(listening.address).unwrap_or_default(),
+            })
+        };
+        self.order.iter().filter_map(info).collect()
+    }
+
+    /// Ends when some process has exited without being asked to; yields each such exit once.
+    pub async fn next_exit(&mut self) -> NodeExit {
+        loop {
+            // The cluster holds a sender itself, so the channel never ends.
+            if let Some(name) = self.exits.recv().await
+                && let Some(exit) = self.exit_of(&name)
+            {
+                return exit;
+            }
+        }
+    }
+
+    /// SIGKILL for one process; returns once it is gone.
+    ///
+    /// # Errors
+    /// No process has that name.
+    pub async fn kill_node(&self, name: &str) -> Result<(), LocalClusterError> {
+        let process = self.process(name)?;
+        process.kill();
+        process.wait_for_exit().await;
+        Ok(())
+    }
+
+    /// Asks one process to drain and exit, as SIGTERM would; returns at once.
+    ///
+    /// # Errors
+    /// No process has that name.
+    pub fn drain_node(&self, name: &str) -> Result<(), LocalClusterError> {
+        self.process(name)?.drain();
+        Ok(())
+    }
+
+    /// Waits until one process has exited by itself.
+    ///
+    /// # Errors
+    /// No process has that name, or it still runs after `within`.
+    pub async fn wait_for_exit(&self, name: &str, within: Duration) -> Result<NodeExit, LocalClusterError> {
+        let process = self.process(name)?;
+        let waiting = tokio::time::timeout(within, process.wait_for_exit());
+        let late = |_| LocalClusterError::NotReady {
+            within,
+            waiting_for: format!("{name} to exit"),
+        };
+        waiting.await.map_err(late)?;
+        self.exit_of(name).ok_or(LocalClusterError::NotReady {
+            within,
+            waiting_for: format!("{name} to exit"),
+        })
+    }
+
+    /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`LocalCluster::start`].
+    pub async fn restart_node(&mut self, name: &str) -> Result<(), LocalClusterError> {
+        let process = self.process(name)?;
+        let spec = process.spec.clone();
+        process.kill();
+        process.wait_for_exit().await;
+        self.start_process(spec)?;
+        let deadline = Instant::now() + self.options.start_within;
+        self.wait_for(name, deadline, |state| state.is_ready).await?;
+        Ok(())
+    }
+
+    /// Drains: the coordinator stops admitting and finishes what runs, then the nodes leave. Who is not gone after
+    /// `grace` (nodes: a few seconds more) is killed. Returns the names of the killed; no process is left when it ends.
+    pub async fn stop(&self, grace: Duration) -> Vec<String> {
+        let is_coordinator = |process: &&Process| process.spec.kind == ProcessKind::Coordinator;
+        let (front, nodes): (Vec<&Process>, Vec<&Process>) = self.processes.values().partition(is_coordinator);
+        let mut killed = drain_all(&front, grace).await;
+        killed.extend(drain_all(&nodes, NODE_EXIT_WITHIN.min(grace)).await);
+        killed
+    }
+
+    /// SIGKILL for every process; none is left when it ends.
+    pub async fn kill_all(&self) {
+        for process in self.processes.values() {
+            process.kill();
+        }
+        for process in self.processes.values() {
+            process.wait_for_exit().await;
+        }
+    }
+
+    fn process(&self, name: &str) -> Result<&Process, LocalClusterError> {
+        let names = || self.order.join(", ");
+        let missing = || LocalClusterError::NoSuchNode {
+            name: name.to_owned(),
+            names: names(),
+        };
+        self.processes.get(name).ok_or_else(missing)
+    }
+
+    fn start_process(&mut self, spec: ProcessSpec) -> Result<(), LocalClusterError> {
+        let name = spec.name.clone();
+        let process =
+            Process::start(spec, &self.options, self.exits_sender.clone()).map_err(LocalClusterError::Start)?;
+        if self.processes.insert(name.clone(), process).is_none() {
+            self.order.push(name);
+        }
+        Ok(())
+    }
+
+    fn exit_of(&self, name: &str) -> Option<NodeExit> {
+        let process = self.processes.get(name)?;
+        let status = process.exit_status()?;
+        let (name, last_lines) = (name.to_owned(), process.last_lines());
+        Some(NodeExit {
+            name,
+            pid: process.pid,
+            status: ExitStatusText(Some(status)),
+            last_lines,
+        })
+    }
+
+    fn first_exit(&self) -> Option<NodeExit> {
+        self.order.iter().find_map(|name| self.exit_of(name))
+    }
+
+    /// Waits until `is_reached` holds for one process, unless any process ends first.
+    async fn wait_for(
+        &mut self,
+        name: &str,
+        deadline: Instant,
+        is_reached: impl FnMut(&ProcessState) -> bool,
+    ) -> Result<ProcessState, LocalClusterError> {
+        let mut state = self.process(name)?.state.clone();
+        let reached = timeout_at(deadline, state.wait_for(is_reached));
+        let exited = async {
+            loop {
+                // Exits of an earlier life of a restarted process are not news.
+                match self.exits.recv().await {
+                    Some(exited) if self.processes.get(&exited).is_some_and(|p| p.exit_status().is_some()) => return,
+                    _ => {}
+                }
+            }
+        };
+        let outcome = tokio::select! {
+            reached = reached => Some(reached.map(|state| state.map(|state| state.clone()))),
+            () = exited => None,
+        };
+        match outcome {
+            Some(Ok(Ok(state))) => Ok(state),
+            Some(Err(_)) => Err(LocalClusterError::NotReady {
+                within: self.options.start_within,
+                waiting_for: format!("{name} has not said that it is ready"),
+            }),
+            Some(Ok(Err(_))) | None => Err(self.first_exit().map_or_else(
+                || LocalClusterError::Start(anyhow::anyhow!("{name} could not be watched")),
+                LocalClusterError::Exited,
+            )),
+        }
+    }
+
+    async fn wait_for_ready(&mut self, deadline: Instant) -> Result<(), LocalClusterError> {
+        let url = format!("{}/ready", self.base_url);
+        let client = reqwest::Client::new();
+        let mut last = String::new();
+        while Instant::now() < deadline {
+            if let Some(exit) = self.first_exit() {
+                return Err(LocalClusterError::Exited(exit));
+            }
+            match timeout_at(deadline, client.get(&url).send()).await {
+                Ok(Ok(answer)) if answer.status().is_success() => return Ok(()),
+                Ok(Ok(answer)) => {
+                    last = format!(
+                        "{url} answers {}: {}",
+                        answer.status(),
+                        answer.text().await.unwrap_or_default()
+                    )
+                }
+                Ok(Err(error)) => last = format!("{url}: {error}"),
+                Err(_) => break,
+            }
+            tokio::time::sleep(READY_POLL_EVERY).await;
+        }
+        Err(LocalClusterError::NotReady {
+            within: self.options.start_within,
+            waiting_for: last,
+        })
+    }
+}
+
+async fn drain_all(processes: &[&Process], grace: Duration) -> Vec<String> {
+    let deadline = Instant::now() + grace;
+    for process in processes {
+        process.drain();
+    }
+    let mut killed = Vec::new();
+    for process in processes {
+        if timeout_at(deadline, process.wait_for_exit()).await.is_err() {
+            process.kill();
+            process.wait_for_exit().await;
+            killed.push(process.spec.name.clone());
+        }
+    }
+    killed
+}
+
+impl Drop for LocalCluster {
+    fn drop(&mut self) {
+        for process in self.processes.values() {
+            process.kill();
+        }
+    }
+}

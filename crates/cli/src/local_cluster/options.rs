@@ -1,0 +1,317 @@
+//! What a local cluster is made of, and the flags each of its processes gets from that.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::topology::Topology;
+
+/// Loading 98 MB takes a second; ten times a model that barely fits a laptop is still inside two minutes.
+const START_WITHIN: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Debug)]
+pub struct LocalClusterOptions {
+    /// The `baton` binary; it is started once per node.
+    pub executable: PathBuf,
+    pub topology: Topology,
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Where the API listens; port 0 lets the OS pick.
+    pub listen: String,
+    pub settings: ClusterSettings,
+    /// Further flags, for what `ClusterSettings` does not name.
+    pub coordinator_flags: Vec<OsString>,
+    pub prefill_flags: Vec<OsString>,
+    pub decode_flags: Vec<OsString>,
+    /// Environment of every process, on top of the inherited one.
+    pub environment: Vec<(String, String)>,
+    /// Each process's stderr goes to `DIR/NAME.log` too.
+    pub log_dir: Option<PathBuf>,
+    /// From start to ready.
+    pub start_within: Duration,
+    pub observer: Observer,
+}
+
+impl LocalClusterOptions {
+    /// Every setting at its process's own default, any free port.
+    pub fn new(executable: PathBuf, topology: Topology, model: PathBuf) -> Self {
+        Self {
+            executable,
+            topology,
+            model,
+            listen: "127.0.0.1:0".to_owned(),
+            settings: ClusterSettings::default(),
+            coordinator_flags: Vec::new(),
+            prefill_flags: Vec::new(),
+            decode_flags: Vec::new(),
+            environment: Vec::new(),
+            log_dir: None,
+            start_within: START_WITHIN,
+            observer: Observer::default(),
+        }
+    }
+}
+
+/// Settings handed through to the processes; `None` leaves their own default. Names as in the processes' configs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct ClusterSettings {
+    /// Threads of each node's engine [default: every core, on each node].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads_per_node: Option<u32>,
+    /// KV cache memory of each node, such as 512MiB.
+    #[arg(long, value_name = "SIZE")]
+    pub kv_cache_memory: Option<String>,
+    /// Sequences a node runs at a time.
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<u32>,
+    /// Tokens of one engine step: the budget that prompts are chunked to.
+    #[arg(long, value_name = "N")]
+    pub max_num_batched_tokens: Option<u32>,
+    /// Longest prompt and answer together, in tokens [default: what the model was trained for].
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// The model's name in the API [default: from the file].
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Prompts shorter than this are prefilled on the decode node itself.
+    #[arg(long, value_name = "TOKENS")]
+    pub local_prefill_below_tokens: Option<u32>,
+    /// Arithmetic of the CPU engine: int8-blocks (default) or exact.
+    #[arg(long, value_name = "NAME")]
+    pub numerics: Option<String>,
+    /// Kernels of the CPU engine: auto (default), portable, avx2, avx512-vnni.
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// Keep finished prompts' KV blocks for prompts that start alike.
+    #[arg(long, value_name = "BOOL")]
+    pub prefix_cache: Option<bool>,
+    /// cpu, or stand-in: no weights, modelled time, made-up tokens.
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
+}
+
+/// Which process of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProcessKind {
+    Coordinator,
+    Prefill,
+    Decode,
+    /// A decode node that prefills everything itself.
+    CoLocated,
+}
+
+impl fmt::Display for ProcessKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Coordinator => "coordinator",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::CoLocated => "co-located",
+        })
+    }
+}
+
+impl ProcessKind {
+    /// The hidden verb that runs it.
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Coordinator => "serve-coordinator",
+            Self::Prefill => "serve-prefill",
+            Self::Decode | Self::CoLocated => "serve-decode",
+        }
+    }
+}
+
+/// One process to start: its name and its whole command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSpec {
+    pub name: String,
+    pub kind: ProcessKind,
+    pub arguments: Vec<OsString>,
+}
+
+/// What happens to a process of the cluster, for whoever shows it to a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterEvent {
+    Started {
+        name: String,
+        kind: ProcessKind,
+        pid: u32,
+    },
+    Listening {
+        name: String,
+        address: String,
+    },
+    Ready {
+        name: String,
+    },
+    /// One line of its stderr.
+    Line {
+        name: String,
+        line: String,
+    },
+}
+
+/// Is told every [`ClusterEvent`] in order per process. Must not block: it runs on the readers' tasks.
+#[derive(Clone, Default)]
+pub struct Observer(Option<Arc<Observe>>);
+
+type Observe = dyn Fn(&ClusterEvent) + Send + Sync;
+
+impl Observer {
+    pub fn new(observe: impl Fn(&ClusterEvent) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(observe)))
+    }
+
+    pub fn tell(&self, event: &ClusterEvent) {
+        if let Some(observe) = &self.0 {
+            observe(event);
+        }
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Observer").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Builds a command line flag by flag.
+#[derive(Debug, Default)]
+struct Flags(Vec<OsString>);
+
+impl Flags {
+    fn set(&mut self, name: &str, value: impl Into<OsString>) {
+        let mut flag = OsString::from(format!("--{name}="));
+        flag.push(value.into());
+        self.0.push(flag);
+    }
+
+    fn set_some(&mut self, name: &str, value: &Option<impl ToString>) {
+        if let Some(value) = value {
+            self.set(name, value.to_string());
+        }
+    }
+}
+
+impl LocalClusterOptions {
+    pub(super) fn coordinator(&self) -> ProcessSpec {
+        let mut flags = Flags::default();
+        flags.set("name", "coordinator");
+        flags.set("listen", &self.listen);
+        flags.set("control-listen", "127.0.0.1:0");
+        flags.set("model", &self.model);
+        flags.set_some("served-model-name", &self.settings.served_model_name);
+        flags.set_some("max-model-len", &self.settings.max_model_len);
+        flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
+        self.spec(ProcessKind::Coordinator, "coordinator".to_owned(), flags)
+    }
+
+    /// The nodes, given where the coordinator's membership endpoint listens.
+    pub(super) fn nodes(&self, control_address: &str) -> Vec<ProcessSpec> {
+        let of = |kind: ProcessKind, count: u32| {
+            (0..count).map(move |index| match kind {
+                ProcessKind::Prefill => (kind, format!("prefill-{index}")),
+                _ => (kind, format!("decode-{index}")),
+            })
+        };
+        let names: Vec<(ProcessKind, String)> = match self.topology {
+            Topology::Disaggregated {
+                prefill_count,
+                decode_count,
+            } => {
+                let prefill = of(ProcessKind::Prefill, prefill_count);
+                prefill.chain(of(ProcessKind::Decode, decode_count)).collect()
+            }
+            Topology::CoLocated { node_count } => of(ProcessKind::CoLocated, node_count).collect(),
+        };
+        let node = |(kind, name)| self.node(kind, name, control_address);
+        names.into_iter().map(node).collect()
+    }
+
+    fn node(&self, kind: ProcessKind, name: String, control_address: &str) -> ProcessSpec {
+        let settings = &self.settings;
+        let mut flags = Flags::default();
+        flags.set("name", &name);
+        flags.set("listen", "127.0.0.1:0");
+        flags.set("coordinators", control_address);
+        flags.set("model", &self.model);
+        flags.set_some("threads", &settings.threads_per_node);
+        flags.set_some("kv-cache-memory", &settings.kv_cache_memory);
+        flags.set_some("max-num-seqs", &settings.max_num_seqs);
+        flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
+        flags.set_some("max-model-len", &settings.max_model_len);
+        flags.set_some("served-model-name", &settings.served_model_name);
+        flags.set_some("numerics", &settings.numerics);
+        flags.set_some("kernel", &settings.kernel);
+        flags.set_some("prefix-cache", &settings.prefix_cache);
+        flags.set_some("engine", &settings.engine);
+        if kind == ProcessKind::CoLocated {
+            flags.0.push("--co-located".into());
+        }
+        self.spec(kind, name, flags)
+    }
+
+    fn spec(&self, kind: ProcessKind, name: String, flags: Flags) -> ProcessSpec {
+        let extra = match kind {
+            ProcessKind::Coordinator => &self.coordinator_flags,
+            ProcessKind::Prefill => &self.prefill_flags,
+            ProcessKind::Decode | ProcessKind::CoLocated => &self.decode_flags,
+        };
+        // The pipe at its stdin ends when this process does, however it dies: nothing outlives it.
+        let arguments = [OsString::from(kind.verb()), OsString::from("--exit-with-stdin")];
+        let arguments = arguments.into_iter().chain(flags.0).chain(extra.iter().cloned());
+        ProcessSpec {
+            name,
+            kind,
+            arguments: arguments.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(topology: &str) -> LocalClusterOptions {
+        let topology = topology.parse().expect("a topology");
+        LocalClusterOptions::new("/bin/baton".into(), topology, "/m.gguf".into())
+    }
+
+    #[test]
+    fn every_node_gets_its_name_its_coordinator_and_only_the_settings_that_were_given() {
+        let mut options = options("2p1d");
+        options.settings.threads_per_node = Some(2);
+        options.decode_flags.push("--hold-ms-max=5".into());
+        let nodes = options.nodes("127.0.0.1:7400");
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(names, ["prefill-0", "prefill-1", "decode-0"]);
+        let decode = &nodes[2].arguments;
+        assert_eq!(decode[0], "serve-decode");
+        for flag in [
+            "--exit-with-stdin",
+            "--coordinators=127.0.0.1:7400",
+            "--threads=2",
+            "--hold-ms-max=5",
+            "--name=decode-0",
+        ] {
+            assert!(decode.contains(&flag.into()), "{flag} in {decode:?}");
+        }
+        assert!(!nodes[0].arguments.contains(&"--hold-ms-max=5".into()));
+        assert!(
+            !decode
+                .iter()
+                .any(|flag| flag.to_string_lossy().starts_with("--max-num-seqs"))
+        );
+    }
+
+    #[test]
+    fn co_located_nodes_are_decode_nodes_that_prefill_too() {
+        let nodes = options("2c").nodes("127.0.0.1:7400");
+        assert_eq!(nodes.len(), 2);
+        assert!(nodes.iter().all(|node| node.arguments[0] == "serve-decode"));
+        assert!(nodes.iter().all(|node| node.arguments.contains(&"--co-located".into())));
+    }
+}

@@ -1,0 +1,70 @@
+//! `baton model`: fetching, listing and describing model files. [`resolve`] is what `--model` means everywhere.
+
+pub mod cache;
+pub mod catalogue;
+mod error;
+pub mod inspect;
+mod interrupt;
+pub mod list;
+mod progress;
+mod pull;
+mod unpack;
+
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+
+pub use error::PullError;
+pub use pull::{PullOptions, pull, resolve};
+
+use crate::exit::{Exit, WithExit};
+
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    #[command(subcommand)]
+    pub verb: ModelVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ModelVerb {
+    /// Download a model once and check it.
+    Pull(PullArgs),
+    /// List the known models and which are cached.
+    List(list::ListArgs),
+    /// Describe a model file.
+    Inspect(inspect::InspectArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// A name from `baton model list`.
+    #[arg(default_value = "smollm2-135m")]
+    pub name: String,
+    /// Download again even when the model is cached.
+    #[arg(long)]
+    pub force: bool,
+    /// No progress on stderr.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+pub fn run(args: &ModelArgs) -> anyhow::Result<Exit> {
+    match &args.verb {
+        ModelVerb::List(args) => list::run(args),
+        ModelVerb::Inspect(args) => inspect::run(args),
+        ModelVerb::Pull(args) => {
+            let options = PullOptions {
+                quiet: args.quiet,
+                force: args.force,
+                ..PullOptions::from_env()?
+            };
+            match pull(&args.name, &options) {
+                Ok(path) => writeln!(std::io::stdout(), "{}", path.display())?,
+                Err(error @ PullError::Interrupted) => return Err(error).exit(Exit::Interrupted),
+                Err(error @ PullError::UnknownModel { .. }) => return Err(error).exit(Exit::Usage),
+                Err(error) => return Err(error.into()),
+            }
+            Ok(Exit::Ok)
+        }
+    }
+}

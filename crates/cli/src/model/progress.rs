@@ -1,0 +1,71 @@
+//! Progress of a download on stderr: a bar on a terminal, a line every few seconds elsewhere.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Lines in a log: often enough to see that it lives, seldom enough not to fill it.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Progress of one step. Colourless, so `NO_COLOR` needs no case of its own.
+#[derive(Debug)]
+pub struct Progress {
+    label: &'static str,
+    total: Option<u64>,
+    /// `None` where stderr is not a terminal.
+    bar: Option<ProgressBar>,
+    last_line: Instant,
+    quiet: bool,
+}
+
+impl Progress {
+    /// `total` is in bytes, where it is known.
+    pub fn start(label: &'static str, total: Option<u64>, quiet: bool) -> Progress {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let template = match total {
+                Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}",
+                None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+            };
+            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            let bar = total
+                .map_or_else(ProgressBar::new_spinner, ProgressBar::new)
+                .with_style(style);
+            bar.set_message(label);
+            bar
+        });
+        if bar.is_none() && !quiet {
+            eprintln!("{label}...");
+        }
+        Progress {
+            label,
+            total,
+            bar,
+            last_line: Instant::now(),
+            quiet,
+        }
+    }
+
+    /// `done` bytes of the step are done.
+    pub fn at(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.tick();
+        } else if !self.quiet && self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            let megabytes = |bytes: u64| bytes / 1_000_000;
+            match self.total {
+                Some(total) => eprintln!("{}: {} of {} MB", self.label, megabytes(done), megabytes(total)),
+                None => eprintln!("{}: {} MB", self.label, megabytes(done)),
+            }
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! `baton up`: a cluster on this machine, from nothing to a ready URL, until Ctrl-C drains it.
+
+mod log_line;
+mod report;
+mod signals;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use crate::exit::{Exit, ExitError, WithExit};
+use crate::local_cluster::{
+    ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, NodeExit, Observer,
+};
+use crate::model::PullError;
+use crate::terminal::{Terminal, say};
+use crate::topology::Topology;
+use signals::{Signals, Stop};
+
+/// Between two lines that say what is still awaited.
+const STILL_WAITING_EVERY: Duration = Duration::from_secs(5);
+/// After a node died the others have nothing to finish for it.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The coordinator gives requests up by itself at the end of the drain; then it still has to close its streams.
+const EXIT_AFTER_DRAIN: Duration = Duration::from_secs(3);
+
+const EXAMPLES: &str = "\
+Examples:
+  baton up                                   one prefill and one decode node, smollm2-135m, port 8000
+  baton up --topology 2p2d --threads-per-node 1
+  baton up --topology 2c                     two co-located nodes, to compare with
+  baton up --model ./my.gguf --listen 127.0.0.1:0 --json";
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct UpArgs {
+    /// Prefill and decode nodes (1p1d, 2p4d), or co-located nodes (2c).
+    #[arg(long, default_value = "1p1d", value_name = "NpMd|Nc")]
+    pub topology: Topology,
+    /// A name that `baton model list` knows (fetched when needed), or the path of a GGUF file.
+    #[arg(long, default_value = "smollm2-135m", value_name = "NAME|PATH")]
+    pub model: String,
+    /// Where the API listens; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:8000", value_name = "HOST:PORT")]
+    pub listen: String,
+    #[command(flatten)]
+    pub settings: ClusterSettings,
+    /// Write each process's log to DIR/NAME.log too.
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Do not show the processes' log lines (their last ones are still shown when one dies).
+    #[arg(long)]
+    pub quiet: bool,
+    /// When ready, print one JSON object on stdout instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds from start to ready before giving up.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub start_timeout: u64,
+    /// Seconds that running requests get to finish on Ctrl-C or SIGTERM.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub drain_timeout: u64,
+}
+
+pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
+    check_listen(&args.listen)?;
+    let model = match crate::model::resolve(&args.model) {
+        Ok(model) => model,
+        Err(error @ PullError::Interrupted) => return Err(error).exit(Exit::Interrupted),
+        Err(error @ PullError::UnknownModel { .. }) => return Err(error).exit(Exit::Usage),
+        Err(error) => return Err(error.into()),
+    };
+    let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
+    if let Some(dir) = &args.log_dir {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make the log folder {}", dir.display()))?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Pipes and waiting only; the cores belong to the nodes.
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(up(args, executable, model))
+}
+
+/// Says at once what would otherwise be the coordinator's first and last words.
+fn check_listen(listen: &str) -> anyhow::Result<()> {
+    match TcpListener::bind(listen) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error).with_context(|| {
+            format!(
+                "{listen} is in use, perhaps by another `baton up`; give another with --listen, such as 127.0.0.1:0"
+            )
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Err(error)
+            .with_context(|| format!("--listen {listen}: write HOST:PORT, such as 127.0.0.1:8000"))
+            .exit(Exit::Usage),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot listen on {listen}; give another address with --listen"))
+        }
+    }
+}
+
+async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result<Exit> {
+    let terminal = Terminal::stderr();
+    let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
+    let started = Instant::now();
+    let mut options = LocalClusterOptions::new(executable, args.topology, model);
+    options.listen = args.listen.clone();
+    options.settings = args.settings.clone();
+    options
+        .settings
+        .served_model_name
+        .get_or_insert_with(|| served_name(&args.model));
+    if options.settings.threads_per_node.is_none() {
+        options.settings.threads_per_node = Some(available_cores());
+    }
+    options.log_dir = args.log_dir.clone();
+    let drain_ms_max = args.drain_timeout * 1000;
+    options
+        .coordinator_flags
+        .push(format!("--drain-ms-max={drain_ms_max}").into());
+    options.start_within = Duration::from_secs(args.start_timeout);
+    options.observer = observer(terminal, started, args.quiet);
+    let settings = options.settings.clone();
+
+    say!("baton up: {} from {}", args.topology, options.model.display());
+    let cluster = tokio::select! {
+        cluster = LocalCluster::start(options) => cluster,
+        stop = signals.next() => {
+            say!("interrupted while starting: stopping at once");
+            return Ok(stop.exit());
+        }
+        never = say_still_waiting(started) => match never {},
+    };
+    let mut cluster = match cluster {
+        Ok(cluster) => cluster,
+        Err(error) => return Err(did_not_start(error)),
+    };
+    let ready = report::Ready::collect(&cluster, &settings).await?;
+    ready.print(args.json)?;
+    let elapsed = started.elapsed().as_secs_f64();
+    say!(
+        "{}",
+        terminal.bold(&format!(
+            "ready in {elapsed:.1} s; Ctrl-C drains and stops, twice stops at once"
+        ))
+    );
+
+    let stop = tokio::select! {
+        exit = cluster.next_exit() => return Err(after_failure(&cluster, &exit).await),
+        stop = signals.next() => stop,
+    };
+    drain(&cluster, &mut signals, stop, Duration::from_secs(args.drain_timeout)).await
+}
+
+async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace: Duration) -> anyhow::Result<Exit> {
+    say!(
+        "draining: running requests get {} s; Ctrl-C again stops at once",
+        grace.as_secs()
+    );
+    tokio::select! {
+        killed = cluster.stop(grace + EXIT_AFTER_DRAIN) => {
+            if !killed.is_empty() {
+                bail!("not drained within {} s, killed: {}", grace.as_secs(), killed.join(", "));
+            }
+            say!("stopped; no process is left");
+            Ok(stop.exit())
+        }
+        _ = signals.next() => {
+            cluster.kill_all().await;
+            say!("stopped at once");
+            Ok(Exit::Interrupted)
+        }
+    }
+}
+
+/// A process that refused its command line was given it by ours.
+fn did_not_start(error: LocalClusterError) -> anyhow::Error {
+    let is_usage = matches!(&error, LocalClusterError::Exited(exit) if exit.status.code() == Some(Exit::Usage as i32));
+    let error = anyhow::Error::new(error).context("the cluster did not start");
+    if !is_usage {
+        return error;
+    }
+    anyhow::Error::new(ExitError::new(Exit::Usage, error))
+}
+
+async fn after_failure(cluster: &LocalCluster, exit: &NodeExit) -> anyhow::Error {
+    let error = anyhow::anyhow!("{exit}");
+    cluster.stop(GRACE_AFTER_FAILURE).await;
+    error.context("a process died, the others were stopped")
+}
+
+/// The catalogue's name, or what the file is called.
+fn served_name(model: &str) -> String {
+    let path = Path::new(model);
+    match path.file_stem().filter(|_| model.contains(['/', '.'])) {
+        Some(stem) => stem.to_string_lossy().into_owned(),
+        None => model.to_owned(),
+    }
+}
+
+fn available_cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
+}
+
+async fn say_still_waiting(started: Instant) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(STILL_WAITING_EVERY).await;
+        say!("{:6.1} s  still starting", started.elapsed().as_secs_f64());
+    }
+}
+
+/// Shows what happens while starting, and the processes' own lines behind their names.
+fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
+    Observer::new(move |event| {
+        let at = started.elapsed().as_secs_f64();
+        match event {
+            ClusterEvent::Started { name, kind, pid } => say!("{at:6.1} s  {name}: started as {kind}, pid {pid}"),
+            ClusterEvent::Listening { name, address } => say!("{at:6.1} s  {name}: listens on {address}"),
+            ClusterEvent::Ready { name } => say!("{at:6.1} s  {name}: ready"),
+            ClusterEvent::Line { .. } if is_quiet => {}
+            ClusterEvent::Line { name, line } => {
+                let line = log_line::for_people(line, terminal);
+                say!("{} {line}", terminal.name(&format!("{name:>11} |")));
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_served_under_its_name_or_its_files_stem() {
+        assert_eq!(served_name("smollm2-135m"), "smollm2-135m");
+        assert_eq!(served_name("/models/Tiny-1B.Q4_1.gguf"), "Tiny-1B.Q4_1");
+    }
+
+    #[test]
+    fn a_port_in_use_and_a_word_that_is_no_address_are_told_apart() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = taken.local_addr().expect("its address").to_string();
+        let error = check_listen(&address).expect_err("it is taken");
+        assert_eq!(crate::exit::of(&error), Exit::Failure);
+        let error = check_listen("here").expect_err("no port");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
+    }
+}

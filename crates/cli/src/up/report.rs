@@ -1,0 +1,204 @@
+//! What `baton up` prints on stdout when ready: the URL, what runs where, a line to try, how to stop.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::local_cluster::{ClusterSettings, LocalCluster};
+use crate::scrape::Scrape;
+
+/// Each question is one local request to a process that has just said that it is ready.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Serialize)]
+pub struct Ready {
+    pub url: String,
+    pub model: String,
+    pub processes: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub name: String,
+    pub role: String,
+    pub pid: u32,
+    pub address: String,
+    /// `None` for the coordinator, which computes nothing.
+    pub threads: Option<u32>,
+    pub kv_blocks: Option<u64>,
+}
+
+impl Ready {
+    pub async fn collect(cluster: &LocalCluster, settings: &ClusterSettings) -> anyhow::Result<Self> {
+        let client = reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?;
+        let mut processes = Vec::new();
+        for info in cluster.processes() {
+            let is_node = info.role != "coordinator";
+            let kv_blocks = if is_node {
+                kv_blocks(&client, &info.address).await
+            } else {
+                None
+            };
+            processes.push(Row {
+                name: info.name,
+                role: info.role,
+                pid: info.pid,
+                address: info.address,
+                threads: settings.threads_per_node.filter(|_| is_node),
+                kv_blocks,
+            });
+        }
+        let url = cluster.base_url().to_owned();
+        let model = served_model(&client, &url).await?;
+        Ok(Self { url, model, processes })
+    }
+
+    /// # Errors
+    /// Stdout is closed.
+    pub fn print(&self, as_json: bool) -> anyhow::Result<()> {
+        let text = if as_json {
+            format!("{}\n", serde_json::to_string(self)?)
+        } else {
+            self.text()
+        };
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("\nbaton is ready: {}\n\n", self.url);
+        let width = self
+            .processes
+            .iter()
+            .map(|row| row.address.len())
+            .max()
+            .unwrap_or(0)
+            .max("address".len());
+        let _ = writeln!(
+            text,
+            "  {:<12} {:<12} {:>8}  {:<width$}  {:>7}  {:>9}",
+            "name", "role", "pid", "address", "threads", "KV blocks"
+        );
+        for row in &self.processes {
+            let dash = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+            let (threads, blocks) = (dash(row.threads.map(u64::from)), dash(row.kv_blocks));
+            let (name, role, pid, address) = (&row.name, &row.role, row.pid, &row.address);
+            let _ = writeln!(
+                text,
+                "  {name:<12} {role:<12} {pid:>8}  {address:<width$}  {threads:>7}  {blocks:>9}"
+            );
+        }
+        let _ = write!(
+            text,
+            "\nTry it:\n  {}\n  baton chat --url {}\n\n",
+            self.curl(),
+            self.url
+        );
+        let _ = writeln!(
+            text,
+            "Any OpenAI client: base URL {}/v1, any key. Metrics: {}/metrics",
+            self.url, self.url
+        );
+        text.push_str("Stop: Ctrl-C drains and leaves no process behind; twice stops at once.\n");
+        text
+    }
+
+    fn curl(&self) -> String {
+        let body = serde_json::json!({
+            "model": self.model,
+            "messages": [{"role": "user", "content": "Name the capital of France."}],
+            "temperature": 0,
+            "max_tokens": 32,
+            "stream": true,
+        });
+        // The one character that would end the shell's quotes.
+        let body = body.to_string().replace('\'', "'\\''");
+        format!(
+            "curl -sN {}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+            self.url
+        )
+    }
+}
+
+async fn served_model(client: &reqwest::Client, url: &str) -> anyhow::Result<String> {
+    let models: serde_json::Value = client
+        .get(format!("{url}/v1/models"))
+        .send()
+        .await
+        .and_then(reqwest::Response::error_for_status)
+        .context("the coordinator is ready but does not list its models")?
+        .json()
+        .await
+        .context("the coordinator's list of models is not JSON")?;
+    let id = models["data"][0]["id"]
+        .as_str()
+        .context("the coordinator lists no model")?;
+    Ok(id.to_owned())
+}
+
+/// All states together. `None` when the node does not tell: the table is for people, it must not fail a good start.
+async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
+    let text = client
+        .get(format!("http://{address}/metrics"))
+        .send()
+        .await
+        .ok()?
+        .text()
+        .await
+        .ok()?;
+    let total = Scrape::parse(&text).ok()?.sum("baton_kv_blocks", &[])?;
+    // Block counts are small whole numbers; f64 holds them exactly.
+    Some(total as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready() -> Ready {
+        let row = |name: &str, role: &str, threads| Row {
+            name: name.to_owned(),
+            role: role.to_owned(),
+            pid: 12,
+            address: "127.0.0.1:8000".to_owned(),
+            threads,
+            kv_blocks: threads.map(|_| 1456),
+        };
+        Ready {
+            url: "http://127.0.0.1:8000".to_owned(),
+            model: "it's-a-model".to_owned(),
+            processes: vec![
+                row("coordinator", "coordinator", None),
+                row("prefill-0", "prefill", Some(2)),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_text_names_every_process_and_a_line_that_a_shell_takes() {
+        let text = ready().text();
+        for wanted in [
+            "http://127.0.0.1:8000",
+            "prefill-0",
+            "1456",
+            "curl -sN",
+            "it'\\''s-a-model",
+            "capital of France",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in {text}");
+        }
+    }
+
+    #[test]
+    fn the_json_is_one_line_with_the_url() {
+        let json = serde_json::to_string(&ready()).expect("it serialises");
+        let read: serde_json::Value = serde_json::from_str(&json).expect("it reads back");
+        assert_eq!(read["url"], "http://127.0.0.1:8000");
+        assert!(!json.contains('\n'));
+    }
+}

@@ -1,0 +1,44 @@
+//! `baton version`: what this binary is, for people and for scripts.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::exit::Exit;
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Debug, Args)]
+pub struct VersionArgs {
+    /// One JSON object instead of one line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct VersionReport {
+    name: &'static str,
+    version: &'static str,
+    /// Set by whoever packages the binary (`BATON_BUILD_COMMIT` at build time); null for a local build.
+    commit: Option<&'static str>,
+    architecture: &'static str,
+    os: &'static str,
+}
+
+pub fn run(args: &VersionArgs) -> anyhow::Result<Exit> {
+    let report = VersionReport {
+        name: "baton",
+        version: VERSION,
+        commit: option_env!("BATON_BUILD_COMMIT"),
+        architecture: std::env::consts::ARCH,
+        os: std::env::consts::OS,
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        writeln!(out, "baton {VERSION} ({} {})", report.os, report.architecture)?;
+    }
+    Ok(Exit::Ok)
+}

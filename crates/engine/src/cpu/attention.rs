@@ -1,0 +1,87 @@
+//! The attention phase: one tile for each KV head of each attention item.
+
+use model_files::config::LlamaConfig;
+
+use super::buffers::Shared;
+use super::forward::Step;
+use super::kernels::LANES;
+use super::kernels::lanes::{AttendCall, AttendScratch};
+use super::plan::{ATTENTION_ROWS, AttentionItem, Row};
+use super::pool::Pool;
+
+/// One thread's memory for a tile.
+pub(crate) struct Scratch {
+    keys: Shared<f32>,
+    values: Shared<f32>,
+    softmax: Shared<(f32, f32)>,
+    sums: Shared<f32>,
+    lengths: (usize, usize),
+}
+
+impl Scratch {
+    pub(crate) fn new(config: &LlamaConfig) -> Self {
+        let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count;
+        let tile = config.head_dim * LANES;
+        Self {
+            keys: Shared::new(tile),
+            values: Shared::new(tile),
+            softmax: Shared::new(queries),
+            sums: Shared::new(queries * config.head_dim),
+            lengths: (tile, queries),
+        }
+    }
+
+    /// # Safety
+    /// Nobody else uses this scratch while the result lives.
+    unsafe fn get(&self, head_dim: usize) -> AttendScratch<'_> {
+        let (tile, queries) = self.lengths;
+        // SAFETY: the caller's promise.
+        unsafe {
+            AttendScratch {
+                keys: self.keys.write(0..tile),
+                values: self.values.write(0..tile),
+                softmax: self.softmax.write(0..queries),
+                sums: self.sums.write(0..queries * head_dim),
+            }
+        }
+    }
+}
+
+/// Attends for all rows of the step in one layer.
+pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
+    let (items, kv_heads) = (&step.plan.items, step.config.kv_head_count);
+    let tiles = items.len() * kv_heads;
+    pool.parallel(tiles, &|tile, thread| {
+        // From the back: the rows with the longest past come first, so that the last tiles are short ones.
+        let tile = tiles - 1 - tile;
+        run_tile(step, (items[tile / kv_heads], thread), (layer, tile % kv_heads));
+    });
+}
+
+fn run_tile(step: &Step<'_>, (item, thread): (AttentionItem, usize), (layer, kv_head): (usize, usize)) {
+    let config = step.config;
+    let (head_dim, group) = (config.head_dim, config.head_count / config.kv_head_count);
+    let first_row = item.first_row as usize;
+    let Row { position, sequence, .. } = step.plan.rows[first_row];
+    if item.alone {
+        // SAFETY: the only row of its sequence, and only this tile handles this head of it.
+        unsafe { step.turn_and_store(first_row, layer, kv_head) };
+    }
+    let column = kv_head * group * head_dim;
+    let call = AttendCall {
+        queries: step.scratch.qkv.pointer(first_row * step.qkv_columns() + column),
+        query_stride: step.qkv_columns(),
+        out: step.scratch.attention.pointer(first_row * config.hidden_size + column),
+        out_stride: config.hidden_size,
+        rows: item.rows as usize,
+        group,
+        head_dim,
+        first_position: position as usize,
+        keys_of: &|block| step.keys_of(sequence as usize, block, (layer, kv_head)),
+        values_offset: step.values_offset(),
+        dtype: step.geometry.dtype,
+    };
+    // SAFETY: the scratch is this thread's own. Queries and KV of chunks were stored in an earlier phase, those of a
+    // lone row just now by this tile; nobody writes them in this phase. `out` belongs to this tile alone.
+    unsafe { (step.kernels.attend)(&call, &mut step.scratch.threads[thread].attention.get(head_dim)) };
+}

@@ -1,0 +1,126 @@
+//! Memory that the tiles of a phase share: written in disjoint pieces, read in later phases.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+use super::kernels::lanes::QuantisedRow;
+use super::kernels::{BLOCK, InputRows, Kernels};
+use crate::Numerics;
+
+/// A fixed buffer whose users keep their pieces apart themselves. Ranges are checked, overlap is not.
+pub(crate) struct Shared<T> {
+    cells: Box<[UnsafeCell<T>]>,
+}
+
+// SAFETY: both accessors are unsafe and demand that no piece is written while another thread uses it.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+impl<T: Copy + Default> Shared<T> {
+    pub(crate) fn new(length: usize) -> Self {
+        Self {
+            cells: (0..length).map(|_| UnsafeCell::new(T::default())).collect(),
+        }
+    }
+
+    /// # Safety
+    /// Nobody writes any of the range while the result lives.
+    pub(crate) unsafe fn read(&self, range: Range<usize>) -> &[T] {
+        let cells = &self.cells[range];
+        // SAFETY: UnsafeCell<T> has the layout of T; the caller rules out writers.
+        unsafe { std::slice::from_raw_parts(cells.as_ptr().cast::<T>(), cells.len()) }
+    }
+
+    /// # Safety
+    /// Nobody else reads or writes any of the range while the result lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller keeps the pieces apart; that is what this type is for"
+    )]
+    pub(crate) unsafe fn write(&self, range: Range<usize>) -> &mut [T] {
+        let cells = &self.cells[range];
+        // SAFETY: UnsafeCell<T> has the layout of T and allows writing; the caller rules out other users.
+        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), cells.len()) }
+    }
+
+    pub(crate) fn pointer(&self, at: usize) -> *mut T {
+        self.cells[at..].as_ptr().cast_mut().cast()
+    }
+}
+
+/// Inputs of a matrix: rows of f32, and for 8-bit numerics their quantised form.
+pub(crate) struct Inputs {
+    values: Shared<f32>,
+    quants: Shared<i8>,
+    scales: Shared<f32>,
+    offsets: Shared<f32>,
+    sums: Shared<i32>,
+    numerics: Numerics,
+}
+
+impl Inputs {
+    /// Room for `rows` rows of up to `columns` columns.
+    pub(crate) fn new(rows: usize, columns: usize, numerics: Numerics) -> Self {
+        let (quants, blocks) = match numerics {
+            Numerics::Int8Blocks => (rows * columns, rows * columns / BLOCK),
+            Numerics::Exact => (0, 0),
+        };
+        Self {
+            values: Shared::new(rows * columns),
+            quants: Shared::new(quants),
+            scales: Shared::new(blocks),
+            offsets: Shared::new(blocks),
+            sums: Shared::new(blocks),
+            numerics,
+        }
+    }
+
+    /// Lets `fill` write the f32 values of a row of `columns`, then quantises it.
+    ///
+    /// # Safety
+    /// Nobody else uses this row meanwhile.
+    pub(crate) unsafe fn fill(&self, (row, columns): (usize, usize), kernels: &Kernels, fill: impl FnOnce(&mut [f32])) {
+        let blocks = columns / BLOCK;
+        let (cells, marks) = (row * columns..(row + 1) * columns, row * blocks..(row + 1) * blocks);
+        // SAFETY: the ranges belong to this row alone, which the caller has for itself.
+        unsafe {
+            let values = self.values.write(cells.clone());
+            fill(values);
+            if self.numerics == Numerics::Int8Blocks {
+                let out = QuantisedRow {
+                    quants: self.quants.write(cells),
+                    scales: self.scales.write(marks.clone()),
+                    offsets: self.offsets.write(marks.clone()),
+                    sums: self.sums.write(marks),
+                };
+                (kernels.quantise)(values, out);
+            }
+        }
+    }
+
+    /// `count` rows from `first`, for a dot kernel.
+    ///
+    /// # Safety
+    /// The rows were filled with the same `columns`, and nobody writes them while the result lives.
+    pub(crate) unsafe fn rows(&self, first: usize, count: usize, columns: usize) -> InputRows<'_> {
+        let blocks = columns / BLOCK;
+        let (cells, marks) = (
+            first * columns..(first + count) * columns,
+            first * blocks..(first + count) * blocks,
+        );
+        let (quants, marks) = match self.numerics {
+            Numerics::Int8Blocks => (cells.clone(), marks),
+            Numerics::Exact => (0..0, 0..0),
+        };
+        // SAFETY: the caller rules out writers.
+        unsafe {
+            InputRows {
+                values: self.values.read(cells),
+                quants: self.quants.read(quants),
+                scales: self.scales.read(marks.clone()),
+                offsets: self.offsets.read(marks.clone()),
+                sums: self.sums.read(marks),
+                columns,
+            }
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! One step of the transformer, phase by phase. Each phase is a set of tiles; a tile's result depends on its own rows
+//! only, so it does not matter which thread takes it, nor what else is in the batch.
+//!
+//! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down. With few rows (decode) each
+//! thread prepares a matrix's inputs for itself, which costs less than a phase more; with many it is its own phase.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use model_files::config::LlamaConfig;
+
+use super::attention;
+use super::buffers::{Inputs, Shared};
+use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
+use super::plan::{AttentionItem, Plan, Row};
+use super::pool::Pool;
+use super::rope::RopeTable;
+use super::weights::{Layer, Matrix, Weights};
+use crate::{EngineLimits, KvDtype, KvGeometry, LogitsSink, Numerics};
+
+/// Up to this many rows each thread prepares the inputs of a matrix for itself.
+const FEW_ROWS: usize = MAX_ROWS;
+/// Rows of one pass of the LM head: bounds the logits buffer (6 MB for a vocabulary of 49,152).
+const LOGITS_ROWS: usize = 32;
+/// Tiles for each thread and matrix: enough that a thread which falls behind does not hold up the others.
+const TILES_PER_THREAD: usize = 8;
+/// Rows of a tile in phases that work row by row.
+const ROWS_PER_TILE: usize = 8;
+
+/// All memory of a step.
+pub(crate) struct Scratch {
+    /// `[row][hidden]`: the residual stream.
+    hidden: Shared<f32>,
+    /// `[row][queries, keys, values]`.
+    pub(super) qkv: Shared<f32>,
+    /// `[row][hidden]`: what attention found.
+    pub(super) attention: Shared<f32>,
+    /// `[row][ffn]`.
+    ffn: Shared<f32>,
+    inputs: Inputs,
+    /// `[row][padded vocabulary]`.
+    logits: Shared<f32>,
+    pub(super) threads: Vec<ThreadScratch>,
+    /// Counts matrix products, so that a thread knows whether its own inputs are those of the running one.
+    product: AtomicU64,
+}
+
+pub(crate) struct ThreadScratch {
+    inputs: Inputs,
+    /// The product that `inputs` were prepared for. Used by its own thread only.
+    prepared: AtomicU64,
+    pub(super) attention: attention::Scratch,
+}
+
+impl Scratch {
+    pub(crate) fn new(config: &LlamaConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
+        let rows = limits.max_batch_tokens as usize;
+        let columns = config.hidden_size.max(config.ffn_size);
+        let thread = || ThreadScratch {
+            inputs: Inputs::new(FEW_ROWS, columns, numerics),
+            prepared: AtomicU64::new(0),
+            attention: attention::Scratch::new(config),
+        };
+        Self {
+            hidden: Shared::new(rows * config.hidden_size),
+            qkv: Shared::new(rows * (config.hidden_size + 2 * config.kv_size())),
+            attention: Shared::new(rows * config.hidden_size),
+            ffn: Shared::new(rows * config.ffn_size),
+            inputs: Inputs::new(rows, columns, numerics),
+            logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),
+            threads: (0..threads).map(|_| thread()).collect(),
+            product: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Everything a tile may look at.
+pub(crate) struct Step<'a> {
+    pub config: &'a LlamaConfig,
+    pub kernels: &'a Kernels,
+    pub weights: &'a Weights,
+    pub rope: &'a RopeTable,
+    pub plan: &'a Plan,
+    pub scratch: &'a Scratch,
+    pub geometry: KvGeometry,
+    /// Start of the KV memory, whose blocks of this batch are claimed.
+    pub kv: KvBase,
+}
+
+/// A pointer that tiles on several threads use for disjoint writes.
+#[derive(Clone, Copy)]
+pub(crate) struct KvBase(pub *mut u8);
+// SAFETY: the step holds claims on all blocks it touches, and its phases keep writers and readers apart.
+unsafe impl Sync for KvBase {}
+// SAFETY: as above.
+unsafe impl Send for KvBase {}
+
+/// A product of input rows with one or more matrices of equal column count.
+struct Product<'a> {
+    rows: usize,
+    matrices: &'a [&'a Matrix],
+    /// Writes the inputs of a row.
+    fill: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+    /// Panels that one call of `write` gets together.
+    group: usize,
+    write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
+}
+
+/// Where the outputs of a tile belong.
+#[derive(Clone, Copy)]
+struct Place {
+    matrix: usize,
+    /// First column: 16 times the index of the panel group.
+    column: usize,
+    first_row: usize,
+    rows: usize,
+}
+
+impl Step<'_> {
+    pub(crate) fn run(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
+        let (rows, hidden) = (self.plan.rows.len(), self.config.hidden_size);
+        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
+            for row in tile_rows(tile, rows) {
+                // SAFETY: each row is written by one tile.
+                let out = unsafe { self.scratch.hidden.write(row * hidden..(row + 1) * hidden) };
+                self.weights.embed(self.plan.rows[row].token as usize, out);
+            }
+        });
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.project(pool, layer);
+            self.store_chunks(pool, index);
+            attention::run(self, pool, index);
+            self.attention_output(pool, layer);
+            self.feed_forward(pool, layer);
+        }
+        self.logits(pool, sink);
+    }
+
+    pub(super) fn qkv_columns(&self) -> usize {
+        self.config.hidden_size + 2 * self.config.kv_size()
+    }
+
+    fn normed(&self, row: usize, weight: &[f32], out: &mut [f32]) {
+        let hidden = self.config.hidden_size;
+        // SAFETY: the residual stream is written in other phases than those that read it.
+        let x = unsafe { self.scratch.hidden.read(row * hidden..(row + 1) * hidden) };
+        (self.kernels.rms_norm)(x, weight, self.config.rms_epsilon, out);
+    }
+
+    fn project(&self, pool: &mut Pool, layer: &Layer) {
+        let (hidden, kv, stride) = (self.config.hidden_size, self.config.kv_size(), self.qkv_columns());
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.query, &layer.key, &layer.value],
+                fill: &|row, out| self.normed(row, &layer.attention_norm, out),
+                group: 1,
+                write: &|place, outputs| {
+                    let column = [0, hidden, hidden + kv][place.matrix] + place.column;
+                    for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
+                        let start = row * stride + column;
+                        // SAFETY: each (row, panel) is written by one tile.
+                        unsafe { self.scratch.qkv.write(start..start + LANES) }.copy_from_slice(lanes);
+                    }
+                },
+            },
+        );
+    }
+
+    /// Rows of a chunk attend to each other: all their keys and values must be stored first.
+    fn store_chunks(&self, pool: &mut Pool, layer: usize) {
+        if !self.plan.has_chunks {
+            return;
+        }
+        pool.parallel(self.plan.items.len(), &|tile, _| {
+            let AttentionItem { first_row, rows, alone } = self.plan.items[tile];
+            if alone {
+                return;
+            }
+            for row in first_row..first_row + rows {
+                for kv_head in 0..self.config.kv_head_count {
+                    // SAFETY: each (row, head) belongs to one tile.
+                    unsafe { self.turn_and_store(row as usize, layer, kv_head) };
+                }
+            }
+        });
+    }
+
+    /// Applies RoPE to a KV head's key and to its query heads, and stores key and value.
+    ///
+    /// # Safety
+    /// Nobody else uses these heads of this row, nor its place in the KV memory, meanwhile.
+    pub(super) unsafe fn turn_and_store(&self, row: usize, layer: usize, kv_head: usize) {
+        let Row { position, sequence, .. } = self.plan.rows[row];
+        let (config, head_dim) = (self.config, self.config.head_dim);
+        let group = config.head_count / config.kv_head_count;
+        let start = row * self.qkv_columns();
+        let queries = start + kv_head * group * head_dim;
+        let key = start + config.hidden_size + kv_head * head_dim;
+        let value = key + config.kv_size();
+        // SAFETY: the caller has these heads for itself.
+        let (queries, key, value) = unsafe {
+            let qkv = &self.scratch.qkv;
+            (
+                qkv.write(queries..queries + group * head_dim),
+                qkv.write(key..key + head_dim),
+                qkv.read(value..value + head_dim),
+            )
+        };
+        for head in queries.chunks_exact_mut(head_dim) {
+            self.rope.turn(position as usize, head);
+        }
+        self.rope.turn(position as usize, key);
+        let block = (position / self.geometry.block_tokens) as usize;
+        let slot = (position % self.geometry.block_tokens) as usize * self.geometry.row_bytes();
+        let keys = self.keys_of(sequence as usize, block, (layer, kv_head)) as *mut u8;
+        // SAFETY: the position is within the claimed block; the caller rules out other users of this row.
+        unsafe {
+            store_row(keys.add(slot), self.geometry.dtype, key);
+            store_row(keys.add(self.values_offset() + slot), self.geometry.dtype, value);
+        }
+    }
+
+    /// Start of a head's keys in a block of a sequence.
+    pub(super) fn keys_of(&self, sequence: usize, block: usize, (layer, kv_head): (usize, usize)) -> *const u8 {
+        let block = self.plan.blocks[self.plan.tables[sequence] + block] as usize;
+        let geometry = &self.geometry;
+        let offset = block * geometry.block_bytes() + layer * geometry.layer_bytes() + kv_head * geometry.head_bytes();
+        // SAFETY: the claim checked the block id; layer and head are within the geometry.
+        unsafe { self.kv.0.add(offset) }
+    }
+
+    /// From a head's keys to its values.
+    pub(super) fn values_offset(&self) -> usize {
+        self.geometry.kv_head_count as usize * self.geometry.head_bytes()
+    }
+
+    fn attention_output(&self, pool: &mut Pool, layer: &Layer) {
+        let hidden = self.config.hidden_size;
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.attention_output],
+                fill: &|row, out| {
+                    // SAFETY: written in the attention phase, which is over.
+                    out.copy_from_slice(unsafe { self.scratch.attention.read(row * hidden..(row + 1) * hidden) });
+                },
+                group: 1,
+                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
+            },
+        );
+    }
+
+    fn add_to_hidden(&self, place: Place, outputs: &Outputs) {
+        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
+            let start = row * self.config.hidden_size + place.column;
+            // SAFETY: each (row, panel) is written by one tile, and nothing reads the stream in this phase.
+            let hidden = unsafe { self.scratch.hidden.write(start..start + LANES) };
+            for (hidden, lane) in hidden.iter_mut().zip(lanes) {
+                *hidden += lane;
+            }
+        }
+    }
+
+    fn feed_forward(&self, pool: &mut Pool, layer: &Layer) {
+        let ffn = self.config.ffn_size;
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.gate_up],
+                fill: &|row, out| self.normed(row, &layer.ffn_norm, out),
+                group: 2,
+                write: &|place, outputs| {
+                    let [gates, ups] = outputs else {
+                        unreachable!("a group of two panels")
+                    };
+                    for (index, (gate, up)) in gates.iter_mut().zip(ups).enumerate().take(place.rows) {
+                        (self.kernels.gate)(gate, up);
+                        let start = (place.first_row + index) * ffn + place.column;
+                        // SAFETY: each (row, panel) is written by one tile.
+                        unsafe { self.scratch.ffn.write(start..start + LANES) }.copy_from_slice(gate);
+                    }
+                },
+            },
+        );
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.down],
+                fill: &|row, out| {
+                    // SAFETY: written in the phase before, which is over.
+                    out.copy_from_slice(unsafe { self.scratch.ffn.read(row * ffn..(row + 1) * ffn) });
+                },
+                group: 1,
+                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
+            },
+        );
+    }
+
+    fn logits(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
+        let vocab = self.config.vocab_size;
+        let stride = vocab.next_multiple_of(LANES);
+        for wanted in self.plan.logits.chunks(LOGITS_ROWS) {
+            self.multiply(
+                pool,
+                &Product {
+                    rows: wanted.len(),
+                    matrices: &[&self.weights.head],
+                    fill: &|row, out| self.normed(wanted[row].row as usize, &self.weights.output_norm, out),
+                    group: 1,
+                    write: &|place, outputs| {
+                        for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
+                            let start = row * stride + place.column;
+                            // SAFETY: each (row, panel) is written by one tile.
+                            unsafe { self.scratch.logits.write(start..start + LANES) }.copy_from_slice(lanes);
+                        }
+                    },
+                },
+            );
+            for (index, wanted) in wanted.iter().enumerate() {
+                // SAFETY: no phase is running.
+                let row = unsafe { self.scratch.logits.write(index * stride..index * stride + vocab) };
+                sink.row(wanted.sequence as usize, wanted.position, row);
+            }
+        }
+    }
+
+    /// Multiplies: prepares the inputs once (or once a thread), then one tile for a few panels and all rows.
+    fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
+        let columns = product.matrices[0].columns;
+        let rows = product.rows;
+        let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
+        if rows > FEW_ROWS {
+            pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
+                for row in tile_rows(tile, rows) {
+                    // SAFETY: each row is prepared by one tile.
+                    unsafe {
+                        self.scratch
+                            .inputs
+                            .fill((row, columns), self.kernels, |out| (product.fill)(row, out))
+                    };
+                }
+            });
+        }
+        let groups: usize = product
+            .matrices
+            .iter()
+            .map(|matrix| matrix.panels() / product.group)
+            .sum();
+        let per_tile = (groups / (pool.threads() * TILES_PER_THREAD)).max(1);
+        pool.parallel(groups.div_ceil(per_tile), &|tile, thread| {
+            let inputs = if rows > FEW_ROWS {
+                &self.scratch.inputs
+            } else {
+                let own = &self.scratch.threads[thread];
+                if own.prepared.swap(number, Ordering::Relaxed) != number {
+                    for row in 0..rows {
+                        // SAFETY: these inputs belong to this thread alone.
+                        unsafe {
+                            own.inputs
+                                .fill((row, columns), self.kernels, |out| (product.fill)(row, out))
+                        };
+                    }
+                }
+                &own.inputs
+            };
+            for group in tile * per_tile..((tile + 1) * per_tile).min(groups) {
+                self.multiply_group(product, inputs, group);
+            }
+        });
+    }
+
+    /// All rows with the panels of one group, counted over all matrices.
+    fn multiply_group(&self, product: &Product<'_>, inputs: &Inputs, mut group: usize) {
+        let mut matrix_index = 0;
+        while group >= product.matrices[matrix_index].panels() / product.group {
+            group -= product.matrices[matrix_index].panels() / product.group;
+            matrix_index += 1;
+        }
+        let matrix = product.matrices[matrix_index];
+        let kernel = matrix.kernel(self.kernels);
+        let mut outputs = [[[0.0; LANES]; MAX_ROWS]; 2];
+        for first_row in (0..product.rows).step_by(MAX_ROWS) {
+            let rows = (product.rows - first_row).min(MAX_ROWS);
+            // SAFETY: the rows were prepared before this phase, or by this thread for itself.
+            let input = unsafe { inputs.rows(first_row, rows, matrix.columns) };
+            for (part, outputs) in outputs.iter_mut().enumerate().take(product.group) {
+                let panel = self.weights.panel(matrix, group * product.group + part);
+                kernel(panel, &input, rows, outputs);
+            }
+            let place = Place {
+                matrix: matrix_index,
+                column: group * LANES,
+                first_row,
+                rows,
+            };
+            (product.write)(place, &mut outputs[..product.group]);
+        }
+    }
+}
+
+fn tile_rows(tile: usize, rows: usize) -> std::ops::Range<usize> {
+    tile * ROWS_PER_TILE..((tile + 1) * ROWS_PER_TILE).min(rows)
+}
+
+/// # Safety
+/// `to` has room for `row` in `dtype`, is aligned to it, and nobody else uses it meanwhile.
+unsafe fn store_row(to: *mut u8, dtype: KvDtype, row: &[f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            KvDtype::F16 => {
+                std::slice::from_raw_parts_mut(to.cast::<f16>(), row.len()).convert_from_f32_slice(row);
+            }
+            KvDtype::F32 => std::slice::from_raw_parts_mut(to.cast::<f32>(), row.len()).copy_from_slice(row),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! AVX2: 8 output rows per register, 8-bit products through 16-bit sums that cannot overflow.
+
+pub(super) const NEEDS: &str = "x86-64 with AVX2, FMA and F16C";
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use absent as detect;
+
+/// On other architectures there is no such kernel.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn absent() -> Option<super::Kernels> {
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::detect;
+
+#[cfg(target_arch = "x86_64")]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a row indexes accumulators, inputs and scales alike"
+)]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use crate::cpu::kernels::{
+        BLOCK, InputRows, Kernels, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, lane_kernels,
+    };
+
+    lane_kernels!("avx2,fma,f16c", crate::cpu::kernels::vector::Avx2);
+
+    pub(in super::super) fn detect() -> Option<Kernels> {
+        let found =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        found.then_some(Kernels {
+            name: "avx2",
+            dot_q4_1,
+            dot_q8_0,
+            dot_f32,
+            rms_norm,
+            quantise,
+            gate,
+            attend,
+        })
+    }
+
+    struct Call<'a> {
+        panel: *const u8,
+        input: &'a InputRows<'a>,
+        first: usize,
+        blocks: usize,
+    }
+
+    /// Splits up to 8 rows into groups of 4, 2 and 1: 16 registers hold 8 weight vectors and 4 sums.
+    macro_rules! in_row_groups {
+        ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
+            let blocks = $input.check_quantised($rows);
+            let mut first = 0;
+            while first < $rows {
+                let call = Call {
+                    panel: $panel.as_ptr(),
+                    input: $input,
+                    first,
+                    blocks,
+                };
+                // SAFETY: chosen only after `detect`; the lengths of panel and input were checked by the caller and
+                // above, and `first + group <= rows <= MAX_ROWS`.
+                unsafe {
+                    match $rows - first {
+                        4.. => {
+                            $kernel::<4>(call, $out);
+                            first += 4
+                        }
+                        2.. => {
+                            $kernel::<2>(call, $out);
+                            first += 2
+                        }
+                        _ => {
+                            $kernel::<1>(call, $out);
+                            first += 1
+                        }
+                    }
+                }
+            }
+        }};
+    }
+
+    fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+        assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
+        in_row_groups!(q4_1_rows, panel, input, rows, out);
+    }
+
+    fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+        assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
+        in_row_groups!(q8_0_rows, panel, input, rows, out);
+    }
+
+    /// Four bytes of input in every lane.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn four_quants(quants: *const i8) -> __m256i {
+        // SAFETY: the caller passes a pointer to at least four quants.
+        _mm256_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
+    }
+
+    /// Eight f16 to f32.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn eight_halves(halves: *const u8) -> __m256 {
+        // SAFETY: the caller passes a pointer to at least 16 bytes.
+        _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.cast()) })
+    }
+
+    /// # Safety
+    /// The CPU has the features; `panel` holds `blocks` blocks; `first + ROWS` input rows exist.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
+        let Call {
+            panel,
+            input,
+            first,
+            blocks,
+        } = call;
+        let (columns, low_nibble, ones) = (input.columns, _mm256_set1_epi8(15), _mm256_set1_epi16(1));
+        for half in 0..2 {
+            let mut sums = [_mm256_setzero_ps(); ROWS];
+            for block in 0..blocks {
+                // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+                unsafe {
+                    let weights = panel.add(block * Q4_1_PANEL_BLOCK);
+                    let mut unpacked = [_mm256_setzero_si256(); 8];
+                    for i in 0..4 {
+                        let packed = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
+                        unpacked[i] = _mm256_and_si256(packed, low_nibble);
+                        unpacked[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), low_nibble);
+                    }
+                    let d = eight_halves(weights.add(256 + 16 * half));
+                    let m = eight_halves(weights.add(288 + 16 * half));
+                    for row in 0..ROWS {
+                        let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
+                        let at = (first + row) * blocks + block;
+                        // 16-bit sums stay below 8 * 2 * 15 * 127 = 30,480.
+                        let mut pairs = _mm256_setzero_si256();
+                        for (i, weights) in unpacked.iter().enumerate() {
+                            let products = _mm256_maddubs_epi16(*weights, four_quants(quants.add(4 * i)));
+                            pairs = _mm256_add_epi16(pairs, products);
+                        }
+                        let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(*input.scales.get_unchecked(at)));
+                        let minimum = _mm256_mul_ps(m, _mm256_set1_ps(*input.offsets.get_unchecked(at)));
+                        sums[row] = _mm256_add_ps(sums[row], _mm256_add_ps(_mm256_mul_ps(scale, dot), minimum));
+                    }
+                }
+            }
+            store(sums, &mut out[first..], half);
+        }
+    }
+
+    /// # Safety
+    /// As `q4_1_rows`.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn q8_0_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
+        let Call {
+            panel,
+            input,
+            first,
+            blocks,
+        } = call;
+        let (columns, offset, ones) = (input.columns, _mm256_set1_epi8(-128), _mm256_set1_epi16(1));
+        for half in 0..2 {
+            let mut sums = [_mm256_setzero_ps(); ROWS];
+            for block in 0..blocks {
+                // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+                unsafe {
+                    let weights = panel.add(block * Q8_0_PANEL_BLOCK);
+                    let d = eight_halves(weights.add(512 + 16 * half));
+                    let mut dots = [_mm256_setzero_si256(); ROWS];
+                    for i in 0..8 {
+                        let stored = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
+                        let signed = _mm256_xor_si256(stored, offset);
+                        let magnitude = _mm256_abs_epi8(signed);
+                        for (row, dot) in dots.iter_mut().enumerate() {
+                            let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
+                            // |w| * (q with the sign of w) = w * q; a quant is never -128, so its negation exists,
+                            // and a pair is at most 2 * 128 * 127 = 32,512.
+                            let turned = _mm256_sign_epi8(four_quants(quants.add(4 * i)), signed);
+                            let pairs = _mm256_maddubs_epi16(magnitude, turned);
+                            *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
+                        }
+                    }
+                    for row in 0..ROWS {
+                        let at = (first + row) * blocks + block;
+                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(*input.scales.get_unchecked(at)));
+                        let term = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(dots[row]));
+                        sums[row] = _mm256_add_ps(sums[row], term);
+                    }
+                }
+            }
+            store(sums, &mut out[first..], half);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn store<const ROWS: usize>(sums: [__m256; ROWS], out: &mut [Lanes], half: usize) {
+        for (sum, out) in sums.iter().zip(out) {
+            // SAFETY: `out` is 16 f32 and `half` is 0 or 1.
+            unsafe { _mm256_storeu_ps(out[8 * half..].as_mut_ptr(), *sum) };
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! AVX-512 with VNNI: four 8-bit products and their sum per lane and instruction.
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use super::avx2::absent as detect;
+
+pub(super) const NEEDS: &str = "x86-64 with AVX-512 F, BW, DQ, VL and VNNI";
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::detect;
+
+#[cfg(target_arch = "x86_64")]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a row indexes accumulators, inputs and scales alike"
+)]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use crate::cpu::kernels::{
+        BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, lane_kernels,
+    };
+
+    lane_kernels!(
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c",
+        crate::cpu::kernels::vector::Avx512
+    );
+
+    pub(in super::super) fn detect() -> Option<Kernels> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Kernels {
+            name: "avx512-vnni",
+            dot_q4_1,
+            dot_q8_0,
+            dot_f32,
+            rms_norm,
+            quantise,
+            gate,
+            attend,
+        })
+    }
+
+    /// Splits up to 8 rows into groups of 8, 4, 2 and 1, each with its own unrolled code.
+    macro_rules! in_row_groups {
+        ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
+            let blocks = $input.check_quantised($rows);
+            let mut first = 0;
+            while first < $rows {
+                let call = Call {
+                    panel: $panel.as_ptr(),
+                    input: $input,
+                    first,
+                    blocks,
+                };
+                // SAFETY: chosen only after `detect`; the lengths of panel and input were checked by the caller and
+                // above, and `first + group <= rows <= MAX_ROWS`.
+                unsafe {
+                    match $rows - first {
+                        8.. => {
+                            $kernel::<8>(call, $out);
+                            first += 8
+                        }
+                        4.. => {
+                            $kernel::<4>(call, $out);
+                            first += 4
+                        }
+                        2.. => {
+                            $kernel::<2>(call, $out);
+                            first += 2
+                        }
+                        _ => {
+                            $kernel::<1>(call, $out);
+                            first += 1
+                        }
+                    }
+                }
+            }
+        }};
+    }
+
+    struct Call<'a> {
+        panel: *const u8,
+        input: &'a InputRows<'a>,
+        first: usize,
+        blocks: usize,
+    }
+
+    fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+        assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
+        in_row_groups!(q4_1_rows, panel, input, rows, out);
+    }
+
+    fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+        assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
+        in_row_groups!(q8_0_rows, panel, input, rows, out);
+    }
+
+    /// Four bytes of input in every lane.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn four_quants(quants: *const i8) -> __m512i {
+        // SAFETY: the caller passes a pointer to at least four quants.
+        _mm512_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
+    }
+
+    /// # Safety
+    /// The CPU has the features; `panel` holds `blocks` blocks; `first + ROWS` input rows exist.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
+        let Call {
+            panel,
+            input,
+            first,
+            blocks,
+        } = call;
+        let (columns, low_nibble) = (input.columns, _mm512_set1_epi8(15));
+        let mut sums = [_mm512_setzero_ps(); ROWS];
+        for block in 0..blocks {
+            // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+            unsafe {
+                let weights = panel.add(block * Q4_1_PANEL_BLOCK);
+                let mut unpacked = [_mm512_setzero_si512(); 8];
+                for i in 0..4 {
+                    let packed = _mm512_loadu_si512(weights.add(64 * i).cast());
+                    unpacked[i] = _mm512_and_si512(packed, low_nibble);
+                    unpacked[i + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_nibble);
+                }
+                let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(256).cast()));
+                let m = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(288).cast()));
+                for row in 0..ROWS {
+                    let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
+                    let at = (first + row) * blocks + block;
+                    let mut dot = _mm512_setzero_si512();
+                    for (i, weights) in unpacked.iter().enumerate() {
+                        dot = _mm512_dpbusd_epi32(dot, *weights, four_quants(quants.add(4 * i)));
+                    }
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
+                    let minimum = _mm512_mul_ps(m, _mm512_set1_ps(*input.offsets.get_unchecked(at)));
+                    let term = _mm512_add_ps(_mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)), minimum);
+                    sums[row] = _mm512_add_ps(sums[row], term);
+                }
+            }
+        }
+        store(sums, &mut out[first..]);
+    }
+
+    /// # Safety
+    /// As `q4_1_rows`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn q8_0_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
+        let Call {
+            panel,
+            input,
+            first,
+            blocks,
+        } = call;
+        let columns = input.columns;
+        let mut sums = [_mm512_setzero_ps(); ROWS];
+        for block in 0..blocks {
+            // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+            unsafe {
+                let weights = panel.add(block * Q8_0_PANEL_BLOCK);
+                let mut loaded = [_mm512_setzero_si512(); 8];
+                for (i, loaded) in loaded.iter_mut().enumerate() {
+                    *loaded = _mm512_loadu_si512(weights.add(64 * i).cast());
+                }
+                let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(512).cast()));
+                for row in 0..ROWS {
+                    let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
+                    let at = (first + row) * blocks + block;
+                    // The weights in memory are 128 too large: start with what that adds, negated.
+                    let mut dot = _mm512_set1_epi32(-Q8_OFFSET * *input.sums.get_unchecked(at));
+                    for (i, weights) in loaded.iter().enumerate() {
+                        dot = _mm512_dpbusd_epi32(dot, *weights, four_quants(quants.add(4 * i)));
+                    }
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
+                    sums[row] = _mm512_add_ps(sums[row], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)));
+                }
+            }
+        }
+        store(sums, &mut out[first..]);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store<const ROWS: usize>(sums: [__m512; ROWS], out: &mut [Lanes]) {
+        const { assert!(LANES == 16) }
+        for (sum, out) in sums.iter().zip(out) {
+            // SAFETY: `out` is 16 f32.
+            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sum) };
+        }
+    }
+}

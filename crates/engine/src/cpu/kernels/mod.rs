@@ -1,0 +1,153 @@
+//! The inner loops, once per instruction set, all giving the same bits (`crate::numerics` defines them).
+//!
+//! A weight matrix is cut into **panels** of 16 output rows ([`super::weights`] describes the bytes). A dot kernel
+//! multiplies one panel with up to [`MAX_ROWS`] rows of input, so that each weight is unpacked once for all of them;
+//! the 16 outputs sit in the 16 lanes of a vector, and a lane's sum runs over the blocks in order on every machine.
+
+mod avx2;
+mod avx512;
+pub(crate) mod lanes;
+mod portable;
+pub(crate) mod vector;
+
+use crate::EngineError;
+use crate::cpu::KernelChoice;
+
+/// Output rows of a panel: the f32 lanes of one AVX-512 register.
+pub(crate) const LANES: usize = 16;
+/// Input rows of one kernel call: 8 accumulators and 8 unpacked weight vectors fit the 32 registers.
+pub(crate) const MAX_ROWS: usize = 8;
+/// Values of one quantisation block, of the file's formats and of the inputs alike.
+pub(crate) const BLOCK: usize = 32;
+/// Bytes of one block of a panel: 16 x 32 4-bit weights, then 16 scales and 16 minima in f16.
+pub(crate) const Q4_1_PANEL_BLOCK: usize = 256 + 32 + 32;
+/// 16 x 32 8-bit weights (plus 128), then 16 scales in f16.
+pub(crate) const Q8_0_PANEL_BLOCK: usize = 512 + 32;
+/// Added to 8-bit weights in memory, because VNNI multiplies unsigned with signed bytes.
+pub(crate) const Q8_OFFSET: i32 = 128;
+
+/// One vector of outputs.
+pub(crate) type Lanes = [f32; LANES];
+/// Results of a dot kernel: 16 outputs for each input row.
+pub(crate) type Outputs = [Lanes; MAX_ROWS];
+
+/// Input rows for a dot kernel, all starting at the first row of the call. `Exact` fills `values` only.
+#[derive(Clone, Copy)]
+pub(crate) struct InputRows<'a> {
+    /// `[row][column]`.
+    pub values: &'a [f32],
+    /// `[row][column]`, -127..=127.
+    pub quants: &'a [i8],
+    /// `[row][block]`: absmax / 127.
+    pub scales: &'a [f32],
+    /// `[row][block]`: scale times the sum of the block's quants.
+    pub offsets: &'a [f32],
+    /// `[row][block]`: sum of the block's quants.
+    pub sums: &'a [i32],
+    pub columns: usize,
+}
+
+impl InputRows<'_> {
+    /// Panics unless the 8-bit parts cover `rows` rows: the kernels read through pointers.
+    #[inline(always)]
+    fn check_quantised(&self, rows: usize) -> usize {
+        let blocks = self.columns / BLOCK;
+        assert!(rows <= MAX_ROWS && self.columns.is_multiple_of(BLOCK));
+        assert!(self.quants.len() >= rows * self.columns);
+        assert!(self.scales.len().min(self.offsets.len()).min(self.sums.len()) >= rows * blocks);
+        blocks
+    }
+}
+
+/// `(panel, input, rows, outputs)`: computes the first `rows` entries of `outputs`.
+pub(crate) type DotKernel = fn(&[u8], &InputRows<'_>, usize, &mut Outputs);
+
+/// Every loop that has a version per instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    pub name: &'static str,
+    pub dot_q4_1: DotKernel,
+    pub dot_q8_0: DotKernel,
+    pub dot_f32: DotKernel,
+    /// `(x, weight, epsilon, out)`.
+    pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
+    pub quantise: fn(&[f32], lanes::QuantisedRow<'_>),
+    /// `gate[i] = silu(gate[i]) * up[i]`.
+    pub gate: fn(&mut Lanes, &Lanes),
+    pub attend: unsafe fn(&lanes::AttendCall<'_>, &mut lanes::AttendScratch<'_>),
+}
+
+/// Compiles the lane code of `lanes` for one instruction set: same source, same bits, wider registers.
+macro_rules! lane_kernels {
+    ($features:tt, $vector:ty) => {
+        use crate::cpu::kernels::lanes;
+
+        pub(super) fn dot_f32(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+            #[target_feature(enable = $features)]
+            fn inner(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
+                lanes::dot_f32::<$vector>(panel, input, rows, out);
+            }
+            // SAFETY: these kernels are chosen only after `detect` has found the features.
+            unsafe { inner(panel, input, rows, out) }
+        }
+        pub(super) fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn inner(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+                lanes::rms_norm::<$vector>(x, weight, epsilon, out);
+            }
+            // SAFETY: as above.
+            unsafe { inner(x, weight, epsilon, out) }
+        }
+        pub(super) fn quantise(x: &[f32], out: lanes::QuantisedRow<'_>) {
+            #[target_feature(enable = $features)]
+            fn inner(x: &[f32], out: lanes::QuantisedRow<'_>) {
+                lanes::quantise::<$vector>(x, out);
+            }
+            // SAFETY: as above.
+            unsafe { inner(x, out) }
+        }
+        pub(super) fn gate(gate: &mut Lanes, up: &Lanes) {
+            #[target_feature(enable = $features)]
+            fn inner(gate: &mut Lanes, up: &Lanes) {
+                lanes::gate::<$vector>(gate, up);
+            }
+            // SAFETY: as above.
+            unsafe { inner(gate, up) }
+        }
+        /// # Safety
+        /// That of `lanes::attend`.
+        pub(super) unsafe fn attend(call: &lanes::AttendCall<'_>, scratch: &mut lanes::AttendScratch<'_>) {
+            #[target_feature(enable = $features)]
+            unsafe fn inner(call: &lanes::AttendCall<'_>, scratch: &mut lanes::AttendScratch<'_>) {
+                // SAFETY: the caller's promise.
+                unsafe { lanes::attend::<$vector>(call, scratch) }
+            }
+            // SAFETY: the features as above, the rest is the caller's promise.
+            unsafe { inner(call, scratch) }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use lane_kernels;
+
+/// The kernels of a choice.
+///
+/// # Errors
+/// [`EngineError::KernelUnsupported`] when this CPU lacks what the choice needs.
+pub(crate) fn choose(choice: KernelChoice) -> Result<Kernels, EngineError> {
+    match choice {
+        KernelChoice::Auto => Ok(avx512::detect().or_else(avx2::detect).unwrap_or(portable::KERNELS)),
+        KernelChoice::Portable => Ok(portable::KERNELS),
+        KernelChoice::Avx2 => avx2::detect().ok_or(EngineError::KernelUnsupported {
+            kernel: "avx2",
+            needs: avx2::NEEDS,
+        }),
+        KernelChoice::Avx512Vnni => avx512::detect().ok_or(EngineError::KernelUnsupported {
+            kernel: "avx512-vnni",
+            needs: avx512::NEEDS,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

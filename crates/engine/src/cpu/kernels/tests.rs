@@ -1,0 +1,341 @@
+//! Every kernel of this CPU against the portable definition, bit for bit.
+
+use half::f16;
+use proptest::prelude::*;
+
+use super::lanes::{AttendCall, AttendScratch, QuantisedRow};
+use super::*;
+use crate::KvDtype;
+
+fn others() -> Vec<Kernels> {
+    let found: Vec<Kernels> = [avx2::detect(), avx512::detect()].into_iter().flatten().collect();
+    println!(
+        "compared with portable: {:?}",
+        found.iter().map(|kernels| kernels.name).collect::<Vec<_>>()
+    );
+    found
+}
+
+/// SplitMix64, so that a proptest case is one seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// -1..1.
+    fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+    fn floats(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| self.float() * scale).collect()
+    }
+    /// A finite f16, subnormal ones included.
+    fn half(&mut self) -> [u8; 2] {
+        ((self.next() as u16) & 0xafff).to_le_bytes()
+    }
+}
+
+/// A 64-byte aligned panel.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+fn panel(random: &mut Random, blocks: usize, (quants, halves): (usize, usize)) -> Vec<Line> {
+    let mut bytes = Vec::new();
+    for _ in 0..blocks {
+        bytes.extend((0..quants).map(|_| random.next() as u8));
+        bytes.extend((0..halves).flat_map(|_| random.half()));
+    }
+    let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)];
+    for (line, bytes) in lines.iter_mut().zip(bytes.chunks(64)) {
+        line.0[..bytes.len()].copy_from_slice(bytes);
+    }
+    lines
+}
+
+fn bytes_of(lines: &[Line]) -> &[u8] {
+    // SAFETY: `Line` is 64 plain bytes without padding.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) }
+}
+
+struct Quantised {
+    values: Vec<f32>,
+    quants: Vec<i8>,
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    sums: Vec<i32>,
+    columns: usize,
+}
+
+fn quantised(kernels: &Kernels, values: &[f32], columns: usize) -> Quantised {
+    let blocks = values.len() / BLOCK;
+    let mut out = Quantised {
+        values: values.to_vec(),
+        quants: vec![99; values.len()],
+        scales: vec![9.0; blocks],
+        offsets: vec![9.0; blocks],
+        sums: vec![9; blocks],
+        columns,
+    };
+    let row = QuantisedRow {
+        quants: &mut out.quants,
+        scales: &mut out.scales,
+        offsets: &mut out.offsets,
+        sums: &mut out.sums,
+    };
+    (kernels.quantise)(values, row);
+    out
+}
+
+impl Quantised {
+    fn rows(&self) -> InputRows<'_> {
+        InputRows {
+            values: &self.values,
+            quants: &self.quants,
+            scales: &self.scales,
+            offsets: &self.offsets,
+            sums: &self.sums,
+            columns: self.columns,
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn outputs_bits(outputs: &Outputs) -> Vec<u32> {
+    outputs.iter().flat_map(|lanes| bits(lanes)).collect()
+}
+
+proptest! {
+    #[test]
+    fn dot_products_agree(seed: u64, blocks in 1usize..20, rows in 1usize..=MAX_ROWS, scale in 1e-3f32..1e3) {
+        let random = &mut Random(seed);
+        let input = quantised(&portable::KERNELS, &random.floats(rows * blocks * BLOCK, scale), blocks * BLOCK);
+        let q4_1 = panel(random, blocks, (256, 32));
+        let q8_0 = panel(random, blocks, (512, 16));
+        // Any bytes, made finite by clearing one exponent bit.
+        let mut f32s = panel(random, blocks, (BLOCK * LANES * 4, 0));
+        f32s.iter_mut().for_each(|line| line.0.iter_mut().skip(3).step_by(4).for_each(|byte| *byte &= 0xbf));
+        for kernels in others() {
+            for (format, right, other, panel) in [
+                ("q4_1", portable::KERNELS.dot_q4_1, kernels.dot_q4_1, &q4_1),
+                ("q8_0", portable::KERNELS.dot_q8_0, kernels.dot_q8_0, &q8_0),
+                ("f32", portable::KERNELS.dot_f32, kernels.dot_f32, &f32s),
+            ] {
+                let (mut expected, mut got) = ([[7.0; LANES]; MAX_ROWS], [[7.0; LANES]; MAX_ROWS]);
+                right(bytes_of(panel), &input.rows(), rows, &mut expected);
+                other(bytes_of(panel), &input.rows(), rows, &mut got);
+                prop_assert_eq!(outputs_bits(&expected), outputs_bits(&got), "{} {}", kernels.name, format);
+                prop_assert!(expected[rows - 1] != [7.0; LANES]);
+                // A row alone gives what it gives in company.
+                let last = InputRows {
+                    values: &input.values[(rows - 1) * input.columns..],
+                    quants: &input.quants[(rows - 1) * input.columns..],
+                    scales: &input.scales[(rows - 1) * blocks..],
+                    offsets: &input.offsets[(rows - 1) * blocks..],
+                    sums: &input.sums[(rows - 1) * blocks..],
+                    columns: input.columns,
+                };
+                other(bytes_of(panel), &last, 1, &mut got);
+                prop_assert_eq!(bits(&expected[rows - 1]), bits(&got[0]));
+            }
+        }
+    }
+
+    #[test]
+    fn row_operations_agree(seed: u64, blocks in 1usize..60, exponent in -40i32..38) {
+        let random = &mut Random(seed);
+        let scale = 10f32.powi(exponent);
+        let x = random.floats(blocks * BLOCK, scale);
+        let weight = random.floats(x.len(), 2.0);
+        for kernels in others() {
+            let (mut expected, mut got) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+            (portable::KERNELS.rms_norm)(&x, &weight, 1e-5, &mut expected);
+            (kernels.rms_norm)(&x, &weight, 1e-5, &mut got);
+            prop_assert_eq!(bits(&expected), bits(&got));
+            let (right, other) = (quantised(&portable::KERNELS, &x, x.len()), quantised(&kernels, &x, x.len()));
+            prop_assert_eq!(&right.quants, &other.quants);
+            prop_assert_eq!(bits(&right.scales), bits(&other.scales));
+            prop_assert_eq!(bits(&right.offsets), bits(&other.offsets));
+            prop_assert_eq!(&right.sums, &other.sums);
+            let mut gates = *x.first_chunk::<LANES>().unwrap();
+            let (mut right, up) = (gates, *weight.first_chunk::<LANES>().unwrap());
+            (kernels.gate)(&mut gates, &up);
+            (portable::KERNELS.gate)(&mut right, &up);
+            prop_assert_eq!(bits(&gates), bits(&right));
+        }
+    }
+
+    #[test]
+    fn attention_agrees_and_matches_the_softmax(
+        seed: u64, first_position in 0usize..70, rows in 1usize..=16, group in 1usize..4, chunks in 1usize..9, wide: bool,
+    ) {
+        let case = AttendCase::new(&mut Random(seed), (first_position, rows, group, chunks * LANES), wide);
+        let expected = case.run(&portable::KERNELS);
+        for kernels in others() {
+            prop_assert_eq!(bits(&expected), bits(&case.run(&kernels)), "{}", kernels.name);
+        }
+        for (got, right) in expected.iter().zip(case.in_double_precision()) {
+            prop_assert!((f64::from(*got) - right).abs() < 1e-5, "{} {}", got, right);
+        }
+    }
+}
+
+/// The quantised form against its definition: half a step of error at most, sums as told.
+#[test]
+fn quantisation_is_what_it_says() {
+    let x = Random(3).floats(10 * BLOCK, 5.0);
+    let got = quantised(&portable::KERNELS, &x, x.len());
+    for (block, x) in x.chunks(BLOCK).enumerate() {
+        let quants = &got.quants[block * BLOCK..][..BLOCK];
+        assert_eq!(quants.iter().map(|q| i32::from(*q)).sum::<i32>(), got.sums[block]);
+        assert!(quants.iter().any(|q| q.unsigned_abs() == 127));
+        for (x, quant) in x.iter().zip(quants) {
+            assert!((x - f32::from(*quant) * got.scales[block]).abs() <= got.scales[block] * 0.5001);
+        }
+    }
+    // Halves go to even: 127 fixes the step at 1.
+    let mut halves = [0.0; BLOCK];
+    halves[..6].copy_from_slice(&[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]);
+    assert_eq!(
+        quantised(&portable::KERNELS, &halves, BLOCK).quants[..6],
+        [127, 0, 2, 2, 0, -2]
+    );
+    let zero = quantised(&portable::KERNELS, &[1e-31; BLOCK], BLOCK);
+    assert_eq!((zero.quants[0], zero.scales[0], zero.sums[0]), (0, 0.0, 0));
+}
+
+struct AttendCase {
+    first_position: usize,
+    rows: usize,
+    group: usize,
+    head_dim: usize,
+    dtype: KvDtype,
+    queries: Vec<f32>,
+    /// `[position][head_dim]`, already rounded to the dtype.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl AttendCase {
+    fn new(
+        random: &mut Random,
+        (first_position, rows, group, head_dim): (usize, usize, usize, usize),
+        wide: bool,
+    ) -> Self {
+        let dtype = if wide { KvDtype::F32 } else { KvDtype::F16 };
+        let tokens = first_position + rows;
+        let mut stored = |scale| {
+            let values = random.floats(tokens * head_dim, scale);
+            values
+                .into_iter()
+                .map(|v| if wide { v } else { f16::from_f32(v).to_f32() })
+                .collect::<Vec<_>>()
+        };
+        let (keys, values) = (stored(3.0), stored(1.0));
+        let queries = random.floats(rows * group * head_dim, 1.0);
+        Self {
+            first_position,
+            rows,
+            group,
+            head_dim,
+            dtype,
+            queries,
+            keys,
+            values,
+        }
+    }
+
+    fn run(&self, kernels: &Kernels) -> Vec<f32> {
+        let (head_dim, width) = (self.head_dim, self.dtype.bytes());
+        let half = LANES * head_dim * width;
+        let blocks = (self.first_position + self.rows).div_ceil(LANES);
+        // Unwritten rows hold NaN: what is beyond a row's position must not be looked at.
+        let mut memory = vec![Line([0xff; 64]); (blocks * 2 * half).div_ceil(64)];
+        let start = memory.as_mut_ptr().cast::<u8>();
+        for position in 0..self.first_position + self.rows {
+            for column in 0..head_dim {
+                let at = position / LANES * 2 * half + (position % LANES * head_dim + column) * width;
+                for (offset, value) in [(0, &self.keys), (half, &self.values)] {
+                    let value = value[position * head_dim + column];
+                    // SAFETY: `at + offset` is within the block of this position.
+                    unsafe {
+                        match self.dtype {
+                            KvDtype::F16 => start.add(at + offset).cast::<f16>().write(f16::from_f32(value)),
+                            KvDtype::F32 => start.add(at + offset).cast::<f32>().write(value),
+                        }
+                    }
+                }
+            }
+        }
+        let queries = self.rows * self.group;
+        let mut out = vec![0.0; queries * head_dim];
+        let call = AttendCall {
+            queries: self.queries.as_ptr(),
+            query_stride: self.group * head_dim,
+            out: out.as_mut_ptr(),
+            out_stride: self.group * head_dim,
+            rows: self.rows,
+            group: self.group,
+            head_dim,
+            first_position: self.first_position,
+            keys_of: &|block| start.wrapping_add(block * 2 * half).cast_const(),
+            values_offset: half,
+            dtype: self.dtype,
+        };
+        let mut scratch = AttendScratch {
+            keys: &mut vec![f32::NAN; head_dim * LANES],
+            values: &mut vec![f32::NAN; head_dim * LANES],
+            softmax: &mut vec![(0.0, 0.0); queries],
+            sums: &mut vec![f32::NAN; queries * head_dim],
+        };
+        // SAFETY: all pointers are to the vectors above, sized by the same numbers.
+        unsafe { (kernels.attend)(&call, &mut scratch) };
+        out
+    }
+
+    fn in_double_precision(&self) -> Vec<f64> {
+        let d = self.head_dim;
+        let mut out = Vec::new();
+        for query in 0..self.rows * self.group {
+            let visible = self.first_position + query / self.group + 1;
+            let dot = |position: usize| -> f64 {
+                let pairs = self.queries[query * d..][..d]
+                    .iter()
+                    .zip(&self.keys[position * d..][..d]);
+                pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (d as f64).sqrt()
+            };
+            let scores: Vec<f64> = (0..visible).map(dot).collect();
+            let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - best).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for column in 0..d {
+                let weighted = weights
+                    .iter()
+                    .enumerate()
+                    .map(|(p, w)| w * f64::from(self.values[p * d + column]));
+                out.push(weighted.sum::<f64>() / sum);
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn gates_agree_at_the_edges() {
+    let edges = [
+        0.0, -0.0, 1e-30, 20.0, -20.0, 86.9, -86.9, 87.1, -87.1, 88.1, -88.1, 1e30, -1e30, 0.5, -0.5, 3.0,
+    ];
+    for kernels in others() {
+        let (mut expected, mut got) = (edges, edges);
+        (portable::KERNELS.gate)(&mut expected, &[1.0; LANES]);
+        (kernels.gate)(&mut got, &[1.0; LANES]);
+        assert_eq!(bits(&expected), bits(&got), "{}", kernels.name);
+    }
+}

@@ -1,0 +1,357 @@
+//! 16 lanes of f32 with the operations the f32 loops need: one register, two, or an array, with the same results.
+//!
+//! Left to itself the compiler turned the array version of attention into code 7 times slower than the registers
+//! allow, so the loops in `lanes` are generic over this trait. Every method is inlined into a function that has the
+//! instruction set enabled. No method fuses a product and a sum.
+
+use half::f16;
+
+use super::{LANES, Lanes};
+use crate::math::{EXP_HIGHEST, EXP_LOWEST, LN_2_HIGH, LN_2_LOW, ROUND_F32};
+
+pub(crate) trait Vector: Copy {
+    fn splat(value: f32) -> Self;
+    fn load(from: &Lanes) -> Self;
+    fn store(self, to: &mut Lanes);
+    /// # Safety
+    /// `from` points to 16 readable f16.
+    unsafe fn load_halves(from: *const f16) -> Self;
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn abs(self) -> Self;
+    /// `self > other ? self : other`.
+    fn larger(self, other: Self) -> Self;
+    /// `self < other ? self : other`.
+    fn smaller(self, other: Self) -> Self;
+    /// `self < limit ? 0 : value`.
+    fn zero_below(self, limit: Self, value: Self) -> Self;
+    /// 2^n for an n that was rounded by adding `ROUND_F32`, which is still in it.
+    fn power_of_two(self) -> Self;
+    /// Low bytes of the lanes' bits.
+    fn low_bytes(self) -> [i8; LANES];
+
+    /// Rows to columns.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let from = rows.map(Self::array);
+        std::array::from_fn(|column| Self::load(&std::array::from_fn(|row| from[row][column])))
+    }
+
+    #[inline(always)]
+    fn array(self) -> Lanes {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        lanes
+    }
+
+    /// [`crate::math::exp`] of every lane.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        let clamped = Self::splat(EXP_HIGHEST).smaller(self);
+        let clamped = Self::splat(EXP_LOWEST).larger(clamped);
+        let round = Self::splat(ROUND_F32);
+        let shifted = clamped.mul(Self::splat(std::f32::consts::LOG2_E)).add(round);
+        let n = shifted.sub(round);
+        let r = clamped
+            .sub(n.mul(Self::splat(LN_2_HIGH)))
+            .sub(n.mul(Self::splat(LN_2_LOW)));
+        let mut p = Self::splat(1.0 / 720.0);
+        for coefficient in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+            p = p.mul(r).add(Self::splat(coefficient));
+        }
+        let y = p.mul(r.mul(r)).add(r).add(Self::splat(1.0));
+        self.zero_below(Self::splat(EXP_LOWEST), y.mul(shifted.power_of_two()))
+    }
+}
+
+impl Vector for Lanes {
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        [value; LANES]
+    }
+    #[inline(always)]
+    fn load(from: &Lanes) -> Self {
+        *from
+    }
+    #[inline(always)]
+    fn store(self, to: &mut Lanes) {
+        *to = self;
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const f16) -> Self {
+        // SAFETY: the caller's promise.
+        std::array::from_fn(|lane| unsafe { from.add(lane).read() }.to_f32())
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] + other[lane])
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] - other[lane])
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] * other[lane])
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] / other[lane])
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self.map(f32::abs)
+    }
+    #[inline(always)]
+    fn larger(self, other: Self) -> Self {
+        std::array::from_fn(|lane| {
+            if self[lane] > other[lane] {
+                self[lane]
+            } else {
+                other[lane]
+            }
+        })
+    }
+    #[inline(always)]
+    fn smaller(self, other: Self) -> Self {
+        std::array::from_fn(|lane| {
+            if self[lane] < other[lane] {
+                self[lane]
+            } else {
+                other[lane]
+            }
+        })
+    }
+    #[inline(always)]
+    fn zero_below(self, limit: Self, value: Self) -> Self {
+        std::array::from_fn(|lane| if self[lane] < limit[lane] { 0.0 } else { value[lane] })
+    }
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        self.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(0x3f80_0000)))
+    }
+    #[inline(always)]
+    fn low_bytes(self) -> [i8; LANES] {
+        self.map(|lane| lane.to_bits() as i8)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+/// Every method is reached only from functions that enable the instruction set, which only `detect` hands out.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    use super::Vector;
+    use crate::cpu::kernels::{LANES, Lanes};
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512(__m512);
+
+    // SAFETY of all blocks below: the instruction set is enabled where this is inlined (see the module), and the
+    // references are to 16 lanes.
+    #[expect(
+        clippy::undocumented_unsafe_blocks,
+        reason = "one reason for all of them, stated above"
+    )]
+    impl Vector for Avx512 {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            Self(unsafe { _mm512_set1_ps(value) })
+        }
+        #[inline(always)]
+        fn load(from: &Lanes) -> Self {
+            Self(unsafe { _mm512_loadu_ps(from.as_ptr()) })
+        }
+        #[inline(always)]
+        fn store(self, to: &mut Lanes) {
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(from: *const f16) -> Self {
+            Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            Self(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            Self(unsafe { _mm512_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn abs(self) -> Self {
+            Self(unsafe { _mm512_abs_ps(self.0) })
+        }
+        #[inline(always)]
+        fn larger(self, other: Self) -> Self {
+            Self(unsafe { _mm512_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn smaller(self, other: Self) -> Self {
+            Self(unsafe { _mm512_min_ps(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn zero_below(self, limit: Self, value: Self) -> Self {
+            unsafe {
+                let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0);
+                Self(_mm512_maskz_mov_ps(!below, value.0))
+            }
+        }
+        #[inline(always)]
+        fn power_of_two(self) -> Self {
+            unsafe {
+                let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
+                Self(_mm512_castsi512_ps(_mm512_add_epi32(
+                    exponent,
+                    _mm512_set1_epi32(0x3f80_0000),
+                )))
+            }
+        }
+        #[inline(always)]
+        fn low_bytes(self) -> [i8; LANES] {
+            unsafe { std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) }
+        }
+        #[inline(always)]
+        fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+            unsafe {
+                let r = rows.map(|row| row.0);
+                // Pairs of rows, then groups of four, within each quarter of the registers.
+                let pairs: [__m512; 16] = std::array::from_fn(|i| {
+                    let (a, b) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
+                    if i % 2 == 0 {
+                        _mm512_unpacklo_ps(a, b)
+                    } else {
+                        _mm512_unpackhi_ps(a, b)
+                    }
+                });
+                // fours[4g + c]: rows 4g..4g+4 of columns c, c + 4, c + 8, c + 12, one to a quarter.
+                let fours: [__m512; 16] = std::array::from_fn(|i| {
+                    let (group, column) = (i / 4 * 4, i % 4);
+                    let a = _mm512_castps_pd(pairs[group + column / 2]);
+                    let b = _mm512_castps_pd(pairs[group + 2 + column / 2]);
+                    let joined = if column % 2 == 0 {
+                        _mm512_unpacklo_pd(a, b)
+                    } else {
+                        _mm512_unpackhi_pd(a, b)
+                    };
+                    _mm512_castpd_ps(joined)
+                });
+                // Quarters: column q * 4 + c needs quarter q of fours[c], fours[4 + c], fours[8 + c], fours[12 + c].
+                std::array::from_fn(|i| {
+                    let (quarter, column) = (i / 4, i % 4);
+                    let (a, b, c, d) = (fours[column], fours[4 + column], fours[8 + column], fours[12 + column]);
+                    let (ab, cd) = match quarter / 2 {
+                        0 => (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0x44>(c, d)),
+                        _ => (_mm512_shuffle_f32x4::<0xee>(a, b), _mm512_shuffle_f32x4::<0xee>(c, d)),
+                    };
+                    Self(match quarter % 2 {
+                        0 => _mm512_shuffle_f32x4::<0x88>(ab, cd),
+                        _ => _mm512_shuffle_f32x4::<0xdd>(ab, cd),
+                    })
+                })
+            }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2([__m256; 2]);
+
+    impl Avx2 {
+        #[inline(always)]
+        fn zip(self, other: Self, operation: impl Fn(__m256, __m256) -> __m256) -> Self {
+            Self([operation(self.0[0], other.0[0]), operation(self.0[1], other.0[1])])
+        }
+    }
+
+    // SAFETY of all blocks below: as for `Avx512`.
+    #[expect(
+        clippy::undocumented_unsafe_blocks,
+        reason = "one reason for all of them, stated above"
+    )]
+    impl Vector for Avx2 {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            Self([unsafe { _mm256_set1_ps(value) }; 2])
+        }
+        #[inline(always)]
+        fn load(from: &Lanes) -> Self {
+            unsafe { Self([_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))]) }
+        }
+        #[inline(always)]
+        fn store(self, to: &mut Lanes) {
+            unsafe {
+                _mm256_storeu_ps(to.as_mut_ptr(), self.0[0]);
+                _mm256_storeu_ps(to.as_mut_ptr().add(8), self.0[1]);
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(from: *const f16) -> Self {
+            unsafe {
+                Self([
+                    _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())),
+                ])
+            }
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_add_ps(a, b) })
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_sub_ps(a, b) })
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_div_ps(a, b) })
+        }
+        #[inline(always)]
+        fn abs(self) -> Self {
+            self.zip(self, |a, _| unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) })
+        }
+        #[inline(always)]
+        fn larger(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_max_ps(a, b) })
+        }
+        #[inline(always)]
+        fn smaller(self, other: Self) -> Self {
+            self.zip(other, |a, b| unsafe { _mm256_min_ps(a, b) })
+        }
+        #[inline(always)]
+        fn zero_below(self, limit: Self, value: Self) -> Self {
+            let below = self.zip(limit, |a, b| unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) });
+            below.zip(value, |below, value| unsafe { _mm256_andnot_ps(below, value) })
+        }
+        #[inline(always)]
+        fn power_of_two(self) -> Self {
+            self.zip(self, |a, _| unsafe {
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(a));
+                _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f80_0000)))
+            })
+        }
+        #[inline(always)]
+        fn low_bytes(self) -> [i8; LANES] {
+            self.array().map(|lane| lane.to_bits() as i8)
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The CPU engine: opening a model, and the [`Engine`] contract around [`forward::Step`].
+//!
+//! `weights` packs the file, `kernels` multiply, `forward` walks the layers, `pool` shares the work out.
+
+mod attention;
+mod buffers;
+mod forward;
+mod kernels;
+mod plan;
+mod pool;
+mod rope;
+mod weights;
+
+use std::sync::Arc;
+
+use model_files::config::LlamaConfig;
+use model_files::gguf::GgufFile;
+use serving_core::ids::BlockId;
+
+use crate::batch::BatchBounds;
+use crate::kv_memory::BLOCK_TOKENS;
+use crate::{Engine, EngineError, EngineLimits, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows};
+
+pub use weights::LoadProgress;
+
+/// Which instruction set computes; all give the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelChoice {
+    /// The fastest that this CPU has.
+    #[default]
+    Auto,
+    Portable,
+    Avx2,
+    Avx512Vnni,
+}
+
+/// Size of the KV memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSize {
+    Blocks(u32),
+    /// As many blocks as fit, at least one.
+    Bytes(u64),
+}
+
+/// How to run a model. No default: each value is a decision of the node's configuration.
+pub struct CpuEngineOptions<'a> {
+    pub numerics: Numerics,
+    /// Including the thread that calls `step`.
+    pub threads: usize,
+    pub kernel: KernelChoice,
+    pub limits: EngineLimits,
+    pub kv_size: KvSize,
+    /// Called after each packed matrix.
+    pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
+}
+
+impl std::fmt::Debug for CpuEngineOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuEngineOptions")
+            .field("numerics", &self.numerics)
+            .field("threads", &self.threads)
+            .field("kernel", &self.kernel)
+            .field("limits", &self.limits)
+            .field("kv_size", &self.kv_size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A llama-architecture model on the CPU.
+pub struct CpuEngine {
+    facts: ModelFacts,
+    config: LlamaConfig,
+    limits: EngineLimits,
+    kernels: kernels::Kernels,
+    weights: weights::Weights,
+    rope: rope::RopeTable,
+    kv: Arc<KvMemory>,
+    plan: plan::Plan,
+    scratch: forward::Scratch,
+    pool: pool::Pool,
+}
+
+impl std::fmt::Debug for CpuEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuEngine")
+            .field("facts", &self.facts)
+            .field("kernel", &self.kernels.name)
+            .field("threads", &self.pool.threads())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Packs the weights and makes all memory that steps will use.
+///
+/// # Errors
+/// A model or tensor type this engine has no code for, a kernel this CPU lacks, limits or sizes out of range.
+pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+    options.limits.check()?;
+    let kernels = kernels::choose(options.kernel)?;
+    let config = LlamaConfig::from_gguf(file)?;
+    if !config.head_dim.is_multiple_of(kernels::LANES) {
+        return Err(EngineError::UnsupportedHeadDim {
+            head_dim: config.head_dim,
+        });
+    }
+    let pool = pool::Pool::new(options.threads)?;
+    let geometry = KvGeometry {
+        layer_count: config.layer_count as u32,
+        kv_head_count: config.kv_head_count as u32,
+        head_dim: config.head_dim as u32,
+        block_tokens: BLOCK_TOKENS,
+        dtype: options.numerics.kv_dtype(),
+    };
+    let block_count = match options.kv_size {
+        KvSize::Blocks(blocks) => blocks,
+        KvSize::Bytes(bytes) => u32::try_from(bytes / geometry.block_bytes().max(1) as u64)
+            .unwrap_or(u32::MAX)
+            .max(1),
+    };
+    let kv = Arc::new(KvMemory::new(geometry, block_count)?);
+    let weights = weights::Weights::load(file, &config, options.numerics, options.progress)?;
+    let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
+    let facts = ModelFacts {
+        name: file
+            .str("general.name")
+            .map_or_else(|_| "llama".to_owned(), str::to_owned),
+        vocab_size: config.vocab_size as u32,
+        context_length: config.context_length as u32,
+        numerics_id: options.numerics.id().to_owned(),
+        weights_sha256: file.content_sha256(),
+        kv: geometry,
+        rope_base: config.rope_base,
+    };
+    Ok(CpuEngine {
+        facts,
+        limits: options.limits,
+        kernels,
+        weights,
+        rope: rope::RopeTable::new(config.context_length, config.head_dim, config.rope_base),
+        kv,
+        plan: plan::Plan::with_capacity(options.limits, context_blocks),
+        scratch: forward::Scratch::new(&config, options.numerics, options.limits, pool.threads()),
+        pool,
+        config,
+    })
+}
+
+impl CpuEngine {
+    /// Name of the kernels in use, for logs.
+    pub fn kernel_name(&self) -> &'static str {
+        self.kernels.name
+    }
+}
+
+impl Engine for CpuEngine {
+    fn model(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    fn limits(&self) -> EngineLimits {
+        self.limits
+    }
+
+    fn kv(&self) -> &Arc<KvMemory> {
+        &self.kv
+    }
+
+    fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError> {
+        let bounds = BatchBounds {
+            limits: self.limits,
+            vocab_size: self.facts.vocab_size,
+            context_length: self.facts.context_length,
+            geometry: self.facts.kv,
+        };
+        bounds.check(batch)?;
+        let kv = Arc::clone(&self.kv);
+        let claim = kv.claim_step(batch)?;
+        self.plan.fill(batch, &self.facts.kv);
+        let step = forward::Step {
+            config: &self.config,
+            kernels: &self.kernels,
+            weights: &self.weights,
+            rope: &self.rope,
+            plan: &self.plan,
+            scratch: &self.scratch,
+            geometry: self.facts.kv,
+            kv: forward::KvBase(claim.block_pointer(BlockId(0))?),
+        };
+        step.run(&mut self.pool, sink);
+        Ok(())
+    }
+}

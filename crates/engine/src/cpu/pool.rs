@@ -1,0 +1,294 @@
+//! The engine's threads: they take tiles of work from one counter, so that an absent thread delays nobody.
+//!
+//! A phase is over when all its **tiles** are done, not when all threads have come by: a thread that the system has
+//! suspended between two tiles holds up nothing, and the others take what it would have taken (ENGINE.md measured
+//! llama.cpp, which waits for threads, falling to 5-20 % of its speed beside a competing job). Waiting threads spin
+//! shortly and then park; the caller of [`Pool::parallel`] works too.
+//!
+//! The claim word packs (phase number, tile count, next tile), so a claim always knows what it belongs to: a late
+//! thread either gets a tile of the phase that runs now or learns that there is none.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use crate::EngineError;
+
+/// More threads than this on one model of this size only wait for each other.
+const MOST_THREADS: usize = 256;
+/// Iterations of a worker before it parks: about 50 microseconds (a pause takes about 140 cycles on current Intel CPUs),
+/// more than a thread waits for another's last tile, less than sampling takes between two steps.
+const WORKER_SPINS: u32 = 1_000;
+/// Iterations of the caller before it lets the system run the thread that still works on a tile.
+const CALLER_SPINS: u32 = 500;
+
+const TILE_BITS: u32 = 24;
+const TILE_MASK: u64 = (1 << TILE_BITS) - 1;
+/// Leaves room above the count for one vain claim of every thread.
+const MOST_TILES: usize = (TILE_MASK as usize) - MOST_THREADS - 1;
+
+type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+struct Shared {
+    /// `phase << 48 | count << 24 | next`.
+    claim: AtomicU64,
+    done: AtomicU32,
+    /// Workers that are parked or about to.
+    sleepers: AtomicU32,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+    /// The running phase's closure. Written by the caller between phases, read only by holders of a claimed tile.
+    work: UnsafeCell<Option<Work<'static>>>,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `work` is the only field that is not Sync. It is written only while no tile is claimed (the caller waits for
+// all tiles of a phase before the next) and read only between a claim and its completion; the claim word's
+// release/acquire orders the two.
+unsafe impl Sync for Shared {}
+// SAFETY: the closure behind `work` is Sync, so a reference to it may be used from any thread.
+unsafe impl Send for Shared {}
+
+/// Fixed threads for the life of an engine.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    phase: u64,
+}
+
+impl Pool {
+    /// `threads` counts the caller: 1 starts none.
+    pub(crate) fn new(threads: usize) -> Result<Self, EngineError> {
+        if !(1..=MOST_THREADS).contains(&threads) {
+            return Err(EngineError::BadThreadCount {
+                threads,
+                most: MOST_THREADS,
+            });
+        }
+        let shared = Arc::new(Shared {
+            claim: AtomicU64::new(0),
+            done: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            work: UnsafeCell::new(None),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let mut pool = Self {
+            shared,
+            workers: Vec::with_capacity(threads - 1),
+            phase: 0,
+        };
+        for thread in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new()
+                .name(format!("engine-{thread}"))
+                .spawn(move || work_until_stopped(&shared, thread))
+                .map_err(|source| EngineError::ThreadStart { source })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `work(tile, thread)` for every tile below `tiles`, each exactly once, and returns when all are done.
+    /// What a tile wrote is visible to all tiles of later phases.
+    pub(crate) fn parallel(&mut self, tiles: usize, work: Work<'_>) {
+        assert!(tiles <= MOST_TILES, "a phase of {tiles} tiles");
+        if self.workers.is_empty() || tiles <= 1 {
+            (0..tiles).for_each(|tile| work(tile, 0));
+            return;
+        }
+        let shared = &*self.shared;
+        // SAFETY: the lifetime is only written differently: every use ends before this call returns, because the
+        // call waits for all tiles, also when one panics. No tile is claimed now, so nobody reads `work`.
+        unsafe { *shared.work.get() = Some(std::mem::transmute::<Work<'_>, Work<'static>>(work)) };
+        shared.done.store(0, Ordering::Relaxed);
+        self.phase = (self.phase + 1) & 0xffff;
+        shared.claim.store(
+            self.phase << (2 * TILE_BITS) | (tiles as u64) << TILE_BITS,
+            Ordering::SeqCst,
+        );
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = shared.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            shared.sleepers.store(0, Ordering::SeqCst);
+            shared.wake.notify_all();
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| while claim_and_run(shared, 0) {}));
+        if outcome.is_err() {
+            // The tile that panicked here is done as far as the others are concerned.
+            shared.done.fetch_add(1, Ordering::Release);
+            while catch_unwind(AssertUnwindSafe(|| claim_and_run(shared, 0))).unwrap_or_else(|_| {
+                shared.done.fetch_add(1, Ordering::Release);
+                true
+            }) {}
+        }
+        let mut spins = 0;
+        while (shared.done.load(Ordering::Acquire) as usize) < tiles {
+            spins += 1;
+            if spins < CALLER_SPINS {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+        }
+        if let Err(payload) = outcome {
+            resume_unwind(payload);
+        }
+        assert!(
+            !shared.panicked.swap(false, Ordering::Relaxed),
+            "a thread of the engine panicked; its message is above"
+        );
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        {
+            let _guard = self.shared.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.shared.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its tiles; nothing is left to report here.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Takes one tile of the running phase. False when it has none left.
+fn claim_and_run(shared: &Shared, thread: usize) -> bool {
+    let claimed = shared.claim.fetch_add(1, Ordering::AcqRel);
+    let (tile, count) = (claimed & TILE_MASK, (claimed >> TILE_BITS) & TILE_MASK);
+    if tile >= count {
+        return false;
+    }
+    // SAFETY: a claimed tile keeps its phase open until `done` is raised below, so the closure is alive and unchanged.
+    if let Some(work) = unsafe { *shared.work.get() } {
+        work(tile as usize, thread);
+    }
+    shared.done.fetch_add(1, Ordering::Release);
+    true
+}
+
+fn work_until_stopped(shared: &Shared, thread: usize) {
+    loop {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| claim_and_run(shared, thread))) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => {
+                    shared.panicked.store(true, Ordering::Relaxed);
+                    shared.done.fetch_add(1, Ordering::Release);
+                }
+            }
+        }
+        if !wait_for_work(shared) {
+            return;
+        }
+    }
+}
+
+/// Returns when there are unclaimed tiles; false when the pool stops.
+fn wait_for_work(shared: &Shared) -> bool {
+    let has_work = || {
+        let claim = shared.claim.load(Ordering::SeqCst);
+        (claim & TILE_MASK) < (claim >> TILE_BITS) & TILE_MASK
+    };
+    for _ in 0..WORKER_SPINS {
+        if has_work() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let mut guard = shared.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    loop {
+        if shared.stop.load(Ordering::SeqCst) {
+            return false;
+        }
+        // Announce first, look second: the caller publishes first and looks for sleepers second, so one of the two
+        // sees the other, and the lock keeps its notification from falling between our look and our wait.
+        shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        if has_work() {
+            return true;
+        }
+        guard = shared.wake.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_runs_once_and_phases_are_ordered() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(threads).unwrap();
+            let cells: Vec<AtomicU32> = (0..97).map(|_| AtomicU32::new(0)).collect();
+            for phase in 0..3_000u32 {
+                let tiles = 1 + phase as usize % cells.len();
+                pool.parallel(tiles, &|tile, thread| {
+                    assert!(thread < threads);
+                    // Relaxed on purpose: the pool must order the phases.
+                    cells[tile].store(cells[tile].load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                });
+            }
+            let total: u32 = cells.iter().map(|cell| cell.load(Ordering::Relaxed)).sum();
+            let expected: u32 = (0..3_000).map(|phase| 1 + phase % 97).sum();
+            assert_eq!(total, expected, "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_up() {
+        let mut pool = Pool::new(2).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        for round in 0..3 {
+            while pool.shared.sleepers.load(Ordering::SeqCst) == 0 {
+                assert!(std::time::Instant::now() < deadline, "the worker never parked");
+                std::thread::yield_now();
+            }
+            // Both tiles wait for each other: only a woken worker can let this phase end.
+            let arrived = AtomicU32::new(0);
+            pool.parallel(2, &|_, _| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 {
+                    assert!(
+                        std::time::Instant::now() < deadline,
+                        "round {round}: the worker never came"
+                    );
+                    std::thread::yield_now();
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_tile_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = Pool::new(3).unwrap();
+        for bad in 0..20 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.parallel(20, &|tile, _| assert!(tile != bad, "tile {tile}"));
+            }));
+            assert!(result.is_err());
+            let count = AtomicU32::new(0);
+            pool.parallel(20, &|_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.load(Ordering::Relaxed), 20);
+        }
+    }
+
+    #[test]
+    fn absurd_thread_counts_are_errors() {
+        assert!(matches!(Pool::new(0), Err(EngineError::BadThreadCount { .. })));
+        assert!(matches!(Pool::new(257), Err(EngineError::BadThreadCount { .. })));
+    }
+}

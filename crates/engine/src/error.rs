@@ -1,0 +1,83 @@
+//! Everything that can go wrong between a batch and its logits.
+
+use model_files::config::ConfigError;
+use model_files::gguf::GgufError;
+use thiserror::Error;
+
+use crate::kv_memory::{KvAccessError, KvMemoryError};
+
+/// Why an engine could not be opened or a step could not run.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The caller's bug: the batcher must respect the limits it was given.
+    #[error(
+        "batch has {tokens} tokens in {sequences} sequences, over the limit of {max_tokens} tokens and {max_sequences} sequences; split it"
+    )]
+    BatchTooLarge {
+        tokens: usize,
+        sequences: usize,
+        max_tokens: u32,
+        max_sequences: u32,
+    },
+    #[error("sequence {sequence} of the batch has no tokens; leave it out")]
+    EmptySequence { sequence: usize },
+    #[error(
+        "sequence {sequence} of the batch holds token {token}, but the vocabulary has {vocab_size}; the request is invalid"
+    )]
+    TokenOutOfVocabulary {
+        sequence: usize,
+        token: u32,
+        vocab_size: u32,
+    },
+    #[error(
+        "sequence {sequence} of the batch ends at position {end}, beyond the model's context of {context_length}; the request is too long"
+    )]
+    BeyondContext {
+        sequence: usize,
+        end: u32,
+        context_length: u32,
+    },
+    #[error("sequence {sequence} of the batch needs {needed} KV blocks, its block table has {got}")]
+    BlockTableTooShort { sequence: usize, needed: usize, got: usize },
+    /// Either a bug in the block accounting or a transfer that is still running; the step wrote nothing and may be retried.
+    #[error("the step could not take its KV blocks: {0}")]
+    KvAccess(#[from] KvAccessError),
+    #[error("the KV memory could not be made: {0}")]
+    KvMemory(#[from] KvMemoryError),
+    #[error(
+        "engine limits must be at least one token and one sequence, and at most {most}; got {max_batch_tokens} tokens and {max_sequences} sequences"
+    )]
+    BadLimits {
+        max_batch_tokens: u32,
+        max_sequences: u32,
+        most: u32,
+    },
+    #[error("the model file cannot be run: {0}")]
+    Model(#[from] ConfigError),
+    #[error("the model file cannot be read: {0}")]
+    ModelFile(#[from] GgufError),
+    /// The file is sound, this engine has no code for it.
+    #[error("tensor {tensor} of type {kind} is not supported: {why}")]
+    UnsupportedTensor {
+        tensor: String,
+        kind: &'static str,
+        why: &'static str,
+    },
+    #[error("a head dimension of {head_dim} is not supported: it must be a multiple of 16; choose another model")]
+    UnsupportedHeadDim { head_dim: usize },
+    #[error("the {kernel} kernel needs {needs}, which this CPU lacks; choose another kernel or `auto`")]
+    KernelUnsupported { kernel: &'static str, needs: &'static str },
+    #[error("an engine runs on 1 to {most} threads, not {threads}; change the thread count")]
+    BadThreadCount { threads: usize, most: usize },
+    #[error("the system started no further thread: {source}; lower the thread count or raise the process limit")]
+    ThreadStart { source: std::io::Error },
+    #[error("the system refused {bytes} bytes for weights or scratch memory; use a smaller model or smaller limits")]
+    OutOfMemory { bytes: usize },
+}
+
+impl EngineError {
+    /// Whether the same step may succeed later with nothing changed by the caller.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, EngineError::KvAccess(KvAccessError::Busy { .. }))
+    }
+}

@@ -1,0 +1,464 @@
+//! The KV cache of one node: one allocation of equal blocks, shared by the engine's thread and the handoff's tasks.
+//!
+//! Layout, also the wire layout (PROTOCOL rule 14), little endian:
+//! `[block][layer][K | V][kv head][token of the block][head dim]`. So a block is contiguous over all layers, one
+//! (block, layer) is contiguous, and one head's keys of a block are a `block_tokens x head_dim` matrix.
+//!
+//! **Who may touch a block** is decided here, per block, by a claim word: any number of readers or one writer. A step
+//! claims what it reads and writes before it starts and releases after; an export claims as reader, an import as
+//! writer. A conflict is [`KvAccessError::Busy`], never a wait and never a data race. Which block belongs to which
+//! sequence is not decided here (that is `serving_core::kv`).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serving_core::ids::BlockId;
+use thiserror::Error;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::SequenceRows;
+use crate::memory::HugeMemory;
+
+/// How one KV value is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// IEEE half; the default.
+    F16,
+    /// For the exact numerics.
+    F32,
+}
+
+impl KvDtype {
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F16 => 2,
+            KvDtype::F32 => 4,
+        }
+    }
+    /// As it stands in compatibility hashes and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F16 => "f16",
+            KvDtype::F32 => "f32",
+        }
+    }
+}
+
+/// Shape of the KV cache. Two nodes exchange KV only if theirs are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvGeometry {
+    pub layer_count: u32,
+    pub kv_head_count: u32,
+    pub head_dim: u32,
+    /// Tokens per block: [`BLOCK_TOKENS`].
+    pub block_tokens: u32,
+    pub dtype: KvDtype,
+}
+
+/// The block size of this version. The attention tile of the CPU engine has the same size (see `numerics`).
+pub const BLOCK_TOKENS: u32 = 16;
+
+impl KvGeometry {
+    /// Bytes of one block over all layers.
+    pub fn block_bytes(&self) -> usize {
+        self.layer_bytes() * self.layer_count as usize
+    }
+    /// Bytes of one (block, layer): K and V of all heads.
+    pub fn layer_bytes(&self) -> usize {
+        2 * self.kv_head_count as usize * self.head_bytes()
+    }
+    /// Bytes of one token over all layers.
+    pub fn token_bytes(&self) -> usize {
+        2 * self.layer_count as usize * self.kv_head_count as usize * self.row_bytes()
+    }
+    /// Bytes of one (block, layer, K or V, head): the wire unit.
+    pub fn head_bytes(&self) -> usize {
+        self.block_tokens as usize * self.row_bytes()
+    }
+    /// Bytes of one token in one (layer, K or V, head).
+    pub fn row_bytes(&self) -> usize {
+        self.head_dim as usize * self.dtype.bytes()
+    }
+    /// How many blocks hold `tokens` tokens.
+    pub fn blocks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block_tokens.max(1))
+    }
+
+    /// [`Self::block_bytes`] with every overflow caught: the numbers may come from a file.
+    fn checked_block_bytes(&self) -> Option<usize> {
+        let factors = [
+            self.layer_count,
+            2,
+            self.kv_head_count,
+            self.block_tokens,
+            self.head_dim,
+        ];
+        let mut bytes = self.dtype.bytes();
+        for factor in factors {
+            bytes = bytes.checked_mul(factor as usize)?;
+        }
+        (bytes > 0).then_some(bytes)
+    }
+}
+
+/// Why the memory could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum KvMemoryError {
+    #[error("the KV geometry {0:?} has a zero or an absurd dimension; check the model file")]
+    BadGeometry(KvGeometry),
+    #[error("a KV memory needs at least one block; raise the KV memory size")]
+    NoBlocks,
+    #[error("the system refused {bytes} bytes of KV memory; lower the KV memory size")]
+    OutOfMemory { bytes: usize },
+}
+
+/// Why a block could not be touched. Nothing was read or written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum KvAccessError {
+    /// A step or a transfer is using the block: retry after the current step, or the accounting gave a block to two owners.
+    #[error("KV block {block} is in use by a step or a transfer; retry after the step")]
+    Busy { block: BlockId },
+    #[error("KV block {block} does not exist: this node has {block_count}")]
+    NoSuchBlock { block: BlockId, block_count: u32 },
+    #[error("layers {}..{} are not within the model's {layer_count}", .layers.start, .layers.end)]
+    NoSuchLayers { layers: Range<u32>, layer_count: u32 },
+    #[error("a buffer of {got} bytes was given where {expected} belong")]
+    WrongLength { expected: usize, got: usize },
+    #[error("{valid_tokens} tokens do not fit a block of {block_tokens}")]
+    TooManyTokens { valid_tokens: u32, block_tokens: u32 },
+}
+
+/// The memory itself. See the module text for layout and sharing.
+pub struct KvMemory {
+    geometry: KvGeometry,
+    block_count: u32,
+    /// Every access goes through the claim words, which allow several readers or one writer per block.
+    memory: HugeMemory,
+    claims: Box<[AtomicU32]>,
+}
+
+/// Claim word of a block with a writer; any other value counts readers.
+const WRITER: u32 = u32::MAX;
+
+impl std::fmt::Debug for KvMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvMemory")
+            .field("geometry", &self.geometry)
+            .field("block_count", &self.block_count)
+            .finish_non_exhaustive()
+    }
+}
+
+impl KvMemory {
+    /// One zeroed allocation, asking for huge pages.
+    pub fn new(geometry: KvGeometry, block_count: u32) -> Result<Self, KvMemoryError> {
+        if block_count == 0 {
+            return Err(KvMemoryError::NoBlocks);
+        }
+        let block_bytes = geometry
+            .checked_block_bytes()
+            .ok_or(KvMemoryError::BadGeometry(geometry))?;
+        let bytes = block_bytes
+            .checked_mul(block_count as usize)
+            .ok_or(KvMemoryError::OutOfMemory { bytes: usize::MAX })?;
+        let memory = HugeMemory::zeroed(bytes).ok_or(KvMemoryError::OutOfMemory { bytes })?;
+        let claims = (0..block_count).map(|_| AtomicU32::new(0)).collect();
+        Ok(Self {
+            geometry,
+            block_count,
+            memory,
+            claims,
+        })
+    }
+
+    pub fn geometry(&self) -> &KvGeometry {
+        &self.geometry
+    }
+
+    pub fn block_count(&self) -> u32 {
+        self.block_count
+    }
+
+    /// Copies one block over all layers into `out` (`block_bytes` long).
+    pub fn export_block(&self, block: BlockId, out: &mut [u8]) -> Result<(), KvAccessError> {
+        self.export_layers(block, 0..self.geometry.layer_count, out)
+    }
+
+    /// Copies some layers of a block into `out` (`layer_bytes` for each).
+    pub fn export_layers(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), KvAccessError> {
+        self.check_length(&layers, out.len())?;
+        self.read_layers(block, layers, |bytes| out.copy_from_slice(bytes))
+    }
+
+    /// Gives `read` the bytes of some layers of a block without a copy; the block stays claimed for reading meanwhile.
+    pub fn read_layers<R>(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, KvAccessError> {
+        let range = self.layer_range(block, &layers)?;
+        let _claim = self.claim_for_reading(block)?;
+        // SAFETY: `range` is inside the block, whose reader claim keeps writers away until `_claim` drops.
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory.start().add(range.start), range.len()) };
+        Ok(read(bytes))
+    }
+
+    /// Overwrites one block over all layers.
+    pub fn import_block(&self, block: BlockId, bytes: &[u8]) -> Result<(), KvAccessError> {
+        self.import_layers(block, 0..self.geometry.layer_count, bytes)
+    }
+
+    /// Overwrites some layers of a block.
+    pub fn import_layers(&self, block: BlockId, layers: Range<u32>, bytes: &[u8]) -> Result<(), KvAccessError> {
+        self.check_length(&layers, bytes.len())?;
+        self.write_layers(block, layers, |out| out.copy_from_slice(bytes))
+    }
+
+    /// Lets `write` change the bytes of some layers of a block in place; the block stays claimed for writing meanwhile.
+    pub fn write_layers<R>(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        write: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, KvAccessError> {
+        let range = self.layer_range(block, &layers)?;
+        let _claim = self.claim_for_writing(block)?;
+        // SAFETY: `range` is inside the block, whose writer claim keeps everybody else away until `_claim` drops.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.memory.start().add(range.start), range.len()) };
+        Ok(write(bytes))
+    }
+
+    /// Copies a whole block onto another: the fork of a partly filled last block.
+    pub fn copy_block(&self, from: BlockId, to: BlockId) -> Result<(), KvAccessError> {
+        let layers = 0..self.geometry.layer_count;
+        // Copying a block onto itself ends as `Busy`: it would be read and written at once.
+        self.read_layers(from, layers.clone(), |bytes| self.import_layers(to, layers, bytes))?
+    }
+
+    /// XXH3-64 of the rows of the first `valid_tokens` tokens, in layout order. The rows after them are not looked at.
+    pub fn block_hash(&self, block: BlockId, valid_tokens: u32) -> Result<u64, KvAccessError> {
+        let block_tokens = self.geometry.block_tokens;
+        if valid_tokens > block_tokens {
+            return Err(KvAccessError::TooManyTokens {
+                valid_tokens,
+                block_tokens,
+            });
+        }
+        self.read_layers(block, 0..self.geometry.layer_count, |bytes| {
+            hash_rows(&self.geometry, bytes, valid_tokens)
+        })
+    }
+
+    /// Claims every block that a batch reads or writes. The batch's tables must cover its positions.
+    pub(crate) fn claim_step<'a>(&'a self, batch: &'a [SequenceRows<'a>]) -> Result<StepClaim<'a>, KvAccessError> {
+        let mut claim = StepClaim {
+            memory: self,
+            batch,
+            taken: 0,
+        };
+        for (block, access) in step_blocks(&self.geometry, batch) {
+            self.take(block, access)?;
+            claim.taken += 1;
+        }
+        Ok(claim)
+    }
+
+    fn check_length(&self, layers: &Range<u32>, got: usize) -> Result<(), KvAccessError> {
+        let expected = self.geometry.layer_bytes() * layers.len();
+        if got == expected {
+            Ok(())
+        } else {
+            Err(KvAccessError::WrongLength { expected, got })
+        }
+    }
+
+    /// Byte range within the allocation, checked.
+    fn layer_range(&self, block: BlockId, layers: &Range<u32>) -> Result<Range<usize>, KvAccessError> {
+        let layer_count = self.geometry.layer_count;
+        if layers.start > layers.end || layers.end > layer_count {
+            return Err(KvAccessError::NoSuchLayers {
+                layers: layers.clone(),
+                layer_count,
+            });
+        }
+        let block_start = self.block_offset(block)?;
+        let layer_bytes = self.geometry.layer_bytes();
+        let start = block_start + layers.start as usize * layer_bytes;
+        Ok(start..start + layers.len() * layer_bytes)
+    }
+
+    fn block_offset(&self, block: BlockId) -> Result<usize, KvAccessError> {
+        if block.0 < self.block_count {
+            Ok(block.0 as usize * self.geometry.block_bytes())
+        } else {
+            Err(KvAccessError::NoSuchBlock {
+                block,
+                block_count: self.block_count,
+            })
+        }
+    }
+
+    fn claim_for_reading(&self, block: BlockId) -> Result<BlockClaim<'_>, KvAccessError> {
+        self.take(block, Access::Read)?;
+        Ok(BlockClaim {
+            memory: self,
+            block,
+            access: Access::Read,
+        })
+    }
+
+    fn claim_for_writing(&self, block: BlockId) -> Result<BlockClaim<'_>, KvAccessError> {
+        self.take(block, Access::Write)?;
+        Ok(BlockClaim {
+            memory: self,
+            block,
+            access: Access::Write,
+        })
+    }
+
+    fn take(&self, block: BlockId, access: Access) -> Result<(), KvAccessError> {
+        let word = self.claims.get(block.0 as usize).ok_or(KvAccessError::NoSuchBlock {
+            block,
+            block_count: self.block_count,
+        })?;
+        let taken = match access {
+            Access::Write => word
+                .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok(),
+            // The last count below WRITER stays unused, so that readers can never add up to a writer.
+            Access::Read => word
+                .fetch_update(Ordering::Acquire, Ordering::Relaxed, |count| {
+                    (count < WRITER - 1).then(|| count + 1)
+                })
+                .is_ok(),
+        };
+        if taken {
+            Ok(())
+        } else {
+            Err(KvAccessError::Busy { block })
+        }
+    }
+
+    fn release(&self, block: BlockId, access: Access) {
+        let Some(word) = self.claims.get(block.0 as usize) else {
+            return;
+        };
+        match access {
+            Access::Write => word.store(0, Ordering::Release),
+            Access::Read => {
+                word.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+pub(crate) fn hash_rows(geometry: &KvGeometry, block: &[u8], valid_tokens: u32) -> u64 {
+    let mut hasher = Xxh3::new();
+    if valid_tokens == geometry.block_tokens {
+        hasher.update(block);
+    } else {
+        let valid = valid_tokens as usize * geometry.row_bytes();
+        for head in block.chunks_exact(geometry.head_bytes()) {
+            hasher.update(&head[..valid]);
+        }
+    }
+    hasher.digest()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// One claim outside a step.
+struct BlockClaim<'a> {
+    memory: &'a KvMemory,
+    block: BlockId,
+    access: Access,
+}
+
+impl Drop for BlockClaim<'_> {
+    fn drop(&mut self) {
+        self.memory.release(self.block, self.access);
+    }
+}
+
+/// The blocks of a batch in a fixed order, each with what the step does to it.
+fn step_blocks<'a>(
+    geometry: &KvGeometry,
+    batch: &'a [SequenceRows<'a>],
+) -> impl Iterator<Item = (BlockId, Access)> + use<'a> {
+    let geometry = *geometry;
+    batch.iter().flat_map(move |rows| {
+        let used = geometry.blocks_for(rows.end_position()) as usize;
+        let first_written = (rows.first_position / geometry.block_tokens) as usize;
+        rows.block_table
+            .iter()
+            .take(used)
+            .enumerate()
+            .map(move |(index, block)| {
+                (
+                    *block,
+                    if index < first_written {
+                        Access::Read
+                    } else {
+                        Access::Write
+                    },
+                )
+            })
+    })
+}
+
+/// Claims of a running step; dropping it releases them.
+pub(crate) struct StepClaim<'a> {
+    memory: &'a KvMemory,
+    batch: &'a [SequenceRows<'a>],
+    /// How many of `step_blocks` are held: all, unless the claim failed half-way.
+    taken: usize,
+}
+
+impl StepClaim<'_> {
+    /// Start of a block, for kernels.
+    ///
+    /// Reading it is sound for every block of the claim; writing only for rows at the batch's own positions. The
+    /// threads of a step must order a row's write before its reads themselves.
+    pub(crate) fn block_pointer(&self, block: BlockId) -> Result<*mut u8, KvAccessError> {
+        let offset = self.memory.block_offset(block)?;
+        // SAFETY: `block_offset` checked that the block lies within the allocation.
+        Ok(unsafe { self.memory.memory.start().add(offset) })
+    }
+
+    /// A block that the step reads or writes.
+    pub(crate) fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError> {
+        let start = self.block_pointer(block)?;
+        if !step_blocks(&self.memory.geometry, self.batch).any(|held| held.0 == block) {
+            return Err(KvAccessError::Busy { block });
+        }
+        // SAFETY: this step holds a claim on the block, and `&self` keeps our own writes away.
+        Ok(unsafe { std::slice::from_raw_parts(start, self.memory.geometry.block_bytes()) })
+    }
+
+    /// A block that the step writes.
+    pub(crate) fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError> {
+        let start = self.block_pointer(block)?;
+        if !step_blocks(&self.memory.geometry, self.batch).any(|held| held == (block, Access::Write)) {
+            return Err(KvAccessError::Busy { block });
+        }
+        // SAFETY: this step holds the block's writer claim, and `&mut self` keeps our own reads away.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, self.memory.geometry.block_bytes()) })
+    }
+}
+
+impl Drop for StepClaim<'_> {
+    fn drop(&mut self) {
+        for (block, access) in step_blocks(&self.memory.geometry, self.batch).take(self.taken) {
+            self.memory.release(block, access);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "kv_memory_tests.rs"]
+mod tests;

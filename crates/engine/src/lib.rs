@@ -1,0 +1,110 @@
+//! Runs the model. Owns: the [`Engine`] contract, KV memory, the CPU transformer, sampling, the stand-in engine.
+//!
+//! Never does: scheduling, block accounting, networking, text. The batcher decides what a step runs, this crate runs it.
+//! Promise (DESIGN section 9): a token's KV and logits depend on its own sequence only, not on batch mates, chunk
+//! boundaries, threads, instruction set or phase. `numerics.rs` defines the arithmetic that makes this hold.
+//! Read first: this file, then `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
+//! Tests: beside the code, and `tests/` for the whole model (goldens, invariance).
+
+mod batch;
+pub mod cpu;
+mod error;
+pub mod kv_memory;
+pub mod math;
+mod memory;
+pub mod numerics;
+mod open;
+pub mod sample;
+pub mod stand_in;
+pub mod step_runner;
+
+use std::sync::Arc;
+
+use serving_core::ids::{BlockId, TokenId};
+
+pub use batch::EngineLimits;
+pub use cpu::{CpuEngine, CpuEngineOptions, KernelChoice, KvSize, LoadProgress, open_cpu_engine};
+pub use error::EngineError;
+pub use kv_memory::{KvAccessError, KvDtype, KvGeometry, KvMemory, KvMemoryError};
+pub use numerics::Numerics;
+pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility_hash, open_engine};
+pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
+pub use stand_in::{StandInConfig, StandInEngine};
+pub use step_runner::StepRunner;
+
+/// What a node must know of the loaded model, and what goes into the compatibility hash of a pair (PROTOCOL rule 13).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFacts {
+    /// For people; not part of compatibility.
+    pub name: String,
+    pub vocab_size: u32,
+    /// Positions 0..context_length can be computed.
+    pub context_length: u32,
+    /// Backend, numeric definition and its version: equal ids promise equal bits.
+    pub numerics_id: String,
+    /// SHA-256 of the weight file's content.
+    pub weights_sha256: [u8; 32],
+    pub kv: KvGeometry,
+    pub rope_base: f32,
+}
+
+/// One model, loaded, with its KV memory. Owned by one step loop; the KV memory is shared with the handoff.
+pub trait Engine: Send {
+    fn model(&self) -> &ModelFacts;
+
+    fn limits(&self) -> EngineLimits;
+
+    fn kv(&self) -> &Arc<KvMemory>;
+
+    /// Runs one mixed batch: writes the KV of every row, then calls `sink` once per row that asked for logits, in
+    /// batch order. Allocates nothing.
+    ///
+    /// # Errors
+    /// A batch that breaks the contract (size, token ids, block tables) or a block that somebody else is using is
+    /// refused before anything is written. No error leaves a claim on a block behind.
+    fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError>;
+}
+
+/// The rows of one sequence in a step: a chunk of its prompt, or its one decode row.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceRows<'a> {
+    /// At least one; they occupy positions `first_position..`.
+    pub tokens: &'a [TokenId],
+    /// Everything before it is in the KV blocks already.
+    pub first_position: u32,
+    /// Covers positions 0 to the end of `tokens`; further blocks are ignored. A block that a step writes to must
+    /// appear once in the whole batch.
+    pub block_table: &'a [BlockId],
+    pub logits: LogitsWanted,
+}
+
+impl SequenceRows<'_> {
+    /// One past the last position, saturating.
+    pub fn end_position(&self) -> u32 {
+        self.first_position
+            .saturating_add(u32::try_from(self.tokens.len()).unwrap_or(u32::MAX))
+    }
+}
+
+/// Which rows of a sequence need the LM head: it costs about a quarter of a small model's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsWanted {
+    /// A chunk that is not the prompt's last.
+    None,
+    /// The row that predicts the next token.
+    Last,
+    /// `echo` with logprobs.
+    All,
+}
+
+/// Receives logits while a step runs. The row is scratch: the sink may change it, and it is gone after the call.
+pub trait LogitsSink {
+    /// `sequence` is the index in the batch, `position` the row's token position, `logits` has `vocab_size` values.
+    fn row(&mut self, sequence: usize, position: u32, logits: &mut [f32]);
+}
+
+impl<F: FnMut(usize, u32, &mut [f32])> LogitsSink for F {
+    fn row(&mut self, sequence: usize, position: u32, logits: &mut [f32]) {
+        self(sequence, position, logits);
+    }
+}

@@ -1,0 +1,262 @@
+//! From a node's settings to a running engine and the hash that says with whom it may exchange KV.
+
+use std::path::Path;
+
+use model_files::config::LlamaConfig;
+use model_files::gguf::GgufFile;
+use model_files::tokenizer::{Tokenizer, TokenizerError};
+use serving_core::node::CompatibilityHash;
+use sha2::{Digest as _, Sha256};
+use thiserror::Error;
+
+use crate::{
+    CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvDtype, KvGeometry, KvSize, LoadProgress,
+    ModelFacts, Numerics, StandInConfig, StandInEngine, kv_memory, open_cpu_engine,
+};
+
+/// Which engine a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineKind {
+    Cpu,
+    /// No weights: for emulated clusters and tests. With a model file it takes the vocabulary and context from it.
+    StandIn,
+}
+
+/// A node's settings, as far as they concern the engine.
+pub struct OpenOptions<'a> {
+    pub kind: EngineKind,
+    pub model: Option<&'a Path>,
+    pub numerics: Numerics,
+    pub kernel: KernelChoice,
+    pub threads: usize,
+    pub kv_bytes: u64,
+    pub limits: EngineLimits,
+    /// Version of the wire; part of the compatibility hash.
+    pub protocol_version: u32,
+    pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
+}
+
+impl std::fmt::Debug for OpenOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenOptions")
+            .field("kind", &self.kind)
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}
+
+pub struct OpenedEngine {
+    pub engine: Box<dyn Engine>,
+    pub compatibility: CompatibilityHash,
+}
+
+impl std::fmt::Debug for OpenedEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenedEngine")
+            .field("compatibility", &self.compatibility)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum OpenError {
+    #[error("the cpu engine needs a model file: give --model FILE (a GGUF), or `baton model pull smollm2-135m` first")]
+    NoModel,
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("the model file's tokenizer cannot be used: {0}")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// Context of a stand-in without a model file, and its vocabulary: those of SmolLM2.
+const STAND_IN_CONTEXT: u32 = 8192;
+const STAND_IN_VOCAB: u32 = 49_152;
+/// A block of 2 KiB: handoffs stay cheap, every byte still counts.
+const STAND_IN_GEOMETRY: KvGeometry = KvGeometry {
+    layer_count: 4,
+    kv_head_count: 1,
+    head_dim: 8,
+    block_tokens: kv_memory::BLOCK_TOKENS,
+    dtype: KvDtype::F16,
+};
+const STAND_IN_SEED: u64 = 0xba70;
+
+/// Opens the engine. Takes seconds for a real model: call it off the async threads.
+///
+/// # Errors
+/// [`OpenError`]; all are the settings' or the file's fault.
+pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> {
+    let protocol_version = options.protocol_version;
+    let file = match options.model {
+        Some(path) => Some(GgufFile::open(path).map_err(EngineError::from)?),
+        None => None,
+    };
+    let tokenizer_hash = match &file {
+        Some(file) => Tokenizer::from_gguf(file)?.content_hash(),
+        None => [0; 32],
+    };
+    let engine: Box<dyn Engine> = match (options.kind, &file) {
+        (EngineKind::Cpu, None) => return Err(OpenError::NoModel),
+        (EngineKind::Cpu, Some(file)) => Box::new(open_cpu_engine(
+            file,
+            CpuEngineOptions {
+                numerics: options.numerics,
+                threads: options.threads,
+                kernel: options.kernel,
+                limits: options.limits,
+                kv_size: KvSize::Bytes(options.kv_bytes),
+                progress: options.progress,
+            },
+        )?),
+        (EngineKind::StandIn, file) => Box::new(open_stand_in(file.as_ref(), &options)?),
+    };
+    let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
+    Ok(OpenedEngine { engine, compatibility })
+}
+
+fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<StandInEngine, EngineError> {
+    let (vocab_size, context_length) = match file {
+        Some(file) => {
+            let config = LlamaConfig::from_gguf(file)?;
+            (config.vocab_size as u32, config.context_length as u32)
+        }
+        None => (STAND_IN_VOCAB, STAND_IN_CONTEXT),
+    };
+    let blocks = options.kv_bytes / STAND_IN_GEOMETRY.block_bytes() as u64;
+    // Blocks are tiny: as many as a real model's pool would have are plenty.
+    const MOST_BLOCKS: u64 = 4096;
+    StandInEngine::new(StandInConfig {
+        geometry: STAND_IN_GEOMETRY,
+        vocab_size,
+        context_length,
+        block_count: blocks.clamp(1, MOST_BLOCKS) as u32,
+        limits: options.limits,
+        nanoseconds_per_token: 0,
+        nanoseconds_per_step: 0,
+        seed: STAND_IN_SEED,
+    })
+}
+
+/// Equal for two nodes exactly when one may use the other's KV bytes (PROTOCOL rule 13).
+pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protocol_version: u32) -> CompatibilityHash {
+    let ModelFacts {
+        name: _,
+        vocab_size,
+        context_length,
+        numerics_id,
+        weights_sha256,
+        kv,
+        rope_base,
+    } = facts;
+    /// Tensor parallelism is not built yet: every node holds all heads.
+    const TENSOR_PARALLEL: u32 = 1;
+    let mut hasher = Sha256::new();
+    hasher.update(b"baton compatibility 1\0");
+    hasher.update(weights_sha256);
+    hasher.update(tokenizer_hash);
+    hasher.update(numerics_id.as_bytes());
+    hasher.update([0]);
+    hasher.update(kv.dtype.name().as_bytes());
+    hasher.update([0]);
+    let numbers = [
+        *vocab_size,
+        *context_length,
+        kv.layer_count,
+        kv.kv_head_count,
+        kv.head_dim,
+        kv.block_tokens,
+        rope_base.to_bits(),
+        TENSOR_PARALLEL,
+        protocol_version,
+    ];
+    for number in numbers {
+        hasher.update(number.to_le_bytes());
+    }
+    CompatibilityHash(hasher.finalize().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(protocol_version: u32) -> OpenOptions<'static> {
+        OpenOptions {
+            kind: EngineKind::StandIn,
+            model: None,
+            numerics: Numerics::Int8Blocks,
+            kernel: KernelChoice::Auto,
+            threads: 1,
+            kv_bytes: 1 << 20,
+            limits: EngineLimits {
+                max_batch_tokens: 64,
+                max_sequences: 4,
+            },
+            protocol_version,
+            progress: None,
+        }
+    }
+
+    #[test]
+    fn equal_settings_are_compatible_and_each_difference_is_not() {
+        let base = open_engine(options(1)).expect("no file needed");
+        assert_eq!(
+            base.compatibility,
+            open_engine(options(1)).expect("again").compatibility
+        );
+        assert_ne!(
+            base.compatibility,
+            open_engine(options(2)).expect("again").compatibility
+        );
+        let facts = base.engine.model();
+        let hash = |facts: &ModelFacts| compatibility_hash(facts, &[0; 32], 1);
+        assert_eq!(hash(facts), base.compatibility);
+        let named = ModelFacts {
+            name: "another name".to_owned(),
+            ..facts.clone()
+        };
+        assert_eq!(hash(&named), base.compatibility, "a name is for people");
+        let changed = [
+            ModelFacts {
+                numerics_id: "x".to_owned(),
+                ..facts.clone()
+            },
+            ModelFacts {
+                weights_sha256: [9; 32],
+                ..facts.clone()
+            },
+            ModelFacts {
+                rope_base: 1.0,
+                ..facts.clone()
+            },
+            ModelFacts {
+                kv: KvGeometry {
+                    dtype: KvDtype::F32,
+                    ..facts.kv
+                },
+                ..facts.clone()
+            },
+            ModelFacts {
+                kv: KvGeometry {
+                    layer_count: 1,
+                    ..facts.kv
+                },
+                ..facts.clone()
+            },
+        ];
+        for facts in changed {
+            assert_ne!(hash(&facts), base.compatibility, "{facts:?}");
+        }
+        assert_ne!(compatibility_hash(facts, &[1; 32], 1), base.compatibility);
+    }
+
+    #[test]
+    fn the_cpu_engine_asks_for_a_model() {
+        let error = open_engine(OpenOptions {
+            kind: EngineKind::Cpu,
+            ..options(1)
+        })
+        .expect_err("no model");
+        assert!(error.to_string().contains("baton model pull"));
+    }
+}

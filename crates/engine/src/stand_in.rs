@@ -1,0 +1,212 @@
+//! The stand-in engine: the same contract without weights, for emulated clusters, load tests and protocol tests.
+//!
+//! It is built to betray KV errors. The KV bytes of a position are a function of the token there and of the KV bytes
+//! of the position before it, **read back from memory**, so they depend on every token so far; the logits of a row
+//! hash every KV byte of its sequence. A lost, swapped, stale or corrupt block therefore changes the next tokens,
+//! while chunking, batching and phase do not: equal token ids across two topologies mean that the KV arrived.
+//! Time is modelled, not spent: a step waits until its cost has passed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serving_core::ids::{BlockId, TokenId};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::batch::BatchBounds;
+use crate::kv_memory::{StepClaim, hash_rows};
+use crate::{
+    Engine, EngineError, EngineLimits, KvAccessError, KvGeometry, KvMemory, LogitsSink, LogitsWanted, ModelFacts,
+    SequenceRows,
+};
+
+/// Everything that defines a stand-in. Two with equal geometry, vocabulary and seed give equal tokens.
+#[derive(Clone, Debug)]
+pub struct StandInConfig {
+    pub geometry: KvGeometry,
+    pub vocab_size: u32,
+    pub context_length: u32,
+    pub block_count: u32,
+    pub limits: EngineLimits,
+    /// Modelled cost of each row of a step; 0 runs as fast as the machine can.
+    pub nanoseconds_per_token: u64,
+    /// Modelled cost of a step whatever its rows: reading the weights once.
+    pub nanoseconds_per_step: u64,
+    /// Stands for the weights: another seed is another model.
+    pub seed: u64,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct StandInEngine {
+    config: StandInConfig,
+    facts: ModelFacts,
+    kv: Arc<KvMemory>,
+    logits: Vec<f32>,
+}
+
+impl StandInEngine {
+    pub fn new(config: StandInConfig) -> Result<Self, EngineError> {
+        config.limits.check()?;
+        let kv = Arc::new(KvMemory::new(config.geometry, config.block_count)?);
+        let mut weights_sha256 = [0; 32];
+        weights_sha256[..8].copy_from_slice(&config.seed.to_le_bytes());
+        let facts = ModelFacts {
+            name: "stand-in".to_owned(),
+            vocab_size: config.vocab_size,
+            context_length: config.context_length,
+            numerics_id: "stand-in/1".to_owned(),
+            weights_sha256,
+            kv: config.geometry,
+            rope_base: 0.0,
+        };
+        let logits = vec![0.0; config.vocab_size as usize];
+        Ok(Self {
+            config,
+            facts,
+            kv,
+            logits,
+        })
+    }
+
+    fn bounds(&self) -> BatchBounds {
+        BatchBounds {
+            limits: self.config.limits,
+            vocab_size: self.config.vocab_size,
+            context_length: self.config.context_length,
+            geometry: self.config.geometry,
+        }
+    }
+}
+
+impl Engine for StandInEngine {
+    fn model(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    fn limits(&self) -> EngineLimits {
+        self.config.limits
+    }
+
+    fn kv(&self) -> &Arc<KvMemory> {
+        &self.kv
+    }
+
+    fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError> {
+        let started = Instant::now();
+        self.bounds().check(batch)?;
+        let kv = Arc::clone(&self.kv);
+        let mut claim = kv.claim_step(batch)?;
+        let cells = Cells {
+            geometry: self.config.geometry,
+            seed: self.config.seed,
+        };
+        let mut tokens = 0;
+        for rows in batch {
+            for (token, position) in rows.tokens.iter().zip(rows.first_position..) {
+                cells.write(&mut claim, rows.block_table, (*token, position))?;
+                tokens += 1;
+            }
+        }
+        wait_until(
+            started,
+            self.config.nanoseconds_per_step + tokens * self.config.nanoseconds_per_token,
+        );
+        for (sequence, rows) in batch.iter().enumerate() {
+            let first = match rows.logits {
+                LogitsWanted::None => continue,
+                LogitsWanted::Last => rows.end_position() - 1,
+                LogitsWanted::All => rows.first_position,
+            };
+            for position in first..rows.end_position() {
+                let digest = cells.digest(&claim, rows.block_table, position)?;
+                fill_logits(digest, &mut self.logits);
+                sink.row(sequence, position, &mut self.logits);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wait_until(started: Instant, cost_nanoseconds: u64) {
+    let left = Duration::from_nanos(cost_nanoseconds).saturating_sub(started.elapsed());
+    if !left.is_zero() {
+        std::thread::sleep(left);
+    }
+}
+
+/// Reads and writes the chained KV content.
+#[derive(Clone, Copy)]
+struct Cells {
+    geometry: KvGeometry,
+    seed: u64,
+}
+
+impl Cells {
+    fn place(&self, table: &[BlockId], position: u32) -> (BlockId, usize) {
+        let block_tokens = self.geometry.block_tokens;
+        (
+            table[(position / block_tokens) as usize],
+            (position % block_tokens) as usize * self.geometry.row_bytes(),
+        )
+    }
+
+    /// Writes the rows of one position in every layer and head.
+    fn write(
+        &self,
+        claim: &mut StepClaim<'_>,
+        table: &[BlockId],
+        (token, position): (TokenId, u32),
+    ) -> Result<(), KvAccessError> {
+        let mut hasher = Xxh3::with_seed(self.seed);
+        hasher.update(&token.0.to_le_bytes());
+        hasher.update(&position.to_le_bytes());
+        if let Some(before) = position.checked_sub(1) {
+            let (block, offset) = self.place(table, before);
+            for head in claim.bytes(block)?.chunks_exact(self.geometry.head_bytes()) {
+                hasher.update(&head[offset..offset + self.geometry.row_bytes()]);
+            }
+        }
+        let mut stream = hasher.digest();
+        let (block, offset) = self.place(table, position);
+        for head in claim.bytes_mut(block)?.chunks_exact_mut(self.geometry.head_bytes()) {
+            for out in head[offset..offset + self.geometry.row_bytes()].chunks_mut(8) {
+                let bytes = next(&mut stream).to_le_bytes();
+                out.copy_from_slice(&bytes[..out.len()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hash of every KV byte of positions 0..=position.
+    fn digest(&self, claim: &StepClaim<'_>, table: &[BlockId], position: u32) -> Result<u64, KvAccessError> {
+        let mut hasher = Xxh3::with_seed(self.seed);
+        let mut left = position + 1;
+        for block in &table[..self.geometry.blocks_for(left) as usize] {
+            let valid = left.min(self.geometry.block_tokens);
+            hasher.update(&hash_rows(&self.geometry, claim.bytes(*block)?, valid).to_le_bytes());
+            left -= valid;
+        }
+        Ok(hasher.digest())
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small and well mixed.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Values in -8..8: a softmax over them is neither flat nor decided, so every sampling setting has something to do.
+fn fill_logits(digest: u64, logits: &mut [f32]) {
+    let mut stream = digest;
+    for value in logits {
+        *value = (next(&mut stream) >> 40) as f32 / (1u32 << 20) as f32 - 8.0;
+    }
+}
+
+#[cfg(test)]
+#[path = "stand_in_tests.rs"]
+mod tests;

@@ -1,0 +1,139 @@
+//! Tests of the step runner: batchers, stand-in engine and sampler together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serving_core::batching::{DecodeBatcher, DecodeConfig, DecodeEvent, NodeLimits, OpenCommand, PromptSource};
+use serving_core::ids::{Attempt, RequestId, TokenId};
+use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions};
+use serving_core::time::Time;
+
+use super::*;
+use crate::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
+
+const VOCAB: u32 = 300;
+
+fn runner(limits: EngineLimits) -> StepRunner {
+    let geometry = KvGeometry {
+        layer_count: 2,
+        kv_head_count: 1,
+        head_dim: 8,
+        block_tokens: 16,
+        dtype: KvDtype::F16,
+    };
+    let config = StandInConfig {
+        geometry,
+        vocab_size: VOCAB,
+        context_length: 1000,
+        block_count: 40,
+        limits,
+        nanoseconds_per_token: 0,
+        nanoseconds_per_step: 0,
+        seed: 1,
+    };
+    StepRunner::new(Box::new(StandInEngine::new(config).expect("valid"))).expect("small vocabulary")
+}
+
+fn request(prompt: u32, max_tokens: u32) -> Request {
+    Request {
+        id: RequestId(1),
+        prompt: (0..prompt).map(|i| TokenId(i * 7 % VOCAB)).collect(),
+        client_prompt_tokens: prompt,
+        sampling: SamplingParams {
+            temperature: 1.0,
+            ..SamplingParams::greedy()
+        },
+        stop: StopConditions {
+            max_tokens,
+            min_tokens: 0,
+            end_tokens: Vec::new(),
+            stop_token_ids: Vec::new(),
+        },
+        choice_count: 1,
+        seed: 42,
+        logprobs: None,
+        prompt_logprobs: None,
+        report_kv_hashes: false,
+        lane: Lane::Interactive,
+        time_limit: Duration::from_secs(60),
+    }
+}
+
+/// Tokens per choice, and positions of the prompt that were scored.
+fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>) {
+    let engine_limits = EngineLimits {
+        max_batch_tokens,
+        max_sequences: 8,
+    };
+    let mut runner = runner(engine_limits);
+    let limits = NodeLimits {
+        kv_blocks: 40,
+        block_tokens: 16,
+        max_batch_tokens,
+        max_sequences: 8,
+        max_model_tokens: 1000,
+        vocab_size: VOCAB,
+        prefix_cache: true,
+    };
+    let mut batcher = DecodeBatcher::new(DecodeConfig {
+        limits,
+        reservation: Duration::from_secs(5),
+    });
+    let mut tokens = vec![Vec::new(); request.choice_count as usize];
+    let mut scored = Vec::new();
+    let source = PromptSource::Local(LocalPrefillReason::CoLocated);
+    let command = OpenCommand {
+        request: Arc::new(request),
+        attempt: Attempt(0),
+        permit_blocks: 9,
+        source,
+    };
+    batcher.open(Time::ZERO, command).expect("fits");
+    while let Some(plan) = batcher.next_step(Time::ZERO) {
+        runner.run(&plan).expect("a good batch");
+        for chunk in &runner.output().prompt_logprobs {
+            scored.extend((chunk.first_position..).take(chunk.tokens.len()));
+        }
+        batcher.step_done(Time::ZERO, &mut runner.output().sampled);
+        while let Some(event) = batcher.take_event() {
+            match event {
+                DecodeEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
+                DecodeEvent::CopyBlock { from, to, .. } => {
+                    runner.engine().kv().copy_block(from, to).expect("both are ours");
+                }
+                _ => {}
+            }
+        }
+    }
+    (tokens, scored)
+}
+
+#[test]
+fn chunk_size_does_not_change_tokens() {
+    let whole = run(request(50, 20), 64).0;
+    assert_eq!(whole[0].len(), 20);
+    assert_eq!(run(request(50, 20), 8).0, whole);
+}
+
+#[test]
+fn choices_draw_from_one_prompt_and_go_their_own_ways() {
+    let mut three = request(50, 10);
+    three.choice_count = 3;
+    let (tokens, _) = run(three, 64);
+    assert!(tokens.iter().all(|choice| choice.len() == 10));
+    assert_ne!(tokens[0], tokens[1]);
+    assert_eq!(
+        tokens[0],
+        run(request(50, 10), 64).0[0],
+        "choice 0 is what a single choice is"
+    );
+}
+
+#[test]
+fn every_prompt_token_but_the_first_is_scored_once() {
+    let mut echo = request(50, 0);
+    echo.prompt_logprobs = Some(2);
+    let (tokens, scored) = run(echo, 16);
+    assert_eq!(scored, (1..50).collect::<Vec<u32>>());
+    assert!(tokens[0].is_empty());
+}

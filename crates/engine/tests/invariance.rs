@@ -1,0 +1,351 @@
+//! A sequence's KV bytes and logits depend on its own tokens only: not on chunks, phase, batch mates, block ids,
+//! threads or instruction set. Checked on the real model along a few schedules, on tiny ones along random schedules.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Setup, feed, goldens, open, setup, table};
+use engine::{
+    CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics,
+    SequenceRows, open_cpu_engine,
+};
+use model_files::gguf::{GgmlType, GgufFile};
+use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
+use proptest::prelude::*;
+use serving_core::ids::{BlockId, TokenId};
+
+/// Bits of the logits at each position, and the hash of each block.
+#[derive(PartialEq, Debug)]
+struct Trace {
+    logits: BTreeMap<u32, Vec<u32>>,
+    blocks: Vec<u64>,
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+fn block_hashes(engine: &dyn Engine, table: &[BlockId], tokens: usize) -> Vec<u64> {
+    let valid = |index: usize| (tokens - index * 16).min(16) as u32;
+    table
+        .iter()
+        .enumerate()
+        .map(|(i, block)| engine.kv().block_hash(*block, valid(i)).unwrap())
+        .collect()
+}
+
+fn trace(engine: &mut dyn Engine, tokens: &[TokenId], first_block: u32, chunk: usize) -> Trace {
+    let table = table(first_block, tokens.len());
+    let mut logits = BTreeMap::new();
+    feed(
+        engine,
+        (tokens, 0, &table),
+        (chunk, LogitsWanted::All),
+        |position, row| {
+            logits.insert(position, bits(row));
+        },
+    );
+    Trace {
+        logits,
+        blocks: block_hashes(engine, &table, tokens.len()),
+    }
+}
+
+fn prose(length: usize) -> Vec<TokenId> {
+    let cases = goldens();
+    let case = cases.iter().find(|case| case.id == "long-prose-200").unwrap();
+    case.prompt_token_ids[..length].iter().map(|id| TokenId(*id)).collect()
+}
+
+#[test]
+fn chunks_threads_and_phase_do_not_change_the_real_model() {
+    let tokens = prose(120);
+    let mut reference = open(Setup {
+        threads: 1,
+        ..setup(Numerics::Int8Blocks)
+    });
+    let expected = trace(&mut reference, &tokens, 0, 512);
+    assert_eq!(expected.logits.len(), tokens.len());
+    for chunk in [7, 16, 64] {
+        assert!(
+            trace(&mut reference, &tokens, 40, chunk) == expected,
+            "chunks of {chunk}"
+        );
+    }
+    for threads in [2, 3] {
+        let mut engine = open(Setup {
+            threads,
+            ..setup(Numerics::Int8Blocks)
+        });
+        assert!(trace(&mut engine, &tokens, 7, 50) == expected, "{threads} threads");
+        assert!(
+            trace(&mut engine, &tokens, 100, 1) == expected,
+            "decode steps on {threads} threads"
+        );
+    }
+}
+
+#[test]
+fn instruction_sets_do_not_change_the_real_model() {
+    let tokens = prose(20);
+    let mut reference = open(Setup {
+        kernel: KernelChoice::Portable,
+        ..setup(Numerics::Int8Blocks)
+    });
+    let expected = trace(&mut reference, &tokens, 0, 512);
+    for kernel in [KernelChoice::Avx2, KernelChoice::Avx512Vnni, KernelChoice::Auto] {
+        let file = GgufFile::open(&model_files::testing::model_path()).unwrap();
+        match open_cpu_engine(&file, options(Numerics::Int8Blocks, 2, kernel)) {
+            Ok(mut engine) => assert!(
+                trace(&mut engine, &tokens, 0, 16) == expected,
+                "{}",
+                engine.kernel_name()
+            ),
+            Err(error @ EngineError::KernelUnsupported { .. }) => println!("not compared: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn blocks_that_move_to_another_engine_continue_with_the_same_bits() {
+    let tokens = prose(60);
+    let (mut prefill, mut decode) = (
+        open(setup(Numerics::Int8Blocks)),
+        open(Setup {
+            threads: 1,
+            ..setup(Numerics::Int8Blocks)
+        }),
+    );
+    let expected = trace(&mut prefill, &tokens, 0, 64);
+    let moved = [BlockId(9), BlockId(3), BlockId(30), BlockId(4)];
+    let mut bytes = vec![0; prefill.kv().geometry().block_bytes()];
+    for (from, to) in table(0, 50).iter().zip(moved) {
+        prefill.kv().export_block(*from, &mut bytes).unwrap();
+        decode.kv().import_block(to, &bytes).unwrap();
+    }
+    feed(
+        &mut decode,
+        (&tokens[50..], 50, &moved),
+        (1, LogitsWanted::Last),
+        |position, row| {
+            assert_eq!(bits(row), expected.logits[&position], "position {position}");
+        },
+    );
+    assert_eq!(block_hashes(&decode, &moved, 60), expected.blocks);
+}
+
+fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngineOptions<'static> {
+    CpuEngineOptions {
+        numerics,
+        threads,
+        kernel,
+        limits: EngineLimits {
+            max_batch_tokens: 96,
+            max_sequences: 8,
+        },
+        kv_size: KvSize::Blocks(96),
+        progress: None,
+    }
+}
+
+fn tiny(model: &TinyLlama, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    model.build().write(&path).unwrap();
+    open_cpu_engine(&GgufFile::open(&path).unwrap(), options)
+}
+
+/// One of the shapes that the real model does not have.
+fn tiny_model(choice: usize) -> (TinyLlama, Numerics) {
+    let base = TinyLlama {
+        context_length: 256,
+        ..TinyLlama::default()
+    };
+    match choice {
+        0 => (
+            TinyLlama {
+                matrix_kind: GgmlType::Q8_0,
+                ..base
+            },
+            Numerics::Int8Blocks,
+        ),
+        1 => (
+            TinyLlama {
+                matrix_kind: GgmlType::Q4_1,
+                head_count: 6,
+                kv_head_count: 3,
+                head_dim: 32,
+                ..base
+            },
+            Numerics::Int8Blocks,
+        ),
+        2 => (
+            TinyLlama {
+                matrix_kind: GgmlType::F16,
+                kv_head_count: 4,
+                tied_embeddings: false,
+                ..base
+            },
+            Numerics::Exact,
+        ),
+        3 => (
+            TinyLlama {
+                matrix_kind: GgmlType::Q4_1,
+                head_dim: 80,
+                kv_head_count: 1,
+                ..base
+            },
+            Numerics::Exact,
+        ),
+        _ => (
+            TinyLlama {
+                matrix_kind: GgmlType::Q8_0,
+                tied_embeddings: false,
+                head_dim: 48,
+                ..base
+            },
+            Numerics::Int8Blocks,
+        ),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Some sequences, run together in steps of random shares, against each of them alone in one chunk.
+    #[test]
+    fn random_schedules_give_the_bits_of_each_sequence_alone(
+        choice in 0usize..5,
+        kernel in prop::sample::select(vec![KernelChoice::Portable, KernelChoice::Auto, KernelChoice::Avx2]),
+        threads in 1usize..4,
+        lengths in prop::collection::vec(1usize..90, 1..5),
+        shares in prop::collection::vec(prop::collection::vec(0usize..24, 5), 1..12),
+        seed: u32,
+    ) {
+        let (model, numerics) = tiny_model(choice);
+        let mut alone = tiny(&model, options(numerics, 1, KernelChoice::Portable)).unwrap();
+        let Ok(mut together) = tiny(&model, options(numerics, threads, kernel)) else { return Ok(()) };
+        let sequences: Vec<Vec<TokenId>> = lengths.iter().enumerate().map(|(s, length)| {
+            let token = |i: usize| (seed as usize).wrapping_add(i * 31 + s * 7 + i * i) % TINY_VOCAB_SIZE;
+            (0..*length).map(|i| TokenId(token(i) as u32)).collect()
+        }).collect();
+        // Block ids of the sequences interleave.
+        let tables: Vec<Vec<BlockId>> = (0..sequences.len() as u32)
+            .map(|s| (0..6).map(|i| BlockId((i * 5 + s) * 3 % 96)).collect())
+            .collect();
+        let mut done = vec![0; sequences.len()];
+        let mut seen = vec![BTreeMap::new(); sequences.len()];
+        let mut round = 0;
+        while done.iter().zip(&lengths).any(|(done, length)| done < length) {
+            let shares = &shares[round % shares.len()];
+            round += 1;
+            let mut members = Vec::new();
+            let mut batch = Vec::new();
+            for (s, tokens) in sequences.iter().enumerate() {
+                // Every fifth round gives everybody one row, so that the loop ends.
+                let share = if round % 5 == 0 { 1 } else { shares[s] }.min(tokens.len() - done[s]);
+                if share > 0 {
+                    members.push(s);
+                    batch.push(SequenceRows {
+                        tokens: &tokens[done[s]..done[s] + share],
+                        first_position: done[s] as u32,
+                        block_table: &tables[s],
+                        logits: if share % 2 == 0 { LogitsWanted::All } else { LogitsWanted::Last },
+                    });
+                    done[s] += share;
+                }
+            }
+            together.step(&batch, &mut |s: usize, position: u32, row: &mut [f32]| {
+                seen[members[s]].insert(position, bits(row));
+            }).unwrap();
+        }
+        for (s, tokens) in sequences.iter().enumerate() {
+            let expected = trace(&mut alone, tokens, 0, 96);
+            prop_assert!(!seen[s].is_empty());
+            for (position, logits) in &seen[s] {
+                prop_assert_eq!(logits.len(), TINY_VOCAB_SIZE);
+                prop_assert!(logits == &expected.logits[position], "sequence {} position {}", s, position);
+            }
+            let used = tokens.len().div_ceil(16);
+            prop_assert_eq!(block_hashes(&together, &tables[s][..used], tokens.len()), expected.blocks);
+        }
+    }
+}
+
+#[test]
+fn one_wrong_bit_of_kv_changes_the_logits() {
+    let tokens = prose(40);
+    let mut engine = open(setup(Numerics::Int8Blocks));
+    let table = table(0, 48);
+    let next = |engine: &mut CpuEngine| {
+        let mut out = Vec::new();
+        feed(
+            engine,
+            (&[TokenId(100)], 40, &table),
+            (1, LogitsWanted::Last),
+            |_, row| out = bits(row),
+        );
+        out
+    };
+    feed(&mut engine, (&tokens, 0, &table), (64, LogitsWanted::None), |_, _| {});
+    let right = next(&mut engine);
+    assert_eq!(next(&mut engine), right, "the same step twice is the same");
+    engine
+        .kv()
+        .write_layers(BlockId(1), 3..4, |bytes| bytes[1] ^= 0x10)
+        .unwrap();
+    assert_ne!(next(&mut engine), right);
+}
+
+#[test]
+fn models_and_options_that_cannot_run_are_typed_errors() {
+    let base = TinyLlama::default();
+    let int8 = || options(Numerics::Int8Blocks, 1, KernelChoice::Auto);
+    let f16 = TinyLlama {
+        matrix_kind: GgmlType::F16,
+        ..base.clone()
+    };
+    assert!(matches!(tiny(&f16, int8()), Err(EngineError::UnsupportedTensor { .. })));
+    assert!(tiny(&f16, options(Numerics::Exact, 1, KernelChoice::Auto)).is_ok());
+    let odd = TinyLlama {
+        head_dim: 8,
+        head_count: 8,
+        ..base.clone()
+    };
+    assert!(matches!(
+        tiny(&odd, int8()),
+        Err(EngineError::UnsupportedHeadDim { head_dim: 8 })
+    ));
+    let no_threads = options(Numerics::Int8Blocks, 0, KernelChoice::Auto);
+    assert!(matches!(
+        tiny(&base, no_threads),
+        Err(EngineError::BadThreadCount { threads: 0, .. })
+    ));
+    let limits = EngineLimits {
+        max_batch_tokens: 0,
+        max_sequences: 1,
+    };
+    let bad = CpuEngineOptions { limits, ..int8() };
+    assert!(matches!(tiny(&base, bad), Err(EngineError::BadLimits { .. })));
+    let no_blocks = CpuEngineOptions {
+        kv_size: KvSize::Blocks(0),
+        ..int8()
+    };
+    assert!(matches!(tiny(&base, no_blocks), Err(EngineError::KvMemory(_))));
+
+    let mut reports = Vec::new();
+    let mut record = |progress| reports.push(progress);
+    let watched = CpuEngineOptions {
+        progress: Some(&mut record),
+        ..int8()
+    };
+    let engine = tiny(&base, watched).unwrap();
+    assert_eq!(engine.model().numerics_id, "cpu-int8-blocks/1");
+    assert_eq!(engine.model().vocab_size as usize, TINY_VOCAB_SIZE);
+    assert!(reports.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
+    let last = reports.last().unwrap();
+    assert_eq!(last.done_bytes, last.total_bytes);
+}

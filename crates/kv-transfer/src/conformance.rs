@@ -1,0 +1,1036 @@
+//! The suite every transport must pass, against a receiver that remembers everything. A transport brings a [`Harness`]
+//! and calls `conformance_tests!`; faults are put into its frames by a tap.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use proto::messages::{KvBlockFrame, KvFrame};
+use serving_core::ids::*;
+use serving_core::kv::reservation::Reservation;
+use serving_core::node::{CompatibilityHash, Ticket};
+use serving_core::request::{AttemptKey, TokenEvent};
+
+use crate::grpc::FrameTap;
+use crate::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
+use crate::transport::*;
+
+pub(crate) const LAYERS: u32 = 3;
+pub(crate) const LAYER_BYTES: usize = 4096;
+const BLOCK_BYTES: usize = LAYERS as usize * LAYER_BYTES;
+/// Every condition of these tests holds within this, or the test fails.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a transport brings to be tested.
+#[async_trait]
+pub(crate) trait Harness: Send + Sync {
+    /// Serves `receiver`; `address` as tickets carry it, empty to let the harness choose.
+    async fn serve(&self, receiver: Arc<Receiver>, address: &str) -> Served;
+    fn transport(&self, setup: Setup) -> Box<dyn Transport>;
+}
+
+pub(crate) struct Served {
+    pub address: String,
+    /// Called to kill the receiver's process, as far as the transport can tell.
+    pub kill: Box<dyn FnOnce() + Send>,
+}
+
+pub(crate) struct Setup {
+    pub me: NodeId,
+    pub compatibility: CompatibilityHash,
+    pub tap: Option<Arc<dyn FrameTap>>,
+    pub stall_window: Duration,
+}
+
+pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
+    NodeId {
+        name: NodeName::new(name),
+        epoch: NodeEpoch(epoch),
+    }
+}
+
+pub(crate) fn compatibility(byte: u8) -> CompatibilityHash {
+    CompatibilityHash([byte; 32])
+}
+
+fn key(transfer: TransferId) -> AttemptKey {
+    AttemptKey {
+        request: RequestId(transfer.0 + 1000),
+        attempt: Attempt(2),
+    }
+}
+
+/// Waits until `condition` holds.
+async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not within {PATIENCE:?}: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// The sender's memory: block b, layer l is filled with a pattern of both.
+#[derive(Debug)]
+struct Pattern;
+
+fn pattern(block: BlockId, layer: u32) -> Vec<u8> {
+    let start = block.0.wrapping_mul(31).wrapping_add(layer * 7);
+    (0..LAYER_BYTES).map(|i| (start as usize + i * 13) as u8).collect()
+}
+
+fn whole(block: BlockId) -> Vec<u8> {
+    (0..LAYERS).flat_map(|layer| pattern(block, layer)).collect()
+}
+
+impl KvSource for Pattern {
+    fn layer_count(&self) -> u32 {
+        LAYERS
+    }
+    fn layer_bytes(&self) -> usize {
+        LAYER_BYTES
+    }
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+        for (layer, part) in layers.zip(out.chunks_mut(LAYER_BYTES)) {
+            part.copy_from_slice(&pattern(block, layer));
+        }
+        Ok(())
+    }
+}
+
+/// How the recording sink answers a commit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum CommitAnswer {
+    Accept,
+    Refuse,
+    Never,
+}
+
+/// The decode node's double: gives out reservations, keeps bytes, remembers every call.
+#[derive(Debug)]
+struct Recorder {
+    reservations: Mutex<BTreeMap<TransferId, Reservation>>,
+    memory: Mutex<BTreeMap<BlockId, Vec<u8>>>,
+    commits: Mutex<Vec<Arrived>>,
+    ended: Mutex<Vec<(TransferId, ReceiveEnd)>>,
+    began: Mutex<Vec<TransferId>>,
+    progressed: Mutex<Vec<TransferId>>,
+    answer: CommitAnswer,
+    /// Imports wait while it is set.
+    is_gated: AtomicBool,
+}
+
+impl Recorder {
+    fn new(answer: CommitAnswer) -> Arc<Self> {
+        Arc::new(Self {
+            reservations: Mutex::default(),
+            memory: Mutex::default(),
+            commits: Mutex::default(),
+            ended: Mutex::default(),
+            began: Mutex::default(),
+            progressed: Mutex::default(),
+            answer,
+            is_gated: AtomicBool::new(false),
+        })
+    }
+    fn reserve(&self, transfer: TransferId, sender: &NodeId, ticket: &Ticket) {
+        let reservation = Reservation {
+            transfer,
+            key: key(transfer),
+            sender: sender.clone(),
+            blocks: ticket.blocks.clone(),
+            layer_count: LAYERS,
+            layer_bytes: LAYER_BYTES,
+        };
+        self.reservations.lock().unwrap().insert(transfer, reservation);
+    }
+    fn has_whole(&self, target: BlockId, source: BlockId) -> bool {
+        self.memory
+            .lock()
+            .unwrap()
+            .get(&target)
+            .is_some_and(|bytes| *bytes == whole(source))
+    }
+    fn ends(&self) -> Vec<(TransferId, ReceiveEnd)> {
+        self.ended.lock().unwrap().clone()
+    }
+    fn commit_count(&self) -> usize {
+        self.commits.lock().unwrap().len()
+    }
+    fn written(&self) -> usize {
+        self.memory.lock().unwrap().len()
+    }
+}
+
+#[async_trait]
+impl HandoffSink for Recorder {
+    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, RefuseReason> {
+        self.reservations
+            .lock()
+            .unwrap()
+            .remove(&transfer)
+            .ok_or(RefuseReason::UnknownTransfer)
+    }
+    fn began(&self, transfer: TransferId) {
+        self.began.lock().unwrap().push(transfer);
+    }
+    fn progressed(&self, transfer: TransferId) {
+        self.progressed.lock().unwrap().push(transfer);
+    }
+    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
+        while self.is_gated.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        let mut memory = self.memory.lock().unwrap();
+        let bytes = memory.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
+        bytes[layers.start as usize * LAYER_BYTES..layers.end as usize * LAYER_BYTES].copy_from_slice(data);
+        Ok(())
+    }
+    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+        self.commits.lock().unwrap().push(arrived);
+        match self.answer {
+            CommitAnswer::Accept => Ok(()),
+            CommitAnswer::Refuse => Err(RefuseReason::NotCommitted {
+                label: "cancelled",
+                detail: "the client left".to_owned(),
+            }),
+            CommitAnswer::Never => std::future::pending().await,
+        }
+    }
+    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+        self.ended.lock().unwrap().push((transfer, end));
+    }
+}
+
+/// A tap made of a closure.
+struct Tap<F>(Mutex<F>);
+
+impl<F> Debug for Tap<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tap")
+    }
+}
+
+impl<F: FnMut(KvFrame) -> Vec<KvFrame> + Send> FrameTap for Tap<F> {
+    fn pass(&self, frame: KvFrame) -> Vec<KvFrame> {
+        (self.0.lock().unwrap())(frame)
+    }
+}
+
+fn tap(change: impl FnMut(KvFrame) -> Vec<KvFrame> + Send + 'static) -> Option<Arc<dyn FrameTap>> {
+    Some(Arc::new(Tap(Mutex::new(change))))
+}
+
+/// Changes the n-th KV frame.
+fn change_block(n: usize, change: impl Fn(&mut KvBlockFrame) + Send + 'static) -> Option<Arc<dyn FrameTap>> {
+    let mut seen = 0;
+    tap(move |mut frame| {
+        if let KvFrame::Block(block) = &mut frame {
+            if seen == n {
+                change(block);
+            }
+            seen += 1;
+        }
+        vec![frame]
+    })
+}
+
+/// One sender and one receiver.
+struct Bench<'a> {
+    harness: &'a dyn Harness,
+    sink: Arc<Recorder>,
+    receiver: Arc<Receiver>,
+    served: Option<Served>,
+    address: String,
+    transport: Box<dyn Transport>,
+    prefill: NodeId,
+    decode: NodeId,
+}
+
+struct Plan {
+    answer: CommitAnswer,
+    tap: Option<Arc<dyn FrameTap>>,
+    stall_window: Duration,
+}
+
+impl Plan {
+    fn good() -> Self {
+        Self {
+            answer: CommitAnswer::Accept,
+            tap: None,
+            stall_window: Duration::from_secs(60),
+        }
+    }
+    fn tapped(tap: Option<Arc<dyn FrameTap>>) -> Self {
+        Self { tap, ..Self::good() }
+    }
+    fn answering(answer: CommitAnswer) -> Self {
+        Self { answer, ..Self::good() }
+    }
+}
+
+impl<'a> Bench<'a> {
+    async fn new(harness: &'a dyn Harness, plan: Plan) -> Self {
+        let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
+        let sink = Recorder::new(plan.answer);
+        let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
+        let served = harness.serve(receiver.clone(), "").await;
+        let transport = harness.transport(Setup {
+            me: prefill.clone(),
+            compatibility: compatibility(1),
+            tap: plan.tap,
+            stall_window: plan.stall_window,
+        });
+        let address = served.address.clone();
+        Self {
+            harness,
+            sink,
+            receiver,
+            served: Some(served),
+            address,
+            transport,
+            prefill,
+            decode,
+        }
+    }
+
+    fn ticket(&self, transfer: u128, blocks: u32) -> Ticket {
+        let blocks = (0..blocks)
+            .map(|i| (BlockId(transfer as u32 * 100 + i), Generation(i + 5)))
+            .collect::<Vec<_>>();
+        Ticket {
+            transfer: TransferId(transfer),
+            decode_node: self.decode.clone(),
+            decode_address: self.address.clone(),
+            total_bytes: (blocks.len() * BLOCK_BYTES) as u64,
+            blocks,
+            prefix_blocks: 0,
+            expires_in: Duration::from_secs(10),
+        }
+    }
+
+    /// A ticket with its reservation at the receiver.
+    fn reserved(&self, transfer: u128, blocks: u32) -> Ticket {
+        let ticket = self.ticket(transfer, blocks);
+        self.sink.reserve(ticket.transfer, &self.prefill, &ticket);
+        ticket
+    }
+
+    async fn begin(&self, ticket: &Ticket) -> Result<Box<dyn SendTransfer>, TransferError> {
+        let start = TransferStart {
+            ticket: ticket.clone(),
+            key: key(ticket.transfer),
+            source: Arc::new(Pattern),
+        };
+        within("begin", self.transport.begin(start)).await
+    }
+
+    /// The whole of a transfer: local blocks 0.. to the ticket's places.
+    async fn send(&self, ticket: &Ticket) -> Result<TransferReport, TransferError> {
+        let mut transfer = self.begin(ticket).await?;
+        for i in 0..ticket.blocks.len() as u32 {
+            within(
+                "push",
+                transfer.push(PushedBlock {
+                    ticket_index: i,
+                    block: BlockId(i),
+                }),
+            )
+            .await?;
+        }
+        within("last", transfer.last(first_tokens())).await?;
+        within("acked", transfer.acked()).await
+    }
+
+    /// Sends and expects the receiver's refusal with this label, and that nothing was committed.
+    async fn refused(&self, ticket: &Ticket, label: &str) {
+        let error = self.send(ticket).await.unwrap_err();
+        assert_eq!(error.name(), label, "{error}");
+        assert!(matches!(error, TransferError::Refused { .. }), "{error:?}");
+        assert_eq!(self.sink.commit_count(), 0);
+    }
+
+    fn kill_receiver(&mut self) {
+        (self.served.take().unwrap().kill)();
+    }
+}
+
+fn first_tokens() -> Vec<TokenEvent> {
+    let token = TokenEvent {
+        choice: ChoiceIndex(0),
+        index: OutputIndex(0),
+        token: TokenId(77),
+        logprobs: None,
+        finish: None,
+    };
+    vec![token]
+}
+
+pub(crate) async fn a_transfer_lands_whole_and_is_acknowledged(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let report = bench.send(&ticket).await.unwrap();
+    assert_eq!(report.kv_bytes, ticket.total_bytes);
+    for (i, (block, _)) in ticket.blocks.iter().enumerate() {
+        assert!(bench.sink.has_whole(*block, BlockId(i as u32)));
+    }
+    let commits = bench.sink.commits.lock().unwrap();
+    assert_eq!(commits.len(), 1);
+    assert_eq!(
+        (commits[0].transfer, commits[0].key),
+        (ticket.transfer, key(ticket.transfer))
+    );
+    assert_eq!(
+        (commits[0].kv_bytes, commits[0].frames),
+        (report.kv_bytes, report.frames)
+    );
+    assert_eq!(commits[0].first_tokens, first_tokens());
+    assert_eq!(*bench.sink.began.lock().unwrap(), [ticket.transfer]);
+    assert_eq!(bench.sink.progressed.lock().unwrap().len(), report.frames as usize);
+    assert_eq!(bench.sink.ends(), []);
+}
+
+pub(crate) async fn blocks_may_come_in_any_order_and_none_is_a_transfer_too(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 3);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    for i in [2, 0, 1] {
+        transfer
+            .push(PushedBlock {
+                ticket_index: i,
+                block: BlockId(i + 40),
+            })
+            .await
+            .unwrap();
+    }
+    transfer.last(first_tokens()).await.unwrap();
+    within("acked", transfer.acked()).await.unwrap();
+    assert!((0..3).all(|i| bench.sink.has_whole(ticket.blocks[i as usize].0, BlockId(i + 40))));
+    let everything_cached = bench.reserved(2, 0);
+    assert_eq!(bench.send(&everything_cached).await.unwrap().kv_bytes, 0);
+}
+
+pub(crate) async fn many_transfers_share_a_pair(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let tickets: Vec<Ticket> = (1..=20).map(|transfer| bench.reserved(transfer, 8)).collect();
+    let reports = futures::future::join_all(tickets.iter().map(|ticket| bench.send(ticket))).await;
+    for (ticket, report) in tickets.iter().zip(reports) {
+        assert_eq!(report.unwrap().kv_bytes, ticket.total_bytes);
+        assert!((0..8).all(|i| bench.sink.has_whole(ticket.blocks[i].0, BlockId(i as u32))));
+    }
+}
+
+pub(crate) async fn a_repeated_frame_is_refused(harness: &dyn Harness) {
+    let repeat = tap(|frame| match &frame {
+        KvFrame::Block(block) if block.sequence_no == 1 => vec![frame.clone(), frame],
+        _ => vec![frame],
+    });
+    let bench = Bench::new(harness, Plan::tapped(repeat)).await;
+    let ticket = bench.reserved(1, 4);
+    bench.refused(&ticket, "sequence_gap").await;
+    assert_eq!(bench.sink.ends().len(), 1);
+}
+
+pub(crate) async fn a_lost_frame_is_refused(harness: &dyn Harness) {
+    let lose = tap(|frame| match &frame {
+        KvFrame::Block(block) if block.sequence_no == 2 => Vec::new(),
+        _ => vec![frame],
+    });
+    let bench = Bench::new(harness, Plan::tapped(lose)).await;
+    let ticket = bench.reserved(1, 4);
+    bench.refused(&ticket, "sequence_gap").await;
+    let lose_final = tap(|frame| match &frame {
+        KvFrame::Block(block) if block.sequence_no == 3 => Vec::new(),
+        _ => vec![frame],
+    });
+    let bench = Bench::new(harness, Plan::tapped(lose_final)).await;
+    let ticket = bench.reserved(1, 4);
+    bench.refused(&ticket, "wrong_frame_count").await;
+}
+
+pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Harness) {
+    let flip = change_block(2, |block| {
+        let mut data = block.data.to_vec();
+        data[1234] ^= 0x10;
+        block.data = data.into();
+    });
+    let bench = Bench::new(harness, Plan::tapped(flip)).await;
+    let ticket = bench.reserved(1, 4);
+    bench.refused(&ticket, "checksum").await;
+    assert!(!bench.sink.memory.lock().unwrap().contains_key(&ticket.blocks[2].0));
+    assert_eq!(
+        bench.sink.ends(),
+        [(
+            ticket.transfer,
+            ReceiveEnd::Refused(RefuseReason::Checksum { sequence_no: 2 })
+        )]
+    );
+}
+
+pub(crate) async fn frames_that_contradict_the_reservation_are_refused(harness: &dyn Harness) {
+    type Change = fn(&mut KvBlockFrame);
+    let cases: [(Change, &str); 6] = [
+        (|block| block.generation.0 += 1, "stale_generation"),
+        (|block| block.block.0 += 1, "wrong_block"),
+        (|block| block.ticket_index = 4, "no_such_ticket_block"),
+        (|block| block.layer_begin += 1, "wrong_layers"),
+        (|block| block.layer_end += 1, "wrong_layers"),
+        (|block| block.data = block.data.slice(1..), "wrong_size"),
+    ];
+    for (change, label) in cases {
+        let bench = Bench::new(harness, Plan::tapped(change_block(1, change))).await;
+        let ticket = bench.reserved(1, 4);
+        bench.refused(&ticket, label).await;
+        assert!(bench.sink.written() <= 1);
+    }
+}
+
+pub(crate) async fn counts_that_do_not_match_are_refused(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    transfer.last(first_tokens()).await.unwrap();
+    let error = within("refusal", transfer.acked()).await.unwrap_err();
+    assert_eq!(error.name(), "wrong_block_count");
+    let beyond = PushedBlock {
+        ticket_index: 4,
+        block: BlockId(0),
+    };
+    let ticket = bench.reserved(2, 4);
+    let error = bench.begin(&ticket).await.unwrap().push(beyond).await.unwrap_err();
+    assert_eq!(error.name(), "no_such_ticket_block");
+    assert_eq!(bench.sink.commit_count(), 0);
+}
+
+pub(crate) async fn a_last_frame_for_another_request_is_refused(harness: &dyn Harness) {
+    let rename = tap(|mut frame| {
+        if let KvFrame::Last(last) = &mut frame {
+            last.request.0 += 1;
+        }
+        vec![frame]
+    });
+    let bench = Bench::new(harness, Plan::tapped(rename)).await;
+    let ticket = bench.reserved(1, 2);
+    bench.refused(&ticket, "wrong_request").await;
+}
+
+pub(crate) async fn a_ticket_is_good_for_one_transfer_of_one_node(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    bench.refused(&bench.ticket(9, 2), "unknown_transfer").await;
+    let ticket = bench.ticket(1, 2);
+    bench.sink.reserve(ticket.transfer, &node("prefill-0", 99), &ticket);
+    bench.refused(&ticket, "wrong_sender").await;
+    let ticket = bench.reserved(2, 2);
+    bench.send(&ticket).await.unwrap();
+    let error = bench.send(&ticket).await.unwrap_err();
+    assert_eq!(error.name(), "unknown_transfer");
+    assert_eq!(bench.sink.commit_count(), 1);
+}
+
+pub(crate) async fn a_stale_epoch_gets_no_pair(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let mut ticket = bench.reserved(1, 2);
+    ticket.decode_node.epoch = NodeEpoch(21);
+    let error = bench.send(&ticket).await.unwrap_err();
+    assert_eq!(error.name(), "stale_epoch");
+    let health = bench.transport.health();
+    eventually("health says why", || {
+        health
+            .borrow()
+            .iter()
+            .any(|pair| pair.unusable_reason.as_deref() == Some("stale_epoch"))
+    })
+    .await;
+    assert_eq!(bench.sink.written(), 0);
+}
+
+pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let other = harness.transport(Setup {
+        me: node("prefill-1", 1),
+        compatibility: compatibility(2),
+        tap: None,
+        stall_window: Duration::from_secs(60),
+    });
+    let start = |ticket: &Ticket| TransferStart {
+        ticket: ticket.clone(),
+        key: key(ticket.transfer),
+        source: Arc::new(Pattern),
+    };
+    let ticket = bench.reserved(1, 2);
+    let error = within("begin", other.begin(start(&ticket))).await.unwrap_err();
+    assert_eq!(error.name(), "incompatible");
+    // Known from the coordinator's list: not even tried.
+    let peer = PairPeer {
+        node: bench.decode.clone(),
+        address: bench.address.clone(),
+        compatibility: compatibility(3),
+    };
+    bench.transport.keep_pairs(vec![peer]);
+    let error = bench.send(&ticket).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TransferError::NoPair {
+                fault: PairFault::Incompatible,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    within("abort", transfer.abort(AbortReason::EndedAtFirstToken)).await;
+    eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
+    let end = ReceiveEnd::AbortedBySender("ended_at_first_token".to_owned());
+    assert_eq!(bench.sink.ends(), [(ticket.transfer, end)]);
+    // The pair goes on.
+    let next = bench.reserved(2, 2);
+    bench.send(&next).await.unwrap();
+    assert!(bench.sink.written() <= 3);
+}
+
+/// A source whose exports stand at a gate.
+#[derive(Debug, Default)]
+struct Gated {
+    is_open: AtomicBool,
+    running: AtomicUsize,
+}
+
+impl KvSource for Gated {
+    fn layer_count(&self) -> u32 {
+        LAYERS
+    }
+    fn layer_bytes(&self) -> usize {
+        LAYER_BYTES
+    }
+    fn export(&self, _: BlockId, _: Range<u32>, _: &mut [u8]) -> Result<(), SourceError> {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        while !self.is_open.load(Ordering::SeqCst) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let source = Arc::new(Gated::default());
+    let start = TransferStart {
+        ticket: ticket.clone(),
+        key: key(ticket.transfer),
+        source: source.clone(),
+    };
+    let mut transfer = within("begin", bench.transport.begin(start)).await.unwrap();
+    let block = PushedBlock {
+        ticket_index: 0,
+        block: BlockId(0),
+    };
+    let pushing = tokio::time::timeout(Duration::from_millis(50), transfer.push(block)).await;
+    assert!(pushing.is_err(), "the gate is closed");
+    assert_eq!(source.running.load(Ordering::SeqCst), 1);
+    let mut aborting = tokio::spawn(transfer.abort(AbortReason::Cancelled));
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut aborting).await;
+    assert!(early.is_err(), "the abort was done while the block was being read");
+    source.is_open.store(true, Ordering::SeqCst);
+    within("abort", aborting).await.unwrap();
+    assert_eq!(source.running.load(Ordering::SeqCst), 0);
+}
+
+pub(crate) async fn a_dropped_transfer_is_an_aborted_one(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    drop(transfer);
+    eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
+    assert_eq!(
+        bench.sink.ends(),
+        [(ticket.transfer, ReceiveEnd::AbortedBySender("cancelled".to_owned()))]
+    );
+}
+
+pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    assert!(
+        !bench.receiver.abort(ticket.transfer, "cancelled"),
+        "nothing has claimed it yet"
+    );
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    eventually("a block lands", || bench.sink.written() == 1).await;
+    assert!(bench.receiver.abort(ticket.transfer, "cancelled"));
+    let error = within("the sender is told", transfer.acked()).await.unwrap_err();
+    assert!(
+        matches!(&error, TransferError::AbortedByPeer { reason, .. } if reason == "cancelled"),
+        "{error:?}"
+    );
+    assert!(
+        transfer
+            .push(PushedBlock {
+                ticket_index: 1,
+                block: BlockId(1)
+            })
+            .await
+            .is_err()
+    );
+    assert_eq!(
+        bench.sink.ends(),
+        [(ticket.transfer, ReceiveEnd::AbortedHere("cancelled".to_owned()))]
+    );
+    assert!(!bench.receiver.abort(ticket.transfer, "cancelled"));
+    assert_eq!(bench.sink.written(), 1);
+}
+
+pub(crate) async fn an_abort_waits_for_the_running_write(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    bench.sink.is_gated.store(true, Ordering::Relaxed);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    eventually("claimed", || bench.receiver.abort(ticket.transfer, "cancelled")).await;
+    // The import may have begun before the abort: either it is through before `ended`, or it never happens.
+    bench.sink.is_gated.store(false, Ordering::Relaxed);
+    eventually("ended", || !bench.sink.ends().is_empty()).await;
+    let written = bench.sink.written();
+    let _ = transfer
+        .push(PushedBlock {
+            ticket_index: 1,
+            block: BlockId(1),
+        })
+        .await;
+    let next = bench.reserved(2, 1);
+    bench.send(&next).await.unwrap();
+    assert_eq!(bench.sink.written(), written + 1);
+}
+
+pub(crate) async fn a_refused_commit_reaches_the_sender(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::answering(CommitAnswer::Refuse)).await;
+    let ticket = bench.reserved(1, 2);
+    let error = bench.send(&ticket).await.unwrap_err();
+    assert_eq!(error.name(), "cancelled");
+    assert_eq!(bench.sink.ends(), [], "commit was called: no second end");
+}
+
+pub(crate) async fn a_commit_that_never_answers_holds_up_nobody_else(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::answering(CommitAnswer::Never)).await;
+    let first = bench.reserved(1, 2);
+    let mut transfer = bench.begin(&first).await.unwrap();
+    for i in 0..2 {
+        transfer
+            .push(PushedBlock {
+                ticket_index: i,
+                block: BlockId(i),
+            })
+            .await
+            .unwrap();
+    }
+    transfer.last(first_tokens()).await.unwrap();
+    let second = bench.reserved(2, 2);
+    let mut other = bench.begin(&second).await.unwrap();
+    other
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    eventually("the other transfer lands", || bench.sink.written() == 3).await;
+    // The caller's hold deadline: it stops waiting and gives up.
+    assert!(
+        tokio::time::timeout(Duration::from_millis(20), transfer.acked())
+            .await
+            .is_err()
+    );
+    within("abort", transfer.abort(AbortReason::HoldExpired)).await;
+}
+
+pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harness) {
+    let mut bench = Bench::new(harness, Plan::answering(CommitAnswer::Never)).await;
+    let ticket = bench.reserved(1, 2);
+    let mut waiting = bench.begin(&ticket).await.unwrap();
+    for i in 0..2 {
+        waiting
+            .push(PushedBlock {
+                ticket_index: i,
+                block: BlockId(i),
+            })
+            .await
+            .unwrap();
+    }
+    waiting.last(first_tokens()).await.unwrap();
+    let other = bench.reserved(2, 2);
+    let mut pushing = bench.begin(&other).await.unwrap();
+    bench.kill_receiver();
+    let error = within("the waiting transfer ends", waiting.acked()).await.unwrap_err();
+    assert!(matches!(error, TransferError::PairLost { .. }), "{error:?}");
+    let pushed = within("the pushing transfer ends", async {
+        loop {
+            if let Err(error) = pushing
+                .push(PushedBlock {
+                    ticket_index: 0,
+                    block: BlockId(0),
+                })
+                .await
+            {
+                return error;
+            }
+        }
+    });
+    assert!(matches!(pushed.await, TransferError::PairLost { .. }));
+    let health = bench.transport.health();
+    eventually("the pair is unusable", || {
+        health.borrow().iter().all(|pair| pair.unusable_reason.is_some())
+    })
+    .await;
+}
+
+pub(crate) async fn a_pair_comes_back_by_itself(harness: &dyn Harness) {
+    let mut bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 1);
+    bench.send(&ticket).await.unwrap();
+    bench.kill_receiver();
+    let health = bench.transport.health();
+    eventually("down", || {
+        health.borrow().iter().any(|pair| pair.unusable_reason.is_some())
+    })
+    .await;
+    bench.served = Some(bench.harness.serve(bench.receiver.clone(), &bench.address).await);
+    eventually("up", || {
+        health.borrow().iter().any(|pair| pair.unusable_reason.is_none())
+    })
+    .await;
+    let ticket = bench.reserved(2, 1);
+    bench.send(&ticket).await.unwrap();
+}
+
+pub(crate) async fn a_sender_that_dies_ends_its_transfers_at_the_receiver(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    let ticket = bench.reserved(1, 4);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    transfer
+        .push(PushedBlock {
+            ticket_index: 0,
+            block: BlockId(0),
+        })
+        .await
+        .unwrap();
+    eventually("a block lands", || bench.sink.written() == 1).await;
+    bench.transport.keep_pairs(Vec::new());
+    eventually("the receiver notices", || !bench.sink.ends().is_empty()).await;
+    assert_eq!(bench.sink.ends(), [(ticket.transfer, ReceiveEnd::PairLost)]);
+    let error = within("the sender knows too", transfer.acked()).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TransferError::PairLost {
+                fault: PairFault::Closed,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(bench.transport.health().borrow().is_empty());
+}
+
+pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness) {
+    let plan = Plan {
+        stall_window: Duration::from_millis(300),
+        ..Plan::good()
+    };
+    let bench = Bench::new(harness, plan).await;
+    bench.sink.is_gated.store(true, Ordering::Relaxed);
+    let ticket = bench.reserved(1, 10_000);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    let stalled = async {
+        for i in 0..10_000 {
+            if let Err(error) = transfer
+                .push(PushedBlock {
+                    ticket_index: i,
+                    block: BlockId(i),
+                })
+                .await
+            {
+                return error;
+            }
+        }
+        panic!("all pushed through a receiver that stands still")
+    };
+    let error = within("the stall is noticed", stalled).await;
+    assert!(
+        matches!(
+            error,
+            TransferError::PairLost {
+                fault: PairFault::Stalled { .. },
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    bench.sink.is_gated.store(false, Ordering::Relaxed);
+    eventually("the receiver ends it", || !bench.sink.ends().is_empty()).await;
+}
+
+/// Whatever one field of one frame says: the sender hears the truth and no wrong byte is ever committed.
+pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harness) {
+    use rand::{Rng as _, SeedableRng as _};
+    for seed in 0..60 {
+        let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+        let (at, field) = (random.random_range(0..4), random.random_range(0..9));
+        let (bit, offset) = (random.random_range(0..32u32), random.random_range(0..BLOCK_BYTES));
+        let change = change_block(at, move |block| match field {
+            0 => block.transfer.0 ^= 1 << bit,
+            1 => block.sequence_no ^= 1 << bit,
+            2 => block.ticket_index ^= 1 << bit,
+            3 => block.block.0 ^= 1 << bit,
+            4 => block.generation.0 ^= 1 << bit,
+            5 => block.layer_begin ^= 1 << bit,
+            6 => block.layer_end ^= 1 << bit,
+            7 => block.checksum ^= 1 << bit,
+            _ => {
+                let mut data = block.data.to_vec();
+                data[offset] ^= 1 << (bit % 8);
+                block.data = data.into();
+            }
+        });
+        let bench = Bench::new(harness, Plan::tapped(change)).await;
+        let ticket = bench.reserved(1, 4);
+        let sent = bench.send(&ticket).await;
+        assert!(sent.is_err(), "seed {seed}: a changed field {field} was acknowledged");
+        assert_eq!(bench.sink.commit_count(), 0, "seed {seed}");
+    }
+}
+
+/// No transport: the order of the two calls is what matters, and only a direct call fixes it.
+#[tokio::test]
+async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
+    use proto::messages::{Hello, KvReply, LastFrame, PROTOCOL_VERSION};
+    let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
+    let sink = Recorder::new(CommitAnswer::Accept);
+    let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
+    let transfer = TransferId(5);
+    let reservation = Reservation {
+        transfer,
+        key: key(transfer),
+        sender: prefill.clone(),
+        blocks: Vec::new(),
+        layer_count: LAYERS,
+        layer_bytes: LAYER_BYTES,
+    };
+    sink.reservations.lock().unwrap().insert(transfer, reservation);
+    let mut pair = receiver.incoming();
+    let hello = Hello {
+        from: prefill,
+        to: decode,
+        protocol_version: PROTOCOL_VERSION,
+        compatibility: compatibility(1),
+    };
+    pair.frame(KvFrame::Hello(hello)).await.unwrap();
+    pair.frame(KvFrame::Begin { transfer }).await.unwrap();
+    assert!(receiver.abort(transfer, "cancelled"), "`ended` was promised");
+    let last = LastFrame {
+        transfer,
+        request: key(transfer).request,
+        attempt: key(transfer).attempt,
+        block_count: 0,
+        frame_count: 0,
+        first_tokens: first_tokens(),
+    };
+    let reply = pair.frame(KvFrame::Last(last)).await.unwrap();
+    assert!(matches!(reply, Some(KvReply::Aborted { .. })), "{reply:?}");
+    assert_eq!(sink.commit_count(), 0);
+    assert_eq!(
+        sink.ends(),
+        [(transfer, ReceiveEnd::AbortedHere("cancelled".to_owned()))]
+    );
+    assert!(!receiver.abort(transfer, "cancelled"));
+}
+
+macro_rules! conformance_tests {
+    ($harness:expr) => {
+        $crate::conformance::conformance_tests!(@each $harness;
+            a_transfer_lands_whole_and_is_acknowledged
+            blocks_may_come_in_any_order_and_none_is_a_transfer_too
+            many_transfers_share_a_pair
+            a_repeated_frame_is_refused
+            a_lost_frame_is_refused
+            a_damaged_byte_is_refused_and_never_written
+            frames_that_contradict_the_reservation_are_refused
+            counts_that_do_not_match_are_refused
+            a_last_frame_for_another_request_is_refused
+            a_ticket_is_good_for_one_transfer_of_one_node
+            a_stale_epoch_gets_no_pair
+            an_incompatible_node_gets_no_pair
+            an_abort_ends_the_transfer_and_nothing_is_written_after
+            an_abort_waits_for_the_running_read
+            a_dropped_transfer_is_an_aborted_one
+            the_receiver_can_abort
+            an_abort_waits_for_the_running_write
+            a_refused_commit_reaches_the_sender
+            a_commit_that_never_answers_holds_up_nobody_else
+            a_receiver_that_dies_ends_every_transfer
+            a_pair_comes_back_by_itself
+            a_sender_that_dies_ends_its_transfers_at_the_receiver
+            a_pair_that_does_not_move_is_torn_down
+            no_change_to_a_frame_commits_wrong_bytes
+        );
+    };
+    (@each $harness:expr; $($test:ident)*) => { $(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            $crate::conformance::$test(&$harness).await;
+        }
+    )* };
+}
+pub(crate) use conformance_tests;

@@ -1,0 +1,64 @@
+//! What both halves must agree on about a frame: its checksum, its size, how a block is cut.
+
+use std::ops::Range;
+
+use proto::messages::{KV_FRAME_BYTES_MAX, KvBlockFrame};
+use serving_core::kv::reservation::FrameHeader;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Largest run of KV bytes in one frame: half the message limit, so that header and growth never matter, and several
+/// frames of different transfers interleave within a megabyte-scale window.
+pub(crate) const FRAME_DATA_BYTES_MAX: usize = KV_FRAME_BYTES_MAX / 2;
+
+/// Detects every damaged bit pattern of an honest network; it is no signature: a peer can always send other KV.
+pub(crate) fn checksum(data: &[u8]) -> u64 {
+    xxh3_64(data)
+}
+
+/// The header as the ledger checks it.
+pub(crate) fn header(frame: &KvBlockFrame) -> FrameHeader {
+    FrameHeader {
+        sequence_no: frame.sequence_no,
+        ticket_index: frame.ticket_index,
+        block: frame.block,
+        generation: frame.generation,
+        layers: frame.layer_begin..frame.layer_end,
+        data_bytes: frame.data.len(),
+    }
+}
+
+/// Layer ranges of one block, each at most [`FRAME_DATA_BYTES_MAX`] unless a single layer is larger.
+pub(crate) fn layer_ranges(layer_count: u32, layer_bytes: usize) -> impl Iterator<Item = Range<u32>> {
+    let fitting = FRAME_DATA_BYTES_MAX / layer_bytes.max(1);
+    let per_frame = u32::try_from(fitting).unwrap_or(u32::MAX).max(1);
+    (0..layer_count)
+        .step_by(per_frame as usize)
+        .map(move |begin| begin..begin.saturating_add(per_frame).min(layer_count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
+    fn a_small_block_is_one_frame_and_a_large_one_is_cut_at_layers() {
+        assert_eq!(layer_ranges(30, 12_288).collect::<Vec<_>>(), [0..30]);
+        let mib = 1 << 20;
+        assert_eq!(layer_ranges(10, mib).collect::<Vec<_>>(), [0..4, 4..8, 8..10]);
+        assert_eq!(layer_ranges(2, 100 * mib).collect::<Vec<_>>(), [0..1, 1..2]);
+        assert_eq!(layer_ranges(0, 1).count(), 0);
+        assert_eq!(layer_ranges(3, 0).collect::<Vec<_>>(), [0..3]);
+    }
+
+    #[test]
+    fn every_single_bit_flip_changes_the_checksum() {
+        let mut data = vec![0x5au8; 64];
+        let good = checksum(&data);
+        for bit in 0..data.len() * 8 {
+            data[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(checksum(&data), good, "bit {bit}");
+            data[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Frames on their way into one stream: a queue bounded in bytes, and the clock that says how long each was moving.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::Stream;
+use proto::messages::KvFrame;
+use proto::v1;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+/// Frames queued besides the byte limit: begins, lasts and aborts are small but not free.
+pub(super) const FRAMES_QUEUED_MAX: usize = 1024;
+
+/// Changes frames on their way out, for fault injection in the conformance suite. What it returns is sent instead.
+pub(crate) trait FrameTap: Send + Sync + Debug {
+    fn pass(&self, frame: KvFrame) -> Vec<KvFrame>;
+}
+
+/// One frame and what goes with it.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub frame: KvFrame,
+    pub queued_at: Instant,
+    /// KV bytes and their place in the byte limit, given back when the frame is taken or dropped.
+    pub room: Option<Room>,
+    /// Where the transfer adds up its moving time.
+    pub moving: Option<Arc<AtomicU64>>,
+    /// Told when the frame is taken.
+    pub written: Option<oneshot::Sender<Instant>>,
+}
+
+impl Queued {
+    pub fn control(frame: KvFrame) -> Self {
+        Self {
+            frame,
+            queued_at: Instant::now(),
+            room: None,
+            moving: None,
+            written: None,
+        }
+    }
+}
+
+/// KV bytes that wait on a stream. However they leave, they are waiting no more.
+#[derive(Debug)]
+pub(super) struct Room {
+    bytes: u64,
+    gauge: Arc<Gauge>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    pub fn take(bytes: u64, gauge: &Arc<Gauge>, permit: Option<OwnedSemaphorePermit>) -> Self {
+        gauge.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Self {
+            bytes,
+            gauge: gauge.clone(),
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.gauge.waiting_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes that wait and bytes that went: the stall watch reads both.
+#[derive(Debug, Default)]
+pub(super) struct Gauge {
+    pub waiting_bytes: AtomicU64,
+    pub taken_bytes: AtomicU64,
+}
+
+/// The stream the connection pulls frames from. It pulls only when it can write: taken counts as written.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    queue: mpsc::Receiver<Queued>,
+    gauge: Arc<Gauge>,
+    last_taken: Option<Instant>,
+    tap: Option<Arc<dyn FrameTap>>,
+    tapped: VecDeque<KvFrame>,
+}
+
+impl Outgoing {
+    pub fn new(queue: mpsc::Receiver<Queued>, gauge: Arc<Gauge>, tap: Option<Arc<dyn FrameTap>>) -> Self {
+        Self {
+            queue,
+            gauge,
+            last_taken: None,
+            tap,
+            tapped: VecDeque::new(),
+        }
+    }
+
+    fn taken(&mut self, queued: Queued) -> KvFrame {
+        let now = Instant::now();
+        if let Some(room) = &queued.room {
+            self.gauge.taken_bytes.fetch_add(room.bytes, Ordering::Relaxed);
+        }
+        // First in, first out: the frame was moving from when it came up, not from when it was queued.
+        let came_up = self
+            .last_taken
+            .map_or(queued.queued_at, |last| last.max(queued.queued_at));
+        self.last_taken = Some(now);
+        if let Some(moving) = &queued.moving {
+            moving.fetch_add(nanos(now.saturating_duration_since(came_up)), Ordering::Relaxed);
+        }
+        if let Some(written) = queued.written {
+            let _ = written.send(now);
+        }
+        queued.frame
+    }
+}
+
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Stream for Outgoing {
+    type Item = v1::KvFrame;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(frame) = self.tapped.pop_front() {
+                return Poll::Ready(Some(frame.into()));
+            }
+            let Some(queued) = std::task::ready!(self.queue.poll_recv(context)) else {
+                return Poll::Ready(None);
+            };
+            let frame = self.taken(queued);
+            match &self.tap {
+                None => return Poll::Ready(Some(frame.into())),
+                Some(tap) => self.tapped = tap.pass(frame).into(),
+            }
+        }
+    }
+}

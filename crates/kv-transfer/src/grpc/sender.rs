@@ -1,0 +1,163 @@
+//! The gRPC transport as a prefill node sees it: which pairs are kept, and how a transfer gets onto one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serving_core::ids::NodeId;
+use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
+use tokio::sync::watch;
+
+use super::pair::{Live, Pair, PairState};
+use super::queue::FrameTap;
+use super::transfer::GrpcTransfer;
+use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
+
+/// Pairs that tickets may open beyond the kept ones, before the coordinator's list says better.
+const PAIRS_MAX: usize = 1024;
+
+#[derive(Clone, Debug)]
+pub struct GrpcConfig {
+    pub me: NodeId,
+    pub compatibility: CompatibilityHash,
+    /// KV bytes queued or being written, per pair.
+    pub in_flight_bytes_max: u64,
+    /// A pair that has bytes to move and moves fewer than the floor over this long is torn down.
+    pub stall_window: Duration,
+    pub floor_bytes_per_second: u64,
+    /// How long `begin` waits for a pair that is connecting.
+    pub connect_wait: Duration,
+    pub(crate) tap: Option<Arc<dyn FrameTap>>,
+}
+
+impl GrpcConfig {
+    /// 32 MiB in flight is 2.5 ms of a 100 Gb/s link and a few prompts of a small model; 1 MiB/s is a hundredth of the
+    /// slowest network worth disaggregating over.
+    pub fn new(me: NodeId, compatibility: CompatibilityHash) -> Self {
+        Self {
+            me,
+            compatibility,
+            in_flight_bytes_max: 32 << 20,
+            stall_window: Duration::from_secs(4),
+            floor_bytes_per_second: 1 << 20,
+            connect_wait: Duration::from_secs(1),
+            tap: None,
+        }
+    }
+
+    /// At least one frame's worth, so that any frame fits.
+    pub(super) fn room_kib(&self) -> u32 {
+        u32::try_from(self.in_flight_bytes_max / 1024)
+            .unwrap_or(u32::MAX)
+            .clamp(64, 1 << 28)
+    }
+}
+
+/// Keeps a pair per decode node. Needs a Tokio runtime around it.
+#[derive(Debug)]
+pub struct GrpcTransport {
+    config: Arc<GrpcConfig>,
+    pairs: Mutex<BTreeMap<NodeId, Arc<Pair>>>,
+    health: watch::Sender<Vec<PairHealth>>,
+}
+
+impl GrpcTransport {
+    pub const NAME: &'static str = "grpc";
+
+    pub fn new(config: GrpcConfig) -> Self {
+        Self {
+            config: Arc::new(config),
+            pairs: Mutex::default(),
+            health: watch::channel(Vec::new()).0,
+        }
+    }
+
+    fn open(&self, peer: PairPeer) -> Pair {
+        Pair::open(peer, self.config.clone(), self.health.clone())
+    }
+
+    /// The pair a ticket names, opened now if the coordinator's list has not come yet.
+    fn pair_of(&self, ticket: &Ticket) -> Result<Arc<Pair>, PairFault> {
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pair) = pairs.get(&ticket.decode_node) {
+            return Ok(pair.clone());
+        }
+        if pairs.len() >= PAIRS_MAX {
+            return Err(PairFault::Closed);
+        }
+        let pair = Arc::new(self.open(PairPeer {
+            node: ticket.decode_node.clone(),
+            address: ticket.decode_address.clone(),
+            // Unknown here; the decode node compares with what the hello says.
+            compatibility: self.config.compatibility,
+        }));
+        pairs.insert(ticket.decode_node.clone(), pair.clone());
+        Ok(pair)
+    }
+
+    async fn live(&self, ticket: &Ticket) -> Result<Arc<Live>, PairFault> {
+        let pair = self.pair_of(ticket)?;
+        let mut state = pair.state.clone();
+        let settled = state.wait_for(|state| match state {
+            PairState::Usable(_) => true,
+            PairState::Unusable(fault) => {
+                matches!(
+                    fault,
+                    PairFault::Incompatible | PairFault::Refused(_) | PairFault::Closed
+                )
+            }
+        });
+        let settled = tokio::time::timeout(self.config.connect_wait, settled).await;
+        if let Ok(Ok(state)) = &settled
+            && let PairState::Usable(live) = &**state
+        {
+            return Ok(live.clone());
+        }
+        drop(settled);
+        match &*pair.state.borrow() {
+            PairState::Usable(live) => Ok(live.clone()),
+            PairState::Unusable(fault) => Err(fault.clone()),
+        }
+    }
+}
+
+#[async_trait]
+impl Transport for GrpcTransport {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn keep_pairs(&self, peers: Vec<PairPeer>) {
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        pairs.retain(|node, pair| {
+            let is_kept = peers
+                .iter()
+                .any(|peer| peer.node == *node && peer.address == pair.peer.address);
+            if !is_kept {
+                pair.close();
+            }
+            is_kept
+        });
+        for peer in peers {
+            if !pairs.contains_key(&peer.node) {
+                pairs.insert(peer.node.clone(), Arc::new(self.open(peer)));
+            }
+        }
+    }
+
+    fn health(&self) -> watch::Receiver<Vec<PairHealth>> {
+        self.health.subscribe()
+    }
+
+    async fn begin(&self, start: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError> {
+        let node = start.ticket.decode_node.clone();
+        let live = match self.live(&start.ticket).await {
+            Ok(live) => live,
+            Err(fault) => return Err(TransferError::NoPair { node, fault }),
+        };
+        Ok(Box::new(
+            GrpcTransfer::begin(live, start, self.config.room_kib()).await?,
+        ))
+    }
+}

@@ -1,0 +1,215 @@
+//! The sender's half: what a prefill node asks of any transport, and every way a transfer can end.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use serving_core::ids::{BlockId, NodeId};
+use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
+use serving_core::request::{AttemptKey, TokenEvent};
+use thiserror::Error;
+use tokio::sync::watch;
+
+/// The KV memory a transfer reads from. Blocks given to `push` must be complete and must not change until the transfer
+/// has ended or its `abort` has returned.
+pub trait KvSource: Send + Sync + Debug {
+    fn layer_count(&self) -> u32;
+    /// Bytes of one (block, layer).
+    fn layer_bytes(&self) -> usize;
+    /// Copies layers of a block out; `out` has `layers.len() * layer_bytes()`. Called on a blocking thread.
+    ///
+    /// # Errors
+    /// The block could not be read: the transfer fails.
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError>;
+}
+
+/// Why the node's own memory could not be read. Not the peer's fault.
+#[derive(Debug, Error)]
+#[error("block {block} of this node's KV memory could not be read: {source}")]
+pub struct SourceError {
+    pub block: BlockId,
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// A decode node to keep a pair with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairPeer {
+    pub node: NodeId,
+    /// host:port of its handoff service.
+    pub address: String,
+    pub compatibility: CompatibilityHash,
+}
+
+/// One way KV bytes travel. Keeps one pair per decode node, reconnecting for ever until told otherwise.
+#[async_trait]
+pub trait Transport: Send + Sync + Debug {
+    /// Label in metrics and records: `grpc`.
+    fn name(&self) -> &'static str;
+
+    /// The decode nodes to keep pairs with: opens what is new (another epoch is another node), closes what is gone.
+    /// Transfers on a closed pair fail. Returns at once.
+    fn keep_pairs(&self, peers: Vec<PairPeer>);
+
+    /// Health of every kept pair, by node.
+    fn health(&self) -> watch::Receiver<Vec<PairHealth>>;
+
+    /// Starts a transfer: tells the decode node that the prefill has begun. Opens the pair when it is not kept, and waits
+    /// a bounded time for a pair that is connecting.
+    ///
+    /// # Errors
+    /// No usable pair. Nothing was sent.
+    async fn begin(&self, start: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError>;
+}
+
+/// What a transfer starts with.
+#[derive(Clone, Debug)]
+pub struct TransferStart {
+    pub ticket: Ticket,
+    pub key: AttemptKey,
+    pub source: Arc<dyn KvSource>,
+}
+
+/// One transfer at the sender. Calls come in the order `push`* `last` `acked`; `abort` at any point. All calls are
+/// cancel-safe in this sense: after a dropped `push` or `last` only `abort` may follow (`acked` may be asked again);
+/// dropping the transfer is an abort that nobody waits for. After an error the transfer is over.
+#[async_trait]
+pub trait SendTransfer: Send + Debug {
+    /// Queues one block, whole; waits while the pair has its limit of bytes in flight.
+    async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError>;
+
+    /// Queues the last frame and waits until it is written. Returns when it was.
+    async fn last(&mut self, first_tokens: Vec<TokenEvent>) -> Result<Instant, TransferError>;
+
+    /// Waits for the decode node's acknowledgement. Has no time limit of its own: the hold deadline is the caller's.
+    /// Ends when the pair is lost. May be asked at any time: before `last` it ends only when the other side ends the transfer.
+    async fn acked(&mut self) -> Result<TransferReport, TransferError>;
+
+    /// Gives the transfer up. When it returns nothing reads the sender's blocks any more.
+    async fn abort(self: Box<Self>, reason: AbortReason);
+}
+
+/// Where a local block goes: the ticket's place says which block and generation of the decode node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushedBlock {
+    pub ticket_index: u32,
+    pub block: BlockId,
+}
+
+/// Why the sender gave a transfer up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The client or the coordinator is gone.
+    Cancelled,
+    /// The first token ended the request (PROTOCOL rule 1).
+    EndedAtFirstToken,
+    /// The prefill itself failed.
+    PrefillFailed,
+    /// The decode node did not acknowledge in time.
+    HoldExpired,
+}
+
+impl AbortReason {
+    /// Label on the wire and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            AbortReason::Cancelled => "cancelled",
+            AbortReason::EndedAtFirstToken => "ended_at_first_token",
+            AbortReason::PrefillFailed => "prefill_failed",
+            AbortReason::HoldExpired => "hold_expired",
+        }
+    }
+}
+
+/// A transfer that was acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferReport {
+    pub kv_bytes: u64,
+    pub frames: u32,
+    /// Time the pair spent on this transfer's frames alone: waiting behind other transfers is not in it.
+    pub moving: Duration,
+    pub last_written: Instant,
+}
+
+/// Every way a transfer ends badly.
+#[derive(Debug, Error)]
+pub enum TransferError {
+    #[error("no usable pair with {node}: {fault}; place the request anew")]
+    NoPair { node: NodeId, fault: PairFault },
+    #[error("the pair with {node} was lost: {fault}; place the request anew")]
+    PairLost { node: NodeId, fault: PairFault },
+    /// The receiver's check failed, or it does not know the ticket (any more).
+    #[error("{node} refused the transfer ({reason}): {detail}; place the request anew")]
+    Refused {
+        node: NodeId,
+        reason: String,
+        detail: String,
+    },
+    /// The receiver gave the transfer up, for example because its own leg was cancelled.
+    #[error("{node} aborted the transfer ({reason})")]
+    AbortedByPeer { node: NodeId, reason: String },
+    #[error(
+        "the ticket has {blocks} blocks, block number {ticket_index} was pushed; this is a bug in the prefill node"
+    )]
+    NoSuchTicketBlock { ticket_index: u32, blocks: usize },
+    #[error("{0}")]
+    Source(#[from] SourceError),
+    #[error("the thread that exports blocks is gone; the process is stopping")]
+    Stopping,
+}
+
+impl TransferError {
+    /// Closed label for metrics; the receiver's refusals carry their own.
+    pub fn name(&self) -> &str {
+        match self {
+            TransferError::NoPair { fault, .. } | TransferError::PairLost { fault, .. } => fault.name(),
+            TransferError::Refused { reason, .. } => reason,
+            TransferError::AbortedByPeer { .. } => "aborted_by_peer",
+            TransferError::NoSuchTicketBlock { .. } => "no_such_ticket_block",
+            TransferError::Source(_) => "source",
+            TransferError::Stopping => "stopping",
+        }
+    }
+}
+
+/// Why a pair cannot be used now. It is tried again by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PairFault {
+    #[error("it is connecting")]
+    Connecting,
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    #[error("the stream broke: {0}")]
+    Broken(String),
+    #[error(
+        "{moved_bytes} bytes moved in {window_ms} ms, under the floor of {floor_bytes_per_second} bytes per second"
+    )]
+    Stalled {
+        moved_bytes: u64,
+        window_ms: u64,
+        floor_bytes_per_second: u64,
+    },
+    /// Label of the receiver: `incompatible`, `stale_epoch`, `protocol_version`.
+    #[error("the decode node refused the pair ({0})")]
+    Refused(String),
+    #[error("compatibility hashes differ: another model, numerics or version")]
+    Incompatible,
+    #[error("the decode node left, or restarted under a new epoch")]
+    Closed,
+}
+
+impl PairFault {
+    /// Closed label for metrics and the coordinator.
+    pub fn name(&self) -> &str {
+        match self {
+            PairFault::Connecting => "connecting",
+            PairFault::Unreachable(_) => "unreachable",
+            PairFault::Broken(_) => "broken",
+            PairFault::Stalled { .. } => "stalled",
+            PairFault::Refused(reason) => reason,
+            PairFault::Incompatible => "incompatible",
+            PairFault::Closed => "closed",
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What `baton model inspect` says about a model file: identity, size, number formats, special tokens.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serving_core::ids::TokenId;
+
+use crate::config::{ConfigError, LlamaConfig};
+use crate::gguf::{GgufError, GgufFile, optional};
+use crate::tokenizer::{SpecialTokens, TokenizerError};
+
+/// A summary of one model file. Serialises to the JSON of `baton model inspect --json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelInfo {
+    pub path: PathBuf,
+    pub file_bytes: u64,
+    pub gguf_version: u32,
+    /// `general.name`, where the file has one.
+    pub name: Option<String>,
+    pub architecture: String,
+    pub license: Option<String>,
+    /// Elements of all tensors; tied embeddings count once.
+    pub parameter_count: u64,
+    /// By type name: how many tensors, elements and bytes are in it.
+    pub quantization: BTreeMap<&'static str, TypeShare>,
+    pub config: LlamaConfig,
+    pub tokenizer: Option<String>,
+    pub begin_token: Option<TokenId>,
+    /// Whether plain prompts get the begin token in front.
+    pub add_begin_token: bool,
+    pub end_tokens: Vec<TokenId>,
+    pub has_chat_template: bool,
+}
+
+/// The part of a model that is stored in one number format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TypeShare {
+    pub tensors: u64,
+    pub elements: u64,
+    pub bytes: u64,
+}
+
+/// Why a model file cannot be described.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelInfoError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl ModelInfo {
+    /// Reads metadata and the tensor table, no weights.
+    ///
+    /// # Errors
+    /// [`ModelInfoError`]: the file is not a model that this build can run.
+    pub fn from_gguf(file: &GgufFile) -> Result<ModelInfo, ModelInfoError> {
+        let config = LlamaConfig::from_gguf(file)?;
+        let special = SpecialTokens::from_gguf(file)?;
+        let text = |key| -> Result<Option<String>, GgufError> { Ok(optional(file.str(key))?.map(str::to_owned)) };
+        let mut quantization: BTreeMap<&'static str, TypeShare> = BTreeMap::new();
+        for name in file.tensor_names() {
+            let tensor = file.tensor(name)?;
+            let share = quantization.entry(tensor.kind.name()).or_default();
+            share.tensors += 1;
+            share.elements += tensor.element_count() as u64;
+            share.bytes += tensor.bytes.len() as u64;
+        }
+        Ok(ModelInfo {
+            path: file.path().to_path_buf(),
+            file_bytes: file.file_bytes(),
+            gguf_version: file.version(),
+            name: text("general.name")?,
+            architecture: file.str("general.architecture")?.to_owned(),
+            license: text("general.license")?,
+            parameter_count: quantization.values().map(|share| share.elements).sum(),
+            quantization,
+            config,
+            tokenizer: text("tokenizer.ggml.pre")?,
+            begin_token: special.begin,
+            add_begin_token: special.add_begin,
+            end_tokens: special.end,
+            has_chat_template: optional(file.str("tokenizer.chat_template"))?.is_some(),
+        })
+    }
+
+    /// One line such as `Q4_1 78%, Q8_0 22%, F32 0%`: shares of the elements, largest first.
+    pub fn quantization_summary(&self) -> String {
+        let mut shares: Vec<_> = self.quantization.iter().collect();
+        shares.sort_by_key(|(name, share)| (std::cmp::Reverse(share.elements), **name));
+        let percent = |share: &TypeShare| (share.elements as f64 / self.parameter_count.max(1) as f64 * 100.0).round();
+        shares
+            .iter()
+            .map(|(name, share)| format!("{name} {}%", percent(share)))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::model_path;
+
+    #[test]
+    fn the_real_model() {
+        let info = ModelInfo::from_gguf(&GgufFile::open(&model_path()).unwrap()).unwrap();
+        // 28,311,552 embedding + 30 layers of 3,539,520 weights in norms and matrices + the output norm.
+        assert_eq!(info.parameter_count, 134_515_008);
+        assert_eq!(
+            info.quantization.keys().copied().collect::<Vec<_>>(),
+            ["F32", "Q4_1", "Q8_0"]
+        );
+        assert_eq!(info.quantization["Q4_1"].tensors, 210);
+        assert_eq!(info.quantization_summary(), "Q4_1 79%, Q8_0 21%, F32 0%");
+        assert_eq!((info.begin_token, info.add_begin_token), (Some(TokenId(1)), false));
+        assert_eq!(info.end_tokens, [TokenId(0), TokenId(2)]);
+        assert!(info.has_chat_template);
+        let json = serde_json::to_value(&info).unwrap();
+        assert_eq!(json["config"]["layer_count"], 30);
+    }
+}

@@ -1,0 +1,14 @@
+//! Owns reading model files: GGUF weights and metadata, the model's numbers, its tokenizer and its chat template.
+//! Never runs a model, never touches the network, never trusts a file: every count and offset is checked before use.
+//! Read first: `gguf::GgufFile::open`, then `config::LlamaConfig::from_gguf`; the tokenizer and the chat template
+//! build on the metadata alone.
+//! Tests: beside the code; they need the real model file, see `testing::model_path`.
+
+pub mod chat_template;
+pub mod config;
+pub mod gguf;
+pub mod info;
+pub mod tokenizer;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

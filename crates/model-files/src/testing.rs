@@ -1,0 +1,357 @@
+//! Builders of small GGUF files, sound or broken, and the path of the real model; for tests only.
+
+use std::path::{Path, PathBuf};
+
+use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
+use crate::tokenizer::char_of_byte;
+
+/// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.
+///
+/// # Panics
+/// When the file is absent: a test that needs the model must fail, not pass without having run.
+pub fn model_path() -> PathBuf {
+    const IN_CACHE: &str = "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf";
+    let from_env = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let cache = from_env("BATON_CACHE_DIR")
+        .or_else(|| Some(from_env("XDG_CACHE_HOME")?.join("baton")))
+        .or_else(|| Some(from_env("HOME")?.join(".cache/baton")));
+    let path = from_env("BATON_TEST_MODEL").or_else(|| Some(cache?.join(IN_CACHE)));
+    match path {
+        Some(path) if path.is_file() => path,
+        other => panic!(
+            "the test model is not at {other:?}: run scripts/test, or `baton model pull smollm2-135m`, or set \
+             BATON_TEST_MODEL to the GGUF file"
+        ),
+    }
+}
+
+/// Folder of the golden prompts, outputs and prose, inside this repository.
+pub fn golden_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/data/golden")
+}
+
+/// The golden cases, one JSON object each; the fields are described in the folder's README.
+///
+/// # Panics
+/// When the file is absent or is not what it was.
+pub fn golden_cases() -> Vec<serde_json::Value> {
+    let path = golden_folder().join("smollm2-135m-q4_1.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(parse).collect()
+}
+
+/// One tensor of a [`GgufBuilder`]. `offset` is chosen by the builder unless a test wants a wrong one.
+#[derive(Clone, Debug)]
+pub struct BuiltTensor {
+    pub name: String,
+    /// Type number as in the file; see `GgmlType::id`.
+    pub type_id: u32,
+    pub dims: Vec<u64>,
+    pub bytes: Vec<u8>,
+    pub offset: Option<u64>,
+}
+
+/// Writes GGUF files byte by byte. Checks nothing: broken files are what it is for.
+#[derive(Clone, Debug)]
+pub struct GgufBuilder {
+    pub version: u32,
+    pub metadata: Vec<(String, MetadataValue)>,
+    pub tensors: Vec<BuiltTensor>,
+    /// Written instead of the true counts when given.
+    pub tensor_count: Option<u64>,
+    pub key_count: Option<u64>,
+    pub alignment: u64,
+}
+
+impl Default for GgufBuilder {
+    fn default() -> Self {
+        let (metadata, tensors) = (Vec::new(), Vec::new());
+        GgufBuilder {
+            version: 3,
+            metadata,
+            tensors,
+            tensor_count: None,
+            key_count: None,
+            alignment: DEFAULT_ALIGNMENT,
+        }
+    }
+}
+
+impl GgufBuilder {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a key, or replaces its value when it is already there.
+    pub fn metadata(mut self, key: &str, value: MetadataValue) -> Self {
+        match self.metadata.iter_mut().find(|(known, _)| known == key) {
+            Some((_, old)) => *old = value,
+            None => self.metadata.push((key.to_owned(), value)),
+        }
+        self
+    }
+
+    pub fn without_metadata(mut self, key: &str) -> Self {
+        self.metadata.retain(|(known, _)| known != key);
+        self
+    }
+
+    /// Adds a tensor, or replaces the one of the same name.
+    pub fn tensor(mut self, name: &str, kind: GgmlType, dims: (&[u64], Vec<u8>)) -> Self {
+        let (dims, bytes) = (dims.0.to_vec(), dims.1);
+        let tensor = BuiltTensor {
+            name: name.to_owned(),
+            type_id: kind.id(),
+            dims,
+            bytes,
+            offset: None,
+        };
+        match self.tensors.iter_mut().find(|known| known.name == name) {
+            Some(old) => *old = tensor,
+            None => self.tensors.push(tensor),
+        }
+        self
+    }
+
+    pub fn without_tensor(mut self, name: &str) -> Self {
+        self.tensors.retain(|tensor| tensor.name != name);
+        self
+    }
+
+    /// The file's bytes.
+    pub fn build(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(MAGIC);
+        out.extend(self.version.to_le_bytes());
+        out.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        out.extend(self.key_count.unwrap_or(self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            put_string(&mut out, key);
+            out.extend(value_type(value).to_le_bytes());
+            put_value(&mut out, value);
+        }
+        let mut offset = 0;
+        for tensor in &self.tensors {
+            put_string(&mut out, &tensor.name);
+            out.extend((tensor.dims.len() as u32).to_le_bytes());
+            tensor.dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+            out.extend(tensor.type_id.to_le_bytes());
+            out.extend(tensor.offset.unwrap_or(offset).to_le_bytes());
+            offset = (offset + tensor.bytes.len() as u64).next_multiple_of(self.alignment);
+        }
+        for tensor in &self.tensors {
+            out.resize((out.len() as u64).next_multiple_of(self.alignment) as usize, 0);
+            out.extend(&tensor.bytes);
+        }
+        out
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// Those of `std::fs::write`.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, self.build())
+    }
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn value_type(value: &MetadataValue) -> u32 {
+    match value {
+        MetadataValue::U8(_) => 0,
+        MetadataValue::I8(_) => 1,
+        MetadataValue::U16(_) => 2,
+        MetadataValue::I16(_) => 3,
+        MetadataValue::U32(_) => 4,
+        MetadataValue::I32(_) => 5,
+        MetadataValue::F32(_) => 6,
+        MetadataValue::Bool(_) => 7,
+        MetadataValue::String(_) => 8,
+        MetadataValue::Array(_) => 9,
+        MetadataValue::U64(_) => 10,
+        MetadataValue::I64(_) => 11,
+        MetadataValue::F64(_) => 12,
+    }
+}
+
+fn put_value(out: &mut Vec<u8>, value: &MetadataValue) {
+    match value {
+        MetadataValue::U8(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::I8(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::U16(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::I16(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::U32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::I32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::F32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::Bool(v) => out.push(u8::from(*v)),
+        MetadataValue::String(v) => put_string(out, v),
+        MetadataValue::U64(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::I64(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::F64(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::Array(values) => {
+            // An empty array is written as one of u8: its element type does not matter.
+            out.extend(values.first().map_or(0, value_type).to_le_bytes());
+            out.extend((values.len() as u64).to_le_bytes());
+            values.iter().for_each(|value| put_value(out, value));
+        }
+    }
+}
+
+/// Dimensions of a tiny random llama; the default takes well under 1 MB.
+#[derive(Clone, Debug)]
+pub struct TinyLlama {
+    pub seed: u64,
+    pub layer_count: usize,
+    pub head_count: usize,
+    pub kv_head_count: usize,
+    pub head_dim: usize,
+    pub ffn_size: usize,
+    pub context_length: usize,
+    /// Type of every matrix; norms are F32 always.
+    pub matrix_kind: GgmlType,
+    pub tied_embeddings: bool,
+}
+
+impl Default for TinyLlama {
+    fn default() -> Self {
+        TinyLlama {
+            seed: 1,
+            layer_count: 2,
+            head_count: 4,
+            kv_head_count: 2,
+            head_dim: 16,
+            ffn_size: 128,
+            context_length: 256,
+            matrix_kind: GgmlType::Q8_0,
+            tied_embeddings: true,
+        }
+    }
+}
+
+/// Vocabulary of [`TinyLlama`]: three special tokens, then the 256 byte tokens.
+pub const TINY_VOCAB_SIZE: usize = 3 + 256;
+
+impl TinyLlama {
+    /// A complete model of random weights: config, byte-level tokenizer, chat template and all tensors.
+    pub fn build(&self) -> GgufBuilder {
+        let hidden = self.head_count * self.head_dim;
+        let kv = self.kv_head_count * self.head_dim;
+        let mut random = SplitMix(self.seed);
+        let mut file = self.metadata();
+        let mut matrix = |file: GgufBuilder, name: &str, (columns, rows): (usize, usize)| {
+            let bytes = random_weights(&mut random, self.matrix_kind, columns * rows);
+            file.tensor(name, self.matrix_kind, (&[columns as u64, rows as u64], bytes))
+        };
+        let norm = |file: GgufBuilder, name: &str| {
+            let ones = std::iter::repeat_n(1f32.to_le_bytes(), hidden).flatten().collect();
+            file.tensor(name, GgmlType::F32, (&[hidden as u64], ones))
+        };
+        file = matrix(file, "token_embd.weight", (hidden, TINY_VOCAB_SIZE));
+        file = norm(file, "output_norm.weight");
+        if !self.tied_embeddings {
+            file = matrix(file, "output.weight", (hidden, TINY_VOCAB_SIZE));
+        }
+        for layer in 0..self.layer_count {
+            let name = |part: &str| format!("blk.{layer}.{part}.weight");
+            file = norm(file, &name("attn_norm"));
+            file = matrix(file, &name("attn_q"), (hidden, hidden));
+            file = matrix(file, &name("attn_k"), (hidden, kv));
+            file = matrix(file, &name("attn_v"), (hidden, kv));
+            file = matrix(file, &name("attn_output"), (hidden, hidden));
+            file = norm(file, &name("ffn_norm"));
+            file = matrix(file, &name("ffn_gate"), (hidden, self.ffn_size));
+            file = matrix(file, &name("ffn_up"), (hidden, self.ffn_size));
+            file = matrix(file, &name("ffn_down"), (self.ffn_size, hidden));
+        }
+        file
+    }
+
+    fn metadata(&self) -> GgufBuilder {
+        let number = |value: usize| MetadataValue::U32(value as u32);
+        let text = |value: &str| MetadataValue::String(value.to_owned());
+        let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+        let bytes = (0..=255u8).map(|byte| char_of_byte(byte).to_string());
+        let tokens: Vec<String> = specials.iter().map(|&token| token.to_owned()).chain(bytes).collect();
+        let kinds = (0..tokens.len())
+            .map(|id| MetadataValue::I32(if id < specials.len() { 3 } else { 1 }))
+            .collect();
+        let template = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
+                        message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\
+                        {{ '<|im_start|>assistant\n' }}{% endif %}";
+        GgufBuilder::new()
+            .metadata("general.architecture", text("llama"))
+            .metadata("general.name", text("tiny random llama"))
+            .metadata("llama.block_count", number(self.layer_count))
+            .metadata("llama.context_length", number(self.context_length))
+            .metadata("llama.embedding_length", number(self.head_count * self.head_dim))
+            .metadata("llama.feed_forward_length", number(self.ffn_size))
+            .metadata("llama.attention.head_count", number(self.head_count))
+            .metadata("llama.attention.head_count_kv", number(self.kv_head_count))
+            .metadata("llama.rope.freq_base", MetadataValue::F32(10_000.0))
+            .metadata("llama.rope.dimension_count", number(self.head_dim))
+            .metadata("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5))
+            .metadata("llama.vocab_size", number(TINY_VOCAB_SIZE))
+            .metadata("tokenizer.ggml.model", text("gpt2"))
+            .metadata("tokenizer.ggml.pre", text("smollm"))
+            .metadata(
+                "tokenizer.ggml.tokens",
+                MetadataValue::Array(tokens.into_iter().map(MetadataValue::String).collect()),
+            )
+            .metadata("tokenizer.ggml.token_type", MetadataValue::Array(kinds))
+            .metadata("tokenizer.ggml.merges", MetadataValue::Array(Vec::new()))
+            .metadata("tokenizer.ggml.bos_token_id", MetadataValue::U32(1))
+            .metadata("tokenizer.ggml.eos_token_id", MetadataValue::U32(2))
+            .metadata("tokenizer.ggml.add_bos_token", MetadataValue::Bool(false))
+            .metadata("tokenizer.chat_template", text(template))
+    }
+}
+
+/// Sebastiano Vigna's splitmix64: enough for weights that are only meant to differ.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// Random weights of about +-0.1 in the file format of `kind`.
+fn random_weights(random: &mut SplitMix, kind: GgmlType, elements: usize) -> Vec<u8> {
+    /// f16 bits of 2^-7 and of -7.5 * 2^-7: nibbles 0..15 become values centred on zero.
+    const Q4_1_SCALE_AND_MINIMUM: [u8; 4] = [0x00, 0x20, 0x80, 0xAB];
+    /// f16 bits of 2^-10.
+    const Q8_0_SCALE: [u8; 2] = [0x00, 0x14];
+    let mut out = Vec::with_capacity(elements / kind.block_elements() * kind.block_bytes());
+    for _ in 0..elements / kind.block_elements() {
+        match kind {
+            GgmlType::F32 => out.extend(((random.next() >> 40) as f32 / (1u32 << 24) as f32 * 0.2 - 0.1).to_le_bytes()),
+            // Exponents 8..=11 (2^-7 to 2^-4) with a random sign and mantissa.
+            GgmlType::F16 => {
+                let bits = random.next();
+                let exponent = 8 + (bits >> 20) as u16 % 4;
+                out.extend(((bits as u16 & 0x83FF) | (exponent << 10)).to_le_bytes());
+            }
+            GgmlType::Q4_1 => {
+                out.extend(Q4_1_SCALE_AND_MINIMUM);
+                out.extend((0..2).flat_map(|_| random.next().to_le_bytes()));
+            }
+            GgmlType::Q8_0 => {
+                out.extend(Q8_0_SCALE);
+                out.extend((0..4).flat_map(|_| random.next().to_le_bytes()));
+            }
+        }
+    }
+    out
+}

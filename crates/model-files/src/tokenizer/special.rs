@@ -1,0 +1,109 @@
+//! Token kinds, and which tokens begin and end a sequence.
+
+use serving_core::ids::TokenId;
+
+use super::error::TokenizerError;
+use crate::gguf::{GgufFile, optional};
+
+/// Texts of tokens that end a turn or a document. Files often name only one end token although chat models are
+/// trained to end with any of these, so all that the vocabulary has as control tokens count (llama.cpp does so too).
+const END_TEXTS: [&str; 7] = [
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+];
+/// Keys of single end ids.
+const END_KEYS: [&str; 3] = [
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+];
+
+/// What a vocabulary entry is (llama.cpp's `llama_token_type`, the numbers of `tokenizer.ggml.token_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TokenKind {
+    Normal,
+    Unknown,
+    /// Steers the model; parsed from text, never part of an answer's text.
+    Control,
+    /// Plain text that is always one token.
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl TokenKind {
+    pub(super) fn from_number(number: i32) -> Option<TokenKind> {
+        match number {
+            1 => Some(TokenKind::Normal),
+            2 => Some(TokenKind::Unknown),
+            3 => Some(TokenKind::Control),
+            4 => Some(TokenKind::UserDefined),
+            5 => Some(TokenKind::Unused),
+            6 => Some(TokenKind::Byte),
+            _ => None,
+        }
+    }
+
+    /// Whether the token's text in a prompt is this token before any splitting.
+    pub(super) fn is_parsed_whole(self) -> bool {
+        matches!(self, TokenKind::Unknown | TokenKind::Control | TokenKind::UserDefined)
+    }
+}
+
+/// Which tokens begin and end a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialTokens {
+    pub begin: Option<TokenId>,
+    /// The model wants `begin` in front of plain prompts.
+    pub add_begin: bool,
+    /// Ascending, without duplicates.
+    pub end: Vec<TokenId>,
+}
+
+impl SpecialTokens {
+    /// Reads the ids from the metadata and looks the known end texts up in the vocabulary.
+    ///
+    /// # Errors
+    /// [`TokenizerError`]: a key has the wrong type or names an id outside the vocabulary.
+    pub fn from_gguf(file: &GgufFile) -> Result<SpecialTokens, TokenizerError> {
+        let tokens = file.str_array("tokenizer.ggml.tokens")?;
+        let kinds = optional(file.i32_array("tokenizer.ggml.token_type"))?.unwrap_or_default();
+        if optional(file.bool("tokenizer.ggml.add_eos_token"))? == Some(true) {
+            return Err(TokenizerError::UnsupportedSetting {
+                key: "tokenizer.ggml.add_eos_token",
+            });
+        }
+        let id = |key: &'static str| match optional(file.u32(key))? {
+            Some(id) if id as usize >= tokens.len() => Err(TokenizerError::SpecialIdOutsideVocabulary {
+                key,
+                id,
+                vocab_size: tokens.len(),
+            }),
+            other => Ok(other.map(TokenId)),
+        };
+        let mut end = Vec::new();
+        for key in END_KEYS {
+            end.extend(id(key)?);
+        }
+        let control = tokens
+            .iter()
+            .zip(&kinds)
+            .enumerate()
+            .filter(|(_, (_, kind))| **kind == 3);
+        end.extend(
+            control
+                .filter(|(_, (text, _))| END_TEXTS.contains(text))
+                .map(|(id, _)| TokenId(id as u32)),
+        );
+        end.sort_unstable();
+        end.dedup();
+        let begin = id("tokenizer.ggml.bos_token_id")?;
+        let add_begin = optional(file.bool("tokenizer.ggml.add_bos_token"))?.unwrap_or(false);
+        Ok(SpecialTokens { begin, add_begin, end })
+    }
+}

@@ -1,0 +1,269 @@
+//! The tokenizer against the golden prompts, against itself, and against damaged vocabularies.
+
+use std::sync::{Arc, LazyLock};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::gguf::MetadataValue;
+use crate::testing::{GgufBuilder, TinyLlama, golden_cases, model_path};
+
+static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+    let file = GgufFile::open(&model_path()).unwrap();
+    Arc::new(Tokenizer::from_gguf(&file).unwrap())
+});
+
+fn load(builder: &GgufBuilder) -> Result<Tokenizer, TokenizerError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    builder.write(&path).unwrap();
+    Tokenizer::from_gguf(&GgufFile::open(&path).unwrap())
+}
+
+fn tiny(key: &str, value: MetadataValue) -> Result<Tokenizer, TokenizerError> {
+    load(&TinyLlama::default().build().metadata(key, value))
+}
+
+fn strings(texts: &[&str]) -> MetadataValue {
+    MetadataValue::Array(
+        texts
+            .iter()
+            .map(|&text| MetadataValue::String(text.to_owned()))
+            .collect(),
+    )
+}
+
+fn ids(value: &serde_json::Value) -> Vec<TokenId> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| TokenId(u32::try_from(id.as_u64().unwrap()).unwrap()))
+        .collect()
+}
+
+fn incremental(tokens: &[TokenId], skip_special: bool) -> String {
+    let mut decoder = IncrementalDecoder::new(Arc::clone(&REAL), skip_special);
+    let mut text = String::new();
+    for &token in tokens {
+        text.push_str(decoder.push(token));
+        assert!(decoder.held_bytes() <= 3);
+    }
+    text.push_str(decoder.flush());
+    text
+}
+
+#[test]
+fn golden_prompts_and_outputs() {
+    let cases = golden_cases();
+    assert_eq!(cases.len(), 16);
+    for case in cases {
+        let id = &case["id"];
+        let prompt = case
+            .get("prompt")
+            .or_else(|| case.get("rendered_prompt"))
+            .unwrap()
+            .as_str()
+            .unwrap();
+        assert_eq!(
+            REAL.encode(prompt, true).unwrap(),
+            ids(&case["prompt_token_ids"]),
+            "{id}"
+        );
+        assert_eq!(REAL.decode(&ids(&case["prompt_token_ids"]), false), prompt, "{id}");
+        let mut output = ids(&case["output_token_ids"]);
+        if case["finish"] == "stop" {
+            let last = output.pop().unwrap();
+            assert!(REAL.end_tokens().contains(&last), "{id}");
+        }
+        assert!(!output.iter().any(|token| REAL.end_tokens().contains(token)), "{id}");
+        assert_eq!(
+            incremental(&output, true),
+            case["output_text"].as_str().unwrap(),
+            "{id}"
+        );
+    }
+}
+
+#[test]
+fn special_tokens_of_the_real_model() {
+    assert_eq!(REAL.vocab_size(), 49_152);
+    assert_eq!(REAL.end_tokens(), [TokenId(0), TokenId(2)]);
+    assert_eq!(REAL.begin_token(), Some(TokenId(1)));
+    assert!(REAL.is_special(TokenId(16)) && !REAL.is_special(TokenId(17)) && !REAL.is_special(TokenId(u32::MAX)));
+    assert_eq!(REAL.token_bytes(TokenId(2)), Some(&b"<|im_end|>"[..]));
+    assert_eq!(REAL.token_bytes(TokenId(49_152)), None);
+    let turn = REAL.encode("<|im_start|>user\nhi<|im_end|>", false).unwrap();
+    assert_eq!((turn[0], *turn.last().unwrap()), (TokenId(1), TokenId(2)));
+    assert_eq!(REAL.decode(&turn, true), "user\nhi");
+    assert_eq!(incremental(&turn, true), "user\nhi");
+}
+
+#[test]
+fn digits_are_single_tokens() {
+    let tokens = REAL.encode("in 2026", false).unwrap();
+    let pieces: Vec<_> = tokens
+        .iter()
+        .map(|&token| REAL.token_text_for_logprobs(token))
+        .collect();
+    assert_eq!(pieces, ["in", " ", "2", "0", "2", "6"]);
+}
+
+#[test]
+fn a_split_character_is_held_back_until_it_is_whole() {
+    // Four tokens or fewer, none of them the whole character.
+    let tokens = REAL.encode("🦑", false).unwrap();
+    assert!(tokens.len() > 1);
+    let mut decoder = IncrementalDecoder::new(Arc::clone(&REAL), true);
+    let (last, first) = tokens.split_last().unwrap();
+    for &token in first {
+        assert_eq!(decoder.push(token), "");
+    }
+    assert!(REAL.token_text_for_logprobs(tokens[0]).contains('\u{FFFD}'));
+    assert_eq!(decoder.push(*last), "🦑");
+    // Cut off: one replacement character at the end; broken by other text: at once.
+    decoder.push(tokens[0]);
+    assert_eq!(decoder.flush(), "\u{FFFD}");
+    decoder.push(tokens[0]);
+    let letter = REAL.encode("a", false).unwrap()[0];
+    assert_eq!(decoder.push(letter), "\u{FFFD}a");
+    assert_eq!(decoder.flush(), "");
+}
+
+/// What a round trip gives: the text without the bytes that this vocabulary has no token for.
+fn encodable(text: &str) -> String {
+    let known: Vec<u8> = text.bytes().filter(|&byte| !UNENCODABLE.contains(&byte)).collect();
+    String::from_utf8_lossy(&known).into_owned()
+}
+
+/// Bytes without a token in SmolLM2's vocabulary, among those that UTF-8 uses.
+const UNENCODABLE: [u8; 8] = [0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2];
+
+#[test]
+fn long_runs_neither_fail_nor_take_forever() {
+    for unit in [" ", "a", "\n", "1", "é", "<", "<|im_end|>", "a b", " \t", "漢", "!?"] {
+        let text = unit.repeat(200_000 / unit.len());
+        let tokens = REAL.encode(&text, false).unwrap();
+        assert_eq!(REAL.decode(&tokens, false), text, "{unit:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn round_trip(text in ".*|\\PC{0,40}|[ \\n\\t<|im_end>0-9é]{0,60}") {
+        let tokens = REAL.encode(&text, false).unwrap();
+        prop_assert_eq!(REAL.decode(&tokens, false), encodable(&text));
+    }
+
+    #[test]
+    fn round_trip_of_any_characters(characters in proptest::collection::vec(any::<char>(), 0..60)) {
+        let text: String = characters.into_iter().collect();
+        let tokens = REAL.encode(&text, false).unwrap();
+        prop_assert_eq!(REAL.decode(&tokens, false), encodable(&text));
+    }
+
+    #[test]
+    fn incremental_equals_whole(raw in proptest::collection::vec(0u32..49_200, 0..60), skip in any::<bool>()) {
+        let tokens: Vec<TokenId> = raw.into_iter().map(TokenId).collect();
+        prop_assert_eq!(incremental(&tokens, skip), REAL.decode(&tokens, skip));
+    }
+
+    /// Single-byte tokens stress invalid UTF-8 much harder than whole words do.
+    #[test]
+    fn incremental_equals_whole_on_single_bytes(raw in proptest::collection::vec(any::<u8>(), 0..40)) {
+        let tiny = Arc::new(load(&TinyLlama::default().build()).unwrap());
+        let tokens: Vec<TokenId> = raw.iter().map(|&byte| TokenId(3 + u32::from(byte))).collect();
+        let mut decoder = IncrementalDecoder::new(Arc::clone(&tiny), true);
+        let mut text = String::new();
+        for &token in &tokens {
+            text.push_str(decoder.push(token));
+        }
+        text.push_str(decoder.flush());
+        prop_assert_eq!(&text, &tiny.decode(&tokens, true));
+        prop_assert_eq!(text, String::from_utf8_lossy(&raw));
+    }
+}
+
+#[test]
+fn the_begin_token_is_added_only_when_asked_for_by_both() {
+    let plain = load(&TinyLlama::default().build()).unwrap();
+    let adding = tiny("tokenizer.ggml.add_bos_token", MetadataValue::Bool(true)).unwrap();
+    let encode = |tokenizer: &Tokenizer, add_special| tokenizer.encode("a", add_special).unwrap().len();
+    assert_eq!(
+        (encode(&plain, true), encode(&adding, false), encode(&adding, true)),
+        (1, 1, 2)
+    );
+    assert_eq!(adding.encode("a", true).unwrap()[0], TokenId(1));
+    assert_ne!(plain.content_hash(), adding.content_hash());
+    assert_eq!(
+        plain.content_hash(),
+        load(&TinyLlama::default().build()).unwrap().content_hash()
+    );
+}
+
+#[test]
+fn user_defined_tokens_are_whole_and_shown() {
+    let tokenizer = load(
+        &GgufBuilder::new()
+            .metadata("tokenizer.ggml.model", MetadataValue::String("gpt2".into()))
+            .metadata("tokenizer.ggml.pre", MetadataValue::String("gpt-2".into()))
+            .metadata("tokenizer.ggml.tokens", strings(&["a", "b", "ab", "a b", "<x>"]))
+            .metadata(
+                "tokenizer.ggml.token_type",
+                MetadataValue::Array([1, 1, 1, 4, 3].map(MetadataValue::I32).to_vec()),
+            )
+            .metadata("tokenizer.ggml.merges", strings(&["a b"])),
+    )
+    .unwrap();
+    let tokens = tokenizer.encode("aba b<x>", true).unwrap();
+    assert_eq!(tokens, [2, 3, 4].map(TokenId));
+    assert_eq!(tokenizer.decode(&tokens, true), "aba b");
+    assert!(tokenizer.end_tokens().is_empty() && tokenizer.begin_token().is_none());
+}
+
+#[test]
+fn damaged_tokenizers_are_refused_by_name() {
+    let text = |text: &str| MetadataValue::String(text.to_owned());
+    let refuse = |key, value| tiny(key, value).expect_err("must be refused");
+    assert!(matches!(
+        refuse("tokenizer.ggml.model", text("llama")),
+        TokenizerError::UnsupportedModel { .. }
+    ));
+    assert!(matches!(
+        refuse("tokenizer.ggml.pre", text("qwen2")),
+        TokenizerError::UnsupportedPreTokenizer { .. }
+    ));
+    assert!(matches!(
+        refuse("tokenizer.ggml.tokens", strings(&[])),
+        TokenizerError::VocabularySize { found: 0, .. }
+    ));
+    assert!(matches!(
+        refuse("tokenizer.ggml.tokens", strings(&["a"])),
+        TokenizerError::TokenTypeCount { .. }
+    ));
+    let types = MetadataValue::Array(vec![MetadataValue::I32(9); 259]);
+    assert!(matches!(
+        refuse("tokenizer.ggml.token_type", types),
+        TokenizerError::UnknownTokenType { id: 0, number: 9 }
+    ));
+    let same = MetadataValue::Array(vec![text("a"); 259]);
+    assert!(matches!(
+        refuse("tokenizer.ggml.tokens", same),
+        TokenizerError::DuplicateToken { id: 1, .. }
+    ));
+    for merge in ["ab", "a", "a b", " a", "a zz", " "] {
+        let error = refuse("tokenizer.ggml.merges", strings(&[merge]));
+        assert!(
+            matches!(&error, TokenizerError::BadMerge { rank: 0, .. }),
+            "{merge:?}: {error}"
+        );
+    }
+    for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"] {
+        let error = refuse(key, MetadataValue::U32(259));
+        assert!(matches!(&error, TokenizerError::SpecialIdOutsideVocabulary { key: found, .. } if *found == key));
+    }
+    let add_eos = refuse("tokenizer.ggml.add_eos_token", MetadataValue::Bool(true));
+    assert!(matches!(add_eos, TokenizerError::UnsupportedSetting { .. }));
+    let missing = load(&TinyLlama::default().build().without_metadata("tokenizer.ggml.merges"));
+    assert!(matches!(missing, Err(TokenizerError::Gguf(_))));
+}

@@ -1,0 +1,434 @@
+//! One config struct per process, filled from flag > environment > file > default, with every value's origin known.
+//!
+//! A config struct is plain: `#[derive(Debug, Clone, clap::Args, serde::Serialize)]`, one field per key, `#[arg(long, ..)]` on each,
+//! no `env` attribute. The field name is the key: `max_num_seqs` is `--max-num-seqs`, `BATON_MAX_NUM_SEQS` and
+//! `max_num_seqs = ..` in the TOML file. Lists need `value_delimiter = ','`. A value must serialize as it is written
+//! (enums: `#[serde(rename_all = "kebab-case")]`), so that `--print-config` can be read back.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde::Serialize;
+use thiserror::Error;
+
+pub use crate::units::ByteSize;
+
+const CONFIG_KEY: &str = "config";
+const PRINT_KEY: &str = "print_config";
+const ENV_PREFIX: &str = "BATON_";
+/// A config file is a page of text; anything larger is a mistake such as a model file.
+const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where a value came from, strongest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Flag,
+    Environment,
+    File(PathBuf),
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("flag"),
+            Origin::Environment => f.write_str("environment"),
+            Origin::File(path) => write!(f, "file {}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What a process calls itself in `--help` and `--version`.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// `baton-decode-node`
+    pub name: &'static str,
+    pub about: &'static str,
+    pub version: &'static str,
+}
+
+#[derive(Debug)]
+pub struct Loaded<T> {
+    pub config: T,
+    /// By key; every key of the config is in it.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Outcome<T> {
+    Run(Loaded<T>),
+    /// `--help`, `--version`, `--print-config`: print this on stdout and exit 0.
+    Print(String),
+}
+
+/// All are the user's to repair; exit code 2.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    #[error("{0}")]
+    Usage(String),
+    #[error("bad value for `{key}` from {origin}: `{value}`: {allowed}; see --help")]
+    BadValue {
+        key: String,
+        value: String,
+        origin: Origin,
+        allowed: String,
+    },
+    #[error("unknown key `{key}` in {file}: {hint}", file = .file.display())]
+    UnknownKey { key: String, file: PathBuf, hint: String },
+    #[error("`{key}` is required: give {flag}, {env}, or `{key} = ..` in the config file")]
+    Missing { key: String, flag: String, env: String },
+    #[error("cannot read the config file {file}: {source}", file = .file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("the config file {file} has {bytes} bytes, over {CONFIG_FILE_BYTES_MAX}; is it the right file?", file = .file.display())]
+    FileTooLarge { file: PathBuf, bytes: u64 },
+    #[error("the config file {file} is not TOML: {source}", file = .file.display())]
+    Toml { file: PathBuf, source: toml::de::Error },
+    #[error("the configuration cannot be printed: {source}; this is a bug in baton")]
+    Print { source: toml::ser::Error },
+}
+
+/// Loads from the process's own arguments and environment. `Err` is the code to return from `main`: everything that
+/// had to be said is printed (help, version, configuration: 0 on stdout; an error: 2 on stderr).
+///
+/// # Errors
+/// The exit code.
+pub fn load_or_print<T: clap::Args + Serialize>(program: Program) -> Result<Loaded<T>, ExitCode> {
+    load_args_or_print(program, std::env::args_os())
+}
+
+/// The same for `baton serve-..`: `args` starts with a program name.
+///
+/// # Errors
+/// The exit code.
+pub fn load_args_or_print<T: clap::Args + Serialize>(
+    program: Program,
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<Loaded<T>, ExitCode> {
+    match load(program, args, &|name| std::env::var(name).ok()) {
+        Ok(Outcome::Run(loaded)) => Ok(loaded),
+        Ok(Outcome::Print(text)) => {
+            use std::io::Write as _;
+            let _ = writeln!(std::io::stdout().lock(), "{}", text.trim_end());
+            Err(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            eprintln!("{}: {error}", program.name);
+            Err(ExitCode::from(2))
+        }
+    }
+}
+
+/// The whole of it, with the environment passed in.
+///
+/// # Errors
+/// [`ConfigError`]; each names the key and where the value came from.
+pub fn load<T: clap::Args + Serialize>(
+    program: Program,
+    args: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Outcome<T>, ConfigError> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    if args.is_empty() {
+        args.push(program.name.into());
+    }
+    let command = command_of::<T>(program);
+    let relaxed = command.clone().mut_args(|arg| arg.required(false));
+    let mut origins = BTreeMap::new();
+
+    let matches = match relaxed.clone().try_get_matches_from(&args) {
+        Ok(matches) => matches,
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return Ok(Outcome::Print(error.to_string()));
+        }
+        Err(error) => return Err(explain(&error, &Origin::Flag)),
+    };
+    mark_given(&command, &matches, &mut origins);
+
+    let layer = environment_layer(&command, &origins, env)?;
+    add_layer(&mut args, layer, &Origin::Environment, &mut origins);
+    let matches = relaxed
+        .try_get_matches_from(&args)
+        .map_err(|error| explain(&error, &Origin::Environment))?;
+
+    let mut weakest = Origin::Environment;
+    if let Some(file) = matches.get_one::<PathBuf>(CONFIG_KEY) {
+        weakest = Origin::File(file.clone());
+        let layer = file_layer(&command, &origins, file)?;
+        add_layer(&mut args, layer, &weakest, &mut origins);
+    }
+    let matches = command
+        .clone()
+        .try_get_matches_from(&args)
+        .map_err(|error| explain(&error, &weakest))?;
+    for arg in config_args(&command) {
+        origins.entry(arg.get_id().to_string()).or_insert(Origin::Default);
+    }
+    origins.retain(|key, _| key != CONFIG_KEY && key != PRINT_KEY);
+    let config = T::from_arg_matches(&matches).map_err(|error| explain(&error, &weakest))?;
+    if matches.get_flag(PRINT_KEY) {
+        return Ok(Outcome::Print(print_config(&config, &origins)?));
+    }
+    Ok(Outcome::Run(Loaded { config, origins }))
+}
+
+/// `key = value  # origin`, valid TOML that `--config` reads back. Keys without a value are comments.
+///
+/// # Errors
+/// A value that TOML cannot hold.
+pub fn print_config<T: Serialize>(config: &T, origins: &BTreeMap<String, Origin>) -> Result<String, ConfigError> {
+    use fmt::Write as _;
+    let table = toml::Table::try_from(config).map_err(|source| ConfigError::Print { source })?;
+    let mut out = String::new();
+    for (key, origin) in origins {
+        let _ = match table.get(key) {
+            Some(value) => writeln!(out, "{key} = {value}  # {origin}"),
+            None => writeln!(out, "# {key} is not set"),
+        };
+    }
+    Ok(out)
+}
+
+fn command_of<T: clap::Args>(program: Program) -> Command {
+    let command = Command::new(program.name).about(program.about).version(program.version);
+    T::augment_args(command)
+        .arg(
+            Arg::new(CONFIG_KEY)
+                .long("config")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .help("TOML file with the keys below"),
+        )
+        .arg(
+            Arg::new(PRINT_KEY)
+                .long("print-config")
+                .action(ArgAction::SetTrue)
+                .help("Print every key, its value and where it came from as TOML, and exit"),
+        )
+        .mut_args(|arg| {
+            if matches!(arg.get_id().as_str(), PRINT_KEY | "help" | "version") {
+                return arg;
+            }
+            let env = env_name(arg.get_id().as_str());
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            arg.help(format!("{help} [env: {env}]"))
+        })
+}
+
+fn config_args(command: &Command) -> impl Iterator<Item = &Arg> {
+    command
+        .get_arguments()
+        .filter(|arg| !matches!(arg.get_id().as_str(), PRINT_KEY | "help" | "version"))
+}
+
+fn env_name(key: &str) -> String {
+    format!("{ENV_PREFIX}{}", key.to_ascii_uppercase())
+}
+
+fn flag_name(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
+
+fn mark_given(command: &Command, matches: &ArgMatches, origins: &mut BTreeMap<String, Origin>) {
+    for arg in config_args(command) {
+        let key = arg.get_id().as_str();
+        if matches.value_source(key) == Some(ValueSource::CommandLine) {
+            origins.insert(key.to_owned(), Origin::Flag);
+        }
+    }
+}
+
+/// The flags a layer adds, by key: only for keys that no stronger layer gave.
+type Layer = Vec<(String, Vec<OsString>)>;
+
+fn add_layer(args: &mut Vec<OsString>, layer: Layer, origin: &Origin, origins: &mut BTreeMap<String, Origin>) {
+    for (key, flags) in layer {
+        // Right behind the program's name: whatever the user wrote, `--` included, stays behind it.
+        args.splice(1..1, flags);
+        origins.insert(key, origin.clone());
+    }
+}
+
+fn environment_layer(
+    command: &Command,
+    origins: &BTreeMap<String, Origin>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Layer, ConfigError> {
+    let mut layer = Vec::new();
+    for arg in config_args(command) {
+        let key = arg.get_id().to_string();
+        if origins.contains_key(&key) {
+            continue;
+        }
+        // An empty variable counts as not set, as compose files and systemd units write it.
+        if let Some(value) = env(&env_name(&key)).filter(|value| !value.is_empty()) {
+            let flags = flags_of(arg, vec![value], &Origin::Environment)?;
+            layer.push((key, flags));
+        }
+    }
+    Ok(layer)
+}
+
+fn file_layer(command: &Command, origins: &BTreeMap<String, Origin>, file: &Path) -> Result<Layer, ConfigError> {
+    let read_error = |source| ConfigError::Read {
+        file: file.to_owned(),
+        source,
+    };
+    let bytes = std::fs::metadata(file).map_err(read_error)?.len();
+    if bytes > CONFIG_FILE_BYTES_MAX {
+        return Err(ConfigError::FileTooLarge {
+            file: file.to_owned(),
+            bytes,
+        });
+    }
+    let text = std::fs::read_to_string(file).map_err(read_error)?;
+    let table: toml::Table = text.parse().map_err(|source| ConfigError::Toml {
+        file: file.to_owned(),
+        source,
+    })?;
+    let origin = Origin::File(file.to_owned());
+    let mut layer = Vec::new();
+    for (key, value) in table {
+        let arg = config_args(command).find(|arg| arg.get_id().as_str() == key && key != CONFIG_KEY);
+        let Some(arg) = arg else {
+            let hint = nearest_key(&key, command);
+            return Err(ConfigError::UnknownKey {
+                key,
+                file: file.to_owned(),
+                hint,
+            });
+        };
+        let values = scalar_texts(&key, value, &origin)?;
+        if !origins.contains_key(&key) {
+            layer.push((key, flags_of(arg, values, &origin)?));
+        }
+    }
+    Ok(layer)
+}
+
+fn scalar_texts(key: &str, value: toml::Value, origin: &Origin) -> Result<Vec<String>, ConfigError> {
+    let bad = |value: String, allowed: &str| ConfigError::BadValue {
+        key: key.to_owned(),
+        value,
+        origin: origin.clone(),
+        allowed: allowed.to_owned(),
+    };
+    match value {
+        toml::Value::String(text) => Ok(vec![text]),
+        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => Ok(vec![value.to_string()]),
+        toml::Value::Array(items) if items.is_empty() => Err(bad(
+            "[]".to_owned(),
+            "a list needs at least one value; leave the key out instead",
+        )),
+        toml::Value::Array(items) => {
+            let mut texts = Vec::new();
+            for item in items {
+                if item.is_array() || item.is_table() {
+                    return Err(bad(item.to_string(), "a list holds plain values"));
+                }
+                texts.extend(scalar_texts(key, item, origin)?);
+            }
+            Ok(texts)
+        }
+        toml::Value::Table(_) | toml::Value::Datetime(_) => Err(bad(
+            value.to_string(),
+            "keys are flat: a string, a number, true or false, or a list of these",
+        )),
+    }
+}
+
+fn flags_of(arg: &Arg, values: Vec<String>, origin: &Origin) -> Result<Vec<OsString>, ConfigError> {
+    let key = arg.get_id().as_str();
+    let flag = arg
+        .get_long()
+        .map_or_else(|| flag_name(key), |long| format!("--{long}"));
+    if !matches!(arg.get_action(), ArgAction::SetTrue) {
+        return Ok(values
+            .into_iter()
+            .map(|value| format!("{flag}={value}").into())
+            .collect());
+    }
+    match values.as_slice() {
+        [value] if matches!(value.as_str(), "true" | "1" | "yes" | "on") => Ok(vec![flag.into()]),
+        [value] if matches!(value.as_str(), "false" | "0" | "no" | "off") => Ok(Vec::new()),
+        _ => Err(ConfigError::BadValue {
+            key: key.to_owned(),
+            value: values.join(","),
+            origin: origin.clone(),
+            allowed: "allowed are true and false".to_owned(),
+        }),
+    }
+}
+
+fn explain(error: &clap::Error, origin: &Origin) -> ConfigError {
+    let text = |kind| error.get(kind).map(ToString::to_string);
+    let key = text(ContextKind::InvalidArg).unwrap_or_default();
+    let key = key
+        .trim_start_matches('-')
+        .split([' ', '='])
+        .next()
+        .unwrap_or_default()
+        .replace('-', "_");
+    match error.kind() {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let allowed = match (text(ContextKind::ValidValue), error.source()) {
+                (Some(valid), _) if !valid.is_empty() => format!("allowed are {valid}"),
+                (_, Some(source)) => source.to_string(),
+                _ => "not allowed".to_owned(),
+            };
+            let value = text(ContextKind::InvalidValue).unwrap_or_default();
+            ConfigError::BadValue {
+                key,
+                value,
+                origin: origin.clone(),
+                allowed,
+            }
+        }
+        ErrorKind::MissingRequiredArgument => ConfigError::Missing {
+            flag: flag_name(&key),
+            env: env_name(&key),
+            key,
+        },
+        _ => ConfigError::Usage(error.to_string().trim_start_matches("error: ").trim_end().to_owned()),
+    }
+}
+
+fn nearest_key(unknown: &str, command: &Command) -> String {
+    let keys: Vec<&str> = config_args(command)
+        .map(|arg| arg.get_id().as_str())
+        .filter(|key| *key != CONFIG_KEY)
+        .collect();
+    let unknown = unknown.replace('-', "_").to_ascii_lowercase();
+    let nearest = keys.iter().min_by_key(|key| (edit_distance(key, &unknown), **key));
+    match nearest {
+        Some(key) if edit_distance(key, &unknown) <= key.len().max(3) / 2 => format!("did you mean `{key}`?"),
+        _ => format!("valid keys are {}", keys.join(", ")),
+    }
+}
+
+/// Levenshtein distance over bytes; keys are ASCII.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

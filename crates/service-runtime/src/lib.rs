@@ -1,0 +1,17 @@
+//! Owns what every baton process does alike: configuration, start-up announcements, shutdown, time, telemetry,
+//! serving a port, and a node's membership of its coordinators.
+//! Never decides where a request goes and never touches KV bytes or weights.
+//! Read first: `process::main`, the life of a process; then `config`, `serve`, `membership`.
+//! Tests: beside the code; `tests/` for what needs a process of its own.
+
+pub mod announce;
+pub mod clock;
+pub mod config;
+pub mod health;
+pub mod membership;
+pub mod process;
+pub mod runtime_tasks;
+pub mod serve;
+pub mod shutdown;
+pub mod telemetry;
+pub mod units;

@@ -1,0 +1,362 @@
+//! The node's membership against a scripted coordinator over real gRPC.
+
+use std::pin::Pin;
+
+use proto::messages::Welcome;
+use proto::v1::membership_service_server::{MembershipService, MembershipServiceServer};
+use serving_core::ids::{NodeEpoch, NodeName};
+use serving_core::node::{CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole};
+use tokio::net::TcpListener;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn node(name: &str) -> NodeId {
+    NodeId {
+        name: NodeName::new(name),
+        epoch: NodeEpoch(3),
+    }
+}
+
+fn record() -> NodeRecord {
+    NodeRecord {
+        id: node("prefill-0"),
+        role: NodeRole::Prefill,
+        is_co_located: false,
+        address: "127.0.0.1:7410".to_owned(),
+        compatibility: CompatibilityHash([7; 32]),
+        transports: vec!["grpc".to_owned()],
+        version: "0.1.0".to_owned(),
+        capacity: NodeCapacity {
+            kv_blocks: 8,
+            block_tokens: 16,
+            max_sequences: 4,
+            max_batch_tokens: 64,
+            max_model_tokens: 128,
+            block_bytes: 1,
+        },
+        model_name: "m".to_owned(),
+        state: NodeState::Joining,
+    }
+}
+
+fn status(granted: u64, received: u64) -> NodeStatus {
+    NodeStatus {
+        state: NodeState::Ready,
+        permits_granted_total: granted,
+        permits_received_total: received,
+        kv_blocks: KvBlockCounts {
+            free: 8,
+            ..KvBlockCounts::default()
+        },
+        running_sequences: 0,
+        waiting_sequences: 0,
+        waiting_tokens: 0,
+        computed_tokens_total: 0,
+        prefix_query_tokens_total: 0,
+        prefix_hit_tokens_total: 0,
+        preemptions_total: 0,
+        pairs: Vec::new(),
+    }
+}
+
+/// One stream as the scripted coordinator has it.
+struct Joined {
+    reports: Streaming<v1::NodeReport>,
+    answers: mpsc::Sender<Result<v1::CoordinatorReport, Status>>,
+}
+
+impl Joined {
+    async fn next(&mut self) -> Option<NodeReport> {
+        let report = tokio::time::timeout(PATIENCE, self.reports.message())
+            .await
+            .expect("a report in time");
+        report
+            .ok()
+            .flatten()
+            .map(|report| report.try_into().expect("a good report"))
+    }
+    async fn status(&mut self) -> NodeStatus {
+        match self.next().await {
+            Some(NodeReport::Status { epoch, status }) => {
+                assert_eq!(epoch, NodeEpoch(3));
+                status
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    /// The next status that differs from `known` in its permits.
+    async fn permits(&mut self) -> (u64, u64) {
+        let status = self.status().await;
+        (status.permits_granted_total, status.permits_received_total)
+    }
+    async fn say(&self, report: CoordinatorReport) {
+        self.answers.send(Ok(report.into())).await.unwrap();
+    }
+    async fn welcome(&mut self, lease_ms: u64) {
+        assert!(matches!(self.next().await, Some(NodeReport::Register(_))));
+        let welcome = Welcome {
+            coordinator: node("c-0"),
+            lease: Duration::from_millis(lease_ms),
+            status_interval: Duration::from_millis(50),
+        };
+        self.say(CoordinatorReport::Welcome(welcome)).await;
+    }
+}
+
+struct Service(mpsc::Sender<Joined>);
+
+#[tonic::async_trait]
+impl MembershipService for Service {
+    type JoinStream = Pin<Box<dyn Stream<Item = Result<v1::CoordinatorReport, Status>> + Send>>;
+    async fn join(&self, request: Request<Streaming<v1::NodeReport>>) -> Result<Response<Self::JoinStream>, Status> {
+        let (answers, queue) = mpsc::channel(16);
+        let joined = Joined {
+            reports: request.into_inner(),
+            answers,
+        };
+        self.0.send(joined).await.map_err(|_| Status::unavailable("over"))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(queue))))
+    }
+}
+
+struct Coordinator {
+    address: String,
+    joins: mpsc::Receiver<Joined>,
+}
+
+impl Coordinator {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (joins_in, joins) = mpsc::channel(4);
+        let server = tonic::transport::Server::builder().add_service(MembershipServiceServer::new(Service(joins_in)));
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        Self { address, joins }
+    }
+    async fn joined(&mut self) -> Joined {
+        tokio::time::timeout(PATIENCE, self.joins.recv())
+            .await
+            .expect("a join in time")
+            .unwrap()
+    }
+}
+
+async fn event(membership: &mut Membership) -> MembershipEvent {
+    tokio::time::timeout(PATIENCE, membership.next_event())
+        .await
+        .expect("an event in time")
+        .unwrap()
+}
+
+fn join_all(coordinators: &[&Coordinator], status: watch::Receiver<NodeStatus>) -> Membership {
+    let coordinators = coordinators
+        .iter()
+        .map(|coordinator| coordinator.address.clone())
+        .collect();
+    join(
+        JoinConfig {
+            coordinators,
+            record: record(),
+        },
+        status,
+    )
+}
+
+#[tokio::test]
+async fn registers_reports_at_once_and_on_the_interval_and_passes_on_what_it_hears() {
+    let mut coordinator = Coordinator::start().await;
+    let (status_in, status_out) = watch::channel(status(10, 0));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.welcome(60_000).await;
+    assert!(
+        matches!(event(&mut membership).await, MembershipEvent::Welcomed { coordinator, .. } if coordinator == node("c-0"))
+    );
+    assert_eq!(joined.permits().await, (10, 0));
+    assert_eq!(joined.permits().await, (10, 0), "the interval passed");
+    status_in.send(status(12, 1)).unwrap();
+    assert_eq!(joined.permits().await, (12, 1));
+    let peer = Peer {
+        node: node("decode-0"),
+        address: "d:1".into(),
+        transports: vec![],
+        compatibility: CompatibilityHash([7; 32]),
+    };
+    joined.say(CoordinatorReport::Peers(vec![peer.clone()])).await;
+    let mut peers = membership.peers();
+    let list = tokio::time::timeout(PATIENCE, peers.wait_for(|peers| !peers.is_empty()))
+        .await
+        .unwrap()
+        .unwrap()
+        .clone();
+    assert_eq!(list, [peer]);
+    joined
+        .say(CoordinatorReport::Drain {
+            reason: "maintenance".into(),
+        })
+        .await;
+    assert_eq!(
+        event(&mut membership).await,
+        MembershipEvent::DrainRequested {
+            reason: "maintenance".into()
+        }
+    );
+    drop(joined);
+    assert!(matches!(
+        event(&mut membership).await,
+        MembershipEvent::ConnectionLost { .. }
+    ));
+    assert_eq!(peers.borrow().len(), 1, "links outlive a coordinator's stream");
+}
+
+#[tokio::test]
+async fn what_was_granted_and_not_used_on_a_lost_stream_is_granted_again() {
+    let mut coordinator = Coordinator::start().await;
+    let (status_in, status_out) = watch::channel(status(100, 40));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.welcome(60_000).await;
+    event(&mut membership).await;
+    assert_eq!(
+        joined.permits().await,
+        (60, 0),
+        "the stream starts at what was received before it"
+    );
+    drop(joined);
+    assert!(matches!(
+        event(&mut membership).await,
+        MembershipEvent::ConnectionLost { .. }
+    ));
+    status_in.send(status(100, 55)).unwrap();
+    let mut joined = coordinator.joined().await;
+    joined.welcome(60_000).await;
+    let (granted, received) = joined.permits().await;
+    assert_eq!(granted - received, 45, "granted {granted}, received {received}");
+    event(&mut membership).await;
+}
+
+#[tokio::test]
+async fn permits_belong_to_one_coordinator_at_a_time() {
+    let (mut first, mut second) = (Coordinator::start().await, Coordinator::start().await);
+    let (_status_in, status_out) = watch::channel(status(30, 10));
+    let mut membership = join_all(&[&first, &second], status_out);
+    let mut standby = second.joined().await;
+    standby.welcome(60_000).await;
+    event(&mut membership).await;
+    assert_eq!(standby.permits().await, (20, 0), "alone, it holds them");
+    let mut leader = first.joined().await;
+    leader.welcome(60_000).await;
+    event(&mut membership).await;
+    assert_eq!(leader.permits().await, (20, 0));
+    while standby.permits().await != (0, 0) {}
+    drop(leader);
+    drop(first);
+    while standby.permits().await != (20, 0) {}
+}
+
+#[tokio::test]
+async fn a_refusal_says_why_and_is_tried_again() {
+    let mut coordinator = Coordinator::start().await;
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let joined = coordinator.joined().await;
+    let refused = CoordinatorReport::RegisterRefused {
+        reason: RegisterRefusedReason::NameTaken,
+        detail: "prefill-0 lives".into(),
+    };
+    joined.say(refused).await;
+    let MembershipEvent::ConnectionLost { reason, .. } = event(&mut membership).await else {
+        panic!("no refusal")
+    };
+    assert!(
+        reason.to_string().contains("name_taken") && reason.to_string().contains("prefill-0 lives"),
+        "{reason}"
+    );
+    coordinator.joined().await.welcome(60_000).await;
+    assert!(matches!(event(&mut membership).await, MembershipEvent::Welcomed { .. }));
+}
+
+#[tokio::test]
+async fn a_silent_coordinator_is_lost_after_its_lease_and_renewals_keep_it() {
+    let mut coordinator = Coordinator::start().await;
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.welcome(200).await;
+    event(&mut membership).await;
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(500) {
+        joined.status().await;
+        joined
+            .say(CoordinatorReport::Renewed {
+                lease: Duration::from_millis(200),
+            })
+            .await;
+    }
+    let lost = event(&mut membership).await;
+    assert!(
+        matches!(
+            lost,
+            MembershipEvent::ConnectionLost {
+                reason: LostReason::Silent { .. },
+                ..
+            }
+        ),
+        "{lost:?}"
+    );
+    assert!(started.elapsed() >= Duration::from_millis(600));
+}
+
+#[tokio::test]
+async fn leaving_says_goodbye() {
+    let mut coordinator = Coordinator::start().await;
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.welcome(60_000).await;
+    event(&mut membership).await;
+    let leaving = tokio::spawn(membership.leave());
+    let mut last = None;
+    while let Some(report) = joined.next().await {
+        last = Some(report);
+        if matches!(last, Some(NodeReport::Leave { .. })) {
+            break;
+        }
+    }
+    assert!(matches!(last, Some(NodeReport::Leave { .. })), "{last:?}");
+    drop(joined);
+    tokio::time::timeout(PATIENCE, leaving).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn nobody_listening_is_an_event_and_not_the_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let mut membership = join(
+        JoinConfig {
+            coordinators: vec![address],
+            record: record(),
+        },
+        status_out,
+    );
+    for _ in 0..2 {
+        let lost = event(&mut membership).await;
+        assert!(
+            matches!(
+                lost,
+                MembershipEvent::ConnectionLost {
+                    reason: LostReason::Connect(_),
+                    ..
+                }
+            ),
+            "{lost:?}"
+        );
+    }
+}

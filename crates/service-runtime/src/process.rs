@@ -1,0 +1,78 @@
+//! The life of a process on one screen: configuration, runtime, telemetry, signals, run, flush, exit code.
+
+use std::ffi::OsString;
+use std::fmt::{Debug, Display};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::config::{self, Program};
+use crate::shutdown::{self, Shutdown};
+use crate::telemetry::{self, Identity};
+
+/// What every process's config can say about itself.
+pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
+    /// `baton-coordinator`, `baton-prefill` or `baton-decode`.
+    const SERVICE: &'static str;
+    fn name(&self) -> &str;
+    /// Drain when stdin ends: set for children of `baton up`.
+    fn exit_with_stdin(&self) -> bool;
+}
+
+/// Runs a process from its arguments (the first is the program's name) to its exit code: 0 after a clean drain,
+/// 1 on failure, 2 on a wrong configuration.
+pub fn main<C, F, E>(
+    program: Program,
+    args: impl IntoIterator<Item = OsString>,
+    run: impl FnOnce(C, Shutdown) -> F,
+) -> ExitCode
+where
+    C: ProcessConfig,
+    F: Future<Output = Result<(), E>>,
+    E: Display + Debug,
+{
+    let config = match config::load_args_or_print::<C>(program, args) {
+        Ok(loaded) => loaded.config,
+        Err(code) => return code,
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(program, &error),
+    };
+    let code = runtime.block_on(async {
+        let identity = Identity {
+            service: C::SERVICE,
+            instance: config.name(),
+            version: program.version,
+        };
+        let telemetry = match telemetry::init(identity) {
+            Ok(telemetry) => telemetry,
+            Err(error) => return fail(program, &error),
+        };
+        let code = match watch(&config) {
+            Ok(shutdown) => match run(config, shutdown).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(program, &error),
+            },
+            Err(error) => fail(program, &error),
+        };
+        telemetry.shutdown().await;
+        code
+    });
+    // Blocking tasks that are stuck in a system call must not keep a drained process alive.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(500));
+    code
+}
+
+fn watch(config: &impl ProcessConfig) -> std::io::Result<Shutdown> {
+    let shutdown = shutdown::on_signals()?;
+    if config.exit_with_stdin() {
+        shutdown::on_stdin_end(&shutdown)?;
+    }
+    Ok(shutdown)
+}
+
+fn fail(program: Program, error: &dyn Display) -> ExitCode {
+    eprintln!("{}: {error:#}", program.name);
+    ExitCode::FAILURE
+}

@@ -1,0 +1,429 @@
+//! Logs on stderr, spans to an OTLP collector when the standard `OTEL_*` variables name one, and W3C propagation.
+//!
+//! Without an endpoint nothing is exported, but every request still gets a trace id, for logs and the access log.
+//! Telemetry never costs a request: spans are queued (bounded, dropped when full) and sent by a thread of their own.
+
+use std::io::IsTerminal as _;
+use std::time::{Duration, SystemTime};
+
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
+use opentelemetry::trace::{
+    Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
+};
+use opentelemetry::{Context, InstrumentationScope, KeyValue, global};
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracerProvider, TracerProviderBuilder};
+use serving_core::time::Time;
+use thiserror::Error;
+use tracing::{Event, Span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::fmt::format::{Format, JsonFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
+
+use crate::clock::Clock;
+
+pub use opentelemetry;
+
+/// Who a process is in traces.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    /// `baton-coordinator`, `baton-prefill` or `baton-decode`; `OTEL_SERVICE_NAME` wins.
+    pub service: &'static str,
+    /// The node's name: `service.instance.id`.
+    pub instance: &'a str,
+    pub version: &'static str,
+}
+
+#[derive(Debug, Error)]
+pub enum TelemetryError {
+    #[error("RUST_LOG is not a filter: {0}; write for example `info` or `info,baton=debug`")]
+    Filter(#[from] tracing_subscriber::filter::ParseError),
+    #[error("the OTLP exporter cannot be set up: {0}; check OTEL_EXPORTER_OTLP_ENDPOINT, or unset it to run without")]
+    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    #[error("this process already has a log subscriber; telemetry is set up once, in main")]
+    AlreadySet,
+}
+
+/// Logs of the transport's own crates are noise at `info`.
+const LOG_FILTER: &str = "info,h2=warn,hyper=warn,tonic=warn,tower=warn,opentelemetry=error,opentelemetry_sdk=error";
+/// The exporter's own traffic must not be traced, or it would export itself for ever.
+const SPAN_FILTER: &str =
+    "info,opentelemetry=off,opentelemetry_sdk=off,h2=off,hyper=off,hyper_util=off,tonic=off,tower=off";
+/// A collector that is down must not hold up the end of a process.
+const FLUSH_TIME_LIMIT: Duration = Duration::from_secs(2);
+
+/// Keeps the exporter alive; `shutdown` flushes it.
+#[derive(Debug)]
+pub struct Telemetry {
+    provider: SdkTracerProvider,
+}
+
+/// Sets up logs and traces. Call once, in main, inside a multi-thread runtime (the exporter needs one).
+///
+/// # Errors
+/// [`TelemetryError`]: a bad filter or endpoint, or a second call.
+pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
+    let provider = provider(identity)?;
+    let tracer = provider.tracer_with_scope(InstrumentationScope::builder("baton").build());
+    let spans = tracing_opentelemetry::layer()
+        .with_tracer(tracer)
+        .with_location(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_target(false)
+        .with_filter(EnvFilter::try_new(SPAN_FILTER)?);
+    let filter = match std::env::var("RUST_LOG") {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(text)?,
+        _ => EnvFilter::try_new(LOG_FILTER)?,
+    };
+    let is_terminal = std::io::stderr().is_terminal();
+    let format = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal && wants_colour());
+    let logs = match is_terminal {
+        true => format.boxed(),
+        false => format
+            .fmt_fields(JsonFields::new())
+            .event_format(WithTraceId(Format::default().json().flatten_event(true)))
+            .boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(logs.with_filter(filter))
+        .try_init()
+        .map_err(|_| TelemetryError::AlreadySet)?;
+    global::set_tracer_provider(provider.clone());
+    Ok(Telemetry { provider })
+}
+
+impl Telemetry {
+    /// Sends what is queued. Off the async threads: the flush blocks, and on them it would wait for itself.
+    pub async fn shutdown(self) {
+        let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)).await;
+        if let Ok(Err(error)) = flushed {
+            tracing::warn!(%error, "the last spans were not delivered");
+        }
+    }
+}
+
+/// JSON lines that begin with the `trace_id` of the span they were written in, when there is one.
+#[derive(Debug)]
+struct WithTraceId<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for WithTraceId<F>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let mut line = String::new();
+        self.0.format_event(context, Writer::new(&mut line), event)?;
+        // The layer above activates the context of an entered span.
+        let current = Context::current();
+        let span = current.span().span_context().clone();
+        match line.strip_prefix('{') {
+            Some(rest) if span.is_valid() => write!(writer, r#"{{"trace_id":"{}",{rest}"#, span.trace_id()),
+            _ => writer.write_str(&line),
+        }
+    }
+}
+
+/// no-color.org, and terminals that cannot.
+fn wants_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && std::env::var("TERM").as_deref() != Ok("dumb")
+}
+
+/// The sampler comes from `OTEL_TRACES_SAMPLER` (read by the SDK; default: the parent's choice, else all).
+fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
+    let builder = SdkTracerProvider::builder().with_resource(resource(identity));
+    Ok(with_exporter(builder, &|name| std::env::var(name).ok())?.build())
+}
+
+fn resource(identity: Identity<'_>) -> Resource {
+    // The default builder reads OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
+    let mut builder = Resource::builder().with_attributes([
+        KeyValue::new("service.instance.id", identity.instance.to_owned()),
+        KeyValue::new("service.version", identity.version),
+        KeyValue::new("service.namespace", "baton"),
+    ]);
+    let attributes = std::env::var("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let is_named = std::env::var("OTEL_SERVICE_NAME").is_ok_and(|name| !name.is_empty())
+        || attributes
+            .split(',')
+            .any(|pair| pair.trim_start().starts_with("service.name="));
+    if !is_named {
+        builder = builder.with_service_name(identity.service);
+    }
+    builder.build()
+}
+
+fn with_exporter(
+    builder: TracerProviderBuilder,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<TracerProviderBuilder, TelemetryError> {
+    if !exports(env) {
+        return Ok(builder);
+    }
+    Ok(builder.with_batch_exporter(SpanExporter::builder().with_tonic().build()?))
+}
+
+fn exports(env: &dyn Fn(&str) -> Option<String>) -> bool {
+    let set = |name| env(name).filter(|value| !value.is_empty());
+    let is_disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let is_none = set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+    let has_endpoint =
+        set("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some();
+    has_endpoint && !is_disabled && !is_none
+}
+
+struct Metadata<'a>(&'a tonic::metadata::MetadataMap);
+struct MetadataMut<'a>(&'a mut tonic::metadata::MetadataMap);
+struct Headers<'a>(&'a http::HeaderMap);
+struct HeadersMut<'a>(&'a mut http::HeaderMap);
+#[derive(Default)]
+struct Pairs(Vec<(String, String)>);
+
+impl Extractor for Metadata<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+    fn keys(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+impl Injector for MetadataMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(key), Ok(value)) = (tonic::metadata::MetadataKey::from_bytes(key.as_bytes()), value.parse()) {
+            self.0.insert(key, value);
+        }
+    }
+}
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+    fn keys(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+impl Injector for HeadersMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(key), Ok(value)) = (http::HeaderName::from_bytes(key.as_bytes()), value.parse()) {
+            self.0.insert(key, value);
+        }
+    }
+}
+impl Extractor for Pairs {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
+    fn keys(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+impl Injector for Pairs {
+    fn set(&mut self, key: &str, value: String) {
+        self.0.push((key.to_owned(), value));
+    }
+}
+
+/// Puts the current span's context into a call's metadata.
+pub fn inject(metadata: &mut tonic::metadata::MetadataMap) {
+    inject_context(&Span::current().context(), metadata);
+}
+pub fn inject_context(context: &Context, metadata: &mut tonic::metadata::MetadataMap) {
+    TraceContextPropagator::new().inject_context(context, &mut MetadataMut(metadata));
+}
+/// The caller's context; an empty one when there is none or it is malformed.
+pub fn extract(metadata: &tonic::metadata::MetadataMap) -> Context {
+    TraceContextPropagator::new().extract(&Metadata(metadata))
+}
+pub fn inject_headers(headers: &mut http::HeaderMap) {
+    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut HeadersMut(headers));
+}
+pub fn extract_headers(headers: &http::HeaderMap) -> Context {
+    TraceContextPropagator::new().extract(&Headers(headers))
+}
+/// `traceparent` of a context, to be carried through plain data; `None` without a trace.
+pub fn traceparent(context: &Context) -> Option<String> {
+    let mut pairs = Pairs::default();
+    TraceContextPropagator::new().inject_context(context, &mut pairs);
+    pairs
+        .0
+        .into_iter()
+        .find(|(name, _)| name == "traceparent")
+        .map(|(_, value)| value)
+}
+pub fn context_of_traceparent(traceparent: &str) -> Context {
+    TraceContextPropagator::new().extract(&Pairs(vec![("traceparent".to_owned(), traceparent.to_owned())]))
+}
+
+/// Gives a fresh span its remote parent. A span that has started cannot change its parent: call it at once.
+pub fn set_parent(span: &Span, parent: Context) {
+    if parent.span().span_context().is_valid() {
+        let _ = span.set_parent(parent);
+    }
+}
+
+/// 32 hex digits, for logs and answers; `None` when no trace is kept.
+pub fn trace_id(span: &Span) -> Option<String> {
+    let context = span.context();
+    let id = context.span().span_context().trace_id();
+    (id != opentelemetry::trace::TraceId::INVALID).then(|| id.to_string())
+}
+
+/// A span over a period that is known only when it is over: queue waits, the step thread's chunks, transfers.
+/// Times are of this process's clock.
+#[derive(Debug)]
+pub struct MeasuredSpan {
+    pub name: &'static str,
+    pub kind: SpanKind,
+    pub start: Time,
+    pub end: Time,
+    pub attributes: Vec<KeyValue>,
+    pub events: Vec<(&'static str, Time, Vec<KeyValue>)>,
+    pub links: Vec<SpanContext>,
+    pub error: Option<String>,
+}
+
+impl MeasuredSpan {
+    pub fn new(name: &'static str, start: Time, end: Time) -> Self {
+        Self {
+            name,
+            kind: SpanKind::Internal,
+            start,
+            end,
+            attributes: Vec::new(),
+            events: Vec::new(),
+            links: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Records it under `parent`; returns its own context for children and links.
+    pub fn record(self, parent: &Context) -> SpanContext {
+        let anchor = Anchor::now();
+        let links = self
+            .links
+            .into_iter()
+            .map(|link| opentelemetry::trace::Link::new(link, Vec::new(), 0))
+            .collect();
+        let builder = SpanBuilder::from_name(self.name)
+            .with_kind(self.kind)
+            .with_start_time(anchor.wall(self.start))
+            .with_attributes(self.attributes)
+            .with_links(links);
+        let mut span = global::tracer("baton").build_with_context(builder, parent);
+        for (name, at, attributes) in self.events {
+            span.add_event_with_timestamp(name, anchor.wall(at), attributes);
+        }
+        if let Some(error) = self.error {
+            span.set_status(Status::error(error));
+        }
+        let context = span.span_context().clone();
+        span.end_with_timestamp(anchor.wall(self.end));
+        context
+    }
+}
+
+/// One reading of both clocks: times of one span keep their distances to the nanosecond.
+struct Anchor {
+    time: Time,
+    wall: SystemTime,
+}
+
+impl Anchor {
+    fn now() -> Self {
+        Self {
+            time: Clock::now(),
+            wall: SystemTime::now(),
+        }
+    }
+    fn wall(&self, time: Time) -> SystemTime {
+        match self.time >= time {
+            true => self.wall - self.time.since(time),
+            false => self.wall + time.since(self.time),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_trace_context_survives_metadata_headers_and_text() {
+        let context = context_of_traceparent(PARENT);
+        assert_eq!(traceparent(&context).as_deref(), Some(PARENT));
+        let mut metadata = tonic::metadata::MetadataMap::new();
+        inject_context(&context, &mut metadata);
+        assert_eq!(metadata.get("traceparent").unwrap().to_str().unwrap(), PARENT);
+        assert_eq!(traceparent(&extract(&metadata)).as_deref(), Some(PARENT));
+        let mut headers = http::HeaderMap::new();
+        headers.insert("traceparent", PARENT.parse().unwrap());
+        assert_eq!(traceparent(&extract_headers(&headers)).as_deref(), Some(PARENT));
+    }
+
+    #[test]
+    fn malformed_contexts_are_no_context() {
+        for text in [
+            "",
+            "00-0-0-0",
+            "nonsense",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(traceparent(&context_of_traceparent(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_are_exported_only_to_a_named_endpoint() {
+        let env = |pairs: &'static [(&str, &str)]| {
+            move |name: &str| {
+                pairs
+                    .iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| (*value).to_owned())
+            }
+        };
+        assert!(!exports(&env(&[])));
+        assert!(!exports(&env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")])));
+        assert!(exports(&env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317")])));
+        assert!(exports(&env(&[(
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "http://c:4317"
+        )])));
+        assert!(!exports(&env(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"),
+            ("OTEL_SDK_DISABLED", "true")
+        ])));
+        assert!(!exports(&env(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"),
+            ("OTEL_TRACES_EXPORTER", "none")
+        ])));
+    }
+
+    #[test]
+    fn without_an_exporter_spans_still_have_trace_ids() {
+        let provider = SdkTracerProvider::builder().build();
+        let span = provider.tracer("test").start("chat");
+        assert!(span.span_context().is_valid());
+    }
+}

@@ -1,0 +1,115 @@
+//! Permits: how much more work a node may be given, as cumulative counters that no lost report can corrupt.
+
+use crate::node::NodeCapacity;
+use crate::request::Request;
+
+/// Steps of prompt tokens that a prefill node keeps granted: one to compute, one on its way (PROTOCOL rule 7).
+const PREFILL_STEPS_AHEAD: u64 = 2;
+/// KV blocks of growth that a decode node reserves for each choice at `Open`.
+pub const GROWTH_BLOCKS: u32 = 2;
+
+/// Prompt tokens an idle prefill node grants: about two step budgets, at most what its blocks hold.
+pub fn prefill_capacity_tokens(capacity: &NodeCapacity) -> u64 {
+    let pool = u64::from(capacity.kv_blocks) * u64::from(capacity.block_tokens);
+    (PREFILL_STEPS_AHEAD * u64::from(capacity.max_batch_tokens)).min(pool)
+}
+
+/// Prompt tokens one request takes of a prefill node's permits: a longer prompt needs an idle node, no more than that.
+pub fn prefill_cost_tokens(prompt_tokens: u32, capacity: &NodeCapacity) -> u64 {
+    u64::from(prompt_tokens).min(prefill_capacity_tokens(capacity))
+}
+
+/// Blocks one request takes of a decode node's permits: its prompt and the growth reserved at `Open`, whatever the
+/// node's prefix cache may save, at most the whole pool.
+pub fn decode_cost_blocks(request: &Request, capacity: &NodeCapacity) -> u64 {
+    blocks_at_open(request, capacity.block_tokens).min(u64::from(capacity.kv_blocks))
+}
+
+/// Blocks that `Open` reserves in an empty pool: the one formula for the coordinator's permit and the node's reservation.
+pub fn blocks_at_open(request: &Request, block_tokens: u32) -> u64 {
+    let block_tokens = block_tokens.max(1);
+    u64::from(request.prompt_tokens().div_ceil(block_tokens)) + growth_blocks_total(request, block_tokens)
+}
+
+/// Growth reserved for all choices together.
+fn growth_blocks_total(request: &Request, block_tokens: u32) -> u64 {
+    let first = u64::from(growth_blocks(request, block_tokens, true));
+    let other = u64::from(growth_blocks(request, block_tokens, false));
+    first + u64::from(request.choice_count.saturating_sub(1)) * other
+}
+
+/// Blocks past the prompt that one choice reserves: room for min(remaining, two blocks) tokens. Choice 0 writes on in
+/// the prompt's partial last block, every other choice needs a copy of it.
+pub fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool) -> u32 {
+    let prompt = request.prompt_tokens();
+    let room = request.remaining_tokens().min(GROWTH_BLOCKS * block_tokens);
+    if room == 0 {
+        return 0;
+    }
+    let end = prompt.saturating_add(room).div_ceil(block_tokens);
+    let have = if is_first_choice {
+        prompt.div_ceil(block_tokens)
+    } else {
+        prompt / block_tokens
+    };
+    end - have
+}
+
+/// The node's side of the counters. Never decreasing, and never more than `capacity` ahead of what was received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PermitCounters {
+    pub granted_total: u64,
+    pub received_total: u64,
+}
+
+impl PermitCounters {
+    /// Work that holds `permits` has reached the node, whether it is then accepted or refused. A sender that claims
+    /// more than it was granted gains nothing: it is counted as having used all there was.
+    pub fn receive(&mut self, permits: u64) {
+        self.received_total = self
+            .received_total
+            .saturating_add(permits)
+            .min(self.granted_total.max(self.received_total));
+    }
+    /// Raises the grant so that `available` more may come.
+    pub fn grant(&mut self, available: u64) {
+        self.granted_total = self.granted_total.max(self.received_total.saturating_add(available));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_never_fall_and_never_exceed_what_is_available() {
+        let mut permits = PermitCounters::default();
+        permits.grant(100);
+        permits.receive(40);
+        permits.grant(50);
+        assert_eq!(
+            permits,
+            PermitCounters {
+                granted_total: 100,
+                received_total: 40
+            }
+        );
+        permits.grant(90);
+        assert_eq!(permits.granted_total, 130);
+    }
+
+    #[test]
+    fn a_sender_without_permits_cannot_raise_the_grant() {
+        let mut permits = PermitCounters::default();
+        permits.grant(10);
+        permits.receive(u64::MAX);
+        permits.grant(10);
+        assert_eq!(
+            permits,
+            PermitCounters {
+                granted_total: 20,
+                received_total: 10
+            }
+        );
+    }
+}

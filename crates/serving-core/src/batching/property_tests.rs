@@ -1,0 +1,514 @@
+//! Random histories of both batchers over a KV memory that notices every foreign byte: blocks are conserved, never
+//! shared by mistake, all come home, each request ends exactly once, and no token depends on what else happened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::test_kit::{FakeKv, key, limits, model, request, sample};
+use super::*;
+use crate::ids::{Attempt, BlockId, ChoiceIndex, OutputIndex, TokenId, TransferId};
+use crate::node::NodeState;
+use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
+use crate::time::Time;
+
+const BLOCKS: u32 = 12;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Open {
+        prompt: u32,
+        max_tokens: u32,
+        choices: u32,
+        is_local: bool,
+        same_prompt: bool,
+    },
+    Frame(usize),
+    Commit(usize),
+    Cancel(usize),
+    Step {
+        cancel: Option<usize>,
+        breaks: bool,
+    },
+    /// Answers one outstanding `CloseTransfer` or push.
+    PeerAnswers(usize),
+    Tick(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let any_index = || 0usize..8;
+    prop_oneof![
+        4 => (1u32..20, 0u32..12, 1u32..4, any::<bool>(), any::<bool>()).prop_map(
+            |(prompt, max_tokens, choices, is_local, same_prompt)| Op::Open { prompt, max_tokens, choices, is_local, same_prompt }
+        ),
+        2 => any_index().prop_map(Op::Frame),
+        3 => any_index().prop_map(Op::Commit),
+        1 => any_index().prop_map(Op::Cancel),
+        8 => (proptest::option::weighted(0.1, any_index()), proptest::bool::weighted(0.03))
+            .prop_map(|(cancel, breaks)| Op::Step { cancel, breaks }),
+        2 => any_index().prop_map(Op::PeerAnswers),
+        1 => (0u64..3000).prop_map(Op::Tick),
+    ]
+}
+
+fn make_request(id: u128, op: &Op) -> Option<(Request, bool)> {
+    let Op::Open {
+        prompt,
+        max_tokens,
+        choices,
+        is_local,
+        same_prompt,
+    } = op
+    else {
+        return None;
+    };
+    let mut made = request(if *same_prompt { 0 } else { id }, *prompt, *max_tokens);
+    made.id = crate::ids::RequestId(id);
+    made.choice_count = *choices;
+    made.report_kv_hashes = id.is_multiple_of(3);
+    Some((made, *is_local))
+}
+
+fn history_of(request: &Request, choice: ChoiceIndex, outputs: usize) -> Vec<TokenId> {
+    let mut history = request.prompt.to_vec();
+    for _ in 0..outputs {
+        history.push(model(&history, choice));
+    }
+    history
+}
+
+/// One decode node with its peers, all scripted.
+struct DecodeWorld {
+    batcher: DecodeBatcher,
+    kv: FakeKv,
+    now: Time,
+    open: BTreeMap<AttemptKey, (Request, Option<(TransferId, Opened)>)>,
+    ended: BTreeMap<AttemptKey, u32>,
+    produced: BTreeMap<(AttemptKey, ChoiceIndex), u32>,
+    /// Transfers whose closing is not answered, with the blocks a late frame may still write.
+    closing: BTreeMap<TransferId, Vec<BlockId>>,
+    next_id: u128,
+}
+
+impl DecodeWorld {
+    fn new(prefix_cache: bool) -> Self {
+        let limits = NodeLimits {
+            prefix_cache,
+            ..limits(BLOCKS)
+        };
+        Self {
+            batcher: DecodeBatcher::new(DecodeConfig {
+                limits,
+                reservation: Duration::from_secs(5),
+            }),
+            kv: FakeKv::new(&limits),
+            now: Time::ZERO,
+            open: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            produced: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            next_id: 1,
+        }
+    }
+
+    fn nth(&self, index: usize) -> Option<AttemptKey> {
+        self.open.keys().nth(index).copied()
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Open { .. } => self.open_one(op),
+            Op::Frame(index) => {
+                if let Some(key) = self.nth(*index) {
+                    self.batcher.frame_arrived(self.now, key);
+                }
+            }
+            Op::Commit(index) => self.commit_one(*index),
+            Op::Cancel(index) => {
+                if let Some(key) = self.nth(*index) {
+                    self.cancel(key);
+                }
+            }
+            Op::Step { cancel, breaks } => self.step(*cancel, *breaks),
+            Op::PeerAnswers(index) => {
+                if let Some(transfer) = self.closing.keys().nth(*index).copied() {
+                    self.transfer_ended(transfer);
+                }
+            }
+            Op::Tick(ms) => {
+                self.now = self.now + Duration::from_millis(*ms);
+                self.batcher.tick(self.now);
+            }
+        }
+        self.drain();
+        self.batcher.pool().check();
+        let status = self.batcher.status(NodeState::Ready);
+        assert!(status.permits_granted_total - status.permits_received_total <= u64::from(BLOCKS));
+    }
+
+    fn open_one(&mut self, op: &Op) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let Some((request, is_local)) = make_request(id, op) else {
+            return;
+        };
+        let source = match is_local {
+            true => PromptSource::Local(LocalPrefillReason::Short),
+            false => PromptSource::Handoff(TransferId(id)),
+        };
+        let command = OpenCommand {
+            request: Arc::new(request.clone()),
+            attempt: Attempt(0),
+            permit_blocks: 3,
+            source,
+        };
+        if let Ok(opened) = self.batcher.open(self.now, command) {
+            let transfer = (!is_local).then_some((TransferId(id), opened));
+            self.open.insert(key(id), (request, transfer));
+        }
+    }
+
+    fn commit_one(&mut self, index: usize) {
+        let Some(key) = self.nth(index) else {
+            return;
+        };
+        let (request, Some((transfer, opened))) = &self.open[&key] else {
+            return;
+        };
+        if !self.batcher.keys().any(|here| here == key) || self.closing.contains_key(transfer) {
+            return;
+        }
+        let firsts = (0..request.choice_count).map(|choice| TokenEvent {
+            choice: ChoiceIndex(choice),
+            index: OutputIndex(0),
+            token: model(&request.prompt, ChoiceIndex(choice)),
+            logprobs: None,
+            finish: None,
+        });
+        let commit = Commit {
+            key,
+            transfer: *transfer,
+            last_frame_at: self.now,
+            first_tokens: firsts.collect(),
+        };
+        if self.produced.contains_key(&(key, ChoiceIndex(0))) {
+            assert!(self.batcher.commit(self.now, commit).is_err(), "a second commit");
+            return;
+        }
+        let block_tokens = limits(BLOCKS).block_tokens as usize;
+        let sent = request.prompt.chunks(block_tokens).skip(opened.prefix_blocks as usize);
+        for ((block, _), tokens) in opened.ticket_blocks.iter().zip(sent) {
+            self.kv.fill(*block, tokens);
+        }
+        self.batcher.commit(self.now, commit).expect("a whole transfer commits");
+    }
+
+    fn cancel(&mut self, key: AttemptKey) {
+        if self.batcher.cancel(key) {
+            *self.ended.entry(key).or_default() += 1;
+            self.open.remove(&key);
+        }
+    }
+
+    fn step(&mut self, cancel: Option<usize>, breaks: bool) {
+        let limits = NodeLimits {
+            prefix_cache: true,
+            ..limits(BLOCKS)
+        };
+        let Some(plan) = self.batcher.next_step(self.now) else {
+            return;
+        };
+        self.kv.run(&plan);
+        let mut sampled = sample(&plan, &limits);
+        if let Some(key) = cancel.and_then(|index| self.nth(index)) {
+            self.cancel(key);
+        }
+        if breaks {
+            self.batcher.step_failed("the test breaks it");
+        } else {
+            self.batcher.step_done(self.now, &mut sampled);
+        }
+    }
+
+    /// A frame that was on its way lands, and only then is the transfer over.
+    fn transfer_ended(&mut self, transfer: TransferId) {
+        for block in self.closing.remove(&transfer).unwrap_or_default() {
+            self.kv.fill(block, &[TokenId(u32::MAX); 4]);
+        }
+        self.batcher.transfer_ended(transfer);
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.batcher.take_event() {
+            match event {
+                DecodeEvent::CopyBlock { from, to, .. } => self.kv.copy(from, to),
+                DecodeEvent::HashPrompt { key, blocks } => {
+                    if let Some((request, _)) = self.open.get(&key) {
+                        self.check_prompt(request.clone(), &blocks);
+                    }
+                }
+                DecodeEvent::Committed { .. } => {}
+                DecodeEvent::Token { key, event } => self.check_token(key, &event),
+                DecodeEvent::Finished { key, .. } => {
+                    if let Some((request, _)) = self.open.remove(&key) {
+                        for choice in (0..request.choice_count).map(ChoiceIndex) {
+                            let produced = self.produced.get(&(key, choice)).copied().unwrap_or(0);
+                            assert_eq!(produced, request.stop.max_tokens);
+                        }
+                        *self.ended.entry(key).or_default() += 1;
+                    }
+                }
+                DecodeEvent::Failed { key, .. } => {
+                    if self.open.remove(&key).is_some() {
+                        *self.ended.entry(key).or_default() += 1;
+                    }
+                }
+                DecodeEvent::CloseTransfer { transfer } => {
+                    let blocks = self.quarantined_blocks(transfer);
+                    self.closing.entry(transfer).or_insert(blocks);
+                }
+            }
+        }
+    }
+
+    fn quarantined_blocks(&self, transfer: TransferId) -> Vec<BlockId> {
+        self.batcher.quarantine[&transfer]
+            .iter()
+            .map(|handle| handle.block())
+            .collect()
+    }
+
+    fn check_prompt(&self, request: Request, blocks: &[BlockId]) {
+        for (block, tokens) in blocks.iter().zip(request.prompt.chunks(4)) {
+            let held: Vec<_> = self.kv.block(*block)[..tokens.len()].to_vec();
+            assert_eq!(held, tokens.iter().copied().map(Some).collect::<Vec<_>>());
+        }
+    }
+
+    fn check_token(&mut self, key: AttemptKey, event: &TokenEvent) {
+        let Some((request, _)) = self.open.get(&key) else {
+            return;
+        };
+        let produced = self.produced.entry((key, event.choice)).or_default();
+        assert_eq!(event.index.0, *produced, "each index once and in order");
+        *produced += 1;
+        let history = history_of(request, event.choice, *produced as usize);
+        assert_eq!(
+            Some(&event.token),
+            history.last(),
+            "a token depends on something else than its history"
+        );
+    }
+
+    fn quiesce(mut self) {
+        for _ in 0..2000 {
+            if self.open.is_empty() && self.closing.is_empty() {
+                break;
+            }
+            self.step(None, false);
+            self.apply(&Op::Tick(50));
+            while let Some(transfer) = self.closing.keys().next().copied() {
+                self.transfer_ended(transfer);
+            }
+        }
+        assert!(self.open.is_empty(), "left behind: {:?}", self.open.keys());
+        assert!(self.ended.values().all(|times| *times == 1), "{:?}", self.ended);
+        assert_quiet(self.batcher.pool().counts());
+    }
+}
+
+fn assert_quiet(counts: crate::node::KvBlockCounts) {
+    assert_eq!(
+        (counts.active, counts.reserved, counts.in_transfer, counts.quarantined),
+        (0, 0, 0, 0)
+    );
+    assert_eq!(counts.free + counts.cached, BLOCKS);
+}
+
+/// Blocks given to the push of one request, with the bytes they had then.
+type Pushed = Vec<(BlockId, Vec<Option<TokenId>>)>;
+
+/// One prefill node; every push is remembered with the bytes it was promised.
+struct PrefillWorld {
+    batcher: PrefillBatcher,
+    kv: FakeKv,
+    now: Time,
+    open: BTreeMap<AttemptKey, Request>,
+    ended: BTreeMap<AttemptKey, u32>,
+    pushes: BTreeMap<AttemptKey, Pushed>,
+    held: Vec<AttemptKey>,
+    next_id: u128,
+}
+
+impl PrefillWorld {
+    fn new(prefix_cache: bool) -> Self {
+        let limits = NodeLimits {
+            prefix_cache,
+            ..limits(BLOCKS)
+        };
+        Self {
+            batcher: PrefillBatcher::new(PrefillConfig {
+                limits,
+                hold: Duration::from_secs(5),
+            }),
+            kv: FakeKv::new(&limits),
+            now: Time::ZERO,
+            open: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            pushes: BTreeMap::new(),
+            held: Vec::new(),
+            next_id: 1,
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Open { .. } => {
+                let id = self.next_id;
+                self.next_id += 1;
+                if let Some((request, is_local)) = make_request(id, op) {
+                    let command = PrefillCommand {
+                        permit_tokens: u64::from(request.prompt_tokens()),
+                        request: Arc::new(request.clone()),
+                        attempt: Attempt(0),
+                        handoff_skip_blocks: (!is_local).then_some(u32::from(id.is_multiple_of(2))),
+                    };
+                    if self.batcher.accept(self.now, command).is_ok() {
+                        self.open.insert(key(id), request);
+                    }
+                }
+            }
+            Op::Cancel(index) => self.cancel(*index),
+            Op::Step { cancel, breaks } => self.step(*cancel, *breaks),
+            Op::Frame(index) | Op::Commit(index) | Op::PeerAnswers(index) => {
+                let reason = ("stalled".to_owned(), "the test says so".to_owned());
+                let end = match op {
+                    Op::Frame(_) => PushEnd::Failed {
+                        reason: reason.0,
+                        detail: reason.1,
+                    },
+                    _ => PushEnd::Acked,
+                };
+                if let Some(key) = self.pushes.keys().nth(*index).copied() {
+                    let is_over = self.held.contains(&key) || !self.open.contains_key(&key);
+                    if is_over || matches!(end, PushEnd::Failed { .. }) {
+                        self.push_ended(key, end);
+                    }
+                }
+            }
+            Op::Tick(ms) => {
+                self.now = self.now + Duration::from_millis(*ms);
+                self.batcher.tick(self.now);
+            }
+        }
+        self.drain();
+        self.batcher.pool().check();
+    }
+
+    fn cancel(&mut self, index: usize) {
+        if let Some(key) = self.open.keys().nth(index).copied()
+            && self.batcher.cancel(key)
+        {
+            *self.ended.entry(key).or_default() += 1;
+            self.open.remove(&key);
+        }
+    }
+
+    fn step(&mut self, cancel: Option<usize>, breaks: bool) {
+        let Some(plan) = self.batcher.next_step(self.now) else {
+            return;
+        };
+        self.kv.run(&plan);
+        let mut sampled = sample(&plan, &limits(BLOCKS));
+        if let Some(index) = cancel {
+            self.cancel(index);
+        }
+        if breaks {
+            self.batcher.step_failed("the test breaks it");
+        } else {
+            self.batcher.step_done(self.now, &mut sampled);
+        }
+        self.drain();
+    }
+
+    fn push_ended(&mut self, key: AttemptKey, end: PushEnd) {
+        for (block, bytes) in self.pushes.remove(&key).unwrap_or_default() {
+            assert_eq!(self.kv.block(block), bytes, "a block changed while it was pushed");
+        }
+        self.batcher.push_ended(key, end);
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.batcher.take_event() {
+            match event {
+                PrefillEvent::BlocksReady { key, blocks } => {
+                    let held = blocks
+                        .iter()
+                        .map(|pushed| (pushed.block, self.kv.block(pushed.block).to_vec()));
+                    self.pushes.entry(key).or_default().extend(held);
+                }
+                PrefillEvent::FirstTokens {
+                    key, tokens, continues, ..
+                } => {
+                    if let Some(request) = self.open.get(&key) {
+                        for event in &tokens {
+                            assert_eq!(event.token, model(&request.prompt, event.choice));
+                        }
+                        if continues {
+                            self.held.push(key);
+                        }
+                    }
+                }
+                PrefillEvent::AbortPush { .. } => {}
+                PrefillEvent::Finished { key, .. } | PrefillEvent::Failed { key, .. } => {
+                    if self.open.remove(&key).is_some() {
+                        *self.ended.entry(key).or_default() += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn quiesce(mut self) {
+        for _ in 0..1000 {
+            if self.open.is_empty() && self.pushes.is_empty() {
+                break;
+            }
+            self.step(None, false);
+            self.apply(&Op::Tick(50));
+            let mut over: Vec<AttemptKey> = self.pushes.keys().copied().collect();
+            over.retain(|key| self.held.contains(key) || !self.open.contains_key(key));
+            for key in over {
+                self.push_ended(key, PushEnd::Acked);
+            }
+            self.drain();
+        }
+        assert!(self.open.is_empty(), "left behind: {:?}", self.open.keys());
+        assert!(self.ended.values().all(|times| *times == 1), "{:?}", self.ended);
+        assert_quiet(self.batcher.pool().counts());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decode_node_conserves_blocks_and_tokens(ops in proptest::collection::vec(op(), 1..120), prefix_cache: bool) {
+        let mut world = DecodeWorld::new(prefix_cache);
+        for op in &ops {
+            world.apply(op);
+        }
+        world.quiesce();
+    }
+
+    #[test]
+    fn prefill_node_conserves_blocks_and_tokens(ops in proptest::collection::vec(op(), 1..120), prefix_cache: bool) {
+        let mut world = PrefillWorld::new(prefix_cache);
+        for op in &ops {
+            world.apply(op);
+        }
+        world.quiesce();
+    }
+}

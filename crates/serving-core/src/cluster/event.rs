@@ -1,0 +1,253 @@
+//! Everything that can happen to the cluster, as one closed list.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::ids::{ChoiceIndex, NodeName, RequestId, TokenId};
+use crate::node::{NodeRecord, NodeStatus, Ticket};
+use crate::request::{AttemptKey, Request, RequestError};
+
+/// One connection of one node to the membership endpoint. Minted by the shell, never reused: permits live and die with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// The two streams a request can have open: to its prefill node and to its decode node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Leg {
+    Prefill,
+    Decode,
+}
+
+impl Leg {
+    pub fn name(self) -> &'static str {
+        match self {
+            Leg::Prefill => "prefill",
+            Leg::Decode => "decode",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClusterEvent {
+    RequestArrived {
+        request: Arc<Request>,
+    },
+    /// The client closed its connection, or dropped its handle.
+    ClientGone {
+        request: RequestId,
+    },
+    /// One choice has had its last token. The request is over when all have.
+    ChoiceFinished {
+        request: RequestId,
+        choice: ChoiceIndex,
+        by: FinishedBy,
+    },
+    /// The client's stream cannot go on (it read too slowly).
+    StreamBroken {
+        request: RequestId,
+        error: RequestError,
+    },
+    /// Answer to `EndAttempt`: nothing of this attempt will reach the client any more.
+    AttemptEnded {
+        key: AttemptKey,
+        delivered: Delivered,
+    },
+    /// Something came in on a leg.
+    Leg {
+        key: AttemptKey,
+        event: LegEvent,
+    },
+    NodeJoined {
+        record: NodeRecord,
+        stream: StreamId,
+    },
+    NodeReported {
+        stream: StreamId,
+        status: NodeStatus,
+    },
+    /// The membership stream ended without a word. The lease runs on.
+    NodeDisconnected {
+        stream: StreamId,
+    },
+    /// The node said goodbye after a drain.
+    NodeLeft {
+        stream: StreamId,
+    },
+    /// Somebody asked for this node to be drained.
+    DrainNode {
+        name: NodeName,
+    },
+    /// This coordinator shuts down: nothing new is admitted.
+    DrainStarted,
+    /// Time passed; `Cluster::next_wake` says when this is due.
+    Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishedBy {
+    /// The node set a finish reason; its leg ends by itself.
+    Node,
+    /// A stop string was found at the HTTP edge; the node does not know.
+    Edge,
+}
+
+/// What the client has had when an attempt was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Delivered {
+    /// Output tokens delivered by that attempt, in order; meaningful for one choice only.
+    pub tokens: Vec<TokenId>,
+    /// Tokens delivered over all choices by that attempt.
+    pub token_count: u64,
+    /// Every choice has had its last token.
+    pub is_complete: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum LegEvent {
+    /// The decode node reserved its blocks; no ticket with local prefill.
+    Opened {
+        ticket: Option<Ticket>,
+    },
+    /// The prefill node took the work on.
+    PrefillAccepted,
+    /// The first token reached the coordinator through this leg.
+    FirstToken {
+        leg: Leg,
+    },
+    /// The decode node verified and committed the KV.
+    Committed,
+    /// Tokens came in on this leg since the last report; sent at a bounded rate.
+    TokensDelivered {
+        leg: Leg,
+        count: u32,
+    },
+    PrefillFinished {
+        outcome: PrefillOutcome,
+    },
+    /// All choices ended on the decode node.
+    DecodeFinished,
+    /// Policy on the node said no before anything was held.
+    Refused {
+        leg: Leg,
+        reason: RefuseReason,
+    },
+    Failed {
+        leg: Leg,
+        error: LegError,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillOutcome {
+    HandedOver,
+    EndedAtFirstToken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RefuseReason {
+    NoCapacity,
+    StaleEpoch,
+    Draining,
+    Duplicate,
+    Invalid,
+    Incompatible,
+}
+
+impl RefuseReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            RefuseReason::NoCapacity => "no_capacity",
+            RefuseReason::StaleEpoch => "stale_epoch",
+            RefuseReason::Draining => "draining",
+            RefuseReason::Duplicate => "duplicate",
+            RefuseReason::Invalid => "invalid",
+            RefuseReason::Incompatible => "incompatible",
+        }
+    }
+}
+
+/// How a leg broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LegError {
+    /// No connection was made: the node never saw the work.
+    Unreachable { detail: String },
+    /// The connection broke while the leg was open.
+    ConnectionLost { detail: String },
+    /// The node said so itself.
+    Node {
+        fault: NodeFault,
+        reason: String,
+        detail: String,
+    },
+    /// A timer of this coordinator ran out.
+    TimedOut { wait: TimedWait },
+    /// The node's lease ended, or its name came back with a new epoch.
+    NodeLost,
+    /// The node broke the protocol.
+    Protocol { detail: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeFault {
+    Engine,
+    Transfer,
+    Deadline,
+    Peer,
+    Internal,
+    Draining,
+}
+
+/// The coordinator's timers on a leg (PROTOCOL, timers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TimedWait {
+    Open,
+    PrefillStart,
+    Silence,
+}
+
+impl LegError {
+    /// Closed label for `baton_handoff_retries_total{reason}`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            LegError::Unreachable { .. } => "unreachable",
+            LegError::ConnectionLost { .. } => "connection_lost",
+            LegError::NodeLost => "node_lost",
+            LegError::Protocol { .. } => "protocol",
+            LegError::TimedOut { wait: TimedWait::Open } => "open_timeout",
+            LegError::TimedOut {
+                wait: TimedWait::PrefillStart,
+            } => "prefill_start_timeout",
+            LegError::TimedOut {
+                wait: TimedWait::Silence,
+            } => "silence",
+            LegError::Node { fault, .. } => match fault {
+                NodeFault::Engine => "engine",
+                NodeFault::Transfer => "transfer",
+                NodeFault::Deadline => "deadline",
+                NodeFault::Peer => "peer",
+                NodeFault::Internal => "node_internal",
+                NodeFault::Draining => "draining",
+            },
+        }
+    }
+    /// True when the node itself, not the request, is in doubt.
+    pub(super) fn casts_suspicion(&self) -> bool {
+        matches!(
+            self,
+            LegError::Unreachable { .. } | LegError::ConnectionLost { .. } | LegError::TimedOut { .. }
+        )
+    }
+}
+
+impl fmt::Display for LegError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LegError::Unreachable { detail } => write!(f, "could not be reached: {detail}"),
+            LegError::ConnectionLost { detail } => write!(f, "connection lost: {detail}"),
+            LegError::Node { reason, detail, .. } => write!(f, "{reason}: {detail}"),
+            LegError::TimedOut { .. } => write!(f, "no answer in time ({})", self.name()),
+            LegError::NodeLost => f.write_str("its lease ended or it restarted"),
+            LegError::Protocol { detail } => write!(f, "broke the protocol: {detail}"),
+        }
+    }
+}

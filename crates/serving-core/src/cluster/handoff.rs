@@ -1,0 +1,261 @@
+//! The life of one request: its phases, which of them may follow which, and what it holds meanwhile.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ids::{Attempt, ChoiceIndex, NodeId};
+use crate::node::CompatibilityHash;
+use crate::request::{AttemptKey, LocalPrefillReason, Request, RequestError};
+use crate::time::Time;
+
+use super::event::Leg;
+use super::permits::Charge;
+
+/// PROTOCOL's states, with the two waits between them that it leaves unnamed: `Opening` and `Recovering`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Waits for permits and a place.
+    Queued,
+    /// `Open` was sent and not answered.
+    Opening,
+    /// The decode node reserved its blocks; `Prefill` was sent and not answered. A request that ends on the prefill
+    /// node alone starts here.
+    Opened,
+    /// A node computes the prompt: the prefill node, or the decode node with local prefill.
+    Prefilling,
+    /// The first token came; the tail of the KV is on its way.
+    Transferring,
+    /// The decode node verified and committed the KV.
+    Committed,
+    /// Tokens come from the decode node.
+    Decoding,
+    /// All tokens came; the prefill node's last report is awaited for a moment.
+    Finishing,
+    /// The attempt failed; what the client has had is being counted.
+    Recovering,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Queued => "queued",
+            Phase::Opening => "opening",
+            Phase::Opened => "opened",
+            Phase::Prefilling => "prefilling",
+            Phase::Transferring => "transferring",
+            Phase::Committed => "committed",
+            Phase::Decoding => "decoding",
+            Phase::Finishing => "finishing",
+            Phase::Recovering => "recovering",
+        }
+    }
+
+    /// The stage name a deadline that passes in this phase is reported under.
+    pub(super) fn stage_name(self) -> &'static str {
+        match self {
+            Phase::Queued | Phase::Recovering => "queue",
+            Phase::Opening => "reserve",
+            Phase::Opened => "dispatch",
+            Phase::Prefilling => "prefill_forward",
+            Phase::Transferring => "transfer_tail",
+            Phase::Committed => "commit",
+            Phase::Decoding | Phase::Finishing => "decode",
+        }
+    }
+
+    /// The whole table. Ending (done, failed, cancelled) is allowed from everywhere and removes the request.
+    pub(super) fn may_become(self, next: Phase) -> bool {
+        use Phase::{Committed, Decoding, Finishing, Opened, Opening, Prefilling, Queued, Recovering, Transferring};
+        match (self, next) {
+            (Queued, Opening | Opened) => true,
+            // `Prefilling` with local prefill: there is no second node to ask.
+            (Opening, Opened | Prefilling) => true,
+            // The legs are separate streams: an early commit or first token may overtake `Accepted`.
+            (Opened, Prefilling | Transferring | Committed | Decoding) => true,
+            (Prefilling, Transferring | Committed | Decoding) => true,
+            (Transferring, Committed | Decoding) => true,
+            (Committed, Decoding) => true,
+            (Opened | Prefilling | Transferring | Committed | Decoding, Finishing) => true,
+            (Opening | Opened | Prefilling | Transferring | Committed | Decoding, Recovering) => true,
+            (Recovering, Queued) => true,
+            _ => false,
+        }
+    }
+}
+
+/// One open stream to a node, as far as the coordinator knows.
+#[derive(Debug)]
+pub(super) struct OpenLeg {
+    pub node: NodeId,
+    /// Permits taken for it: blocks (decode) or prompt tokens (prefill).
+    pub cost: u32,
+    /// Permits whose work the node has not answered yet.
+    pub charge: Option<Charge>,
+    /// False until the stream to the node was started.
+    pub is_started: bool,
+    /// Choices counted against the node's limit.
+    pub sequences: u32,
+}
+
+/// What one attempt holds.
+#[derive(Debug, Default)]
+pub(super) struct Legs {
+    pub prefill: Option<OpenLeg>,
+    pub decode: Option<OpenLeg>,
+}
+
+impl Legs {
+    pub(super) fn get(&self, leg: Leg) -> Option<&OpenLeg> {
+        match leg {
+            Leg::Prefill => self.prefill.as_ref(),
+            Leg::Decode => self.decode.as_ref(),
+        }
+    }
+    pub(super) fn slot(&mut self, leg: Leg) -> &mut Option<OpenLeg> {
+        match leg {
+            Leg::Prefill => &mut self.prefill,
+            Leg::Decode => &mut self.decode,
+        }
+    }
+}
+
+/// Nodes and pairs that failed this request: avoided while there are others.
+#[derive(Debug, Default)]
+pub(super) struct Avoid {
+    pub nodes: BTreeSet<NodeId>,
+    /// (prefill, decode)
+    pub pairs: BTreeSet<(NodeId, NodeId)>,
+    pub transfer_failures: u32,
+}
+
+/// One admitted request, until it ends.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    /// As the next attempt would send it: after a migration with a longer prompt.
+    pub request: Arc<Request>,
+    pub deadline: Time,
+    pub queued_since: Time,
+    pub queue_deadline: Time,
+    pub phase: Phase,
+    /// Placements so far; the current attempt's number is one less.
+    pub placements: u32,
+    pub local: Option<LocalPrefillReason>,
+    pub is_prefill_only: bool,
+    pub legs: Legs,
+    /// Both nodes of the current placement, kept after a leg has ended.
+    pub pair: (Option<NodeId>, Option<NodeId>),
+    /// Compatibility group of the first placement: a migration stays in it while it can.
+    pub group: Option<CompatibilityHash>,
+    /// When the current wait is too long, and the wake-up this request has asked for.
+    pub wait_until: Option<Time>,
+    pub wake: Option<Time>,
+    pub avoid: Avoid,
+    pub finished_choices: BTreeSet<ChoiceIndex>,
+    pub was_finished_by_edge: bool,
+    /// Why the attempt that is being ended failed, and the `LegError` label.
+    pub failure: Option<(RequestError, Retry)>,
+}
+
+/// Whether an attempt that failed may be followed by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Retry {
+    Never,
+    /// Counted against the retry budget, under this label.
+    Budgeted(&'static str),
+    /// The node cannot be reached any more. Bounded by the attempts of each request only: one death costs each request
+    /// on that node one retry, however many there were, and a suspected node is given nothing that could fail again.
+    NodeGone(&'static str),
+    /// The node is leaving: nothing broke.
+    Free,
+    /// The node refused: nothing broke, and nothing had begun.
+    Refused,
+}
+
+impl Tracked {
+    pub(super) fn new(request: Arc<Request>, now: Time, queue_wait: Duration) -> Self {
+        let deadline = now + request.time_limit;
+        Self {
+            request,
+            deadline,
+            queued_since: now,
+            queue_deadline: now + queue_wait,
+            phase: Phase::Queued,
+            placements: 0,
+            local: None,
+            is_prefill_only: false,
+            legs: Legs::default(),
+            pair: (None, None),
+            group: None,
+            wait_until: None,
+            wake: None,
+            avoid: Avoid::default(),
+            finished_choices: BTreeSet::new(),
+            was_finished_by_edge: false,
+            failure: None,
+        }
+    }
+
+    /// Key of the current attempt. A request that was never placed has attempt 0 ahead of it.
+    pub(super) fn key(&self) -> AttemptKey {
+        AttemptKey {
+            request: self.request.id,
+            attempt: Attempt(self.placements.saturating_sub(1)),
+        }
+    }
+
+    pub(super) fn is_running(&self, key: AttemptKey) -> bool {
+        self.placements > 0 && self.key() == key && !matches!(self.phase, Phase::Queued | Phase::Recovering)
+    }
+
+    pub(super) fn all_choices_finished(&self) -> bool {
+        self.finished_choices.len() as u64 >= u64::from(self.request.choice_count)
+    }
+
+    /// True for a placement that hands KV from one node to another.
+    pub(super) fn is_handoff(&self) -> bool {
+        self.local.is_none() && !self.is_prefill_only
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Phase; 9] = [
+        Phase::Queued,
+        Phase::Opening,
+        Phase::Opened,
+        Phase::Prefilling,
+        Phase::Transferring,
+        Phase::Committed,
+        Phase::Decoding,
+        Phase::Finishing,
+        Phase::Recovering,
+    ];
+
+    #[test]
+    fn no_phase_follows_itself_and_only_recovery_goes_back() {
+        for from in ALL {
+            assert!(!from.may_become(from), "{}", from.name());
+            for to in ALL {
+                let goes_back = to < from;
+                let is_recovery = (from, to) == (Phase::Recovering, Phase::Queued);
+                assert!(
+                    !goes_back || !from.may_become(to) || is_recovery,
+                    "{} -> {}",
+                    from.name(),
+                    to.name()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_phase_can_be_left_for_the_end_of_the_attempt() {
+        for from in ALL {
+            let waits_on_nodes = !matches!(from, Phase::Queued | Phase::Recovering | Phase::Finishing);
+            assert_eq!(from.may_become(Phase::Recovering), waits_on_nodes, "{}", from.name());
+        }
+    }
+}

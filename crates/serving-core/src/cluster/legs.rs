@@ -1,0 +1,287 @@
+//! What comes in on a running attempt's legs, in whatever order two streams may deliver it.
+
+use crate::ids::RequestId;
+use crate::node::Ticket;
+use crate::request::AttemptKey;
+use crate::time::Time;
+
+use super::action::ClusterAction;
+use super::event::{Leg, LegError, LegEvent, PrefillOutcome};
+use super::handoff::Phase;
+use super::stats::HandoffOutcome;
+use super::{Cluster, FINISH_GRACE};
+
+impl Cluster {
+    pub(super) fn leg_event(&mut self, now: Time, key: AttemptKey, event: LegEvent) {
+        let Some(tracked) = self.requests.get(&key.request).filter(|t| t.is_running(key)) else {
+            // The attempt is over, or the id is unknown: nothing is kept for it.
+            self.stats.stale_events += 1;
+            return;
+        };
+        let leg = leg_of(&event);
+        if tracked.legs.get(leg).is_none_or(|l| !l.is_started) {
+            // That leg has ended for this attempt, or was never opened.
+            self.stats.stale_events += 1;
+            return;
+        }
+        if !matches!(event, LegEvent::Failed { .. } | LegEvent::Refused { .. }) {
+            self.settle_charge(&key, leg, true);
+            self.heard_from(&key, leg);
+        }
+        match event {
+            LegEvent::Opened { ticket } => self.opened(now, key, ticket),
+            LegEvent::PrefillAccepted => self.prefill_accepted(now, key),
+            LegEvent::FirstToken { leg } => self.first_token(now, key, leg),
+            LegEvent::Committed => self.committed(now, key),
+            LegEvent::TokensDelivered { leg, .. } => self.tokens_delivered(now, key, leg),
+            LegEvent::PrefillFinished { outcome } => self.prefill_finished(now, key, outcome),
+            LegEvent::DecodeFinished => self.decode_finished(now, key),
+            LegEvent::Refused { leg, reason } => self.leg_refused(now, key, (leg, reason)),
+            LegEvent::Failed { leg, error } => self.leg_failed(now, key, (leg, error)),
+        }
+    }
+
+    fn phase(&self, key: &AttemptKey) -> Option<Phase> {
+        self.requests.get(&key.request).map(|t| t.phase)
+    }
+
+    /// A node said something that makes no sense at this point: the leg is broken, the node's word not worth much.
+    pub(super) fn violation(&mut self, now: Time, key: AttemptKey, (leg, what): (Leg, &str)) {
+        self.stats.protocol_violations += 1;
+        let phase = self.phase(&key).map_or("", Phase::name);
+        let detail = format!("{what} while {phase}");
+        self.leg_failed(now, key, (leg, LegError::Protocol { detail }));
+    }
+
+    fn opened(&mut self, now: Time, key: AttemptKey, ticket: Option<Ticket>) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        match (tracked.phase, tracked.local, ticket) {
+            (Phase::Opening, Some(_), None) => {
+                self.advance(now, key.request, Phase::Prefilling);
+                self.restart_silence(now, key.request);
+            }
+            (Phase::Opening, None, Some(ticket)) => {
+                self.advance(now, key.request, Phase::Opened);
+                self.start_prefill(now, key, Some(ticket));
+            }
+            _ => self.violation(now, key, (Leg::Decode, "unexpected Opened or ticket")),
+        }
+    }
+
+    /// The permit was taken at placement; this sends the work.
+    pub(super) fn start_prefill(&mut self, now: Time, key: AttemptKey, ticket: Option<Ticket>) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        let Some(leg) = tracked.legs.prefill.as_ref() else {
+            return self.violation(now, key, (Leg::Decode, "a ticket for a lost prefill node"));
+        };
+        let Some(prefill) = self.target(&leg.node) else {
+            return;
+        };
+        let action = ClusterAction::StartPrefill {
+            key,
+            request: tracked.request.clone(),
+            prefill,
+            ticket,
+            permit_tokens: leg.cost,
+            time_left: tracked.deadline.remaining(now),
+        };
+        self.mark_started(key.request, Leg::Prefill);
+        self.act(action);
+        self.set_wait(key.request, Some(now + self.config.prefill_start_timeout));
+    }
+
+    fn prefill_accepted(&mut self, now: Time, key: AttemptKey) {
+        match self.phase(&key) {
+            Some(Phase::Opened) => self.advance(now, key.request, Phase::Prefilling),
+            // Overtaken by the other leg.
+            Some(Phase::Transferring | Phase::Committed | Phase::Decoding | Phase::Finishing) => {}
+            _ => return self.violation(now, key, (Leg::Prefill, "unexpected Accepted")),
+        }
+        self.restart_silence(now, key.request);
+    }
+
+    fn first_token(&mut self, now: Time, key: AttemptKey, leg: Leg) {
+        let is_local = self.requests.get(&key.request).is_some_and(|t| t.local.is_some());
+        match (self.phase(&key), leg) {
+            (Some(Phase::Opened | Phase::Prefilling), Leg::Prefill) => {
+                self.advance(now, key.request, Phase::Transferring);
+            }
+            (Some(Phase::Prefilling), Leg::Decode) if is_local => self.advance(now, key.request, Phase::Decoding),
+            (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),
+            (Some(Phase::Transferring | Phase::Committed | Phase::Decoding | Phase::Finishing), _) => {}
+            _ => return self.violation(now, key, (leg, "unexpected first token")),
+        }
+        self.restart_silence(now, key.request);
+    }
+
+    fn committed(&mut self, now: Time, key: AttemptKey) {
+        let is_handoff = self.requests.get(&key.request).is_some_and(|t| t.is_handoff());
+        match self.phase(&key) {
+            Some(Phase::Opened | Phase::Prefilling | Phase::Transferring) if is_handoff => {
+                self.advance(now, key.request, Phase::Committed);
+                self.count_handoff(key.request, HandoffOutcome::Committed);
+            }
+            _ => return self.violation(now, key, (Leg::Decode, "unexpected Committed")),
+        }
+        self.restart_silence(now, key.request);
+    }
+
+    fn tokens_delivered(&mut self, now: Time, key: AttemptKey, leg: Leg) {
+        match (self.phase(&key), leg) {
+            (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),
+            (Some(Phase::Opening), _) => return self.violation(now, key, (leg, "tokens before Opened")),
+            _ => {}
+        }
+        self.restart_silence(now, key.request);
+    }
+
+    fn prefill_finished(&mut self, now: Time, key: AttemptKey, outcome: PrefillOutcome) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        let (phase, is_prefill_only) = (tracked.phase, tracked.is_prefill_only);
+        match outcome {
+            PrefillOutcome::EndedAtFirstToken if phase < Phase::Committed => {
+                if tracked.is_handoff() {
+                    self.count_handoff(key.request, HandoffOutcome::EndedAtFirstToken);
+                }
+                self.close_leg(key, Leg::Prefill);
+                self.complete(now, key.request);
+            }
+            PrefillOutcome::HandedOver if !is_prefill_only => {
+                self.close_leg(key, Leg::Prefill);
+                self.finish_if_all_legs_ended(now, key);
+                if phase != Phase::Finishing {
+                    self.restart_silence(now, key.request);
+                }
+            }
+            PrefillOutcome::EndedAtFirstToken | PrefillOutcome::HandedOver => {
+                self.violation(now, key, (Leg::Prefill, "unexpected end of prefill"));
+            }
+        }
+    }
+
+    fn decode_finished(&mut self, now: Time, key: AttemptKey) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        let can_finish = match tracked.phase {
+            Phase::Committed | Phase::Decoding => true,
+            Phase::Prefilling => tracked.local.is_some(),
+            _ => false,
+        };
+        if !can_finish {
+            return self.violation(now, key, (Leg::Decode, "unexpected Finished"));
+        }
+        let waits_for_prefill = tracked.legs.prefill.is_some();
+        self.close_leg(key, Leg::Decode);
+        if !waits_for_prefill {
+            return self.complete(now, key.request);
+        }
+        self.advance(now, key.request, Phase::Finishing);
+        self.set_wait(key.request, Some(now + FINISH_GRACE));
+    }
+
+    /// In `Finishing` only the prefill leg's end was awaited.
+    pub(super) fn finish_if_all_legs_ended(&mut self, now: Time, key: AttemptKey) {
+        let is_over = self
+            .requests
+            .get(&key.request)
+            .is_some_and(|t| t.phase == Phase::Finishing);
+        if is_over {
+            self.complete(now, key.request);
+        }
+    }
+
+    fn restart_silence(&mut self, now: Time, request: RequestId) {
+        self.set_wait(request, Some(now + self.config.stream_silence_max));
+    }
+
+    /// The node answered: its permits count as received.
+    pub(super) fn settle_charge(&mut self, key: &AttemptKey, leg: Leg, was_received: bool) {
+        let Some(open) = self
+            .requests
+            .get_mut(&key.request)
+            .and_then(|t| t.legs.slot(leg).as_mut())
+        else {
+            return;
+        };
+        let (node, charge) = (open.node.clone(), open.charge.take());
+        if let (Some(charge), Some(member)) = (charge, self.members.get_mut(&node)) {
+            if was_received {
+                member.permits.answered(charge);
+            } else {
+                member.permits.give_back(charge);
+            }
+        }
+    }
+
+    fn heard_from(&mut self, key: &AttemptKey, leg: Leg) {
+        let node = self
+            .requests
+            .get(&key.request)
+            .and_then(|t| t.legs.get(leg))
+            .map(|l| l.node.clone());
+        if let Some(member) = node.and_then(|n| self.members.get_mut(&n)) {
+            member.clear_suspicion();
+        }
+    }
+
+    /// The leg's stream has ended by itself.
+    pub(super) fn close_leg(&mut self, key: AttemptKey, leg: Leg) {
+        self.settle_charge(&key, leg, true);
+        let open = self
+            .requests
+            .get_mut(&key.request)
+            .and_then(|t| t.legs.slot(leg).take());
+        if let Some(open) = open
+            && let Some(member) = self.members.get_mut(&open.node)
+        {
+            member.sequences = member.sequences.saturating_sub(open.sequences);
+        }
+    }
+
+    /// Gives up both legs: streams that were started are cancelled, permits that were never sent are given back.
+    pub(super) fn release_legs(&mut self, request: RequestId) {
+        if let Some(key) = self.requests.get(&request).map(|t| t.key()) {
+            self.release_leg(key, Leg::Decode);
+            self.release_leg(key, Leg::Prefill);
+        }
+    }
+
+    pub(super) fn release_leg(&mut self, key: AttemptKey, leg: Leg) {
+        let open = self
+            .requests
+            .get_mut(&key.request)
+            .and_then(|t| t.legs.slot(leg).take());
+        let Some(open) = open else {
+            return;
+        };
+        if let Some(member) = self.members.get_mut(&open.node) {
+            member.sequences = member.sequences.saturating_sub(open.sequences);
+            match open.charge {
+                Some(charge) if open.is_started => member.permits.answered(charge),
+                Some(charge) => member.permits.give_back(charge),
+                None => {}
+            }
+        }
+        if open.is_started {
+            self.act(ClusterAction::CancelLeg { key, leg });
+        }
+    }
+}
+
+fn leg_of(event: &LegEvent) -> Leg {
+    match event {
+        LegEvent::Opened { .. } | LegEvent::Committed | LegEvent::DecodeFinished => Leg::Decode,
+        LegEvent::PrefillAccepted | LegEvent::PrefillFinished { .. } => Leg::Prefill,
+        LegEvent::FirstToken { leg }
+        | LegEvent::TokensDelivered { leg, .. }
+        | LegEvent::Refused { leg, .. }
+        | LegEvent::Failed { leg, .. } => *leg,
+    }
+}

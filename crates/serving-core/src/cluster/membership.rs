@@ -1,0 +1,380 @@
+//! The nodes this coordinator knows: leases, lives, permits, suspicion.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::ids::{NodeId, NodeName};
+use crate::node::{NodeRecord, NodeRole, NodeState, NodeStatus};
+use crate::time::Time;
+
+use super::action::JoinRefusal;
+use super::event::StreamId;
+use super::permits::Permits;
+
+/// A lost node is remembered this long, so that dashboards can show it.
+const LOST_KEPT: Duration = Duration::from_secs(600);
+/// Names remembered at most, live ones included: a bound against nodes that join under ever new names.
+const NODES_MAX: usize = 1024;
+/// Suspicion after the first connection error; doubles with each further one.
+const SUSPICION_FIRST: Duration = Duration::from_secs(1);
+const SUSPICION_MAX: Duration = Duration::from_secs(30);
+
+/// Whether a node's membership stream is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    Connected {
+        stream: StreamId,
+    },
+    /// The stream broke, the lease still runs: no new work, running work goes on.
+    Disconnected,
+    /// The lease ended, the node left, or a new life took its name.
+    Lost {
+        since: Time,
+    },
+}
+
+/// What the outside may see of a node's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeHealth {
+    Joining,
+    Ready,
+    Draining,
+    Lost,
+}
+
+impl NodeHealth {
+    pub const ALL: [NodeHealth; 4] = [
+        NodeHealth::Joining,
+        NodeHealth::Ready,
+        NodeHealth::Draining,
+        NodeHealth::Lost,
+    ];
+    pub fn name(self) -> &'static str {
+        match self {
+            NodeHealth::Joining => "joining",
+            NodeHealth::Ready => "ready",
+            NodeHealth::Draining => "draining",
+            NodeHealth::Lost => "lost",
+        }
+    }
+}
+
+/// One name and the last life seen under it.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub record: NodeRecord,
+    pub life: Life,
+    pub lease_until: Time,
+    pub status: Option<NodeStatus>,
+    pub status_at: Time,
+    /// When a report last said that the model ran: a node at work is not a dead one, however quiet its streams are.
+    pub progress_at: Time,
+    pub permits: Permits,
+    /// Choices given to this node and not ended (decode).
+    pub sequences: u32,
+    /// Prompt tokens sent since the last status (prefill).
+    pub sent_tokens: u64,
+    /// Somebody asked for a drain; the node's own reports may still say ready for a moment.
+    pub is_drain_requested: bool,
+    suspected_until: Option<Time>,
+    connection_errors: u32,
+}
+
+impl Node {
+    fn new(record: NodeRecord, stream: StreamId, now: Time, lease: Duration) -> Self {
+        Self {
+            record,
+            life: Life::Connected { stream },
+            lease_until: now + lease,
+            status: None,
+            status_at: now,
+            progress_at: now,
+            permits: Permits::of_stream(stream),
+            sequences: 0,
+            sent_tokens: 0,
+            is_drain_requested: false,
+            suspected_until: None,
+            connection_errors: 0,
+        }
+    }
+
+    pub fn id(&self) -> &NodeId {
+        &self.record.id
+    }
+
+    pub fn health(&self) -> NodeHealth {
+        if matches!(self.life, Life::Lost { .. }) {
+            return NodeHealth::Lost;
+        }
+        match self.record.state {
+            NodeState::Ready if self.is_drain_requested => NodeHealth::Draining,
+            NodeState::Joining => NodeHealth::Joining,
+            NodeState::Ready => NodeHealth::Ready,
+            NodeState::Draining => NodeHealth::Draining,
+        }
+    }
+
+    pub fn is_suspected(&self, now: Time) -> bool {
+        self.suspected_until.is_some_and(|until| now < until)
+    }
+
+    /// Ready, connected: may be counted on. Suspicion is not considered.
+    pub fn is_live(&self) -> bool {
+        self.health() == NodeHealth::Ready && matches!(self.life, Life::Connected { .. })
+    }
+
+    /// May be given new work now, permits apart.
+    pub fn is_usable(&self, now: Time) -> bool {
+        self.is_live() && !self.is_suspected(now)
+    }
+
+    /// Whether this prefill node reports its link to `decode` as broken.
+    pub fn pair_is_usable(&self, decode: &NodeId) -> bool {
+        let pairs = self.status.iter().flat_map(|s| &s.pairs);
+        !pairs
+            .into_iter()
+            .any(|p| p.decode_node == *decode && p.unusable_reason.is_some())
+    }
+
+    pub fn suspect(&mut self, now: Time) {
+        let factor = 1_u32 << self.connection_errors.min(5);
+        self.connection_errors = self.connection_errors.saturating_add(1);
+        self.suspected_until = Some(now + (SUSPICION_FIRST * factor).min(SUSPICION_MAX));
+    }
+
+    /// The node answered on a leg: it can be reached.
+    pub fn clear_suspicion(&mut self) {
+        self.suspected_until = None;
+        self.connection_errors = 0;
+    }
+}
+
+/// What a join did besides adding the node.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Joined {
+    New,
+    /// The same life is back on a new stream.
+    Again,
+    /// Another life had this name.
+    Replaced(NodeId),
+}
+
+#[derive(Debug)]
+pub struct Membership {
+    nodes: BTreeMap<NodeName, Node>,
+    streams: BTreeMap<StreamId, NodeName>,
+    lease: Duration,
+    model_name: Option<String>,
+}
+
+impl Membership {
+    pub(super) fn new(lease: Duration, model_name: Option<String>) -> Self {
+        Self {
+            nodes: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            lease,
+            model_name,
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// The node in exactly this life; `None` when the name lives on under another epoch.
+    pub fn get(&self, id: &NodeId) -> Option<&Node> {
+        self.nodes.get(&id.name).filter(|n| n.record.id == *id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(&id.name).filter(|n| n.record.id == *id)
+    }
+
+    pub(super) fn by_name(&self, name: &NodeName) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    pub(super) fn by_stream(&mut self, stream: StreamId) -> Option<&mut Node> {
+        let name = self.streams.get(&stream)?;
+        self.nodes.get_mut(name)
+    }
+
+    /// Checks a registration and adds it. A name belongs to its life while that is connected and its lease runs.
+    pub(super) fn join(&mut self, now: Time, record: NodeRecord, stream: StreamId) -> Result<Joined, JoinRefusal> {
+        self.check(&record)?;
+        let mut outcome = Joined::New;
+        if let Some(old) = self.nodes.get(&record.id.name) {
+            let is_same_life = old.record.id == record.id;
+            let is_held = matches!(old.life, Life::Connected { .. }) && now < old.lease_until;
+            if !is_same_life && is_held {
+                return Err(JoinRefusal::NameTaken);
+            }
+            if let Life::Connected { stream: old_stream } = old.life {
+                self.streams.remove(&old_stream);
+            }
+            outcome = match (is_same_life, old.life) {
+                (true, Life::Lost { .. }) | (false, Life::Lost { .. }) => Joined::New,
+                (true, _) => Joined::Again,
+                (false, _) => Joined::Replaced(old.record.id.clone()),
+            };
+        } else if self.nodes.len() >= NODES_MAX {
+            return Err(JoinRefusal::Invalid {
+                field: "name: too many nodes",
+            });
+        }
+        let name = record.id.name.clone();
+        let mut node = Node::new(record, stream, now, self.lease);
+        if outcome == Joined::Again
+            && let Some(old) = self.nodes.get(&name)
+        {
+            node.sequences = old.sequences;
+            node.is_drain_requested = old.is_drain_requested;
+        }
+        self.nodes.insert(name.clone(), node);
+        self.streams.insert(stream, name);
+        Ok(outcome)
+    }
+
+    fn check(&self, record: &NodeRecord) -> Result<(), JoinRefusal> {
+        let capacity = &record.capacity;
+        let invalid = [
+            (
+                record.id.name.as_str().is_empty() || record.id.name.as_str().len() > 128,
+                "name",
+            ),
+            (record.address.is_empty() || record.address.len() > 256, "address"),
+            (capacity.kv_blocks == 0, "capacity.kv_blocks"),
+            (capacity.block_tokens == 0, "capacity.block_tokens"),
+            (capacity.max_sequences == 0, "capacity.max_num_seqs"),
+            (capacity.max_model_tokens == 0, "capacity.max_model_len"),
+            (capacity.max_batch_tokens == 0, "capacity.max_num_batched_tokens"),
+            (record.role == NodeRole::Prefill && record.is_co_located, "co_located"),
+        ];
+        if let Some((_, field)) = invalid.iter().find(|(is_wrong, _)| *is_wrong) {
+            return Err(JoinRefusal::Invalid { field });
+        }
+        match &self.model_name {
+            Some(expected) if *expected != record.model_name => Err(JoinRefusal::IncompatibleModel {
+                expected: expected.clone(),
+                got: record.model_name.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A status renews the lease. False when the stream is not (or no longer) a node's.
+    pub(super) fn report(&mut self, now: Time, stream: StreamId, status: NodeStatus) -> bool {
+        let lease = self.lease;
+        let Some(node) = self.by_stream(stream) else {
+            return false;
+        };
+        node.lease_until = now + lease;
+        node.permits
+            .reported(now, status.permits_granted_total, status.permits_received_total);
+        let computed_before = node.status.as_ref().map_or(0, |s| s.computed_tokens_total);
+        if status.computed_tokens_total != computed_before {
+            node.progress_at = now;
+        }
+        node.record.state = status.state;
+        node.status = Some(status);
+        node.status_at = now;
+        node.sent_tokens = 0;
+        true
+    }
+
+    /// The stream ended: its permits are void.
+    pub(super) fn disconnect(&mut self, stream: StreamId) -> Option<NodeId> {
+        let name = self.streams.remove(&stream)?;
+        let node = self.nodes.get_mut(&name)?;
+        node.life = Life::Disconnected;
+        node.permits = Permits::default();
+        Some(node.record.id.clone())
+    }
+
+    pub(super) fn lose(&mut self, now: Time, id: &NodeId) {
+        if let Some(node) = self.get_mut(id) {
+            let life = node.life;
+            node.life = Life::Lost { since: now };
+            node.permits = Permits::default();
+            node.sequences = 0;
+            if let Life::Connected { stream } = life {
+                self.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// Lives whose lease has run out, in order of name; forgets those lost long ago.
+    pub(super) fn expired(&mut self, now: Time) -> Vec<NodeId> {
+        self.nodes
+            .retain(|_, n| !matches!(n.life, Life::Lost { since } if now.since(since) >= LOST_KEPT));
+        let late = self
+            .nodes
+            .values()
+            .filter(|n| !matches!(n.life, Life::Lost { .. }) && n.lease_until <= now);
+        late.map(|n| n.record.id.clone()).collect()
+    }
+
+    pub(super) fn next_wake(&self) -> Option<Time> {
+        let of = |n: &Node| match n.life {
+            Life::Lost { since } => since + LOST_KEPT,
+            Life::Connected { .. } | Life::Disconnected => {
+                n.lease_until.min(n.suspected_until.unwrap_or(n.lease_until))
+            }
+        };
+        self.nodes.values().map(of).min()
+    }
+
+    /// Suspicion that has run out ends here, so that `next_wake` does not name a time that has passed.
+    pub(super) fn end_suspicions(&mut self, now: Time) {
+        for node in self.nodes.values_mut() {
+            if node.suspected_until.is_some_and(|until| until <= now) {
+                node.suspected_until = None;
+            }
+        }
+    }
+
+    /// Decode nodes a prefill node of this record should keep links to.
+    pub(super) fn peers_of(&self, prefill: &NodeRecord) -> Vec<NodeRecord> {
+        let fits = |n: &&Node| {
+            n.record.role == NodeRole::Decode
+                && !n.record.is_co_located
+                && n.health() != NodeHealth::Lost
+                && n.record.compatibility == prefill.compatibility
+        };
+        self.nodes.values().filter(fits).map(|n| n.record.clone()).collect()
+    }
+
+    /// The first transport of the prefill node that the decode node has too; `none` when a node is gone.
+    pub(super) fn best_transport(&self, prefill: &NodeId, decode: &NodeId) -> String {
+        let of = |id| self.get(id).map(|n| n.record.transports.as_slice()).unwrap_or_default();
+        let shared = of(prefill).iter().find(|t| of(decode).contains(t));
+        shared.cloned().unwrap_or_else(|| "none".into())
+    }
+
+    /// Every connected prefill node with its stream, in order of name.
+    pub(super) fn prefill_streams(&self) -> impl Iterator<Item = (StreamId, &NodeRecord)> {
+        self.nodes.values().filter_map(|n| match n.life {
+            Life::Connected { stream } if n.record.role == NodeRole::Prefill => Some((stream, &n.record)),
+            _ => None,
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn check_invariants(&self) {
+        for (stream, name) in &self.streams {
+            let node = self.nodes.get(name).map(|n| n.life);
+            assert_eq!(
+                node,
+                Some(Life::Connected { stream: *stream }),
+                "stream {stream:?} of {name}"
+            );
+        }
+        for node in self.nodes.values() {
+            node.permits.check_invariants();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "membership_tests.rs"]
+mod tests;

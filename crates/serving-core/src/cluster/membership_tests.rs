@@ -1,0 +1,101 @@
+//! Tests of leases, lives and suspicion.
+
+use super::super::fixtures::{node_record, ready_status};
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(5);
+
+fn members() -> Membership {
+    Membership::new(LEASE, Some("smol".into()))
+}
+
+fn ms(ms: u64) -> Time {
+    Time::from_millis(ms)
+}
+
+#[test]
+fn a_status_renews_the_lease_and_silence_ends_it() {
+    let mut m = members();
+    let record = node_record("d0", 1, NodeRole::Decode);
+    assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
+    assert!(m.report(ms(3_000), StreamId(1), ready_status(64)));
+    assert_eq!(m.expired(ms(7_999)), vec![]);
+    assert_eq!(m.next_wake(), Some(ms(8_000)));
+    assert_eq!(m.expired(ms(8_000)), vec![record.id.clone()]);
+    m.lose(ms(8_000), &record.id);
+    assert_eq!(m.get(&record.id).map(Node::health), Some(NodeHealth::Lost));
+    assert!(
+        !m.report(ms(8_001), StreamId(1), ready_status(64)),
+        "a lost life does not come back by itself"
+    );
+    m.check_invariants();
+}
+
+#[test]
+fn a_live_name_is_taken_and_a_disconnected_one_is_replaced() {
+    let mut m = members();
+    let old = node_record("d0", 1, NodeRole::Decode);
+    let new = node_record("d0", 2, NodeRole::Decode);
+    assert_eq!(m.join(ms(0), old.clone(), StreamId(1)), Ok(Joined::New));
+    assert_eq!(m.join(ms(1), new.clone(), StreamId(2)), Err(JoinRefusal::NameTaken));
+    assert_eq!(m.disconnect(StreamId(1)), Some(old.id.clone()));
+    assert_eq!(
+        m.join(ms(2), new.clone(), StreamId(3)),
+        Ok(Joined::Replaced(old.id.clone()))
+    );
+    assert!(m.get(&old.id).is_none());
+    assert!(m.get(&new.id).is_some());
+    m.check_invariants();
+}
+
+#[test]
+fn a_life_that_reconnects_keeps_its_sequences_and_loses_its_permits() {
+    let mut m = members();
+    let record = node_record("d0", 1, NodeRole::Decode);
+    assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
+    assert!(m.report(ms(1), StreamId(1), ready_status(64)));
+    if let Some(node) = m.get_mut(&record.id) {
+        node.sequences = 3;
+    }
+    m.disconnect(StreamId(1));
+    assert!(
+        m.get(&record.id)
+            .is_some_and(|n| !n.is_live() && n.permits.available() == 0)
+    );
+    assert_eq!(m.join(ms(2), record.clone(), StreamId(2)), Ok(Joined::Again));
+    assert_eq!(
+        m.get(&record.id).map(|n| (n.sequences, n.permits.available())),
+        Some((3, 0))
+    );
+}
+
+#[test]
+fn wrong_records_are_refused_with_the_field() {
+    let mut m = members();
+    let mut record = node_record("d0", 1, NodeRole::Decode);
+    record.capacity.block_tokens = 0;
+    let refusal = JoinRefusal::Invalid {
+        field: "capacity.block_tokens",
+    };
+    assert_eq!(m.join(ms(0), record, StreamId(1)), Err(refusal));
+    let mut other = node_record("d0", 1, NodeRole::Decode);
+    other.model_name = "llama".into();
+    let refused = m.join(ms(0), other, StreamId(1));
+    assert_eq!(refused.map_err(|r| r.name()), Err("incompatible_model"));
+}
+
+#[test]
+fn suspicion_doubles_up_to_its_limit_and_ends_with_an_answer() {
+    let mut m = members();
+    let record = node_record("p0", 1, NodeRole::Prefill);
+    assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
+    assert!(m.report(ms(0), StreamId(1), ready_status(64)));
+    let node = m.get_mut(&record.id).expect("joined");
+    for (errors, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 30), (7, 30)] {
+        node.suspect(ms(0));
+        assert!(!node.is_usable(ms(seconds * 1_000 - 1)), "after {errors}");
+        assert!(node.is_usable(ms(seconds * 1_000)), "after {errors}");
+    }
+    node.clear_suspicion();
+    assert!(node.is_usable(ms(0)));
+}

@@ -1,0 +1,471 @@
+//! The coordinator's brain: `Cluster::apply(now, event) -> actions`. Pure; see README.md in this folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::ids::{ChoiceIndex, RequestId};
+use crate::node::NodeRole;
+use crate::request::{AttemptKey, Lane, RejectReason, RequestError};
+use crate::routing::{Router, RoutingPolicy};
+use crate::time::Time;
+
+mod action;
+mod admission;
+mod event;
+mod handoff;
+mod legs;
+mod membership;
+mod nodes;
+mod permits;
+mod placement;
+mod recovery;
+mod stats;
+
+pub use action::{ClusterAction, JoinRefusal, PlacementFacts, Target};
+pub use event::{
+    ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault, PrefillOutcome, RefuseReason, StreamId,
+    TimedWait,
+};
+pub use handoff::Phase;
+pub use membership::{Life, Membership, Node, NodeHealth};
+pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
+
+use admission::{Enqueued, WaitingQueue};
+use handoff::Tracked;
+use recovery::RetryBudget;
+use stats::count;
+
+/// Limits and switches of the brain. Every wait has its limit here.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// Requests that may wait, over both lanes.
+    pub queue_requests_max: usize,
+    /// How long a request may wait for a place. Must exceed what one long prompt takes on the slowest machine that is
+    /// meant to serve (2,000 tokens in exact numerics on two cores: 40 s), or its followers are turned away.
+    pub queue_wait_max: Duration,
+    pub lease: Duration,
+    /// Name a node's model must have; `None` takes any.
+    pub model_name: Option<String>,
+    /// Prompts shorter than this are computed on the decode node; 0 is off.
+    pub local_prefill_below_tokens: u32,
+    pub allow_local_prefill: bool,
+    /// Nodes answer between two steps, so this and the next must exceed the longest step (512 tokens in exact numerics on
+    /// a shared core: 40 s). They are for an engine that hangs: a node that dies is seen by its connection or its lease.
+    pub open_timeout: Duration,
+    pub prefill_start_timeout: Duration,
+    /// Longest time without a word on either leg of a running request and without a report that its node computes:
+    /// a long prompt on a slow machine says nothing on its stream for minutes. Must exceed the node's longest step.
+    pub stream_silence_max: Duration,
+    /// Placements of one request, the first included.
+    pub attempts_max: u32,
+    pub routing: RoutingPolicy,
+    pub on_illegal_transition: OnIllegalTransition,
+}
+
+/// An illegal transition is a bug of this crate. Tests stop at it; a service counts it and fails the one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnIllegalTransition {
+    Panic,
+    FailRequest,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            queue_requests_max: 512,
+            queue_wait_max: Duration::from_secs(60),
+            lease: Duration::from_secs(5),
+            model_name: None,
+            local_prefill_below_tokens: 0,
+            allow_local_prefill: true,
+            open_timeout: Duration::from_secs(60),
+            prefill_start_timeout: Duration::from_secs(60),
+            stream_silence_max: Duration::from_secs(60),
+            attempts_max: 4,
+            routing: RoutingPolicy::default(),
+            on_illegal_transition: OnIllegalTransition::FailRequest,
+        }
+    }
+}
+
+/// A client that is turned away is told to come back after this long at least: the header has whole seconds.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+/// How long the client's end may wait for the prefill node's last report, which carries the transfer's figures.
+const FINISH_GRACE: Duration = Duration::from_millis(100);
+
+/// Everything the coordinator knows and decides by.
+#[derive(Debug)]
+pub struct Cluster {
+    config: ClusterConfig,
+    members: Membership,
+    queue: WaitingQueue,
+    requests: BTreeMap<RequestId, Tracked>,
+    wakes: BTreeSet<(Time, RequestId)>,
+    router: Box<dyn Router>,
+    budget: RetryBudget,
+    stats: ClusterStats,
+    is_draining: bool,
+    peers_changed: bool,
+    actions: Vec<ClusterAction>,
+}
+
+impl Cluster {
+    pub fn new(config: ClusterConfig) -> Self {
+        Self {
+            members: Membership::new(config.lease, config.model_name.clone()),
+            queue: WaitingQueue::new(config.queue_requests_max),
+            requests: BTreeMap::new(),
+            wakes: BTreeSet::new(),
+            router: config.routing.build(),
+            budget: RetryBudget::default(),
+            stats: ClusterStats::default(),
+            is_draining: false,
+            peers_changed: false,
+            actions: Vec::new(),
+            config,
+        }
+    }
+
+    /// The only way anything changes. Same events at the same times, same actions.
+    pub fn apply(&mut self, now: Time, event: ClusterEvent) -> Vec<ClusterAction> {
+        match event {
+            ClusterEvent::RequestArrived { request } => self.request_arrived(now, request),
+            ClusterEvent::ClientGone { request } => self.client_gone(now, request),
+            ClusterEvent::ChoiceFinished { request, choice, by } => self.choice_finished(now, request, (choice, by)),
+            ClusterEvent::StreamBroken { request, error } => self.stream_broken(now, request, error),
+            ClusterEvent::AttemptEnded { key, delivered } => self.attempt_ended(now, key, delivered),
+            ClusterEvent::Leg { key, event } => self.leg_event(now, key, event),
+            ClusterEvent::NodeJoined { record, stream } => self.node_joined(now, record, stream),
+            ClusterEvent::NodeReported { stream, status } => self.node_reported(now, stream, status),
+            ClusterEvent::NodeDisconnected { stream } => self.node_disconnected(stream),
+            ClusterEvent::NodeLeft { stream } => self.node_left(now, stream),
+            ClusterEvent::DrainNode { name } => self.drain_node(&name),
+            ClusterEvent::DrainStarted => self.is_draining = true,
+            ClusterEvent::Tick => {}
+        }
+        self.due(now);
+        self.place_waiting(now);
+        self.publish_peers();
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When `Tick` is due at the latest.
+    pub fn next_wake(&self) -> Option<Time> {
+        let request = self.wakes.first().map(|(t, _)| *t);
+        request.into_iter().chain(self.members.next_wake()).min()
+    }
+
+    pub fn members(&self) -> &Membership {
+        &self.members
+    }
+    pub fn stats(&self) -> &ClusterStats {
+        &self.stats
+    }
+    pub fn policy_name(&self) -> &'static str {
+        self.router.name()
+    }
+    pub fn waiting(&self, lane: Lane) -> usize {
+        self.queue.len_of(lane)
+    }
+    /// Requests that were admitted and have not ended, waiting ones included.
+    pub fn unfinished(&self) -> usize {
+        self.requests.len()
+    }
+    pub fn phase_of(&self, request: RequestId) -> Option<Phase> {
+        self.requests.get(&request).map(|t| t.phase)
+    }
+
+    /// PROTOCOL rule 15; otherwise what is missing, in words a person can act on.
+    pub fn readiness(&self) -> Result<(), String> {
+        let live = |role| {
+            self.members
+                .iter()
+                .filter(move |n| n.record.role == role && n.is_live())
+        };
+        if live(NodeRole::Decode).next().is_none() {
+            let known = self
+                .members
+                .iter()
+                .filter(|n| n.record.role == NodeRole::Decode)
+                .count();
+            return Err(format!("no decode node is ready ({known} known)"));
+        }
+        let reaches = |d: &membership::Node| {
+            d.record.is_co_located
+                || self.config.allow_local_prefill
+                || live(NodeRole::Prefill)
+                    .any(|p| p.record.compatibility == d.record.compatibility && p.pair_is_usable(d.id()))
+        };
+        if live(NodeRole::Decode).any(reaches) {
+            return Ok(());
+        }
+        Err("no ready prefill node has a working link to a decode node, and local prefill is not allowed".into())
+    }
+
+    fn act(&mut self, action: ClusterAction) {
+        self.actions.push(action);
+    }
+
+    fn request_arrived(&mut self, now: Time, request: std::sync::Arc<crate::request::Request>) {
+        let id = request.id;
+        if self.requests.contains_key(&id) {
+            // Ids are minted by the coordinator; a second one would be its bug, and must not disturb the first.
+            self.stats.protocol_violations += 1;
+            return;
+        }
+        if self.is_draining {
+            return self.reject(id, RejectReason::Draining, Some(RETRY_AFTER_MIN));
+        }
+        if self.readiness().is_err() {
+            return self.reject(id, RejectReason::NotReady, Some(RETRY_AFTER_MIN));
+        }
+        if let Err(reason) = self.fits_some_pool(&request) {
+            return self.reject(id, reason, None);
+        }
+        let tracked = Tracked::new(request.clone(), now, self.config.queue_wait_max);
+        match self.queue.push_new(&request, tracked.deadline) {
+            Enqueued::Waiting => {}
+            Enqueued::Displaced(victim) => {
+                count(&mut self.stats.shed, Lane::Batch);
+                self.forget(victim);
+                self.reject(victim, RejectReason::QueueFull, Some(RETRY_AFTER_MIN));
+            }
+            Enqueued::Full => {
+                count(&mut self.stats.shed, request.lane);
+                return self.reject(id, RejectReason::QueueFull, Some(RETRY_AFTER_MIN));
+            }
+        }
+        self.budget.count_request(now);
+        self.requests.insert(id, tracked);
+        self.set_wait(id, None);
+    }
+
+    fn reject(&mut self, request: RequestId, reason: RejectReason, retry_after: Option<Duration>) {
+        self.act(ClusterAction::Reject {
+            request,
+            reason,
+            retry_after,
+        });
+    }
+
+    fn client_gone(&mut self, now: Time, request: RequestId) {
+        let Some(tracked) = self.requests.get(&request) else {
+            return;
+        };
+        if tracked.is_handoff() && tracked.phase != Phase::Queued && tracked.phase < Phase::Committed {
+            self.count_handoff(request, HandoffOutcome::Cancelled);
+        }
+        self.release_legs(request);
+        self.end(now, request, ClusterAction::Forget { request });
+    }
+
+    fn choice_finished(&mut self, now: Time, request: RequestId, (choice, by): (ChoiceIndex, event::FinishedBy)) {
+        let Some(tracked) = self.requests.get_mut(&request) else {
+            return;
+        };
+        if choice.0 >= tracked.request.choice_count {
+            self.stats.protocol_violations += 1;
+            return;
+        }
+        tracked.finished_choices.insert(choice);
+        tracked.was_finished_by_edge |= by == event::FinishedBy::Edge;
+        // When the nodes ended every choice themselves, their last report is on its way and ends the request.
+        if tracked.was_finished_by_edge && tracked.all_choices_finished() {
+            self.complete(now, request);
+        }
+    }
+
+    fn count_handoff(&mut self, request: RequestId, outcome: HandoffOutcome) {
+        let pair = self.requests.get(&request).map(|t| t.pair.clone());
+        if let Some((Some(prefill), Some(decode))) = pair {
+            let transport = self.members.best_transport(&prefill, &decode);
+            count(&mut self.stats.handoffs, (transport, outcome));
+        }
+    }
+
+    fn stream_broken(&mut self, now: Time, request: RequestId, error: RequestError) {
+        if self.requests.contains_key(&request) {
+            self.release_legs(request);
+            self.fail(now, request, error);
+        }
+    }
+
+    fn fail(&mut self, now: Time, request: RequestId, error: RequestError) {
+        self.release_legs(request);
+        self.end(now, request, ClusterAction::Fail { request, error });
+    }
+
+    fn complete(&mut self, now: Time, request: RequestId) {
+        let attempts = self.requests.get(&request).map_or(0, |t| t.placements);
+        self.release_legs(request);
+        self.end(now, request, ClusterAction::Complete { request, attempts });
+    }
+
+    /// The one place where a request ends: exactly one terminal action for each admitted request.
+    fn end(&mut self, _now: Time, request: RequestId, terminal: ClusterAction) {
+        if self.forget(request) {
+            self.act(terminal);
+        }
+    }
+
+    fn forget(&mut self, request: RequestId) -> bool {
+        self.queue.remove(request);
+        let Some(tracked) = self.requests.remove(&request) else {
+            return false;
+        };
+        if let Some(wake) = tracked.wake {
+            self.wakes.remove(&(wake, request));
+        }
+        true
+    }
+
+    /// Moves a request on. A move that the table forbids is a bug here, never the doing of a node or a client.
+    fn advance(&mut self, now: Time, request: RequestId, next: Phase) {
+        let Some(tracked) = self.requests.get_mut(&request) else {
+            return;
+        };
+        if tracked.phase.may_become(next) {
+            tracked.phase = next;
+            return;
+        }
+        self.stats.illegal_transitions += 1;
+        let what = format!(
+            "request {request} cannot go from {} to {}",
+            tracked.phase.name(),
+            next.name()
+        );
+        match self.config.on_illegal_transition {
+            OnIllegalTransition::Panic => panic!("{what}"),
+            OnIllegalTransition::FailRequest => self.fail(now, request, RequestError::Internal(what)),
+        }
+    }
+
+    /// Sets how long the present wait may last; the request's deadline and queue limit always apply besides.
+    fn set_wait(&mut self, request: RequestId, until: Option<Time>) {
+        let Some(tracked) = self.requests.get_mut(&request) else {
+            return;
+        };
+        tracked.wait_until = until;
+        let queue = (tracked.phase == Phase::Queued).then_some(tracked.queue_deadline);
+        let wake = until.into_iter().chain(queue).chain([tracked.deadline]).min();
+        if let Some(old) = std::mem::replace(&mut tracked.wake, wake) {
+            self.wakes.remove(&(old, request));
+        }
+        if let Some(wake) = wake {
+            self.wakes.insert((wake, request));
+        }
+    }
+
+    /// Everything whose time has come: leases first, then requests, in order of time and id.
+    fn due(&mut self, now: Time) {
+        for id in self.members.expired(now) {
+            self.node_lost(now, &id);
+        }
+        self.members.end_suspicions(now);
+        while let Some((_, request)) = self.wakes.first().copied().filter(|(t, _)| *t <= now) {
+            self.request_is_due(now, request);
+        }
+    }
+
+    fn request_is_due(&mut self, now: Time, request: RequestId) {
+        let Some(tracked) = self.requests.get(&request) else {
+            self.wakes.retain(|(_, id)| *id != request);
+            return;
+        };
+        let key = tracked.key();
+        if tracked.phase == Phase::Queued && tracked.placements == 0 {
+            return self.queue_timed_out(now, request);
+        }
+        if tracked.deadline <= now {
+            let stage = tracked.phase.stage_name().to_string();
+            let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
+            return self.fail(now, request, RequestError::DeadlineExceeded { stage, waited_ms });
+        }
+        match tracked.phase {
+            Phase::Queued => self.queue_timed_out(now, request),
+            Phase::Finishing => self.complete(now, request),
+            // The shell answers `EndAttempt` at once; only the deadline ends this wait.
+            Phase::Recovering => self.set_wait(request, None),
+            phase => self.wait_timed_out(now, key, phase),
+        }
+    }
+
+    fn queue_timed_out(&mut self, now: Time, request: RequestId) {
+        let Some(tracked) = self.requests.get(&request) else {
+            return;
+        };
+        if tracked.placements == 0 {
+            let lane = tracked.request.lane;
+            count(&mut self.stats.shed, lane);
+            self.forget(request);
+            return self.reject(request, RejectReason::QueueTimeout, Some(RETRY_AFTER_MIN));
+        }
+        let waited_ms = u64::try_from(now.since(tracked.queued_since).as_millis()).unwrap_or(u64::MAX);
+        self.fail(
+            now,
+            request,
+            RequestError::DeadlineExceeded {
+                stage: "queue".into(),
+                waited_ms,
+            },
+        );
+    }
+
+    fn wait_timed_out(&mut self, now: Time, key: AttemptKey, phase: Phase) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        let has_prefill = tracked.legs.prefill.as_ref().is_some_and(|l| l.is_started);
+        let (leg, wait) = match phase {
+            Phase::Opening => (Leg::Decode, TimedWait::Open),
+            Phase::Opened if has_prefill => (Leg::Prefill, TimedWait::PrefillStart),
+            Phase::Prefilling if has_prefill => (Leg::Prefill, TimedWait::Silence),
+            _ if tracked.legs.decode.is_some() => (Leg::Decode, TimedWait::Silence),
+            _ => (Leg::Prefill, TimedWait::Silence),
+        };
+        let progress = tracked
+            .legs
+            .get(leg)
+            .and_then(|l| self.members.get(&l.node))
+            .map(|n| n.progress_at);
+        let alive_until = progress
+            .map(|at| at + self.config.stream_silence_max)
+            .filter(|until| *until > now);
+        match (wait, alive_until) {
+            (TimedWait::Silence, Some(until)) => self.set_wait(key.request, Some(until)),
+            _ => self.leg_failed(now, key, (leg, LegError::TimedOut { wait })),
+        }
+    }
+
+    #[cfg(test)]
+    fn check_invariants(&self) {
+        self.members.check_invariants();
+        for (id, tracked) in &self.requests {
+            let waits = self.queue.in_order().contains(id);
+            assert_eq!(waits, tracked.phase == Phase::Queued, "{id} {}", tracked.phase.name());
+            assert!(
+                tracked.wake.is_some_and(|w| self.wakes.contains(&(w, *id))),
+                "{id} has no timer"
+            );
+            for leg in [Leg::Prefill, Leg::Decode] {
+                let node = tracked.legs.get(leg).map(|l| &l.node);
+                let is_lost = |n| self.members.get(n).is_none_or(|n| n.health() == NodeHealth::Lost);
+                assert!(!node.is_some_and(is_lost), "{id} holds on to a lost node");
+            }
+        }
+        assert_eq!(self.wakes.len(), self.requests.len());
+        for node in self.members.iter() {
+            let held = self
+                .requests
+                .values()
+                .filter_map(|t| t.legs.decode.as_ref())
+                .filter(|l| l.node == *node.id());
+            assert_eq!(held.map(|l| l.sequences).sum::<u32>(), node.sequences, "{}", node.id());
+        }
+    }
+}
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;

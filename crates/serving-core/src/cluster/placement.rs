@@ -1,0 +1,441 @@
+//! Gives waiting requests their nodes: which are possible, which the policy takes, what permits that costs.
+
+use std::sync::Arc;
+
+use crate::ids::NodeId;
+use crate::node::NodeRole;
+use crate::request::{LocalPrefillReason, RejectReason, Request};
+use crate::routing::{Candidate, Choice, Pool, RequestFacts};
+use crate::time::Time;
+
+use super::Cluster;
+use super::action::{ClusterAction, PlacementFacts, Target};
+use super::admission::{blocks_needed, decode_permit};
+use super::event::Leg;
+use super::handoff::{OpenLeg, Phase, Tracked};
+use super::membership::Node;
+use super::stats::count;
+
+/// Why a waiting request was not placed.
+#[derive(Debug, PartialEq, Eq)]
+enum Blocked {
+    /// Nodes that could take it lack permits: it keeps its turn, and those behind it wait.
+    Permits,
+    /// No node could take it at all now: those behind it may go ahead.
+    NoNode,
+}
+
+/// Nodes chosen for one request.
+#[derive(Debug)]
+struct Plan {
+    prefill: Option<NodeId>,
+    decode: Option<NodeId>,
+    local: Option<LocalPrefillReason>,
+    /// The policy's reasons, in the order in which it was asked.
+    reasons: Vec<(Pool, Choice)>,
+}
+
+/// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
+/// the node's whole attention once, and must be placeable at all.
+fn prefill_permit(request: &Request, node: &Node) -> u32 {
+    request
+        .prompt_tokens()
+        .min(node.record.capacity.max_batch_tokens)
+        .max(1)
+}
+
+fn prompt_fits(request: &Request, node: &Node) -> bool {
+    let capacity = &node.record.capacity;
+    let blocks = request.prompt_tokens().div_ceil(capacity.block_tokens.max(1));
+    blocks <= capacity.kv_blocks && request.prompt_tokens() <= capacity.max_model_tokens
+}
+
+/// The permit of a long prompt is less than its tokens, and a grant once made stands while the pool fills: without this
+/// look at the last report such a prompt would be refused again at each report.
+fn has_prompt_room(request: &Request, node: &Node) -> bool {
+    let needed = request
+        .prompt_tokens()
+        .div_ceil(node.record.capacity.block_tokens.max(1));
+    let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
+    reported.is_none_or(|room| needed <= room)
+}
+
+fn whole_fits(request: &Request, node: &Node) -> bool {
+    blocks_needed(request, node.record.capacity.block_tokens) <= node.record.capacity.kv_blocks
+}
+
+fn facts(request: &Request) -> RequestFacts {
+    RequestFacts {
+        id: request.id,
+        prompt_tokens: request.prompt_tokens(),
+        choice_count: request.choice_count,
+        lane: request.lane,
+    }
+}
+
+fn candidate(node: &Node, cost: u64) -> Candidate {
+    let blocks = node.status.as_ref().map(|s| s.kv_blocks).unwrap_or_default();
+    let waiting = node.status.as_ref().map_or(0, |s| s.waiting_tokens);
+    Candidate {
+        node: node.id().clone(),
+        permits_left: node.permits.available().saturating_sub(cost),
+        sequences: node.sequences,
+        sequences_max: node.record.capacity.max_sequences,
+        waiting_tokens: u64::from(waiting) + node.sent_tokens,
+        kv_blocks_used: blocks.total().saturating_sub(blocks.free + blocks.cached),
+        kv_blocks: node.record.capacity.kv_blocks,
+    }
+}
+
+fn decode_has_room(request: &Request, node: &Node) -> bool {
+    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens));
+    let sequences = node.sequences.saturating_add(request.choice_count);
+    cost <= node.permits.available() && sequences <= node.record.capacity.max_sequences
+}
+
+/// Those the request has no quarrel with, or all of them when it has one with each.
+fn unless_avoided(nodes: Vec<&Node>, is_avoided: impl Fn(&Node) -> bool) -> Vec<&Node> {
+    let others: Vec<&Node> = nodes.iter().copied().filter(|n| !is_avoided(n)).collect();
+    if others.is_empty() { nodes } else { others }
+}
+
+impl Cluster {
+    /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400.
+    pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
+        let decode = || {
+            self.members
+                .iter()
+                .filter(|n| n.record.role == NodeRole::Decode && n.is_live())
+        };
+        let is_too_many = |n: &Node| request.choice_count > n.record.capacity.max_sequences;
+        if decode().any(|n| whole_fits(request, n) && !is_too_many(n)) {
+            return Ok(());
+        }
+        let sizes = decode().map(|n| {
+            (
+                blocks_needed(request, n.record.capacity.block_tokens),
+                n.record.capacity.kv_blocks,
+            )
+        });
+        let (needed_blocks, pool_blocks) = sizes.max_by_key(|(_, pool)| *pool).unwrap_or((0, 0));
+        Err(RejectReason::TooLargeForPool {
+            needed_blocks,
+            pool_blocks,
+        })
+    }
+
+    /// Places waiting requests in order until one must wait for permits.
+    pub(super) fn place_waiting(&mut self, now: Time) {
+        let mut last = None;
+        while let Some(id) = self.queue.next_after(last) {
+            let Some(tracked) = self.requests.get(&id) else {
+                self.queue.remove(id);
+                continue;
+            };
+            let request = tracked.request.clone();
+            match self.plan(now, tracked) {
+                Ok(options) => {
+                    let plan = self.choose(&request, options);
+                    self.place(now, &request, plan);
+                }
+                Err(Blocked::Permits) => return,
+                Err(Blocked::NoNode) => last = Some(id),
+            }
+        }
+    }
+
+    /// The nodes this request may go to now: decode candidates (empty: prefill alone answers it), prefill candidates
+    /// for each of them, and why the prompt would be computed locally.
+    fn plan(&self, now: Time, tracked: &Tracked) -> Result<Options, Blocked> {
+        let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
+        let usable = |role| {
+            self.members
+                .iter()
+                .filter(move |n| n.record.role == role && n.is_usable(now))
+        };
+        let decode: Vec<&Node> = usable(NodeRole::Decode)
+            .filter(|n| whole_fits(request, n) && request.choice_count <= n.record.capacity.max_sequences)
+            .collect();
+        let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
+        let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility));
+        let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
+        if decode.is_empty() {
+            return Err(Blocked::NoNode);
+        }
+        let partners = |d: &Node| -> Vec<NodeId> {
+            let reaches = |p: &&&Node| {
+                p.record.compatibility == d.record.compatibility
+                    && p.pair_is_usable(d.id())
+                    && !avoid.nodes.contains(p.id())
+                    && !avoid.pairs.contains(&(p.id().clone(), d.id().clone()))
+            };
+            if d.record.is_co_located {
+                Vec::new()
+            } else {
+                prefill.iter().filter(reaches).map(|p| p.id().clone()).collect()
+            }
+        };
+        let is_short =
+            request.prompt_tokens() < self.config.local_prefill_below_tokens && self.config.allow_local_prefill;
+        let mut options = Vec::new();
+        for d in &decode {
+            let partners = if is_short { Vec::new() } else { partners(d) };
+            let local = match () {
+                () if d.record.is_co_located => Some(LocalPrefillReason::CoLocated),
+                () if is_short => Some(LocalPrefillReason::Short),
+                () if avoid.transfer_failures >= TRANSFER_FAILURES_MAX => Some(LocalPrefillReason::TransferFailed),
+                () if !partners.is_empty() => None,
+                () if avoid.transfer_failures > 0 => Some(LocalPrefillReason::TransferFailed),
+                () => Some(LocalPrefillReason::NoPrefillNode),
+            };
+            options.push((d.id().clone(), local, partners));
+        }
+        self.narrow(request, options, &prefill)
+    }
+
+    /// Prefers decode nodes with a prefill node over local prefill for want of one, then asks for permits.
+    fn narrow(
+        &self,
+        request: &Request,
+        mut options: Vec<(NodeId, Option<LocalPrefillReason>, Vec<NodeId>)>,
+        prefill: &[&Node],
+    ) -> Result<Options, Blocked> {
+        let is_makeshift = |l: &Option<LocalPrefillReason>| {
+            matches!(
+                l,
+                Some(LocalPrefillReason::NoPrefillNode | LocalPrefillReason::TransferFailed)
+            )
+        };
+        if options.iter().any(|(_, l, _)| !is_makeshift(l)) {
+            options.retain(|(_, l, _)| !is_makeshift(l));
+        } else if !self.config.allow_local_prefill {
+            // Better the node that failed it once than no node.
+            for (decode, local, partners) in &mut options {
+                let group = self.members.get(decode).map(|d| d.record.compatibility);
+                partners.extend(
+                    prefill
+                        .iter()
+                        .filter(|p| Some(p.record.compatibility) == group)
+                        .map(|p| p.id().clone()),
+                );
+                *local = None;
+            }
+            options.retain(|(_, _, partners)| !partners.is_empty());
+        }
+        if options.is_empty() {
+            return Err(Blocked::NoNode);
+        }
+        let has_permits = |p: &NodeId| {
+            self.members.get(p).is_some_and(|n| {
+                u64::from(prefill_permit(request, n)) <= n.permits.available() && has_prompt_room(request, n)
+            })
+        };
+        let is_prefill_only = request.ends_at_first_token() && options.iter().any(|(_, l, _)| l.is_none());
+        for (_, _, partners) in &mut options {
+            partners.retain(has_permits);
+        }
+        if is_prefill_only {
+            let mut prefill: Vec<NodeId> = options.into_iter().flat_map(|(_, _, p)| p).collect();
+            prefill.sort();
+            prefill.dedup();
+            return if prefill.is_empty() {
+                Err(Blocked::Permits)
+            } else {
+                Ok(Options::PrefillOnly(prefill))
+            };
+        }
+        options.retain(|(d, local, partners)| {
+            let has_room = self.members.get(d).is_some_and(|n| decode_has_room(request, n));
+            has_room && (local.is_some() || !partners.is_empty())
+        });
+        if options.is_empty() {
+            Err(Blocked::Permits)
+        } else {
+            Ok(Options::Decode(options))
+        }
+    }
+
+    /// Asks the policy: for the decode node, then for its prefill node.
+    fn choose(&mut self, request: &Request, options: Options) -> Plan {
+        let facts = facts(request);
+        let mut reasons = Vec::new();
+        let mut pick = |this: &mut Self, pool: Pool, ids: &[NodeId]| {
+            let nodes = ids.iter().filter_map(|id| this.members.get(id));
+            let cost = |n: &Node| match pool {
+                Pool::Decode => u64::from(decode_permit(request, n.record.capacity.block_tokens)),
+                Pool::Prefill => u64::from(prefill_permit(request, n)),
+            };
+            let candidates: Vec<Candidate> = nodes.map(|n| candidate(n, cost(n))).collect();
+            let choice = this.router.rank(pool, &facts, &candidates)?;
+            reasons.push((pool, choice));
+            count(&mut this.stats.routing_decisions, choice.reason);
+            candidates.get(choice.index).map(|c| c.node.clone())
+        };
+        match options {
+            Options::PrefillOnly(ids) => {
+                let prefill = pick(self, Pool::Prefill, &ids);
+                Plan {
+                    prefill,
+                    decode: None,
+                    local: None,
+                    reasons,
+                }
+            }
+            Options::Decode(options) => {
+                let ids: Vec<NodeId> = options.iter().map(|(d, _, _)| d.clone()).collect();
+                let decode = pick(self, Pool::Decode, &ids);
+                let chosen = options.into_iter().find(|(d, _, _)| Some(d) == decode.as_ref());
+                let (local, partners) = chosen.map_or((None, Vec::new()), |(_, l, p)| (l, p));
+                let prefill = if local.is_none() {
+                    pick(self, Pool::Prefill, &partners)
+                } else {
+                    None
+                };
+                Plan {
+                    prefill,
+                    decode,
+                    local,
+                    reasons,
+                }
+            }
+        }
+    }
+
+    /// Takes the permits (prefill, then decode) and starts the attempt.
+    fn place(&mut self, now: Time, request: &Arc<Request>, plan: Plan) {
+        self.queue.remove(request.id);
+        let prefill = plan
+            .prefill
+            .as_ref()
+            .and_then(|id| self.take_leg(id, request, Leg::Prefill));
+        let decode = plan
+            .decode
+            .as_ref()
+            .and_then(|id| self.take_leg(id, request, Leg::Decode));
+        let group = decode
+            .as_ref()
+            .or(prefill.as_ref())
+            .and_then(|l| self.members.get(&l.node))
+            .map(|n| n.record.compatibility);
+        let Some(tracked) = self.requests.get_mut(&request.id) else {
+            return;
+        };
+        tracked.placements += 1;
+        tracked.group = tracked.group.or(group);
+        tracked.local = plan.local;
+        tracked.is_prefill_only = plan.decode.is_none();
+        tracked.pair = (plan.prefill.clone(), plan.decode.clone());
+        tracked.legs.prefill = prefill;
+        tracked.legs.decode = decode;
+        let key = tracked.key();
+        let placement = PlacementFacts {
+            prefill: plan.prefill,
+            decode: plan.decode,
+            local: plan.local,
+            route_reason: describe(self.router.name(), &plan.reasons),
+            queued_for: now.since(tracked.queued_since),
+        };
+        if let Some(reason) = plan.local {
+            count(&mut self.stats.local_prefills, reason);
+        }
+        self.act(ClusterAction::Place { key, placement });
+        let is_prefill_only = self.requests.get(&request.id).is_some_and(|t| t.is_prefill_only);
+        if is_prefill_only {
+            self.advance(now, request.id, Phase::Opened);
+            self.start_prefill(now, key, None);
+        } else {
+            self.advance(now, request.id, Phase::Opening);
+            self.start_open(now, key);
+        }
+    }
+
+    fn take_leg(&mut self, id: &NodeId, request: &Request, leg: Leg) -> Option<OpenLeg> {
+        let node = self.members.get_mut(id)?;
+        let cost = match leg {
+            Leg::Prefill => prefill_permit(request, node),
+            Leg::Decode => decode_permit(request, node.record.capacity.block_tokens),
+        };
+        let charge = node.permits.take(u64::from(cost))?;
+        let sequences = match leg {
+            Leg::Prefill => {
+                node.sent_tokens += u64::from(request.prompt_tokens());
+                0
+            }
+            Leg::Decode => request.choice_count,
+        };
+        node.sequences += sequences;
+        Some(OpenLeg {
+            node: id.clone(),
+            cost,
+            charge: Some(charge),
+            is_started: false,
+            sequences,
+        })
+    }
+
+    pub(super) fn target(&self, id: &NodeId) -> Option<Target> {
+        let address = self.members.get(id)?.record.address.clone();
+        Some(Target {
+            node: id.clone(),
+            address,
+        })
+    }
+
+    fn start_open(&mut self, now: Time, key: crate::request::AttemptKey) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        let Some(leg) = tracked.legs.decode.as_ref() else {
+            return;
+        };
+        let Some(decode) = self.target(&leg.node) else {
+            return;
+        };
+        let action = ClusterAction::StartOpen {
+            key,
+            request: tracked.request.clone(),
+            decode,
+            prefill: tracked.pair.0.clone(),
+            local: tracked.local,
+            permit_blocks: leg.cost,
+            time_left: tracked.deadline.remaining(now),
+        };
+        self.mark_started(key.request, Leg::Decode);
+        self.act(action);
+        self.set_wait(key.request, Some(now + self.config.open_timeout));
+    }
+
+    pub(super) fn mark_started(&mut self, request: crate::ids::RequestId, leg: Leg) {
+        let slot = self
+            .requests
+            .get_mut(&request)
+            .and_then(|t: &mut Tracked| t.legs.slot(leg).as_mut());
+        if let Some(open) = slot {
+            open.is_started = true;
+        }
+    }
+}
+
+/// PROTOCOL rule 16 and DESIGN section 7: a transfer is tried once more on another pair, then the prompt is recomputed.
+const TRANSFER_FAILURES_MAX: u32 = 2;
+
+/// Placements that are possible now, permits included.
+#[derive(Debug)]
+enum Options {
+    PrefillOnly(Vec<NodeId>),
+    Decode(Vec<(NodeId, Option<LocalPrefillReason>, Vec<NodeId>)>),
+}
+
+fn describe(policy: &str, reasons: &[(Pool, Choice)]) -> String {
+    let parts: Vec<String> = reasons
+        .iter()
+        .map(|(pool, choice)| {
+            let pool = match pool {
+                Pool::Decode => "decode",
+                Pool::Prefill => "prefill",
+            };
+            format!("{pool} {}", choice.reason.name())
+        })
+        .collect();
+    format!("{policy}: {}", parts.join(", "))
+}

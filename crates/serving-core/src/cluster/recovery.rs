@@ -1,0 +1,380 @@
+//! What is done when an attempt fails: whose fault it was, whether to try again, where not to.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ids::NodeId;
+use crate::request::{AttemptKey, Request, RequestError};
+use crate::time::Time;
+
+use super::Cluster;
+use super::action::ClusterAction;
+use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
+use super::handoff::{Phase, Retry, Tracked};
+use super::stats::{HandoffOutcome, MigrationOutcome, count};
+
+/// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.
+const BUDGET_WINDOW: Duration = Duration::from_secs(60);
+const BUDGET_RETRIES_PER_REQUESTS: (u64, u64) = (1, 5);
+/// Retries a minute that are free of the ratio: with a handful of requests a minute a ratio would forbid the first one.
+const BUDGET_FREE_RETRIES: u64 = 10;
+/// Slots of the sliding window.
+const BUDGET_SLOTS: u64 = 12;
+
+/// Counts first placements and retries of the last minute, in slots of five seconds.
+#[derive(Debug, Default)]
+pub(super) struct RetryBudget {
+    /// (slot number, requests, retries)
+    slots: VecDeque<(u64, u64, u64)>,
+}
+
+impl RetryBudget {
+    fn slot(&mut self, now: Time) -> &mut (u64, u64, u64) {
+        let width = u64::try_from(BUDGET_WINDOW.as_nanos()).unwrap_or(u64::MAX) / BUDGET_SLOTS;
+        let number = now.0 / width;
+        self.slots.retain(|(n, _, _)| n + BUDGET_SLOTS > number);
+        if self.slots.back().is_none_or(|(n, _, _)| *n != number) {
+            self.slots.push_back((number, 0, 0));
+        }
+        let last = self.slots.len() - 1;
+        &mut self.slots[last]
+    }
+
+    pub(super) fn count_request(&mut self, now: Time) {
+        self.slot(now).1 += 1;
+    }
+
+    /// Takes one retry if the budget allows it.
+    pub(super) fn take_retry(&mut self, now: Time) -> bool {
+        self.slot(now);
+        let requests: u64 = self.slots.iter().map(|s| s.1).sum();
+        let retries: u64 = self.slots.iter().map(|s| s.2).sum();
+        let (part, whole) = BUDGET_RETRIES_PER_REQUESTS;
+        let allowed = (requests * part / whole).max(BUDGET_FREE_RETRIES);
+        if retries + 1 > allowed {
+            return false;
+        }
+        self.slot(now).2 += 1;
+        true
+    }
+}
+
+fn name_of(node: Option<&NodeId>) -> String {
+    node.map_or_else(|| "none".into(), |n| n.name.to_string())
+}
+
+/// The error the client would see, and whether another attempt may hide it.
+fn verdict(tracked: &Tracked, leg: Leg, error: &LegError) -> (RequestError, Retry) {
+    let (prefill, decode) = (&tracked.pair.0, &tracked.pair.1);
+    let retry = Retry::Budgeted(error.name());
+    let node = match leg {
+        Leg::Prefill => name_of(prefill.as_ref()),
+        Leg::Decode => name_of(decode.as_ref()),
+    };
+    let of_node = |detail: String| match leg {
+        Leg::Prefill => RequestError::PrefillNodeFailed {
+            node: node.clone(),
+            detail,
+        },
+        Leg::Decode => RequestError::DecodeNodeFailed {
+            node: node.clone(),
+            detail,
+        },
+    };
+    match error {
+        LegError::Node {
+            fault: NodeFault::Engine,
+            detail,
+            ..
+        } => (
+            RequestError::EngineFailed {
+                node,
+                detail: detail.clone(),
+            },
+            Retry::Never,
+        ),
+        LegError::Node {
+            fault: NodeFault::Deadline,
+            ..
+        } => {
+            let stage = tracked.phase.stage_name().to_string();
+            let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
+            (RequestError::DeadlineExceeded { stage, waited_ms }, Retry::Never)
+        }
+        LegError::Node {
+            fault: NodeFault::Transfer | NodeFault::Peer,
+            reason,
+            ..
+        } => {
+            let (from, to) = (name_of(prefill.as_ref()), name_of(decode.as_ref()));
+            (
+                RequestError::TransferFailed {
+                    from,
+                    to,
+                    reason: reason.clone(),
+                },
+                retry,
+            )
+        }
+        LegError::Node {
+            fault: NodeFault::Draining,
+            ..
+        } => (of_node(error.to_string()), Retry::Free),
+        LegError::Node {
+            fault: NodeFault::Internal,
+            ..
+        }
+        | LegError::TimedOut { .. }
+        | LegError::Protocol { .. } => (of_node(error.to_string()), retry),
+        LegError::Unreachable { .. } | LegError::ConnectionLost { .. } | LegError::NodeLost => {
+            (of_node(error.to_string()), Retry::NodeGone(error.name()))
+        }
+    }
+}
+
+fn is_transfer_fault(error: &LegError) -> bool {
+    matches!(
+        error,
+        LegError::Node {
+            fault: NodeFault::Transfer | NodeFault::Peer,
+            ..
+        }
+    )
+}
+
+impl Cluster {
+    /// A leg of a running attempt broke.
+    pub(super) fn leg_failed(&mut self, now: Time, key: AttemptKey, (leg, error): (Leg, LegError)) {
+        let Some(tracked) = self.requests.get(&key.request) else {
+            return;
+        };
+        // After the commit the decode node has everything: how the prefill leg ends does not matter to the client.
+        let is_past_handoff = matches!(tracked.phase, Phase::Committed | Phase::Decoding | Phase::Finishing);
+        if leg == Leg::Prefill && is_past_handoff && tracked.legs.decode.is_some() {
+            self.release_leg(key, leg);
+            return self.finish_if_all_legs_ended(now, key);
+        }
+        if tracked.phase == Phase::Finishing {
+            return self.complete(now, key.request);
+        }
+        let node = match leg {
+            Leg::Prefill => tracked.pair.0.clone(),
+            Leg::Decode => tracked.pair.1.clone(),
+        };
+        let failure = verdict(tracked, leg, &error);
+        let reached = !matches!(error, LegError::Unreachable { .. });
+        if let Some(node) = &node
+            && error.casts_suspicion()
+            && let Some(member) = self.members.get_mut(node)
+        {
+            member.suspect(now);
+        }
+        self.settle_charge(&key, leg, reached);
+        if let Some(tracked) = self.requests.get_mut(&key.request) {
+            if is_transfer_fault(&error) {
+                tracked.avoid.transfer_failures += 1;
+                if let (Some(p), Some(d)) = tracked.pair.clone() {
+                    tracked.avoid.pairs.insert((p, d));
+                }
+            } else if let Some(node) = node {
+                tracked.avoid.nodes.insert(node);
+            }
+            tracked.failure = Some(failure);
+            if tracked.is_handoff() {
+                self.count_handoff(key.request, HandoffOutcome::Failed);
+            }
+        }
+        self.end_attempt(now, key);
+    }
+
+    /// A node refused: nothing broke, the request goes back to the front of its lane.
+    pub(super) fn leg_refused(&mut self, now: Time, key: AttemptKey, (leg, reason): (Leg, RefuseReason)) {
+        let phase = self.requests.get(&key.request).map(|t| t.phase);
+        let is_first_answer = match leg {
+            Leg::Decode => phase == Some(Phase::Opening),
+            Leg::Prefill => phase == Some(Phase::Opened),
+        };
+        if !is_first_answer {
+            return self.violation(now, key, (leg, "refused after it was accepted"));
+        }
+        count(&mut self.stats.refusals, reason.name());
+        self.settle_charge(&key, leg, true);
+        let Some(tracked) = self.requests.get_mut(&key.request) else {
+            return;
+        };
+        let node = match leg {
+            Leg::Prefill => tracked.pair.0.clone(),
+            Leg::Decode => tracked.pair.1.clone(),
+        };
+        let mut retry = Retry::Refused;
+        match reason {
+            RefuseReason::NoCapacity | RefuseReason::Draining => {}
+            RefuseReason::StaleEpoch | RefuseReason::Duplicate => tracked.avoid.nodes.extend(node.clone()),
+            RefuseReason::Incompatible => {
+                if let (Some(p), Some(d)) = tracked.pair.clone() {
+                    tracked.avoid.pairs.insert((p, d));
+                }
+            }
+            RefuseReason::Invalid => retry = Retry::Never,
+        }
+        let detail = format!(
+            "node {} refused {}: {}",
+            name_of(node.as_ref()),
+            leg.name(),
+            reason.name()
+        );
+        tracked.failure = Some((RequestError::Internal(detail), retry));
+        if let Some(member) = node.and_then(|n| self.members.get_mut(&n)) {
+            member.permits.pause_until_report();
+            if reason == RefuseReason::StaleEpoch {
+                member.suspect(now);
+            }
+        }
+        self.end_attempt(now, key);
+    }
+
+    /// Stops what runs of this attempt and asks what the client has had.
+    pub(super) fn end_attempt(&mut self, now: Time, key: AttemptKey) {
+        self.release_legs(key.request);
+        self.advance(now, key.request, Phase::Recovering);
+        if self.requests.contains_key(&key.request) {
+            self.act(ClusterAction::EndAttempt { key });
+            self.set_wait(key.request, None);
+        }
+    }
+
+    /// Nothing of the failed attempt can reach the client any more: go on elsewhere, or give up.
+    pub(super) fn attempt_ended(&mut self, now: Time, key: AttemptKey, delivered: Delivered) {
+        let Some(tracked) = self.requests.get_mut(&key.request) else {
+            return;
+        };
+        if tracked.phase != Phase::Recovering || tracked.key() != key {
+            self.stats.stale_events += 1;
+            return;
+        }
+        if delivered.is_complete {
+            return self.complete(now, key.request);
+        }
+        let unknown = || {
+            (
+                RequestError::Internal("an attempt ended without a reason".into()),
+                Retry::Never,
+            )
+        };
+        let (error, retry) = tracked.failure.take().unwrap_or_else(unknown);
+        let had_tokens = delivered.token_count > 0 || tracked.request.delivered_tokens() > 0;
+        let can_migrate = tracked.request.choice_count == 1;
+        if retry == Retry::Never {
+            return self.fail(now, key.request, error);
+        }
+        if had_tokens && !can_migrate {
+            count(&mut self.stats.migrations, MigrationOutcome::NotMigratable);
+            return self.fail(now, key.request, error);
+        }
+        let placements = tracked.placements;
+        if let Retry::Budgeted(label) | Retry::NodeGone(label) = retry {
+            let is_free = matches!(retry, Retry::NodeGone(_));
+            if placements >= self.config.attempts_max || !(is_free || self.budget.take_retry(now)) {
+                if had_tokens {
+                    count(&mut self.stats.migrations, MigrationOutcome::BudgetSpent);
+                }
+                return self.fail(now, key.request, error);
+            }
+            count(&mut self.stats.retries, label);
+        }
+        if had_tokens {
+            count(&mut self.stats.migrations, MigrationOutcome::Started);
+        }
+        self.requeue(now, key, (retry, delivered));
+    }
+
+    fn requeue(&mut self, now: Time, key: AttemptKey, (retry, delivered): (Retry, Delivered)) {
+        let queue_wait = self.config.queue_wait_max;
+        if let Some(tracked) = self.requests.get_mut(&key.request) {
+            if delivered.token_count > 0 {
+                tracked.request = Arc::new(migrated(&tracked.request, &delivered));
+            }
+            // A refusal does not restart the queue's clock: a node that refuses for ever must not hold a request for ever.
+            if retry != Retry::Refused {
+                tracked.queued_since = now;
+                tracked.queue_deadline = now + queue_wait;
+            }
+        }
+        self.advance(now, key.request, Phase::Queued);
+        if let Some(tracked) = self.requests.get(&key.request) {
+            self.queue.push_returned(&tracked.request, tracked.deadline);
+            self.set_wait(key.request, None);
+        }
+    }
+
+    /// The node's life ended: everything that runs there goes on elsewhere.
+    pub(super) fn node_lost(&mut self, now: Time, id: &NodeId) {
+        self.members.lose(now, id);
+        self.act(ClusterAction::DropNode { node: id.clone() });
+        self.fail_over(now, id);
+        self.peers_changed = true;
+    }
+
+    pub(super) fn fail_over(&mut self, now: Time, id: &NodeId) {
+        for leg in [Leg::Decode, Leg::Prefill] {
+            let on_node = |t: &&Tracked| t.legs.get(leg).is_some_and(|l| l.node == *id);
+            let keys: Vec<_> = self.requests.values().filter(on_node).map(Tracked::key).collect();
+            for key in keys {
+                self.leg_failed(now, key, (leg, LegError::NodeLost));
+            }
+        }
+    }
+}
+
+/// The next attempt's form of a request: what was delivered becomes prompt, and is never sampled again (rule 2).
+fn migrated(request: &Request, delivered: &Delivered) -> Request {
+    let mut next = request.clone();
+    let prompt: Vec<_> = request.prompt.iter().chain(&delivered.tokens).copied().collect();
+    next.prompt = prompt.into();
+    // The prompt's logprobs came before the first token.
+    next.prompt_logprobs = None;
+    next
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::request;
+    use super::*;
+    use crate::ids::TokenId;
+
+    #[test]
+    fn the_budget_is_a_fifth_of_the_requests_of_the_last_minute_but_never_below_its_floor() {
+        let mut budget = RetryBudget::default();
+        for _ in 0..BUDGET_FREE_RETRIES {
+            assert!(budget.take_retry(Time::from_millis(1)));
+        }
+        assert!(!budget.take_retry(Time::from_millis(2)));
+        for i in 0..100 {
+            budget.count_request(Time::from_millis(10 + i));
+        }
+        let allowed = (0..100).filter(|_| budget.take_retry(Time::from_millis(500))).count();
+        assert_eq!(allowed as u64, 100 / 5 - BUDGET_FREE_RETRIES);
+        let allowed_later = (0..100)
+            .filter(|_| budget.take_retry(Time::from_millis(61_000)))
+            .count();
+        assert_eq!(allowed_later as u64, BUDGET_FREE_RETRIES, "the old minute is forgotten");
+    }
+
+    #[test]
+    fn a_migration_keeps_the_clients_prompt_and_shrinks_the_budget() {
+        let before = request(1, 10, 8);
+        let delivered = Delivered {
+            tokens: vec![TokenId(7), TokenId(8)],
+            token_count: 2,
+            is_complete: false,
+        };
+        let after = migrated(&before, &delivered);
+        assert_eq!(after.prompt_tokens(), 12);
+        assert_eq!(after.client_prompt_tokens, 10);
+        assert_eq!(after.delivered_tokens(), 2);
+        assert_eq!(after.remaining_tokens(), 6);
+        let twice = migrated(&after, &delivered);
+        assert_eq!((twice.delivered_tokens(), twice.remaining_tokens()), (4, 4));
+    }
+}

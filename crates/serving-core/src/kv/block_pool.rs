@@ -1,0 +1,415 @@
+//! The blocks of one node: six states, generations, reference counts, LRU eviction of cached blocks.
+//!
+//! A block's state follows from who holds it, so it cannot disagree with the holders: quarantined if any hold is a
+//! quarantine, else in-transfer, else reserved, else active; with no hold at all it is cached when the prefix cache
+//! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`].
+
+use std::collections::BTreeSet;
+
+use crate::ids::{BlockId, Generation, TokenId};
+use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
+use crate::node::KvBlockCounts;
+
+/// What a holder does with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockUse {
+    /// A sequence reads or writes it.
+    Active,
+    /// Kept for bytes that have not begun to arrive, or for a sequence's next tokens.
+    Reserved,
+    /// Bytes are being written by a peer, or pushed to one.
+    InTransfer,
+    /// A transfer that was given up may still touch it.
+    Quarantined,
+}
+
+/// One hold on one block. Neither `Clone` nor `Copy`: whoever has it owes one `release`.
+#[derive(Debug)]
+#[must_use = "a dropped handle is a leaked block: give it back with BlockPool::release"]
+pub struct BlockHandle {
+    block: BlockId,
+    generation: Generation,
+    held_as: BlockUse,
+}
+
+impl BlockHandle {
+    pub fn block(&self) -> BlockId {
+        self.block
+    }
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+    pub fn held_as(&self) -> BlockUse {
+        self.held_as
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockState {
+    Free,
+    Active,
+    Cached,
+    Reserved,
+    InTransfer,
+    Quarantined,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    generation: Generation,
+    active: u32,
+    reserved: u32,
+    in_transfer: u32,
+    quarantined: u32,
+    /// Key in the prefix index, when it lists this block.
+    published: Option<u64>,
+    /// Orders cached blocks for eviction.
+    cached_at: u64,
+}
+
+impl Block {
+    fn state(&self) -> BlockState {
+        if self.quarantined > 0 {
+            BlockState::Quarantined
+        } else if self.in_transfer > 0 {
+            BlockState::InTransfer
+        } else if self.reserved > 0 {
+            BlockState::Reserved
+        } else if self.active > 0 {
+            BlockState::Active
+        } else if self.published.is_some() {
+            BlockState::Cached
+        } else {
+            BlockState::Free
+        }
+    }
+    fn holds(&mut self, held_as: BlockUse) -> &mut u32 {
+        match held_as {
+            BlockUse::Active => &mut self.active,
+            BlockUse::Reserved => &mut self.reserved,
+            BlockUse::InTransfer => &mut self.in_transfer,
+            BlockUse::Quarantined => &mut self.quarantined,
+        }
+    }
+}
+
+/// Leading blocks of a prompt that the cache already has, held by the caller from now on.
+#[derive(Debug)]
+pub struct PrefixMatch {
+    pub blocks: Vec<BlockHandle>,
+    /// Where to go on publishing.
+    pub link: ChainLink,
+}
+
+/// The pool. All operations are O(log blocks).
+#[derive(Debug)]
+pub struct BlockPool {
+    block_tokens: u32,
+    blocks: Vec<Block>,
+    free: Vec<BlockId>,
+    cached: BTreeSet<(u64, BlockId)>,
+    counts: KvBlockCounts,
+    clock: u64,
+    prefix: Option<PrefixIndex>,
+}
+
+impl BlockPool {
+    /// `block_tokens` tokens fit a block; `prefix_cache` off makes `publish` and `match_prefix` do nothing.
+    pub fn new(block_count: u32, block_tokens: u32, prefix_cache: bool) -> Self {
+        let block = Block {
+            generation: Generation(0),
+            active: 0,
+            reserved: 0,
+            in_transfer: 0,
+            quarantined: 0,
+            published: None,
+            cached_at: 0,
+        };
+        Self {
+            block_tokens: block_tokens.max(1),
+            blocks: vec![block; block_count as usize],
+            // Popped from the end: the lowest ids go out first.
+            free: (0..block_count).rev().map(BlockId).collect(),
+            cached: BTreeSet::new(),
+            counts: KvBlockCounts {
+                free: block_count,
+                ..KvBlockCounts::default()
+            },
+            clock: 0,
+            prefix: prefix_cache.then(PrefixIndex::default),
+        }
+    }
+
+    pub fn counts(&self) -> KvBlockCounts {
+        self.counts
+    }
+    pub fn block_count(&self) -> u32 {
+        u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)
+    }
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+    /// Blocks that can be handed out now: free ones and cached ones.
+    pub fn available(&self) -> u32 {
+        self.counts.free + self.counts.cached
+    }
+    pub fn blocks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block_tokens)
+    }
+    pub fn state(&self, block: BlockId) -> Option<BlockState> {
+        self.blocks.get(block.0 as usize).map(Block::state)
+    }
+
+    /// Hands out `count` blocks under new generations, evicting the longest unused cached blocks when the free ones
+    /// do not suffice. All or nothing: `None` when fewer are available.
+    pub fn allocate(&mut self, count: u32, held_as: BlockUse) -> Option<Vec<BlockHandle>> {
+        if self.available() < count {
+            return None;
+        }
+        Some((0..count).filter_map(|_| self.take_one(held_as)).collect())
+    }
+
+    /// One block, as `allocate(1, ..)` but without a list.
+    pub fn allocate_one(&mut self, held_as: BlockUse) -> Option<BlockHandle> {
+        self.take_one(held_as)
+    }
+
+    /// The longest chain of cached blocks that starts `tokens`. The caller holds them as active.
+    pub fn match_prefix(&mut self, tokens: &[TokenId]) -> PrefixMatch {
+        let mut found = PrefixMatch {
+            blocks: Vec::new(),
+            link: ChainLink::ROOT,
+        };
+        for chunk in tokens.chunks_exact(self.block_tokens as usize) {
+            let Some((link, block)) = self.prefix.as_ref().and_then(|index| index.find(found.link, chunk)) else {
+                break;
+            };
+            found.link = link;
+            found.blocks.push(self.hold(block, BlockUse::Active));
+        }
+        found
+    }
+
+    /// Lists a block whose bytes are complete and verified. `tokens` are the block's own, `parent` the link before it.
+    /// Returns the link to go on from. With equal content listed already, that block keeps the place.
+    pub fn publish(&mut self, handle: &BlockHandle, parent: ChainLink, tokens: &[TokenId]) -> ChainLink {
+        debug_assert_eq!(
+            tokens.len(),
+            self.block_tokens as usize,
+            "only whole blocks are published"
+        );
+        let Some(index) = self.prefix.as_mut() else {
+            return parent;
+        };
+        match index.publish(parent, tokens, handle.block) {
+            Published::AlreadyThere { link } => link,
+            Published::New { link, displaced } => {
+                if let Some(old) = displaced.filter(|old| *old != handle.block) {
+                    self.update(old, |block| block.published = None);
+                }
+                let before = self.blocks[handle.block.0 as usize].published;
+                if let (Some(stale), Some(index)) = (before.filter(|key| *key != link.key()), self.prefix.as_mut()) {
+                    index.remove(stale);
+                }
+                self.update(handle.block, |block| block.published = Some(link.key()));
+                link
+            }
+        }
+    }
+
+    /// A second hold on the same block, for a sequence that shares it by reference.
+    pub fn share(&mut self, handle: &BlockHandle) -> BlockHandle {
+        self.hold(handle.block, BlockUse::Active)
+    }
+
+    /// Changes what the holder does with the block.
+    pub fn change(&mut self, handle: &mut BlockHandle, held_as: BlockUse) {
+        let before = handle.held_as;
+        handle.held_as = held_as;
+        self.update(handle.block, |block| {
+            take_hold(block, before);
+            *block.holds(held_as) += 1;
+        });
+    }
+
+    /// The one way back. The last holder's release makes the block cached (when published) or free.
+    pub fn release(&mut self, handle: BlockHandle) {
+        let held_as = handle.held_as;
+        self.update(handle.block, |block| take_hold(block, held_as));
+    }
+
+    fn hold(&mut self, block: BlockId, held_as: BlockUse) -> BlockHandle {
+        self.update(block, |block| *block.holds(held_as) += 1);
+        let generation = self.blocks[block.0 as usize].generation;
+        BlockHandle {
+            block,
+            generation,
+            held_as,
+        }
+    }
+
+    fn take_one(&mut self, held_as: BlockUse) -> Option<BlockHandle> {
+        if self.free.is_empty() {
+            let (_, oldest) = *self.cached.first()?;
+            if let (Some(key), Some(index)) = (self.blocks[oldest.0 as usize].published, self.prefix.as_mut()) {
+                index.remove(key);
+            }
+            self.update(oldest, |block| block.published = None);
+        }
+        let block = *self.free.last()?;
+        let entry = &mut self.blocks[block.0 as usize];
+        entry.generation = Generation(entry.generation.0.wrapping_add(1));
+        Some(self.hold(block, held_as))
+    }
+
+    /// Applies one change to a block and moves it between the free list, the cached set and the counters.
+    fn update(&mut self, id: BlockId, change: impl FnOnce(&mut Block)) {
+        let block = &mut self.blocks[id.0 as usize];
+        let before = block.state();
+        let stamp = block.cached_at;
+        change(block);
+        let after = block.state();
+        if before == after {
+            return;
+        }
+        self.clock += 1;
+        block.cached_at = self.clock;
+        match before {
+            BlockState::Free => {
+                // Taken from the end in `take_one`; from elsewhere only by publishing a block that nobody holds.
+                let position = self.free.iter().rposition(|free| *free == id);
+                self.free.remove(position.expect("a free block is on the free list"));
+            }
+            BlockState::Cached => {
+                self.cached.remove(&(stamp, id));
+            }
+            _ => {}
+        }
+        match after {
+            BlockState::Free => self.free.push(id),
+            BlockState::Cached => {
+                self.cached.insert((self.clock, id));
+            }
+            _ => {}
+        }
+        *counter(&mut self.counts, before) -= 1;
+        *counter(&mut self.counts, after) += 1;
+        // Two comparisons: the sum and the two lists are the whole invariant, checked on every change in release too.
+        assert_eq!(
+            self.counts.total(),
+            self.blocks.len() as u32,
+            "a block was lost or invented"
+        );
+        assert_eq!(
+            self.counts.free as usize,
+            self.free.len(),
+            "the free list disagrees with the counters"
+        );
+        debug_assert_eq!(self.counts.cached as usize, self.cached.len());
+    }
+
+    /// Recounts everything; for tests and the simulator's checkers.
+    pub fn check(&self) {
+        let mut recount = KvBlockCounts::default();
+        for block in &self.blocks {
+            *counter(&mut recount, block.state()) += 1;
+        }
+        assert_eq!(recount, self.counts);
+        let listed = self.blocks.iter().filter(|block| block.published.is_some()).count();
+        assert_eq!(
+            listed,
+            self.prefix.as_ref().map_or(0, PrefixIndex::len),
+            "the prefix index lists other blocks"
+        );
+    }
+}
+
+fn take_hold(block: &mut Block, held_as: BlockUse) {
+    let holds = block.holds(held_as);
+    // A handle exists, so its hold is counted: anything else is a double release, and must stop the node.
+    *holds = holds.checked_sub(1).expect("a block was released twice");
+}
+
+fn counter(counts: &mut KvBlockCounts, state: BlockState) -> &mut u32 {
+    match state {
+        BlockState::Free => &mut counts.free,
+        BlockState::Active => &mut counts.active,
+        BlockState::Cached => &mut counts.cached,
+        BlockState::Reserved => &mut counts.reserved,
+        BlockState::InTransfer => &mut counts.in_transfer,
+        BlockState::Quarantined => &mut counts.quarantined,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(from: u32, count: u32) -> Vec<TokenId> {
+        (from..from + count).map(TokenId).collect()
+    }
+
+    #[test]
+    fn each_new_owner_gets_a_new_generation() {
+        let mut pool = BlockPool::new(1, 16, true);
+        let first = pool.allocate_one(BlockUse::Active).expect("one free");
+        let generation = first.generation();
+        assert!(pool.allocate(1, BlockUse::Active).is_none());
+        pool.release(first);
+        let second = pool.allocate_one(BlockUse::Reserved).expect("free again");
+        assert_ne!(second.generation(), generation);
+        pool.release(second);
+        pool.check();
+    }
+
+    #[test]
+    fn cached_blocks_are_evicted_longest_unused_first() {
+        let mut pool = BlockPool::new(2, 4, true);
+        let mut blocks = pool.allocate(2, BlockUse::Active).expect("two free");
+        let b = blocks.pop().expect("two");
+        let a = blocks.pop().expect("two");
+        pool.publish(&a, ChainLink::ROOT, &tokens(0, 4));
+        pool.publish(&b, ChainLink::ROOT, &tokens(10, 4));
+        pool.release(b);
+        pool.release(a);
+        assert_eq!(pool.counts().cached, 2);
+        let taken = pool.allocate_one(BlockUse::Active).expect("evicts");
+        assert!(
+            pool.match_prefix(&tokens(10, 4)).blocks.is_empty(),
+            "the older one went"
+        );
+        let hit = pool.match_prefix(&tokens(0, 4));
+        assert_eq!(hit.blocks.len(), 1);
+        for block in hit.blocks {
+            pool.release(block);
+        }
+        pool.release(taken);
+        pool.check();
+    }
+
+    #[test]
+    fn a_shared_block_shows_its_strictest_use() {
+        let mut pool = BlockPool::new(1, 4, true);
+        let mut pushed = pool.allocate_one(BlockUse::Active).expect("free");
+        let reader = pool.share(&pushed);
+        pool.change(&mut pushed, BlockUse::InTransfer);
+        assert_eq!(pool.counts().in_transfer, 1);
+        pool.change(&mut pushed, BlockUse::Quarantined);
+        assert_eq!(pool.counts().quarantined, 1);
+        pool.release(pushed);
+        assert_eq!(pool.counts().active, 1);
+        pool.release(reader);
+        assert_eq!(pool.counts().free, 1);
+        pool.check();
+    }
+
+    #[test]
+    fn without_a_prefix_cache_nothing_is_ever_cached() {
+        let mut pool = BlockPool::new(1, 4, false);
+        let block = pool.allocate_one(BlockUse::Active).expect("free");
+        pool.publish(&block, ChainLink::ROOT, &tokens(0, 4));
+        pool.release(block);
+        assert_eq!(pool.counts().free, 1);
+        assert!(pool.match_prefix(&tokens(0, 4)).blocks.is_empty());
+    }
+}

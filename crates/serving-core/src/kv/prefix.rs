@@ -1,0 +1,168 @@
+//! Which blocks hold which token prefixes: a chain of whole blocks, looked up by hash, believed only by its tokens.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{BlockId, TokenId};
+
+/// One verified position in a chain of published blocks.
+///
+/// `key` is a 64-bit mix of the parent's key and the block's tokens. It is an index and nothing more: anybody may
+/// choose prompts that collide, so a hit is taken only when the stored tokens are equal and the stored parent is the
+/// very block that was verified before it (`serial`, never reused). A collision costs a miss, never a wrong block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainLink {
+    key: u64,
+    serial: u64,
+}
+
+impl ChainLink {
+    /// Before the first block.
+    pub const ROOT: ChainLink = ChainLink { key: 0, serial: 0 };
+
+    pub(super) fn key(self) -> u64 {
+        self.key
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    serial: u64,
+    parent_serial: u64,
+    tokens: Box<[TokenId]>,
+    block: BlockId,
+}
+
+/// The index. Each block is listed at most once, so its size is bounded by the pool's.
+#[derive(Debug, Default)]
+pub(super) struct PrefixIndex {
+    entries: BTreeMap<u64, Entry>,
+    last_serial: u64,
+}
+
+/// What publishing one block did.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Published {
+    /// The block is now found under this link; `displaced` is a block that was found under its key before.
+    New {
+        link: ChainLink,
+        displaced: Option<BlockId>,
+    },
+    /// Another block with the same content is published already; the caller's stays private.
+    AlreadyThere { link: ChainLink },
+}
+
+impl PrefixIndex {
+    /// The block that continues `parent` with exactly `tokens`.
+    pub fn find(&self, parent: ChainLink, tokens: &[TokenId]) -> Option<(ChainLink, BlockId)> {
+        let key = chain_key(parent.key, tokens);
+        let entry = self.entries.get(&key)?;
+        if entry.parent_serial != parent.serial || *entry.tokens != *tokens {
+            return None;
+        }
+        let serial = entry.serial;
+        Some((ChainLink { key, serial }, entry.block))
+    }
+
+    pub fn publish(&mut self, parent: ChainLink, tokens: &[TokenId], block: BlockId) -> Published {
+        if let Some((link, _)) = self.find(parent, tokens) {
+            return Published::AlreadyThere { link };
+        }
+        self.last_serial += 1;
+        let serial = self.last_serial;
+        let key = chain_key(parent.key, tokens);
+        let entry = Entry {
+            serial,
+            parent_serial: parent.serial,
+            tokens: tokens.into(),
+            block,
+        };
+        // What was there is a collision or the child of a parent that was evicted since: nobody can reach it with
+        // this parent, so the newer block takes the key.
+        let displaced = self.entries.insert(key, entry).map(|old| old.block);
+        let link = ChainLink { key, serial };
+        Published::New { link, displaced }
+    }
+
+    pub fn remove(&mut self, key: u64) {
+        self.entries.remove(&key);
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+/// Mixes a parent key and tokens, one multiply-xorshift round each (the finalizer of SplitMix64). Not a secure hash;
+/// see [`ChainLink`] for why none is needed.
+fn chain_key(parent: u64, tokens: &[TokenId]) -> u64 {
+    let mut state = parent ^ 0x9e37_79b9_7f4a_7c15;
+    for token in tokens {
+        state = state
+            .wrapping_add(u64::from(token.0))
+            .wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state ^= state >> 29;
+        state = state.wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^= state >> 32;
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(ids: &[u32]) -> Vec<TokenId> {
+        ids.iter().copied().map(TokenId).collect()
+    }
+
+    #[test]
+    fn finds_only_the_same_tokens_after_the_same_parent() {
+        let mut index = PrefixIndex::default();
+        let Published::New {
+            link: first,
+            displaced: None,
+        } = index.publish(ChainLink::ROOT, &tokens(&[1, 2]), BlockId(7))
+        else {
+            panic!("an empty index takes the block");
+        };
+        assert_eq!(index.find(ChainLink::ROOT, &tokens(&[1, 2])), Some((first, BlockId(7))));
+        assert_eq!(index.find(ChainLink::ROOT, &tokens(&[2, 1])), None);
+        assert_eq!(index.find(first, &tokens(&[1, 2])), None);
+    }
+
+    #[test]
+    fn a_colliding_key_is_a_miss_and_gives_way_to_the_newer_block() {
+        let mut index = PrefixIndex::default();
+        index.publish(ChainLink::ROOT, &tokens(&[1, 2]), BlockId(7));
+        // A forged entry under the key of another prompt: same key, other tokens.
+        let key = chain_key(0, &tokens(&[3, 4]));
+        let forged = index
+            .entries
+            .remove(&chain_key(0, &tokens(&[1, 2])))
+            .expect("published");
+        index.entries.insert(key, forged);
+        assert_eq!(index.find(ChainLink::ROOT, &tokens(&[3, 4])), None);
+        let published = index.publish(ChainLink::ROOT, &tokens(&[3, 4]), BlockId(8));
+        assert!(matches!(
+            published,
+            Published::New {
+                displaced: Some(BlockId(7)),
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn a_child_of_an_evicted_parent_is_not_found_under_its_successor() {
+        let mut index = PrefixIndex::default();
+        let Published::New { link: parent, .. } = index.publish(ChainLink::ROOT, &tokens(&[1]), BlockId(0)) else {
+            panic!("new");
+        };
+        index.publish(parent, &tokens(&[2]), BlockId(1));
+        index.remove(parent.key);
+        let Published::New { link: again, .. } = index.publish(ChainLink::ROOT, &tokens(&[1]), BlockId(2)) else {
+            panic!("new");
+        };
+        assert_eq!(index.find(again, &tokens(&[2])), None);
+    }
+}

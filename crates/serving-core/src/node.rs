@@ -1,0 +1,131 @@
+//! What nodes tell about themselves: role, state, capacity, load. Shared by the cluster's brain and the wire.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{BlockId, Generation, NodeId, TransferId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum NodeRole {
+    Prefill,
+    Decode,
+}
+
+impl NodeRole {
+    pub fn name(self) -> &'static str {
+        match self {
+            NodeRole::Prefill => "prefill",
+            NodeRole::Decode => "decode",
+        }
+    }
+}
+
+/// What a node says of its own life; `lost` is the coordinator's verdict and never on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum NodeState {
+    Joining,
+    Ready,
+    Draining,
+}
+
+impl NodeState {
+    pub fn name(self) -> &'static str {
+        match self {
+            NodeState::Joining => "joining",
+            NodeState::Ready => "ready",
+            NodeState::Draining => "draining",
+        }
+    }
+}
+
+/// Equal only for nodes that may exchange KV (PROTOCOL rule 13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CompatibilityHash(pub [u8; 32]);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCapacity {
+    pub kv_blocks: u32,
+    /// Tokens per KV block.
+    pub block_tokens: u32,
+    pub max_sequences: u32,
+    pub max_batch_tokens: u32,
+    pub max_model_tokens: u32,
+    /// Bytes of one KV block over all layers.
+    pub block_bytes: u64,
+}
+
+/// A node's registration record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub id: NodeId,
+    pub role: NodeRole,
+    /// A decode node that always computes prompts itself.
+    pub is_co_located: bool,
+    /// host:port of the node's services.
+    pub address: String,
+    pub compatibility: CompatibilityHash,
+    /// KV transports the node has, best first.
+    pub transports: Vec<String>,
+    pub version: String,
+    pub capacity: NodeCapacity,
+    pub model_name: String,
+    pub state: NodeState,
+}
+
+/// Blocks by state; the sum is the pool's size after every step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvBlockCounts {
+    pub free: u32,
+    pub active: u32,
+    pub cached: u32,
+    pub reserved: u32,
+    pub in_transfer: u32,
+    pub quarantined: u32,
+}
+
+impl KvBlockCounts {
+    pub fn total(&self) -> u32 {
+        self.free + self.active + self.cached + self.reserved + self.in_transfer + self.quarantined
+    }
+}
+
+/// Load and permits of one node, as last reported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    pub state: NodeState,
+    /// Cumulative since the status stream began: prompt tokens (prefill) or blocks (decode).
+    pub permits_granted_total: u64,
+    /// Permits of the work that has reached the node.
+    pub permits_received_total: u64,
+    pub kv_blocks: KvBlockCounts,
+    pub running_sequences: u32,
+    pub waiting_sequences: u32,
+    pub waiting_tokens: u32,
+    pub prefix_query_tokens_total: u64,
+    pub prefix_hit_tokens_total: u64,
+    pub preemptions_total: u64,
+    /// Rows run through the model since the node started, prompt and output alike: proof that it works.
+    pub computed_tokens_total: u64,
+    /// A prefill node's view of its links to decode nodes.
+    pub pairs: Vec<PairHealth>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairHealth {
+    pub decode_node: NodeId,
+    /// `None` when usable, else a closed label.
+    pub unusable_reason: Option<String>,
+}
+
+/// Right to write one reservation (PROTOCOL, identities).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    pub transfer: TransferId,
+    pub decode_node: NodeId,
+    /// host:port of the decode node's handoff service.
+    pub decode_address: String,
+    /// Blocks past the prefix, in sequence order.
+    pub blocks: Vec<(BlockId, Generation)>,
+    pub prefix_blocks: u32,
+    pub total_bytes: u64,
+    pub expires_in: std::time::Duration,
+}

@@ -1,0 +1,256 @@
+//! A validated request and what comes back for it. Built once, at the coordinator's edge; every limit is checked there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::ids::{Attempt, ChoiceIndex, OutputIndex, RequestId, TokenId};
+
+/// Which queue a request waits in; `Batch` is shed first under overload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Lane {
+    Interactive,
+    Batch,
+}
+
+impl Lane {
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Interactive => "interactive",
+            Lane::Batch => "batch",
+        }
+    }
+}
+
+/// How output tokens are drawn. `temperature == 0` is greedy, ties broken by the lowest token id.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingParams {
+    pub temperature: f32,
+    /// Keep the k most likely tokens; `None` keeps all.
+    pub top_k: Option<u32>,
+    /// Keep the smallest set whose probability reaches p; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens below `min_p` times the most likely one's probability; 0 keeps all.
+    pub min_p: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    /// 1 is off. Counts prompt and output tokens, as in the CTRL paper (arXiv 1909.05858) and vLLM.
+    pub repetition_penalty: f32,
+    /// Added to the logits before anything else; sorted by token id, ids unique.
+    pub logit_bias: Vec<(TokenId, f32)>,
+}
+
+impl SamplingParams {
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+        }
+    }
+}
+
+/// When a sequence ends. Stop *strings* are the coordinator's business and are not here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopConditions {
+    /// Budget of output tokens over all attempts.
+    pub max_tokens: u32,
+    /// End and stop tokens cannot be drawn before this many output tokens.
+    pub min_tokens: u32,
+    /// The model's end tokens; empty when the client set `ignore_eos`.
+    pub end_tokens: Vec<TokenId>,
+    /// Further tokens that end the sequence.
+    pub stop_token_ids: Vec<TokenId>,
+}
+
+/// One validated client request: everything a node needs to run it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    pub id: RequestId,
+    /// Prompt tokens; after a migration also the output tokens already delivered.
+    pub prompt: Arc<[TokenId]>,
+    /// How many tokens of `prompt` the client sent. The rest are outputs of earlier attempts: the next output index,
+    /// penalties, `min_tokens` and the random counter all count from here.
+    pub client_prompt_tokens: u32,
+    pub sampling: SamplingParams,
+    pub stop: StopConditions,
+    /// The OpenAI `n`: sequences that share the prompt. At least 1.
+    pub choice_count: u32,
+    /// Drawn by the coordinator when the client gave none. Choice i uses a hash of (seed, i).
+    pub seed: u64,
+    /// `Some(k)`: report the chosen token's logprob and the k best alternatives (k may be 0).
+    pub logprobs: Option<u32>,
+    /// `Some(k)`: also report logprobs of the prompt tokens (`echo` with logprobs). Bypasses prefix hits.
+    pub prompt_logprobs: Option<u32>,
+    /// Report a hash of every committed prompt block's KV bytes with the result (used to compare topologies).
+    pub report_kv_hashes: bool,
+    pub lane: Lane,
+    /// Time allowed from arrival to last token.
+    pub time_limit: Duration,
+}
+
+impl Request {
+    pub fn prompt_tokens(&self) -> u32 {
+        u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
+    }
+    /// Output tokens already delivered by earlier attempts.
+    pub fn delivered_tokens(&self) -> u32 {
+        self.prompt_tokens().saturating_sub(self.client_prompt_tokens)
+    }
+    /// Output tokens this attempt may still produce, per choice.
+    pub fn remaining_tokens(&self) -> u32 {
+        self.stop.max_tokens.saturating_sub(self.delivered_tokens())
+    }
+    /// True when prefill alone answers the request: nothing is handed to a decode node.
+    pub fn ends_at_first_token(&self) -> bool {
+        self.remaining_tokens() <= 1
+    }
+}
+
+/// One sampled token, from whichever node sampled it. The coordinator delivers each index once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenEvent {
+    pub choice: ChoiceIndex,
+    /// Counted over all attempts: the first token the client sees is 0.
+    pub index: OutputIndex,
+    pub token: TokenId,
+    pub logprobs: Option<TokenLogprobs>,
+    /// Set on the last token of the choice.
+    pub finish: Option<FinishReason>,
+}
+
+/// Natural-log probabilities from the softmax over the whole vocabulary, before temperature and filters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    pub logprob: f32,
+    /// Best first, ties by lowest id; as many as were asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FinishReason {
+    /// The model's end token.
+    EndToken,
+    /// One of the client's `stop_token_ids`.
+    StopToken(TokenId),
+    /// `max_tokens` or the context length was reached.
+    Length,
+    /// A stop string, found at the coordinator.
+    StopString,
+}
+
+impl FinishReason {
+    /// The OpenAI `finish_reason`.
+    pub fn openai_name(self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            FinishReason::EndToken | FinishReason::StopToken(_) | FinishReason::StopString => "stop",
+        }
+    }
+}
+
+/// Why policy said no: a value, not an error. Each maps to one HTTP status and one metric label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RejectReason {
+    /// No decode node with a working way to prefill.
+    NotReady,
+    /// The waiting queue of this lane is full.
+    QueueFull,
+    /// Waited in the queue until its deadline or the lane's queue limit.
+    QueueTimeout,
+    /// Prompt plus outputs can never fit a node's KV pool.
+    TooLargeForPool { needed_blocks: u32, pool_blocks: u32 },
+    /// The coordinator is shutting down.
+    Draining,
+}
+
+impl RejectReason {
+    pub fn name(&self) -> &'static str {
+        match self {
+            RejectReason::NotReady => "not_ready",
+            RejectReason::QueueFull => "queue_full",
+            RejectReason::QueueTimeout => "queue_timeout",
+            RejectReason::TooLargeForPool { .. } => "too_large_for_pool",
+            RejectReason::Draining => "draining",
+        }
+    }
+}
+
+/// Why an accepted request broke. Closed: every wait on every leg ends in one of these, in success or in a cancel.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum RequestError {
+    #[error("the request's deadline passed after {waited_ms} ms in stage {stage}")]
+    DeadlineExceeded { stage: String, waited_ms: u64 },
+    #[error("prefill node {node} failed: {detail}")]
+    PrefillNodeFailed { node: String, detail: String },
+    #[error("decode node {node} failed: {detail}")]
+    DecodeNodeFailed { node: String, detail: String },
+    #[error("KV transfer from {from} to {to} failed: {reason}")]
+    TransferFailed { from: String, to: String, reason: String },
+    #[error("node {node} could not run the model step: {detail}")]
+    EngineFailed { node: String, detail: String },
+    #[error("the client read too slowly: {behind_tokens} tokens behind for {waited_ms} ms")]
+    SlowReader { behind_tokens: u32, waited_ms: u64 },
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl RequestError {
+    /// Short label for metrics and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RequestError::DeadlineExceeded { .. } => "deadline",
+            RequestError::PrefillNodeFailed { .. } => "prefill_node_failed",
+            RequestError::DecodeNodeFailed { .. } => "decode_node_failed",
+            RequestError::TransferFailed { .. } => "transfer_failed",
+            RequestError::EngineFailed { .. } => "engine_failed",
+            RequestError::SlowReader { .. } => "slow_reader",
+            RequestError::Internal(_) => "internal",
+        }
+    }
+    /// Whether placing the request anew may help (subject to the retry budget).
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            RequestError::PrefillNodeFailed { .. }
+                | RequestError::DecodeNodeFailed { .. }
+                | RequestError::TransferFailed { .. }
+        )
+    }
+}
+
+/// Why the decode node computes a prompt itself (PROTOCOL rule 16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LocalPrefillReason {
+    Short,
+    Cached,
+    NoPrefillNode,
+    TransferFailed,
+    CoLocated,
+}
+
+impl LocalPrefillReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            LocalPrefillReason::Short => "short",
+            LocalPrefillReason::Cached => "cached",
+            LocalPrefillReason::NoPrefillNode => "no_prefill_node",
+            LocalPrefillReason::TransferFailed => "transfer_failed",
+            LocalPrefillReason::CoLocated => "co_located",
+        }
+    }
+}
+
+/// One placement of one request: the key of everything a node holds for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AttemptKey {
+    pub request: RequestId,
+    pub attempt: Attempt,
+}

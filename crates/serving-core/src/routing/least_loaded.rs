@@ -1,0 +1,94 @@
+//! The default policy: the node with the least of what limits its phase.
+
+use super::{Candidate, Choice, Pool, RequestFacts, RouteReason, Router};
+
+/// Prefill is bound by compute, so its load is prompt tokens not yet computed. Decode is bound by sequences in the
+/// batch and by KV blocks; whichever is the larger share of its limit is the load.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeastLoaded;
+
+/// Shares are compared in parts per 65,536: integers, so that equal loads are equal on every machine.
+const SHARE_ONE: u64 = 1 << 16;
+
+fn share(part: u32, whole: u32) -> u64 {
+    u64::from(part) * SHARE_ONE / u64::from(whole.max(1))
+}
+
+fn load(pool: Pool, c: &Candidate) -> (u64, u64) {
+    match pool {
+        Pool::Prefill => (c.waiting_tokens, u64::MAX - c.permits_left),
+        Pool::Decode => {
+            let sequences = share(c.sequences, c.sequences_max);
+            let blocks = share(c.kv_blocks_used, c.kv_blocks);
+            (sequences.max(blocks), sequences.min(blocks))
+        }
+    }
+}
+
+impl Router for LeastLoaded {
+    fn name(&self) -> &'static str {
+        "least-loaded"
+    }
+
+    fn rank(&mut self, pool: Pool, _request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
+        let index = (0..candidates.len()).min_by_key(|i| (load(pool, &candidates[*i]), &candidates[*i].node))?;
+        let best = load(pool, &candidates[index]);
+        let others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
+        let reason = if candidates.len() == 1 {
+            RouteReason::OnlyCandidate
+        } else if others.into_iter().any(|(_, c)| load(pool, c) == best) {
+            RouteReason::Tie
+        } else {
+            RouteReason::LeastLoaded
+        };
+        Some(Choice { index, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::tests::{candidate, facts};
+
+    #[test]
+    fn prefill_goes_to_the_fewest_waiting_tokens_and_decode_to_the_emptiest_node() {
+        let nodes = [candidate("a", 2, 900), candidate("b", 5, 100)];
+        let prefill = LeastLoaded.rank(Pool::Prefill, &facts(), &nodes);
+        assert_eq!(
+            prefill,
+            Some(Choice {
+                index: 1,
+                reason: RouteReason::LeastLoaded
+            })
+        );
+        let decode = LeastLoaded.rank(Pool::Decode, &facts(), &nodes);
+        assert_eq!(
+            decode,
+            Some(Choice {
+                index: 0,
+                reason: RouteReason::LeastLoaded
+            })
+        );
+    }
+
+    #[test]
+    fn a_node_short_of_blocks_is_loaded_even_with_few_sequences() {
+        let mut full = candidate("a", 1, 0);
+        full.kv_blocks_used = 120;
+        let choice = LeastLoaded.rank(Pool::Decode, &facts(), &[full, candidate("b", 8, 0)]);
+        assert_eq!(choice.map(|c| c.index), Some(1));
+    }
+
+    #[test]
+    fn a_tie_goes_to_the_lowest_id() {
+        let nodes = [candidate("a", 2, 10), candidate("b", 2, 10)];
+        let choice = LeastLoaded.rank(Pool::Decode, &facts(), &nodes);
+        assert_eq!(
+            choice,
+            Some(Choice {
+                index: 0,
+                reason: RouteReason::Tie
+            })
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! Which node of a pool gets a request: one trait, one policy per file, nothing but facts in and a choice out.
+
+use std::fmt::Debug;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{NodeId, RequestId};
+use crate::request::Lane;
+
+mod least_loaded;
+mod round_robin;
+
+pub use least_loaded::LeastLoaded;
+pub use round_robin::RoundRobin;
+
+/// What a policy may know of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestFacts {
+    pub id: RequestId,
+    pub prompt_tokens: u32,
+    pub choice_count: u32,
+    pub lane: Lane,
+}
+
+/// Which choice is asked for. The decode node is chosen first, then the prefill node among those that can reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pool {
+    Decode,
+    Prefill,
+}
+
+/// One node that could take the request now: it is ready, compatible, not suspected, and its permits suffice.
+/// Candidates come sorted by node id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub node: NodeId,
+    /// Permits left after this request took its share: blocks (decode) or prompt tokens (prefill).
+    pub permits_left: u64,
+    /// Sequences given to the node by this coordinator and not ended.
+    pub sequences: u32,
+    pub sequences_max: u32,
+    /// Prompt tokens that wait or run on the node: reported, plus what was sent since.
+    pub waiting_tokens: u64,
+    pub kv_blocks_used: u32,
+    pub kv_blocks: u32,
+}
+
+/// Why a candidate won: the label of `baton_routing_decisions_total{reason}`. Closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum RouteReason {
+    /// There was one candidate.
+    OnlyCandidate,
+    /// It carried the least load.
+    LeastLoaded,
+    /// All carried the same load: the lowest id won.
+    Tie,
+    /// It was its turn.
+    Turn,
+}
+
+impl RouteReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            RouteReason::OnlyCandidate => "only_candidate",
+            RouteReason::LeastLoaded => "least_loaded",
+            RouteReason::Tie => "tie",
+            RouteReason::Turn => "turn",
+        }
+    }
+}
+
+/// `index` points into the candidates that were offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub index: usize,
+    pub reason: RouteReason,
+}
+
+/// One routing policy. It may keep state of its own, but no lock, no clock and no randomness.
+pub trait Router: Debug + Send {
+    /// Label of `baton_routing_decisions_total{policy}`.
+    fn name(&self) -> &'static str;
+    /// `None` only when there is no candidate.
+    fn rank(&mut self, pool: Pool, request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice>;
+}
+
+/// The policies by their configuration name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RoutingPolicy {
+    #[default]
+    LeastLoaded,
+    RoundRobin,
+}
+
+impl RoutingPolicy {
+    pub fn build(self) -> Box<dyn Router> {
+        match self {
+            RoutingPolicy::LeastLoaded => Box::new(LeastLoaded),
+            RoutingPolicy::RoundRobin => Box::new(RoundRobin::default()),
+        }
+    }
+    pub fn name(self) -> &'static str {
+        match self {
+            RoutingPolicy::LeastLoaded => "least-loaded",
+            RoutingPolicy::RoundRobin => "round-robin",
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::ids::{NodeEpoch, NodeName};
+
+    pub(crate) fn candidate(name: &str, sequences: u32, waiting_tokens: u64) -> Candidate {
+        Candidate {
+            node: NodeId {
+                name: NodeName::new(name),
+                epoch: NodeEpoch(1),
+            },
+            permits_left: 100,
+            sequences,
+            sequences_max: 16,
+            waiting_tokens,
+            kv_blocks_used: sequences * 4,
+            kv_blocks: 128,
+        }
+    }
+
+    pub(crate) fn facts() -> RequestFacts {
+        RequestFacts {
+            id: RequestId(1),
+            prompt_tokens: 40,
+            choice_count: 1,
+            lane: Lane::Interactive,
+        }
+    }
+
+    #[test]
+    fn every_policy_chooses_none_of_none_and_the_only_one_of_one() {
+        for policy in [RoutingPolicy::LeastLoaded, RoutingPolicy::RoundRobin] {
+            let mut router = policy.build();
+            assert_eq!(router.name(), policy.name());
+            for pool in [Pool::Decode, Pool::Prefill] {
+                assert_eq!(router.rank(pool, &facts(), &[]), None);
+                let one = [candidate("a", 3, 3)];
+                let choice = router.rank(pool, &facts(), &one).map(|c| (c.index, c.reason));
+                assert_eq!(choice, Some((0, RouteReason::OnlyCandidate)));
+            }
+        }
+    }
+}

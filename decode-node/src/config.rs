@@ -1,0 +1,105 @@
+//! The decode node's configuration: one struct, every key documented where `--help` takes it from.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
+use serde::Serialize;
+use service_runtime::process::ProcessConfig;
+use service_runtime::units::ByteSize;
+
+#[derive(Debug, Clone, Args, Serialize)]
+pub struct Config {
+    /// Name of this node in its cluster; unique, kept over restarts
+    #[arg(long, default_value = "decode-0")]
+    pub name: String,
+    /// host:port for gRPC, /metrics, /health and /ready; port 0 takes any
+    #[arg(long, default_value = "127.0.0.1:7420")]
+    pub listen: String,
+    /// host:port at which others reach this node, when it is not the listen address
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<String>,
+    /// host:port of each coordinator's control port
+    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7400")]
+    pub coordinators: Vec<String>,
+    /// GGUF file
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<PathBuf>,
+    /// Model name to register under; the coordinator takes nodes of its own name only
+    #[arg(long, default_value = "smollm2-135m")]
+    pub served_model_name: String,
+    /// What computes: cpu, or stand-in (no weights, for tests)
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub engine: EngineKind,
+    /// Arithmetic of the cpu engine; all nodes of a cluster need the same
+    #[arg(long, value_enum, default_value = "int8-blocks")]
+    pub numerics: Numerics,
+    /// Instruction set of the cpu engine; all give the same bits
+    #[arg(long, value_enum, default_value = "auto")]
+    pub kernel: KernelChoice,
+    /// Threads of the engine; default: one per core
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Memory for KV blocks
+    #[arg(long, default_value = "512MiB")]
+    pub kv_cache_memory: ByteSize,
+    /// Most sequences in one step; as many again may wait
+    #[arg(long, default_value_t = 16)]
+    pub max_num_seqs: u32,
+    /// Most tokens in one step, prompt chunks included
+    #[arg(long, default_value_t = 512)]
+    pub max_num_batched_tokens: u32,
+    /// Most tokens of prompt and output together; default: the model's context
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u32>,
+    /// Keep finished blocks for prompts that start alike
+    #[arg(long, action = ArgAction::Set, default_value_t = true)]
+    pub prefix_cache: bool,
+    /// Always compute prompts here: a node of a co-located cluster
+    #[arg(long, action = ArgAction::Set, default_value_t = false, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub co_located: bool,
+    /// How long a reservation lives without a sign of its transfer once its prefill has begun; must exceed the prefill
+    /// node's longest step (512 tokens in exact numerics on a shared core: 40 s)
+    #[arg(long, default_value_t = 60_000)]
+    pub reservation_ms_max: u64,
+    /// How long a drain waits for running requests before it gives them up
+    #[arg(long, default_value_t = 10_000)]
+    pub drain_ms_max: u64,
+    /// Drain when stdin ends (set for children of `baton up`)
+    #[arg(long)]
+    pub exit_with_stdin: bool,
+}
+
+impl Config {
+    pub fn engine_limits(&self) -> EngineLimits {
+        EngineLimits {
+            max_batch_tokens: self.max_num_batched_tokens,
+            max_sequences: self.max_num_seqs,
+        }
+    }
+    pub fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.threads.unwrap_or_else(cores)
+    }
+    pub fn reservation(&self) -> Duration {
+        Duration::from_millis(self.reservation_ms_max)
+    }
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain_ms_max)
+    }
+}
+
+impl ProcessConfig for Config {
+    const SERVICE: &'static str = "baton-decode";
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn exit_with_stdin(&self) -> bool {
+        self.exit_with_stdin
+    }
+}

@@ -1,0 +1,250 @@
+//! From the batcher's events to response streams, block copies, KV hashes and closed transfers. Never blocks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use engine::KvMemory;
+use kv_transfer::receiver::{Arrived, Receiver};
+use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened};
+use service_runtime::clock::Clock;
+use service_runtime::telemetry::MeasuredSpan;
+use service_runtime::telemetry::opentelemetry::trace::SpanKind;
+use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
+use serving_core::batching::{DecodeBatcher, DecodeEvent, DecodeReport, NodeFailure};
+use serving_core::ids::{BlockId, TransferId};
+use serving_core::request::{AttemptKey, Request, TokenEvent};
+use serving_core::stage::Stage;
+use tokio::sync::mpsc;
+
+use crate::handoff::HandoffDesk;
+use crate::inbox::OpenJob;
+
+/// Places in a stream's channel kept for its last events, which must never be lost.
+const PLACES_KEPT: usize = 4;
+
+#[derive(Debug)]
+struct OpenStream {
+    request: Arc<Request>,
+    events: mpsc::Sender<WireEvent>,
+    /// Tokens of the current step, sent together.
+    tokens: Vec<TokenEvent>,
+    transfer: Option<TransferId>,
+    kv_hashes: Vec<u64>,
+    kv_bytes: u64,
+    context: Context,
+}
+
+/// The batcher and what its events act on.
+#[derive(Debug)]
+pub struct Delivery {
+    pub batcher: DecodeBatcher,
+    kv: Arc<KvMemory>,
+    desk: Arc<HandoffDesk>,
+    receiver: Arc<Receiver>,
+    streams: BTreeMap<AttemptKey, OpenStream>,
+    transfers: BTreeMap<TransferId, AttemptKey>,
+    /// Streams that have tokens to send.
+    fresh: Vec<AttemptKey>,
+}
+
+impl Delivery {
+    pub fn new(batcher: DecodeBatcher, kv: Arc<KvMemory>, handoff: (Arc<HandoffDesk>, Arc<Receiver>)) -> Self {
+        Self {
+            batcher,
+            kv,
+            desk: handoff.0,
+            receiver: handoff.1,
+            streams: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            fresh: Vec::new(),
+        }
+    }
+
+    /// The request that waits for a transfer.
+    pub fn key_of(&self, transfer: TransferId) -> Option<AttemptKey> {
+        self.transfers.get(&transfer).copied()
+    }
+
+    pub fn opened(&mut self, key: AttemptKey, request: Arc<Request>, job: OpenJob, reply: WireOpened) {
+        let transfer = reply.ticket.as_ref().map(|ticket| ticket.transfer);
+        self.transfers.extend(transfer.map(|transfer| (transfer, key)));
+        let mut span = MeasuredSpan::new("decode.open", job.received_at, Clock::now());
+        span.attributes
+            .push(KeyValue::new("prefix_blocks", i64::from(reply.prefix_blocks)));
+        span.attributes.push(KeyValue::new("local_prefill", transfer.is_none()));
+        span.record(&job.context);
+        let stream = OpenStream {
+            request,
+            events: job.events,
+            tokens: Vec::new(),
+            transfer,
+            kv_hashes: Vec::new(),
+            kv_bytes: 0,
+            context: job.context,
+        };
+        self.streams.insert(key, stream);
+        self.send(key, WireEvent::Opened(reply));
+    }
+
+    pub fn committed(&mut self, arrived: &Arrived) {
+        if let Some(stream) = self.streams.get_mut(&arrived.key) {
+            stream.kv_bytes = arrived.kv_bytes;
+            let start = Clock::time_of(arrived.first_frame.unwrap_or(arrived.last_frame));
+            let mut span = MeasuredSpan::new("kv.recv", start, Clock::time_of(arrived.last_frame));
+            span.kind = SpanKind::Server;
+            span.attributes.push(KeyValue::new(
+                "bytes",
+                i64::try_from(arrived.kv_bytes).unwrap_or(i64::MAX),
+            ));
+            span.attributes.push(KeyValue::new("frames", i64::from(arrived.frames)));
+            span.record(&stream.context);
+        }
+    }
+
+    /// Clients that have gone: their streams' channels are closed.
+    pub fn cancel_closed(&mut self) {
+        let closed = self.streams.iter().filter(|(_, stream)| stream.events.is_closed());
+        let closed: Vec<AttemptKey> = closed.map(|(key, _)| *key).collect();
+        for key in closed {
+            self.batcher.cancel(key);
+            self.close(key);
+        }
+    }
+
+    /// Carries out everything the batcher has decided.
+    pub fn deliver(&mut self) {
+        loop {
+            while let Some(event) = self.batcher.take_event() {
+                self.carry_out(event);
+            }
+            let mut fresh = std::mem::take(&mut self.fresh);
+            for key in fresh.drain(..) {
+                self.send_tokens(key);
+            }
+            // A reader that was found too slow fails its request, which is one more event.
+            if self.fresh.is_empty() {
+                self.fresh = fresh;
+            }
+            match self.batcher.take_event() {
+                Some(event) => self.carry_out(event),
+                None => return,
+            }
+        }
+    }
+
+    fn carry_out(&mut self, event: DecodeEvent) {
+        match event {
+            DecodeEvent::CopyBlock { key, from, to } => {
+                if let Err(error) = self.kv.copy_block(from, to) {
+                    let detail = error.to_string();
+                    self.batcher.fail(key, NodeFailure::Engine { detail });
+                }
+            }
+            DecodeEvent::HashPrompt { key, blocks } => self.hash_prompt(key, &blocks),
+            DecodeEvent::Committed { key, timings, .. } => self.send(key, WireEvent::Committed { timings }),
+            DecodeEvent::Token { key, event } => {
+                if let Some(stream) = self.streams.get_mut(&key) {
+                    if stream.tokens.is_empty() {
+                        self.fresh.push(key);
+                    }
+                    stream.tokens.push(event);
+                }
+            }
+            DecodeEvent::Finished { key, report } => self.finished(key, *report),
+            DecodeEvent::Failed { key, failure } => {
+                self.send_tokens(key);
+                self.send(key, WireEvent::Failed(Failed::from(&failure)));
+                self.close(key);
+            }
+            DecodeEvent::CloseTransfer { transfer } => {
+                self.transfers.remove(&transfer);
+                // First nobody can claim it, then whoever has is told to stop; `ended` follows if somebody has.
+                self.desk.withdraw(transfer);
+                if !self.receiver.abort(transfer, "closed") {
+                    self.batcher.transfer_ended(transfer);
+                }
+            }
+        }
+    }
+
+    fn finished(&mut self, key: AttemptKey, report: DecodeReport) {
+        self.send_tokens(key);
+        let Some(stream) = self.streams.get_mut(&key) else {
+            return;
+        };
+        record_spans(&stream.context, &report);
+        let finished = DecodeFinished {
+            timings: report.timings,
+            cached_tokens: report.cached_tokens,
+            preemptions: report.preemptions,
+            kv_hashes: std::mem::take(&mut stream.kv_hashes),
+            kv_bytes: stream.kv_bytes,
+        };
+        self.send(key, WireEvent::Finished(finished));
+        self.close(key);
+    }
+
+    /// Before any decode step writes into the last, partly filled block.
+    fn hash_prompt(&mut self, key: AttemptKey, blocks: &[BlockId]) {
+        let Some(stream) = self.streams.get_mut(&key) else {
+            return;
+        };
+        let block_tokens = self.kv.geometry().block_tokens;
+        let mut left = stream.request.prompt_tokens();
+        for block in blocks {
+            let valid = left.min(block_tokens);
+            left -= valid;
+            match self.kv.block_hash(*block, valid) {
+                Ok(hash) => stream.kv_hashes.push(hash),
+                Err(error) => {
+                    let detail = error.to_string();
+                    return self.batcher.fail(key, NodeFailure::Engine { detail });
+                }
+            }
+        }
+    }
+
+    fn send_tokens(&mut self, key: AttemptKey) {
+        let Some(stream) = self.streams.get_mut(&key) else {
+            return;
+        };
+        let tokens = std::mem::take(&mut stream.tokens);
+        if tokens.is_empty() {
+            return;
+        }
+        if stream.events.capacity() <= PLACES_KEPT {
+            let behind = stream.events.max_capacity() - stream.events.capacity() + tokens.len();
+            let behind_tokens = u32::try_from(behind).unwrap_or(u32::MAX);
+            return self.batcher.fail(key, NodeFailure::SlowReader { behind_tokens });
+        }
+        self.send(key, WireEvent::Tokens(tokens));
+    }
+
+    /// Full is impossible while places are kept; closed means a cancel that is noticed next.
+    pub fn send(&mut self, key: AttemptKey, event: WireEvent) {
+        if let Some(stream) = self.streams.get(&key) {
+            let _ = stream.events.try_send(event);
+        }
+    }
+
+    fn close(&mut self, key: AttemptKey) {
+        if let Some(transfer) = self.streams.remove(&key).and_then(|stream| stream.transfer) {
+            self.transfers.remove(&transfer);
+        }
+    }
+}
+
+/// `decode.queue` and `decode.loop` of a request whose last token has just been drawn.
+fn record_spans(context: &Context, report: &DecodeReport) {
+    let now = Clock::now();
+    let length = |stage| report.timings.get(stage).unwrap_or_default();
+    let back = |time: serving_core::time::Time, by: std::time::Duration| {
+        serving_core::time::Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
+    };
+    let joined = back(now, length(Stage::Decode));
+    MeasuredSpan::new("decode.queue", back(joined, length(Stage::DecodeQueue)), joined).record(context);
+    let mut span = MeasuredSpan::new("decode.loop", joined, now);
+    span.attributes
+        .push(KeyValue::new("preemptions", i64::from(report.preemptions)));
+    span.record(context);
+}

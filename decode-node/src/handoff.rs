@@ -1,0 +1,137 @@
+//! The decode node's end of a handoff: reservations that are out, and the receiver's calls turned into loop work.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use engine::KvMemory;
+use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, RefuseReason};
+use serving_core::ids::{BlockId, NodeId, TransferId};
+use serving_core::kv::reservation::Reservation;
+use tokio::sync::oneshot;
+
+use crate::inbox::{CommitJob, Inbox};
+
+/// Lives between the step thread, which offers reservations, and the receiver's tasks, which claim them. Holds at most
+/// one entry per request that waits for its KV.
+#[derive(Debug)]
+pub struct HandoffDesk {
+    kv: Arc<KvMemory>,
+    inbox: Arc<Inbox>,
+    offers: Mutex<BTreeMap<TransferId, Reservation>>,
+}
+
+impl HandoffDesk {
+    pub fn new(kv: Arc<KvMemory>, inbox: Arc<Inbox>) -> Self {
+        Self {
+            kv,
+            inbox,
+            offers: Mutex::default(),
+        }
+    }
+    /// A ticket is about to go out: its transfer may be claimed once.
+    pub fn offer(&self, reservation: Reservation) {
+        self.lock().insert(reservation.transfer, reservation);
+    }
+    /// The transfer can no longer be claimed. One that was claimed before is the receiver's to abort.
+    pub fn withdraw(&self, transfer: TransferId) {
+        self.lock().remove(&transfer);
+    }
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<TransferId, Reservation>> {
+        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl HandoffSink for HandoffDesk {
+    /// Only the prefill node that the coordinator named gets the reservation; for anybody else it stays on offer.
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason> {
+        let mut offers = self.lock();
+        match offers.get(&transfer) {
+            Some(reservation) if reservation.sender == *sender => {
+                offers.remove(&transfer).ok_or(RefuseReason::UnknownTransfer)
+            }
+            _ => Err(RefuseReason::UnknownTransfer),
+        }
+    }
+
+    fn began(&self, transfer: TransferId) {
+        self.inbox.began(transfer);
+    }
+
+    fn progressed(&self, transfer: TransferId) {
+        self.inbox.progressed(transfer);
+    }
+
+    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
+        let imported = self.kv.import_layers(block, layers, data);
+        imported.map_err(|source| ImportError {
+            block,
+            source: Box::new(source),
+        })
+    }
+
+    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+        let (answer, answered) = oneshot::channel();
+        self.inbox.commit(CommitJob { arrived, answer });
+        answered.await.unwrap_or_else(|_| {
+            let detail = "the decode node is shutting down".to_owned();
+            Err(RefuseReason::NotCommitted {
+                label: "shutting_down",
+                detail,
+            })
+        })
+    }
+
+    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+        self.inbox.ended(transfer, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::{KvDtype, KvGeometry};
+    use serving_core::ids::{Attempt, Generation, NodeEpoch, NodeName, RequestId};
+    use serving_core::request::AttemptKey;
+
+    use super::*;
+
+    fn node(epoch: u64) -> NodeId {
+        NodeId {
+            name: NodeName::new("prefill-0"),
+            epoch: NodeEpoch(epoch),
+        }
+    }
+
+    #[test]
+    fn a_reservation_is_given_out_once_to_the_named_node_only() {
+        let geometry = KvGeometry {
+            layer_count: 1,
+            kv_head_count: 1,
+            head_dim: 8,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+        };
+        let kv = Arc::new(KvMemory::new(geometry, 2).expect("small"));
+        let desk = HandoffDesk::new(kv, Arc::default());
+        let reservation = |id: u128| Reservation {
+            transfer: TransferId(id),
+            key: AttemptKey {
+                request: RequestId(1),
+                attempt: Attempt(0),
+            },
+            sender: node(1),
+            blocks: vec![(BlockId(0), Generation(1))],
+            layer_count: 1,
+            layer_bytes: geometry.layer_bytes(),
+        };
+        desk.offer(reservation(1));
+        desk.offer(reservation(2));
+        assert!(desk.claim(TransferId(1), &node(2)).is_err(), "another life of the node");
+        assert!(desk.claim(TransferId(1), &node(1)).is_ok());
+        assert!(desk.claim(TransferId(1), &node(1)).is_err(), "only once");
+        desk.withdraw(TransferId(2));
+        assert!(desk.claim(TransferId(2), &node(1)).is_err(), "withdrawn");
+    }
+}

@@ -1,0 +1,185 @@
+//! What waits for the step thread: one mailbox, bounded, that neither loses an end of a transfer nor blocks a sender.
+//!
+//! Bounds: `OPENS_MAX` requests (the rest is refused); at most one commit and one end per reservation that is out, so
+//! no more than the batcher has sequences; signs of life are sets, at most one entry per reservation.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use kv_transfer::receiver::{Arrived, ReceiveEnd, RefuseReason};
+use proto::messages::{DecodeEvent, OpenRequest};
+use service_runtime::clock::Clock;
+use service_runtime::telemetry::opentelemetry::Context;
+use serving_core::ids::TransferId;
+use serving_core::time::Time;
+use tokio::sync::{mpsc, oneshot};
+
+/// Requests that may wait for the loop. It takes them all between two steps, so this is what may arrive in one step.
+const OPENS_MAX: usize = 256;
+
+/// One `Open` on its way to the loop.
+#[derive(Debug)]
+pub struct OpenJob {
+    pub open: OpenRequest,
+    pub events: mpsc::Sender<DecodeEvent>,
+    pub received_at: Time,
+    /// Trace context of the request's `decode` span.
+    pub context: Context,
+}
+
+/// A transfer that is complete and verified; the loop answers.
+#[derive(Debug)]
+pub struct CommitJob {
+    pub arrived: Arrived,
+    pub answer: oneshot::Sender<Result<(), RefuseReason>>,
+}
+
+/// Everything that arrived since the loop last looked, to be applied in the order of the fields.
+#[derive(Debug, Default)]
+pub struct Work {
+    pub opens: Vec<OpenJob>,
+    pub began: BTreeSet<TransferId>,
+    pub progressed: BTreeSet<TransferId>,
+    pub commits: Vec<CommitJob>,
+    pub ended: Vec<(TransferId, ReceiveEnd)>,
+    /// Set once: finish what runs until then, take nothing new.
+    pub drain_until: Option<Time>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    work: Work,
+    is_woken: bool,
+    is_closed: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Inbox {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Inbox {
+    /// Gives the job back when the mailbox is full or the loop has ended.
+    #[allow(clippy::result_large_err, reason = "the caller needs its job back")]
+    pub fn open(&self, job: OpenJob) -> Result<(), OpenJob> {
+        let mut state = self.lock();
+        if state.is_closed || state.work.opens.len() >= OPENS_MAX {
+            return Err(job);
+        }
+        state.work.opens.push(job);
+        self.wake_locked(state);
+        Ok(())
+    }
+    pub fn began(&self, transfer: TransferId) {
+        let mut state = self.lock();
+        state.work.began.insert(transfer);
+        self.wake_locked(state);
+    }
+    pub fn progressed(&self, transfer: TransferId) {
+        let mut state = self.lock();
+        state.work.progressed.insert(transfer);
+        self.wake_locked(state);
+    }
+    /// Dropped when the loop has ended: the answer's sender goes with it.
+    pub fn commit(&self, job: CommitJob) {
+        let mut state = self.lock();
+        if !state.is_closed {
+            state.work.commits.push(job);
+            self.wake_locked(state);
+        }
+    }
+    pub fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+        let mut state = self.lock();
+        if !state.is_closed {
+            state.work.ended.push((transfer, end));
+            self.wake_locked(state);
+        }
+    }
+    pub fn drain(&self, until: Time) {
+        let mut state = self.lock();
+        state.work.drain_until = Some(until);
+        self.wake_locked(state);
+    }
+    /// Something outside the mailbox changed: a client has gone.
+    pub fn wake(&self) {
+        self.wake_locked(self.lock());
+    }
+    /// The loop has ended: nobody will look again.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.work = Work::default();
+    }
+
+    /// Takes everything; waits for something until `deadline` when one is given.
+    pub fn take(&self, deadline: Option<Time>) -> Work {
+        let mut state = self.lock();
+        while let Some(deadline) = deadline {
+            let left = deadline.remaining(Clock::now());
+            if state.is_woken || left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_woken = false;
+        std::mem::take(&mut state.work)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn wake_locked(&self, mut state: MutexGuard<'_, State>) {
+        state.is_woken = true;
+        drop(state);
+        self.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_end_is_not_lost_and_wakes_the_loop() {
+        let inbox = Arc::new(Inbox::default());
+        let sender = inbox.clone();
+        let thread = std::thread::spawn(move || sender.ended(TransferId(1), ReceiveEnd::PairLost));
+        let work = inbox.take(Some(Clock::now() + Duration::from_secs(20)));
+        assert_eq!(work.ended.len(), 1);
+        thread.join().expect("no panic");
+        assert!(inbox.take(None).ended.is_empty());
+    }
+
+    #[test]
+    fn an_idle_wait_ends_at_its_deadline() {
+        let start = Clock::now();
+        Inbox::default().take(Some(start + Duration::from_millis(5)));
+        assert!(Clock::now() >= start + Duration::from_millis(5));
+    }
+
+    #[test]
+    fn a_commit_for_a_loop_that_is_gone_is_answered_by_its_absence() {
+        let inbox = Inbox::default();
+        inbox.close();
+        let (answer, mut answered) = oneshot::channel();
+        let arrived = Arrived {
+            transfer: TransferId(1),
+            key: serving_core::request::AttemptKey {
+                request: serving_core::ids::RequestId(1),
+                attempt: serving_core::ids::Attempt(0),
+            },
+            first_tokens: Vec::new(),
+            kv_bytes: 0,
+            frames: 0,
+            first_frame: None,
+            last_frame: std::time::Instant::now(),
+        };
+        inbox.commit(CommitJob { arrived, answer });
+        assert!(answered.try_recv().is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! The decode node: reserves KV blocks, verifies and commits handoffs, computes prompts itself when told to, and
+//! generates tokens in one continuously changing batch.
+//! Never sees text, never routes, never takes a KV byte it did not reserve a place for; the batcher decides, this acts.
+//! Read first: `run` (the life of the node), then `step_loop::StepLoop::run`.
+//! Modules in the order of a request: service, inbox, step_loop, handoff, delivery.
+//! Tests: beside the code; `tests/` drives a node over real gRPC with the stand-in engine.
+
+pub mod config;
+mod delivery;
+mod handoff;
+mod inbox;
+mod metrics;
+mod node;
+mod service;
+mod step_loop;
+
+use service_runtime::announce::{Announcement, Listening};
+use service_runtime::config::Program;
+use service_runtime::health::{Health, ReadyState};
+use service_runtime::membership::{self, JoinConfig, MembershipEvent};
+use service_runtime::serve::{self, Ops, ServeError};
+use service_runtime::shutdown::Shutdown;
+use thiserror::Error;
+
+pub use config::Config;
+pub use node::{DecodeNode, NodeError};
+pub use service::EVENTS_QUEUED_MAX;
+
+const ROLE: &str = "decode";
+
+pub const PROGRAM: Program = Program {
+    name: "baton-decode-node",
+    about: "A decode node of a baton cluster: receives KV, generates tokens",
+    version: env!("CARGO_PKG_VERSION"),
+};
+
+/// Why a node ended with a failure. All but `StepThread` are the configuration's or the machine's fault.
+#[derive(Debug, Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("the step thread ended by itself; its last words are on stderr; this is a bug in baton")]
+    StepThread,
+    #[error("the server task broke: {0}")]
+    ServerTask(tokio::task::JoinError),
+}
+
+/// The life of a decode node: port, engine, membership, work, drain. Ends well after a drain.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
+    let (listener, bound) = serve::bind(&config.listen).await?;
+    let address = config.advertise.clone().unwrap_or_else(|| bound.to_string());
+    let mut node = DecodeNode::open(&config, &address).await?;
+    let health = Health::new("no coordinator has welcomed this node yet");
+    let ops = Ops {
+        role: ROLE,
+        name: config.name.clone(),
+        version: PROGRAM.version,
+        health: health.clone(),
+        metrics: node.registry(),
+    };
+    let stop_serving = Shutdown::new();
+    let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
+    Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
+    let join = JoinConfig {
+        coordinators: config.coordinators.clone(),
+        record: node.record(),
+    };
+    let mut members = membership::join(join, node.status());
+    let mut was_ready = false;
+    loop {
+        tokio::select! {
+            () = shutdown.requested() => break,
+            () = node.step_thread_ended() => return Err(RunError::StepThread),
+            served = &mut server => {
+                served.map_err(RunError::ServerTask)??;
+                break;
+            }
+            event = members.next_event() => match event {
+                Some(MembershipEvent::Welcomed { coordinator, address }) => {
+                    tracing::info!(%coordinator, %address, "welcomed");
+                    health.set(ReadyState::Ready);
+                    if !std::mem::replace(&mut was_ready, true) {
+                        let (role, name) = (ROLE.to_owned(), config.name.clone());
+                        Announcement::Ready { role, name }.print();
+                    }
+                }
+                Some(MembershipEvent::ConnectionLost { .. }) => {}
+                Some(MembershipEvent::DrainRequested { reason }) => {
+                    tracing::info!(%reason, "a coordinator asks this node to leave");
+                    break;
+                }
+                None => break,
+            }
+        }
+    }
+    health.set(ReadyState::Draining);
+    node.drain(config.drain()).await;
+    members.leave().await;
+    stop_serving.request();
+    if !server.is_finished() {
+        server.await.map_err(RunError::ServerTask)??;
+    }
+    Ok(())
+}

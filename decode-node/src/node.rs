@@ -1,0 +1,193 @@
+//! A decode node without its port: engine, batcher, step thread, handoff desk. `run` and the tests put it together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{EngineError, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner, open_engine};
+use kv_transfer::receiver::Receiver;
+use prometheus_client::registry::Registry;
+use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
+use proto::v1::decode_service_server::DecodeServiceServer;
+use service_runtime::clock::Clock;
+use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
+use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
+use thiserror::Error;
+use tokio::sync::{oneshot, watch};
+use tonic::service::{Routes, RoutesBuilder};
+
+use crate::config::Config;
+use crate::handoff::HandoffDesk;
+use crate::inbox::Inbox;
+use crate::metrics::Metrics;
+use crate::service::DecodeApi;
+use crate::step_loop::{LoopParts, StepLoop};
+
+/// Longer than the loop itself needs after the grace: it must not be cut off while it says goodbye.
+const DRAIN_MARGIN: Duration = Duration::from_secs(3);
+
+/// Why a node could not be made.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    #[error("cannot open the engine: {0}")]
+    Open(#[from] OpenError),
+    #[error("cannot sample from this model: {0}")]
+    Sampler(#[from] SampleError),
+    #[error("cannot run the model: {0}")]
+    Engine(#[from] EngineError),
+    #[error("the system started no step thread: {0}; raise the process limit")]
+    Thread(std::io::Error),
+    #[error("opening the engine broke off; its last words are on stderr; this is a bug in baton")]
+    OpeningPanicked,
+}
+
+/// A running decode node. Dropping it does not stop the step thread: `drain` does.
+#[derive(Debug)]
+pub struct DecodeNode {
+    record: NodeRecord,
+    inbox: Arc<Inbox>,
+    receiver: Arc<Receiver>,
+    registry: Arc<Registry>,
+    status: watch::Receiver<NodeStatus>,
+    /// Ends with the step thread, however it ends.
+    ended: oneshot::Receiver<()>,
+}
+
+impl DecodeNode {
+    /// Opens the engine (seconds for a real model) and starts the step thread. `address` is where peers reach this
+    /// node's handoff service.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub async fn open(config: &Config, address: &str) -> Result<Self, NodeError> {
+        let for_engine = config.clone();
+        let opening = tokio::task::spawn_blocking(move || open(&for_engine));
+        let opened = opening.await.map_err(|_| NodeError::OpeningPanicked)??;
+        let model = opened.engine.model().clone();
+        let kv = opened.engine.kv().clone();
+        let limits = node_limits(config, &opened);
+        let id = NodeId {
+            name: NodeName::new(&config.name),
+            epoch: NodeEpoch(rand::random()),
+        };
+        let record = NodeRecord {
+            id: id.clone(),
+            role: NodeRole::Decode,
+            is_co_located: config.co_located,
+            address: address.to_owned(),
+            compatibility: opened.compatibility,
+            transports: vec!["grpc".to_owned()],
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            capacity: NodeCapacity {
+                kv_blocks: limits.kv_blocks,
+                block_tokens: limits.block_tokens,
+                max_sequences: limits.max_sequences,
+                max_batch_tokens: limits.max_batch_tokens,
+                max_model_tokens: limits.max_model_tokens,
+                block_bytes: model.kv.block_bytes() as u64,
+            },
+            model_name: config.served_model_name.clone(),
+            state: NodeState::Ready,
+        };
+        let inbox = Arc::new(Inbox::default());
+        let desk = Arc::new(HandoffDesk::new(kv, inbox.clone()));
+        let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let batcher = DecodeBatcher::new(DecodeConfig {
+            limits,
+            reservation: config.reservation(),
+        });
+        let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let parts = LoopParts {
+            node: id,
+            address: address.to_owned(),
+            reservation: config.reservation(),
+            inbox: inbox.clone(),
+            desk,
+            receiver: receiver.clone(),
+            metrics,
+            status: status_in,
+        };
+        let step_loop = StepLoop::new(parts, StepRunner::new(opened.engine)?, batcher);
+        let (ending, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("decode-step".to_owned());
+        let spawned = thread.spawn(move || {
+            // Dropped when the loop returns or panics: that is the signal.
+            let _ending: oneshot::Sender<()> = ending;
+            step_loop.run();
+        });
+        spawned.map_err(NodeError::Thread)?;
+        Ok(Self {
+            record,
+            inbox,
+            receiver,
+            registry: Arc::new(registry),
+            status,
+            ended,
+        })
+    }
+
+    pub fn record(&self) -> NodeRecord {
+        self.record.clone()
+    }
+    pub fn status(&self) -> watch::Receiver<NodeStatus> {
+        self.status.clone()
+    }
+    pub fn registry(&self) -> Arc<Registry> {
+        self.registry.clone()
+    }
+
+    /// The node's gRPC services.
+    pub fn routes(&self) -> Routes {
+        let api = DecodeServiceServer::new(DecodeApi::new(self.inbox.clone()));
+        let mut routes = RoutesBuilder::default();
+        routes.add_service(api.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX));
+        kv_transfer::grpc::add_to_routes(&mut routes, self.receiver.clone());
+        routes.routes()
+    }
+
+    /// Pends until the step thread is gone. Cancel-safe; not to be asked again after it ended.
+    pub async fn step_thread_ended(&mut self) {
+        let _ = (&mut self.ended).await;
+    }
+
+    /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the step thread.
+    pub async fn drain(&mut self, grace: Duration) {
+        self.inbox.drain(Clock::now() + grace);
+        if tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended)
+            .await
+            .is_err()
+        {
+            tracing::error!("the step thread did not end in time");
+        }
+    }
+}
+
+fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
+    open_engine(OpenOptions {
+        kind: config.engine,
+        model: config.model.as_deref(),
+        numerics: config.numerics,
+        kernel: config.kernel,
+        threads: config.threads(),
+        kv_bytes: config.kv_cache_memory.bytes(),
+        limits: config.engine_limits(),
+        protocol_version: PROTOCOL_VERSION,
+        progress: None,
+    })
+}
+
+fn node_limits(config: &Config, opened: &OpenedEngine) -> NodeLimits {
+    let (model, kv) = (opened.engine.model(), opened.engine.kv());
+    let context = model.context_length;
+    NodeLimits {
+        kv_blocks: kv.block_count(),
+        block_tokens: kv.geometry().block_tokens,
+        max_batch_tokens: config.max_num_batched_tokens,
+        max_sequences: config.max_num_seqs,
+        max_model_tokens: config.max_model_len.map_or(context, |wanted| wanted.min(context)),
+        vocab_size: model.vocab_size,
+        prefix_cache: config.prefix_cache,
+    }
+}

@@ -1,0 +1,322 @@
+//! The step thread: takes what arrived, applies it to the batcher, runs one engine step, hands results out.
+//!
+//! It owns the engine, the batcher and every response stream, and waits for nobody: results go into bounded channels,
+//! and a reader that lets one run full loses its request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::StepRunner;
+use kv_transfer::receiver::{ReceiveEnd, Receiver, RefuseReason};
+use proto::messages::{DecodeEvent as WireEvent, Opened as WireOpened, PromptLogprobs, Refused, RefusedReason};
+use service_runtime::clock::Clock;
+use serving_core::batching::{Commit, CommitError, DecodeBatcher, NodeFailure, OpenCommand, Opened, PromptSource};
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::reservation::Reservation;
+use serving_core::node::{NodeState, NodeStatus, Ticket};
+use serving_core::request::AttemptKey;
+use serving_core::time::Time;
+use tokio::sync::watch;
+
+use crate::delivery::Delivery;
+use crate::handoff::HandoffDesk;
+use crate::inbox::{CommitJob, Inbox, OpenJob, Work};
+use crate::metrics::Metrics;
+
+/// The reaper's period (PROTOCOL, timers): independent of traffic.
+const TICK: Duration = Duration::from_secs(1);
+/// After the drain's grace everything has been told to end; transfers that still write get this long to stop.
+const CLOSE_TIME_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the loop shares with the rest of the node.
+#[derive(Clone, Debug)]
+pub struct LoopParts {
+    pub node: NodeId,
+    /// host:port of this node's handoff service, for tickets.
+    pub address: String,
+    pub reservation: Duration,
+    pub inbox: Arc<Inbox>,
+    pub desk: Arc<HandoffDesk>,
+    pub receiver: Arc<Receiver>,
+    pub metrics: Metrics,
+    pub status: watch::Sender<NodeStatus>,
+}
+
+#[derive(Debug)]
+pub struct StepLoop {
+    parts: LoopParts,
+    runner: StepRunner,
+    delivery: Delivery,
+    drain_until: Option<Time>,
+}
+
+impl StepLoop {
+    pub fn new(parts: LoopParts, runner: StepRunner, batcher: DecodeBatcher) -> Self {
+        // Before the first tick too: to whoever scrapes, a missing series is not zero blocks.
+        parts.metrics.status(&batcher.status(NodeState::Ready));
+        let kv = runner.engine().kv().clone();
+        let receiver = (parts.desk.clone(), parts.receiver.clone());
+        let delivery = Delivery::new(batcher, kv, receiver);
+        Self {
+            parts,
+            runner,
+            delivery,
+            drain_until: None,
+        }
+    }
+
+    /// Runs until a drain is over.
+    pub fn run(mut self) {
+        let mut next_tick = Clock::now() + TICK;
+        let mut is_idle = true;
+        while !self.is_over() {
+            let timers = [self.delivery.batcher.next_timer(), self.drain_until];
+            let wake_at = timers.into_iter().flatten().fold(next_tick, Time::min);
+            let work = self.parts.inbox.take(is_idle.then_some(wake_at));
+            self.apply(work);
+            let now = Clock::now();
+            if now >= next_tick || self.delivery.batcher.next_timer().is_some_and(|timer| timer <= now) {
+                self.delivery.batcher.tick(now);
+                next_tick = now + TICK;
+            }
+            self.give_up_when_late(now);
+            self.delivery.cancel_closed();
+            self.delivery.deliver();
+            self.publish();
+            is_idle = !self.step();
+        }
+        self.parts.inbox.close();
+    }
+
+    /// One engine step, when there is something to run.
+    fn step(&mut self) -> bool {
+        let Some(plan) = self.delivery.batcher.next_step(Clock::now()) else {
+            return false;
+        };
+        self.parts.metrics.step(plan.token_count(), plan.rows().len());
+        let ran = self.runner.run(&plan);
+        let now = Clock::now();
+        match ran {
+            Ok(()) => {
+                let output = self.runner.output();
+                for chunk in output.prompt_logprobs.drain(..) {
+                    let scored = PromptLogprobs {
+                        first_position: chunk.first_position,
+                        tokens: chunk.tokens,
+                    };
+                    self.delivery.send(chunk.key, WireEvent::PromptLogprobs(scored));
+                }
+                self.delivery.batcher.step_done(now, &mut output.sampled);
+                for key in output.unscored.drain(..) {
+                    self.delivery.batcher.fail(key, NodeFailure::Sampling);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a model step failed");
+                self.delivery.batcher.step_failed(&error.to_string());
+            }
+        }
+        self.delivery.deliver();
+        self.publish();
+        true
+    }
+
+    fn apply(&mut self, work: Work) {
+        let now = Clock::now();
+        if let Some(until) = work.drain_until {
+            self.drain_until = Some(until);
+            self.delivery.batcher.pause_grants(true);
+        }
+        for job in work.opens {
+            self.open(now, job);
+        }
+        for transfer in work.began {
+            if let Some(key) = self.delivery.key_of(transfer) {
+                self.delivery.batcher.prefill_began(now, key);
+            }
+        }
+        for transfer in work.progressed {
+            if let Some(key) = self.delivery.key_of(transfer) {
+                self.delivery.batcher.frame_arrived(now, key);
+            }
+        }
+        for job in work.commits {
+            self.commit(now, job);
+        }
+        for (transfer, end) in work.ended {
+            self.transfer_ended(transfer, &end);
+        }
+    }
+
+    fn open(&mut self, now: Time, job: OpenJob) {
+        let refusal = |reason, detail: &str| Refused {
+            reason,
+            detail: detail.to_owned(),
+        };
+        if job.open.node_epoch != self.parts.node.epoch {
+            let stale = refusal(
+                RefusedReason::StaleEpoch,
+                "this node has restarted since; read its new registration",
+            );
+            return refuse(&job, stale);
+        }
+        if self.drain_until.is_some() {
+            return refuse(&job, refusal(RefusedReason::Draining, "this node is leaving"));
+        }
+        let source = match (job.open.local_prefill, &job.open.prefill_node) {
+            (Some(reason), _) => PromptSource::Local(reason),
+            (None, Some(_)) => PromptSource::Handoff(TransferId(rand::random())),
+            (None, None) => return refuse(&job, refusal(RefusedReason::Invalid, "nobody computes the prompt")),
+        };
+        let request = Arc::new(job.open.request.clone());
+        let command = OpenCommand {
+            request: request.clone(),
+            attempt: job.open.attempt,
+            permit_blocks: u64::from(job.open.permit_blocks),
+            source,
+        };
+        let key = AttemptKey {
+            request: request.id,
+            attempt: command.attempt,
+        };
+        match self.delivery.batcher.open(now, command) {
+            Err(refusal) => refuse(&job, Refused::from(&refusal)),
+            Ok(opened) => {
+                let ticket = self.mint(key, source, &job, &opened);
+                if let PromptSource::Local(reason) = source {
+                    self.parts.metrics.local_prefill(reason);
+                }
+                let reply = WireOpened {
+                    prefix_blocks: opened.prefix_blocks,
+                    cached_tokens: opened.cached_tokens,
+                    ticket,
+                };
+                self.delivery.opened(key, request, job, reply);
+            }
+        }
+    }
+
+    /// The ticket of a handoff, and the offer that it is good for.
+    fn mint(&self, key: AttemptKey, source: PromptSource, job: &OpenJob, opened: &Opened) -> Option<Ticket> {
+        let (PromptSource::Handoff(transfer), Some(sender)) = (source, job.open.prefill_node.clone()) else {
+            return None;
+        };
+        let geometry = *self.runner.engine().kv().geometry();
+        self.parts.desk.offer(Reservation {
+            transfer,
+            key,
+            sender,
+            blocks: opened.ticket_blocks.clone(),
+            layer_count: geometry.layer_count,
+            layer_bytes: geometry.layer_bytes(),
+        });
+        Some(Ticket {
+            transfer,
+            decode_node: self.parts.node.clone(),
+            decode_address: self.parts.address.clone(),
+            total_bytes: opened.ticket_blocks.len() as u64 * geometry.block_bytes() as u64,
+            blocks: opened.ticket_blocks.clone(),
+            prefix_blocks: opened.prefix_blocks,
+            expires_in: self.parts.reservation,
+        })
+    }
+
+    fn commit(&mut self, now: Time, job: CommitJob) {
+        let CommitJob { arrived, answer } = job;
+        let commit = Commit {
+            key: arrived.key,
+            transfer: arrived.transfer,
+            last_frame_at: Clock::time_of(arrived.last_frame),
+            first_tokens: arrived.first_tokens.clone(),
+        };
+        let committed = match self.delivery.batcher.commit(now, commit) {
+            Ok(()) => {
+                let first = arrived.first_frame.unwrap_or(arrived.last_frame);
+                let seconds = arrived.last_frame.saturating_duration_since(first).as_secs_f64();
+                self.parts.metrics.handoff_committed(seconds, arrived.kv_bytes);
+                self.delivery.committed(&arrived);
+                Ok(())
+            }
+            Err(error) => {
+                let label = match error {
+                    CommitError::NotHere => "request_gone",
+                    CommitError::NotReceiving => "not_receiving",
+                    CommitError::Invalid(_) => "bad_first_tokens",
+                };
+                self.parts.metrics.handoff_failed(label);
+                let failure = NodeFailure::Transfer {
+                    reason: label.to_owned(),
+                    detail: error.to_string(),
+                };
+                self.delivery.batcher.fail(arrived.key, failure);
+                Err(RefuseReason::NotCommitted {
+                    label,
+                    detail: error.to_string(),
+                })
+            }
+        };
+        // The receiver's task may be gone with its pair: the commit stands all the same.
+        let _ = answer.send(committed);
+        self.delivery.deliver();
+    }
+
+    fn transfer_ended(&mut self, transfer: TransferId, end: &ReceiveEnd) {
+        if !matches!(end, ReceiveEnd::AbortedHere(_)) {
+            self.parts.metrics.handoff_failed(end.name());
+        }
+        match (end, self.delivery.key_of(transfer)) {
+            // Not a failure: the request ended at its first token, or the prefill leg tells the coordinator why it
+            // stopped. The coordinator closes this leg too; until then, or the reservation's end, the blocks wait.
+            (ReceiveEnd::AbortedBySender(_), _) | (ReceiveEnd::AbortedHere(_), _) | (_, None) => {}
+            (end, Some(key)) => {
+                let (reason, detail) = (end.name().to_owned(), end.to_string());
+                self.delivery
+                    .batcher
+                    .fail(key, NodeFailure::Transfer { reason, detail });
+            }
+        }
+        self.delivery.deliver();
+        // Whatever was in quarantine for it: nothing writes any more.
+        self.delivery.batcher.transfer_ended(transfer);
+    }
+
+    fn give_up_when_late(&mut self, now: Time) {
+        if self.drain_until.is_some_and(|until| until <= now) {
+            let keys: Vec<AttemptKey> = self.delivery.batcher.keys().collect();
+            for key in keys {
+                self.delivery.batcher.fail(key, NodeFailure::Draining);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let Some(until) = self.drain_until else {
+            return false;
+        };
+        let blocks = self.delivery.batcher.pool().counts();
+        let is_empty = self.delivery.batcher.keys().next().is_none();
+        is_empty && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
+    }
+
+    fn publish(&self) {
+        let state = if self.drain_until.is_some() {
+            NodeState::Draining
+        } else {
+            NodeState::Ready
+        };
+        let status = self.delivery.batcher.status(state);
+        self.parts.metrics.status(&status);
+        self.parts.status.send_if_modified(|current| {
+            let changes = *current != status;
+            if changes {
+                *current = status;
+            }
+            changes
+        });
+    }
+}
+
+fn refuse(job: &OpenJob, refused: Refused) {
+    // A fresh channel has room; a client that has gone needs no answer.
+    let _ = job.events.try_send(WireEvent::Refused(refused));
+}

@@ -1,0 +1,333 @@
+//! A decode node over real gRPC: handoffs, local prefill, refusals, cancels and the drain.
+
+mod kit;
+
+use std::time::Duration;
+
+use kit::{Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
+use proto::messages::{DecodeEvent, DecodeFinished, Fault, KvFrame, KvReply, RefusedReason};
+use serving_core::ids::{Generation, NodeEpoch, RequestId};
+use serving_core::node::CompatibilityHash;
+use serving_core::stage::Stage;
+
+fn finished(events: &[DecodeEvent]) -> &DecodeFinished {
+    match events.last() {
+        Some(DecodeEvent::Finished(finished)) => finished,
+        other => panic!("not finished: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handoff_gives_the_tokens_and_the_kv_of_local_prefill() {
+    let node = TestNode::start(&["--prefix-cache", "false"]).await;
+    for choices in [1, 3] {
+        let mut wanted = request(1, 100, 20);
+        wanted.choice_count = choices;
+        let mut local = node.open(node.open_request(wanted.clone(), None)).await;
+        let local = local.rest().await;
+
+        let computed = compute(&node, &wanted);
+        let mut events = node.open(node.open_request(wanted.clone(), Some(prefill_node()))).await;
+        let ticket = events.ticket().await;
+        assert_eq!((ticket.blocks.len(), ticket.prefix_blocks), (7, 0));
+        let mut pusher = Pusher::connect(&node).await;
+        pusher.push(&ticket, &wanted, &computed).await;
+        assert_eq!(
+            pusher.reply().await,
+            Some(KvReply::Ack {
+                transfer: ticket.transfer
+            })
+        );
+        let handed = events.rest().await;
+        assert!(matches!(handed[0], DecodeEvent::Committed { .. }), "{handed:?}");
+        for choice in 0..choices {
+            assert_eq!(tokens(&handed, choice).len(), 20);
+            assert_eq!(tokens(&handed, choice), tokens(&local, choice));
+        }
+        let (local, handed) = (finished(&local), finished(&handed));
+        assert_eq!(handed.kv_hashes.len(), 7);
+        assert_eq!(handed.kv_hashes, local.kv_hashes);
+        assert_eq!(handed.kv_bytes, ticket.total_bytes);
+        for stage in [Stage::Commit, Stage::DecodeQueue, Stage::Decode] {
+            assert!(handed.timings.get(stage).is_some(), "{stage:?}");
+        }
+        for stage in [Stage::PrefillQueue, Stage::PrefillForward, Stage::Decode] {
+            assert!(local.timings.get(stage).is_some(), "{stage:?}");
+        }
+        node.assert_blocks_home().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_the_node_lacks_is_asked_for() {
+    let node = TestNode::start(&[]).await;
+    let first = request(1, 100, 4);
+    let mut events = node.open(node.open_request(first, None)).await;
+    let local = events.rest().await;
+    let again = request(2, 100, 4);
+    let computed = compute(&node, &again);
+    let mut events = node.open(node.open_request(again.clone(), Some(prefill_node()))).await;
+    let ticket = events.ticket().await;
+    assert_eq!((ticket.blocks.len(), ticket.prefix_blocks), (1, 6));
+    let pusher = Pusher::connect(&node).await;
+    pusher.push(&ticket, &again, &computed).await;
+    let handed = events.rest().await;
+    assert_eq!(tokens(&handed, 0), tokens(&local, 0));
+    assert_eq!(finished(&handed).kv_hashes, finished(&local).kv_hashes);
+    assert_eq!(finished(&handed).cached_tokens, 96);
+    node.assert_blocks_home().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_as_promised_is_refused_and_the_blocks_come_home() {
+    let node = TestNode::start(&[]).await;
+    let mut id = 0;
+    for label in [
+        "checksum",
+        "stale_generation",
+        "wrong_block_count",
+        "wrong_frame_count",
+        "wrong_request",
+        "bad_first_tokens",
+    ] {
+        id += 1;
+        let wanted = request(id, 40, 8);
+        let computed = compute(&node, &wanted);
+        let mut events = node.open(node.open_request(wanted.clone(), Some(prefill_node()))).await;
+        let ticket = events.ticket().await;
+        let mut pusher = Pusher::connect(&node).await;
+        let mut blocks: Vec<_> = (0..ticket.blocks.len())
+            .map(|i| block_frame(&ticket, &computed, i))
+            .collect();
+        let mut last = last_frame(&ticket, &wanted, &computed);
+        match label {
+            "checksum" => blocks[1].checksum ^= 1,
+            "stale_generation" => blocks[0].generation = Generation(blocks[0].generation.0.wrapping_sub(1)),
+            "wrong_block_count" => last.block_count -= 1,
+            "wrong_frame_count" => drop(blocks.pop()),
+            "wrong_request" => last.request = RequestId(999),
+            _ => last.first_tokens[0].index.0 = 3,
+        }
+        for block in blocks {
+            pusher.send(KvFrame::Block(block)).await;
+        }
+        pusher.send(KvFrame::Last(last)).await;
+        match pusher.reply().await {
+            Some(KvReply::Refused { transfer, reason, .. }) => {
+                assert_eq!((transfer, &*reason), (ticket.transfer, label))
+            }
+            other => panic!("{label}: {other:?}"),
+        }
+        match events.rest().await.last() {
+            Some(DecodeEvent::Failed(failed)) => assert_eq!((failed.fault, &*failed.reason), (Fault::Transfer, label)),
+            other => panic!("{label}: {other:?}"),
+        }
+        node.assert_blocks_home().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_get_no_reservation() {
+    let node = TestNode::start(&[]).await;
+    let wanted = request(1, 40, 8);
+    let mut events = node.open(node.open_request(wanted.clone(), Some(prefill_node()))).await;
+    let ticket = events.ticket().await;
+    let mut stale = node.record.id.clone();
+    stale.epoch = NodeEpoch(stale.epoch.0.wrapping_add(1));
+    let cases = [
+        (stale, node.record.compatibility, "stale_epoch"),
+        (node.record.id.clone(), CompatibilityHash([0; 32]), "incompatible"),
+    ];
+    for (to, compatibility, label) in cases {
+        let mut pusher = Pusher::connect_as(&node, to, compatibility).await;
+        match pusher.reply().await {
+            Some(KvReply::Hello(hello)) => assert_eq!(hello.refused.as_deref(), Some(label)),
+            other => panic!("{label}: {other:?}"),
+        }
+    }
+    let mut pusher = Pusher::connect(&node).await;
+    pusher
+        .send(KvFrame::Begin {
+            transfer: serving_core::ids::TransferId(4),
+        })
+        .await;
+    assert!(matches!(pusher.reply().await, Some(KvReply::Refused { reason, .. }) if reason == "unknown_transfer"));
+    // The true owner still gets through.
+    let computed = compute(&node, &wanted);
+    pusher.push(&ticket, &wanted, &computed).await;
+    assert_eq!(
+        pusher.reply().await,
+        Some(KvReply::Ack {
+            transfer: ticket.transfer
+        })
+    );
+    finished(&events.rest().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_frees_its_blocks_in_every_state() {
+    let node = TestNode::start(&["--max-model-len", "4000"]).await;
+    for state in ["reserved", "receiving", "decoding", "local"] {
+        let wanted = request(1, 40, 1500);
+        let source = (state != "local").then(prefill_node);
+        let mut events = node.open(node.open_request(wanted.clone(), source)).await;
+        let mut pusher = None;
+        if state == "local" {
+            node.wait_for(|status| status.running_sequences == 1).await;
+        } else {
+            let ticket = events.ticket().await;
+            assert!(node.status.borrow().kv_blocks.reserved > 0);
+            if state != "reserved" {
+                let computed = compute(&node, &wanted);
+                let pair = Pusher::connect(&node).await;
+                if state == "receiving" {
+                    pair.send(KvFrame::Block(block_frame(&ticket, &computed, 0))).await;
+                    node.wait_for(|status| status.kv_blocks.in_transfer == 3).await;
+                } else {
+                    pair.push(&ticket, &wanted, &computed).await;
+                    node.wait_for(|status| status.running_sequences == 1).await;
+                }
+                pusher = Some((pair, ticket));
+            }
+        }
+        drop(events);
+        node.assert_blocks_home().await;
+        if let Some((mut pair, ticket)) = pusher {
+            let told = pair.reply().await;
+            let expected = match state {
+                "receiving" => matches!(&told, Some(KvReply::Aborted { transfer, .. }) if *transfer == ticket.transfer),
+                _ => {
+                    told == Some(KvReply::Ack {
+                        transfer: ticket.transfer,
+                    })
+                }
+            };
+            assert!(expected, "{state}: {told:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_pair_fails_the_request_and_a_polite_abort_waits_for_the_coordinator() {
+    let node = TestNode::start(&[]).await;
+    let wanted = request(1, 40, 8);
+    let computed = compute(&node, &wanted);
+    let mut events = node.open(node.open_request(wanted.clone(), Some(prefill_node()))).await;
+    let ticket = events.ticket().await;
+    let pusher = Pusher::connect(&node).await;
+    pusher.send(KvFrame::Block(block_frame(&ticket, &computed, 0))).await;
+    node.wait_for(|status| status.kv_blocks.in_transfer == 3).await;
+    drop(pusher);
+    match events.rest().await.last() {
+        Some(DecodeEvent::Failed(failed)) => assert_eq!(failed.reason, "pair_lost"),
+        other => panic!("{other:?}"),
+    }
+    node.assert_blocks_home().await;
+
+    let ended_at_first = request(2, 40, 8);
+    let mut events = node.open(node.open_request(ended_at_first, Some(prefill_node()))).await;
+    let ticket = events.ticket().await;
+    let mut pusher = Pusher::connect(&node).await;
+    pusher
+        .send(KvFrame::Begin {
+            transfer: ticket.transfer,
+        })
+        .await;
+    pusher
+        .send(KvFrame::Abort {
+            transfer: ticket.transfer,
+            reason: "ended_at_first_token".to_owned(),
+        })
+        .await;
+    assert!(matches!(pusher.reply().await, Some(KvReply::Aborted { .. })));
+    let silence = tokio::time::timeout(Duration::from_millis(100), events.next()).await;
+    assert!(silence.is_err(), "not a failure: {silence:?}");
+    drop(events);
+    node.assert_blocks_home().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_prefill_node_expires_the_reservation() {
+    let node = TestNode::start(&["--reservation-ms-max", "200"]).await;
+    let mut events = node
+        .open(node.open_request(request(1, 40, 8), Some(prefill_node())))
+        .await;
+    let ticket = events.ticket().await;
+    let pusher = Pusher::connect(&node).await;
+    // Before this the request waits in the prefill node's queue, and the timer does not run.
+    pusher
+        .send(KvFrame::Begin {
+            transfer: ticket.transfer,
+        })
+        .await;
+    match events.rest().await.last() {
+        Some(DecodeEvent::Failed(failed)) => {
+            assert_eq!((failed.fault, &*failed.reason), (Fault::Peer, "reservation_expired"));
+        }
+        other => panic!("{other:?}"),
+    }
+    node.assert_blocks_home().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_are_typed() {
+    let mut node = TestNode::start(&[]).await;
+    let refused = async |open| {
+        let events = node.open(open).await.rest().await;
+        match &events[..] {
+            [DecodeEvent::Refused(refused)] => refused.reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut stale = node.open_request(request(1, 40, 8), None);
+    stale.node_epoch = NodeEpoch(stale.node_epoch.0.wrapping_add(1));
+    assert_eq!(refused(stale).await, RefusedReason::StaleEpoch);
+    assert_eq!(
+        refused(node.open_request(request(1, 40, 8000), None)).await,
+        RefusedReason::Invalid
+    );
+    let keep = node
+        .open(node.open_request(request(1, 40, 500), Some(prefill_node())))
+        .await;
+    assert_eq!(
+        refused(node.open_request(request(1, 40, 8), None)).await,
+        RefusedReason::Duplicate
+    );
+    drop(keep);
+    node.assert_blocks_home().await;
+    let most = (0..60).map(|id| node.open_request(request(100 + id, 100, 100), Some(prefill_node())));
+    let mut kept = Vec::new();
+    let mut is_full = false;
+    for open in most {
+        let mut events = node.open(open).await;
+        match events.next().await {
+            Some(DecodeEvent::Opened(_)) => kept.push(events),
+            Some(DecodeEvent::Refused(refused)) => is_full |= refused.reason == RefusedReason::NoCapacity,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(is_full && !kept.is_empty());
+    drop(kept);
+    node.assert_blocks_home().await;
+    node.node.drain(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_finishes_what_runs_and_gives_up_what_does_not() {
+    let mut node = TestNode::start(&[]).await;
+    let mut runs = node.open(node.open_request(request(1, 40, 200), None)).await;
+    let mut waits = node
+        .open(node.open_request(request(2, 40, 8), Some(prefill_node())))
+        .await;
+    waits.ticket().await;
+    // Long enough for 200 steps on a machine that is busy with other tests.
+    node.node.drain(Duration::from_secs(4)).await;
+    assert_eq!(tokens(&runs.rest().await, 0).len(), 200);
+    match waits.rest().await.last() {
+        Some(DecodeEvent::Failed(failed)) => assert_eq!(failed.fault, Fault::Draining),
+        other => panic!("{other:?}"),
+    }
+    let refused = node.open(node.open_request(request(3, 40, 8), None)).await.rest().await;
+    assert!(matches!(refused[..], [DecodeEvent::Refused(_)]));
+    node.assert_blocks_home().await;
+}

@@ -1,0 +1,20 @@
+//! The whole token-exact comparison, as a Markdown table on stdout: `... --example token_exact -- [prompts] [portable prompts]`.
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::configurations::{PAIRWISE, PORTABLE};
+use integration_tests::token_exact::report;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let prompts: usize = args.next().map_or(Ok(200), |a| a.parse()).context("prompts")?;
+    let portable: usize = args.next().map_or(Ok(20), |a| a.parse()).context("portable prompts")?;
+    println!("{}", report::HEADER);
+    let mut rows = report::run(&PAIRWISE, prompts).await?;
+    rows.extend(report::run(&[PAIRWISE[0], PORTABLE], portable).await?.split_off(1));
+    ensure!(
+        rows.iter().all(report::Row::is_good),
+        "a row differs, or did not hand over every request"
+    );
+    Ok(())
+}

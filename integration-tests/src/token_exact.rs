@@ -1,0 +1,235 @@
+//! Runs the same seeded requests on two clusters and compares token ids, text and the hashes of the committed KV.
+
+pub mod report;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures::StreamExt;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::MODEL;
+
+/// Output tokens of every request: TARGETS asks for at least 64 in a test that compares modes.
+pub const OUTPUT_TOKENS: u32 = 64;
+/// Requests in flight at once.
+pub const CONCURRENCY: usize = 16;
+/// Longest prompt.
+pub const PROMPT_TOKENS_MAX: usize = 2_000;
+
+/// One request of the comparison.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub prompt: Vec<u32>,
+    pub temperature: f64,
+    pub top_p: f64,
+    pub seed: u64,
+}
+
+/// What is compared of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub kv_hashes: Vec<String>,
+}
+
+/// Cuts `count` prompts out of `text` (token ids): lengths log-uniform in 1..=2000, so that short ones are as well
+/// covered as long ones; every fourth prompt begins like an earlier one, so that prefix caches have something to hit;
+/// half are greedy, half sampled.
+pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let longest = PROMPT_TOKENS_MAX.min(text.len());
+    let mut cases: Vec<Case> = Vec::with_capacity(count);
+    for i in 0..count {
+        let length = match i {
+            0 => 1,
+            1 => longest,
+            _ => ((longest as f64).ln() * rng.random::<f64>()).exp().round() as usize,
+        }
+        .clamp(1, longest);
+        let start = rng.random_range(0..=text.len() - length);
+        let mut prompt = text[start..start + length].to_vec();
+        if i % 4 == 3 {
+            let earlier = &cases[rng.random_range(0..i)].prompt;
+            let shared = earlier.len().min(length);
+            prompt[..shared].copy_from_slice(&earlier[..shared]);
+        }
+        let is_greedy = i % 2 == 0;
+        cases.push(Case {
+            prompt,
+            temperature: if is_greedy { 0.0 } else { 0.8 },
+            top_p: if is_greedy { 1.0 } else { 0.95 },
+            seed: rng.random(),
+        });
+    }
+    cases
+}
+
+/// Token ids of `text`, from the server's own `/tokenize`.
+pub async fn tokenize(client: &reqwest::Client, base_url: &str, text: &str) -> Result<Vec<u32>> {
+    let body: Value = client
+        .post(format!("{base_url}/tokenize"))
+        .json(&json!({ "model": MODEL, "prompt": text, "add_special_tokens": false }))
+        .send()
+        .await?
+        .error_for_status()?
+        .json()
+        .await?;
+    let tokens = body["tokens"]
+        .as_array()
+        .context("no tokens in the answer of /tokenize")?;
+    Ok(tokens
+        .iter()
+        .filter_map(Value::as_u64)
+        .filter_map(|t| u32::try_from(t).ok())
+        .collect())
+}
+
+/// Runs every case against the cluster at `base_url`, `CONCURRENCY` at a time; answers come in the order of the cases.
+pub async fn run(base_url: &str, cases: &[Case]) -> Result<Vec<Answer>> {
+    let client = reqwest::Client::new();
+    let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+    let mut running = futures::stream::iter(cases.iter().cloned().enumerate())
+        .map(|(i, case)| {
+            let (client, url) = (client.clone(), format!("{base_url}/v1/completions"));
+            async move { (i, ask(&client, &url, &case).await) }
+        })
+        .buffer_unordered(CONCURRENCY);
+    while let Some((i, answer)) = running.next().await {
+        answers.insert(i, answer.with_context(|| format!("case {i}"))?);
+    }
+    Ok(answers.into_values().collect())
+}
+
+async fn ask(client: &reqwest::Client, url: &str, case: &Case) -> Result<Answer> {
+    let body = json!({
+        "model": MODEL, "prompt": case.prompt, "max_tokens": OUTPUT_TOKENS, "temperature": case.temperature, "top_p": case.top_p,
+        "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "return_kv_hashes": true,
+    });
+    let response = client
+        .post(url)
+        .json(&body)
+        .timeout(Duration::from_secs(600))
+        .send()
+        .await?;
+    let status = response.status();
+    let body: Value = response.json().await?;
+    if !status.is_success() {
+        bail!("{status}: {body}");
+    }
+    let ids = body["choices"][0]["token_ids"]
+        .as_array()
+        .context("no token_ids in the answer")?;
+    let hashes = body["kv_hashes"].as_array().context("no kv_hashes in the answer")?;
+    Ok(Answer {
+        tokens: ids
+            .iter()
+            .filter_map(Value::as_u64)
+            .filter_map(|t| u32::try_from(t).ok())
+            .collect(),
+        kv_hashes: hashes.iter().filter_map(|h| h.as_str().map(str::to_owned)).collect(),
+    })
+}
+
+/// How two runs of the same cases differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    pub requests: usize,
+    pub tokens_compared: usize,
+    pub tokens_differing: usize,
+    pub blocks_compared: usize,
+    pub blocks_differing: usize,
+    /// Answers that are incomplete on either side: fewer tokens than asked for, or fewer hashes than prompt blocks.
+    pub incomplete: usize,
+}
+
+impl Differences {
+    pub fn is_exact(&self) -> bool {
+        self.tokens_differing == 0 && self.blocks_differing == 0 && self.incomplete == 0
+    }
+}
+
+/// Compares answers of the same cases, given in the same order.
+pub fn compare(cases: &[Case], baseline: &[Answer], other: &[Answer]) -> Differences {
+    let mut d = Differences {
+        requests: cases.len(),
+        ..Differences::default()
+    };
+    for (i, case) in cases.iter().enumerate() {
+        let (Some(a), Some(b)) = (baseline.get(i), other.get(i)) else {
+            d.incomplete += 1;
+            continue;
+        };
+        let blocks = case.prompt.len().div_ceil(BLOCK_TOKENS);
+        let is_whole = |x: &Answer| x.tokens.len() == OUTPUT_TOKENS as usize && x.kv_hashes.len() == blocks;
+        if !is_whole(a) || !is_whole(b) {
+            d.incomplete += 1;
+        }
+        d.tokens_compared += a.tokens.len().min(b.tokens.len());
+        d.tokens_differing += a.tokens.iter().zip(&b.tokens).filter(|(x, y)| x != y).count();
+        d.blocks_compared += a.kv_hashes.len().min(b.kv_hashes.len());
+        d.blocks_differing += a.kv_hashes.iter().zip(&b.kv_hashes).filter(|(x, y)| x != y).count();
+    }
+    d
+}
+
+/// Tokens of a KV block (ENGINE, Contract).
+const BLOCK_TOKENS: usize = 16;
+
+/// Wall time of a run, for the report's column; never asserted on.
+pub async fn timed_run(base_url: &str, cases: &[Case]) -> Result<(Vec<Answer>, Duration)> {
+    let started = Instant::now();
+    Ok((run(base_url, cases).await?, started.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice::from_ref as one;
+
+    use super::*;
+
+    fn answer(tokens: usize) -> Answer {
+        Answer {
+            tokens: vec![7; tokens],
+            kv_hashes: vec!["a".into(), "b".into()],
+        }
+    }
+
+    #[test]
+    fn a_differing_token_hash_or_length_is_seen() {
+        let case = Case {
+            prompt: vec![1; 20],
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: 1,
+        };
+        let good = answer(64);
+        assert!(compare(one(&case), one(&good), one(&good)).is_exact());
+        let mut token = good.clone();
+        token.tokens[63] = 8;
+        assert_eq!(compare(one(&case), one(&good), one(&token)).tokens_differing, 1);
+        let mut hash = good.clone();
+        hash.kv_hashes[1] = "c".into();
+        assert_eq!(compare(one(&case), one(&good), one(&hash)).blocks_differing, 1);
+        assert_eq!(compare(one(&case), one(&good), one(&answer(63))).incomplete, 1);
+    }
+
+    #[test]
+    fn cases_are_the_same_for_the_same_seed_and_span_the_lengths() {
+        let text: Vec<u32> = (0..5_000).collect();
+        let first = cases(&text, 200, 3);
+        let second = cases(&text, 200, 3);
+        assert!(
+            first
+                .iter()
+                .zip(&second)
+                .all(|(a, b)| a.prompt == b.prompt && a.seed == b.seed)
+        );
+        assert_eq!(first[0].prompt.len(), 1);
+        assert_eq!(first[1].prompt.len(), PROMPT_TOKENS_MAX);
+        assert!(first.iter().filter(|c| c.prompt.len() > 512).count() > 10);
+    }
+}

@@ -1,0 +1,107 @@
+//! 500 requests, most of them dropped at a random moment, on two prefill and two decode nodes: nothing stays behind.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use integration_tests::footprint::Footprint;
+use integration_tests::token_exact::tokenize;
+use integration_tests::{MODEL, PROSE, cluster::TestCluster};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+const REQUESTS: usize = 500;
+const CONCURRENCY: usize = 24;
+/// The promise: blocks of a cancelled request are free, cached or quarantined within 1 s, and none stays quarantined.
+const TO_REST: Duration = Duration::from_secs(1);
+
+/// A client that waits for its answer however long the queue is.
+const PATIENT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Answered,
+    Dropped,
+    Refused,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelled_requests_leave_no_block_task_thread_or_descriptor() {
+    let cluster = TestCluster::start("2p2d").await.expect("cluster");
+    let client = reqwest::Client::new();
+    let text = tokenize(&client, cluster.cluster.base_url(), PROSE)
+        .await
+        .expect("tokenize");
+    // Warm up every pair's link and every lazily started thread, then take the measure of the processes.
+    storm(&client, cluster.cluster.base_url(), &text, 32, 7).await;
+    cluster
+        .assert_blocks_at_rest(TO_REST)
+        .await
+        .expect("at rest after the warm-up");
+    let before = Footprint::of(&cluster).await.expect("footprint");
+
+    let endings = storm(&client, cluster.cluster.base_url(), &text, REQUESTS, 11).await;
+    cluster
+        .assert_blocks_at_rest(TO_REST)
+        .await
+        .expect("at rest after the storm");
+
+    let count = |e: Ending| endings.iter().filter(|x| **x == e).count();
+    println!(
+        "{} answered, {} dropped, {} refused",
+        count(Ending::Answered),
+        count(Ending::Dropped),
+        count(Ending::Refused)
+    );
+    assert_eq!(count(Ending::Refused), 0, "a queue of this length is not full");
+    assert!(count(Ending::Dropped) > REQUESTS / 4, "the storm must cancel");
+    assert!(count(Ending::Answered) > REQUESTS / 20, "and some requests must live");
+    drop(client);
+    before
+        .assert_not_grown(&cluster)
+        .await
+        .expect("tasks, threads and descriptors are back");
+    cluster.stop().await.expect("stop");
+}
+
+/// Half of the requests stream; three in four are dropped after a random time, from before their first byte on.
+async fn storm(client: &reqwest::Client, base_url: &str, text: &[u32], requests: usize, seed: u64) -> Vec<Ending> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let plans: Vec<_> = (0..requests)
+        .map(|_| {
+            let length = rng.random_range(1..400);
+            let start = rng.random_range(0..text.len() - length);
+            let patience = match rng.random_bool(0.25) {
+                true => PATIENT,
+                false => Duration::from_micros(rng.random_range(0..1_500_000)),
+            };
+            (
+                text[start..start + length].to_vec(),
+                patience,
+                rng.random_bool(0.5),
+                rng.random_range(1..=3),
+            )
+        })
+        .collect();
+    futures::stream::iter(plans)
+        .map(|(prompt, patience, stream, n)| {
+            let body = json!({ "model": MODEL, "prompt": prompt, "max_tokens": 16, "stream": stream, "n": n, "temperature": 0.9, "ignore_eos": true });
+            let request = client.post(format!("{base_url}/v1/completions")).json(&body);
+            async move {
+                let whole = async {
+                    let response = request.send().await.ok()?;
+                    let status = response.status();
+                    response.bytes().await.ok()?;
+                    Some(status)
+                };
+                match tokio::time::timeout(patience, whole).await {
+                    Err(_) => Ending::Dropped,
+                    Ok(Some(status)) if status.is_success() => Ending::Answered,
+                    Ok(_) => Ending::Refused,
+                }
+            }
+        })
+        .buffer_unordered(CONCURRENCY)
+        .collect()
+        .await
+}

@@ -1,0 +1,19 @@
+//! Split, co-located, chunked, cached, threaded: the same requests give the same token ids and the same KV bytes.
+//!
+//! A small number of prompts over the whole pairwise cover; `cargo run --release -p integration-tests --example
+//! token_exact -- 200` runs the full number (figures in docs/token-exact.md).
+
+use integration_tests::configurations::PAIRWISE;
+use integration_tests::token_exact::report;
+
+/// Lengths 1 and 2,000 are always among them.
+const PROMPTS: usize = 6;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_configuration_gives_the_tokens_and_the_kv_of_one_node() {
+    let rows = report::run(&PAIRWISE, PROMPTS).await.expect("the comparison ran");
+    assert!(
+        rows.iter().all(|row| row.is_good()),
+        "a row differs, or did not hand over every request"
+    );
+}

@@ -1,0 +1,238 @@
+//! The house rules (STYLE.md) as tests: layering, headers, sizes, banned calls, unsafe code, wire types, file names.
+
+mod layering;
+mod rules;
+mod source;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use layering::Manifest;
+use rules::Violation;
+use source::{SourceFile, files_with, functions, relative, rust_files, workspace_root};
+
+#[track_caller]
+fn assert_none(rule: &str, violations: &[Violation]) {
+    assert!(
+        violations.is_empty(),
+        "{rule}: {} broken\n  {}",
+        violations.len(),
+        violations.join("\n  ")
+    );
+}
+
+fn check_files(rule: &str, check: fn(&SourceFile) -> Vec<Violation>) {
+    let files = rust_files();
+    assert!(files.len() > 20, "only {} files seen: the walk is broken", files.len());
+    assert_none(rule, &files.iter().flat_map(check).collect::<Vec<_>>());
+}
+
+#[test]
+fn crates_import_lower_levels_only() {
+    let manifests = Manifest::read_members(&workspace_root());
+    assert!(manifests.iter().any(|manifest| manifest.name == "serving-core"));
+    assert_none("layering", &layering::violations(&manifests));
+}
+
+#[test]
+fn every_file_says_what_it_owns() {
+    check_files("headers", rules::header);
+}
+
+#[test]
+fn files_keep_their_size() {
+    check_files("file size", rules::file_size);
+}
+
+#[test]
+fn the_median_file_is_small() {
+    const MEDIAN_LINES_MAX: usize = 200;
+    let files = rust_files();
+    let mut sizes: Vec<usize> = files
+        .iter()
+        .filter(|file| !file.is_test_file())
+        .map(SourceFile::product_line_count)
+        .collect();
+    sizes.sort_unstable();
+    let median = sizes[sizes.len() / 2];
+    assert!(
+        median <= MEDIAN_LINES_MAX,
+        "median file of {median} lines, at most {MEDIAN_LINES_MAX}"
+    );
+}
+
+#[test]
+fn functions_keep_their_size() {
+    check_files("function size", rules::function_size);
+}
+
+#[test]
+fn banned_calls_are_not_made() {
+    check_files("banned calls", rules::banned_calls);
+}
+
+#[test]
+fn unsafe_code_is_confined_and_explained() {
+    check_files("unsafe code", rules::unsafe_code);
+}
+
+#[test]
+fn wire_types_stay_inside_proto() {
+    check_files("wire types", rules::wire_types);
+}
+
+#[test]
+fn sibling_nodes_have_the_same_files() {
+    let files = rust_files();
+    let of = |dir: &str| -> BTreeSet<String> {
+        let prefix = format!("{dir}/src/");
+        let paths = files.iter().filter_map(|file| file.path.strip_prefix(&prefix));
+        paths
+            .filter(|path| !path.ends_with("_tests.rs") && !path.ends_with("tests.rs"))
+            .map(str::to_owned)
+            .collect()
+    };
+    let (prefill, decode) = (of("prefill-node"), of("decode-node"));
+    // Whoever knows one node finds the hops of the other; files of its own a node may have besides.
+    let hops = [
+        "main.rs",
+        "lib.rs",
+        "config.rs",
+        "service.rs",
+        "step_loop.rs",
+        "handoff.rs",
+        "metrics.rs",
+    ];
+    let missing = hops.iter().flat_map(|hop| {
+        let sides = [("prefill-node", &prefill), ("decode-node", &decode)];
+        let lacking = sides.into_iter().filter(|(_, files)| !files.contains(*hop));
+        lacking.map(move |(side, _)| format!("{side}/src/{hop}"))
+    });
+    assert_none("hops missing from a node", &missing.collect::<Vec<Violation>>());
+}
+
+#[test]
+fn nothing_reads_outside_the_repository() {
+    let root = workspace_root();
+    let mut violations = Vec::new();
+    for path in files_with(&root, &["rs", "py", "sh", "toml"]) {
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        violations.extend(rules::reads_outside(&relative(&root, &path), &text));
+    }
+    assert_none("outside", &violations);
+}
+
+mod the_rules_themselves {
+    use super::*;
+
+    const BAD_CORE: &str = "crates/serving-core/src/x.rs";
+
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile::new(path, text)
+    }
+
+    #[test]
+    fn comments_and_literals_are_not_code() {
+        let text = "let a = \"HashMap // \\\" x\"; // HashMap\n/* HashMap /* y */ HashMap */ let c = '\"'; let r = r#\"Hash\"Map\"#;\
+                    fn f<'a>(x: &'a str) {} let n = '\\n'; HashMap";
+        let code = source::blank_comments_and_literals(text);
+        assert_eq!(code.len(), text.len());
+        assert_eq!(code.matches("HashMap").count(), 1, "{code}");
+        assert!(code.contains("fn f<'a>(x: &'a str) {}"), "{code}");
+    }
+
+    #[test]
+    fn test_items_are_told_from_product_code() {
+        let text = "//! X.\nfn a() { b.unwrap() }\n#[cfg(test)]\nmod tests {\n    // c\n\n    fn t() { c.unwrap() }\n}\nfn z() {}\n";
+        let file = file("crates/x/src/y.rs", text);
+        assert_eq!(file.product.matches("unwrap").count(), 1);
+        assert_eq!(file.test_code().matches("unwrap").count(), 1);
+        assert_eq!(file.product_line_count(), 3);
+        assert_eq!(rules::banned_calls(&file).len(), 1);
+        assert_eq!(file.crate_dir(), "crates/x");
+    }
+
+    #[test]
+    fn functions_are_measured() {
+        let long = format!(
+            "//! X.\nfn short() -> [u8; 3] {{ [1; 3] }}\nfn long() {{\n{}}}\nfn declared();\n",
+            "a();\n".repeat(70)
+        );
+        let found = functions(&long);
+        assert_eq!(found.iter().map(|f| f.line_count).collect::<Vec<_>>(), [1, 72]);
+        assert_eq!(rules::function_size(&file("crates/x/src/y.rs", &long)).len(), 1);
+    }
+
+    #[test]
+    fn sizes_and_headers_are_checked() {
+        let big = format!("//! A sentence.\n{}", "x\n".repeat(500));
+        assert_eq!(rules::file_size(&file("crates/x/src/y.rs", &big)).len(), 1);
+        assert_eq!(rules::header(&file("crates/x/src/y.rs", "use a;\n")).len(), 1);
+        assert_eq!(
+            rules::header(&file("crates/x/src/lib.rs", &"//! Line.\n".repeat(13))).len(),
+            1
+        );
+        assert_eq!(
+            rules::header(&file("crates/x/src/lib.rs", "//! Owns the thing.\n")).len(),
+            0
+        );
+    }
+
+    #[test]
+    fn bans_hold_where_they_should_and_can_be_lifted_with_a_reason() {
+        let core = "//! X.\nuse std::collections::HashMap;\nfn f() { SystemTime::now(); }\n";
+        assert_eq!(rules::banned_calls(&file(BAD_CORE, core)).len(), 2);
+        assert_eq!(rules::banned_calls(&file("crates/engine/src/x.rs", core)).len(), 0);
+        let sleep = "fn t() { std::thread::sleep(d); }";
+        assert_eq!(rules::banned_calls(&file("crates/x/tests/t.rs", sleep)).len(), 1);
+        assert_eq!(rules::banned_calls(&file("crates/x/src/t.rs", sleep)).len(), 0);
+        let allowed =
+            "// tidy: allow(sleep) because the thing is timed by the wall clock\nfn t() { std::thread::sleep(d); }";
+        assert_eq!(rules::banned_calls(&file("crates/x/tests/t.rs", allowed)).len(), 0);
+    }
+
+    #[test]
+    fn unsafe_code_needs_a_place_and_a_reason() {
+        let bare = "//! X.\nfn f() { unsafe { g() } }\n";
+        let explained = "//! X.\nfn f() {\n    // SAFETY: g has no preconditions.\n    unsafe { g() }\n}\n";
+        assert_eq!(rules::unsafe_code(&file("crates/cli/src/x.rs", explained)).len(), 1);
+        assert_eq!(rules::unsafe_code(&file("crates/engine/src/x.rs", bare)).len(), 1);
+        assert_eq!(rules::unsafe_code(&file("crates/engine/src/x.rs", explained)).len(), 0);
+    }
+
+    #[test]
+    fn wire_types_are_found_by_path_and_by_name() {
+        let check = |text: &str| rules::wire_types(&file("coordinator/src/x.rs", text)).len();
+        assert_eq!(check("//! X.\npub fn f(x: proto::v1::Peer) {}\n"), 1);
+        assert_eq!(
+            check(
+                "//! X.\nuse proto::v1::{Peer, open::Mode as M};\npub struct A {\n    pub m: M,\n    pub b: u8,\n}\n"
+            ),
+            1
+        );
+        assert_eq!(
+            check(
+                "//! X.\nuse proto::v1::Peer;\nfn f(x: Peer) {}\npub(crate) fn g(x: Peer) {}\npub fn h() { Peer::new(); }\n"
+            ),
+            0
+        );
+    }
+
+    #[test]
+    fn a_forbidden_edge_is_found() {
+        let core = Manifest::parse(
+            "crates/serving-core",
+            "[package]\nname = \"serving-core\"\n[dependencies]\ntokio.workspace = true\n",
+        );
+        let engine = Manifest::parse("crates/engine", "[package]\nname = \"engine\"\n");
+        let front = "[package]\nname = \"coordinator\"\n[dependencies]\nengine = { workspace = true }\nserde = \"1\"\n";
+        let front = Manifest::parse("coordinator", front);
+        assert_eq!(layering::violations(&[core, engine, front]).len(), 3);
+    }
+
+    #[test]
+    fn reading_outside_is_found() {
+        let text = format!("open(\"{}/shared/golden\")\n", "..");
+        assert_eq!(rules::reads_outside("tests/x.py", &text).len(), 1);
+    }
+}

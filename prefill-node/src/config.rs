@@ -1,0 +1,120 @@
+//! Every key of a prefill node. Keys that both kinds of node have mean the same on both.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use engine::{EngineKind, EngineLimits, KernelChoice, Numerics, OpenError, OpenOptions, OpenedEngine, open_engine};
+use proto::messages::PROTOCOL_VERSION;
+use serde::Serialize;
+use service_runtime::config::ByteSize;
+use service_runtime::process::ProcessConfig;
+
+#[derive(Clone, Debug, Args, Serialize)]
+pub struct Config {
+    /// Name of this node, unique in the cluster; kept over restarts
+    #[arg(long, default_value = "prefill-0")]
+    pub name: String,
+    /// Address to listen on for gRPC, /metrics and /health; port 0 takes any free one
+    #[arg(long, default_value = "127.0.0.1:7410", value_name = "HOST:PORT")]
+    pub listen: String,
+    /// Address others reach this node at; default: the one it listens on
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Membership addresses of the coordinators, in order of preference
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "127.0.0.1:7400",
+        value_name = "HOST:PORT"
+    )]
+    pub coordinators: Vec<String>,
+    /// GGUF file of the model; the stand-in takes only vocabulary and context from it
+    #[arg(long, value_name = "GGUF")]
+    pub model: Option<PathBuf>,
+    /// Model name to register under; the coordinator takes nodes of its own name only
+    #[arg(long, default_value = "smollm2-135m")]
+    pub served_model_name: String,
+    /// What runs the model
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub engine: EngineKind,
+    /// Arithmetic of the CPU engine; equal on all nodes of a cluster
+    #[arg(long, value_enum, default_value = "int8-blocks")]
+    pub numerics: Numerics,
+    /// Instruction set of the CPU engine; results do not depend on it
+    #[arg(long, value_enum, default_value = "auto")]
+    pub kernel: KernelChoice,
+    /// Threads of the CPU engine; default: every core
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Memory for KV blocks
+    #[arg(long, default_value = "512MiB")]
+    pub kv_cache_memory: ByteSize,
+    /// Sequences in one step
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: u32,
+    /// Tokens in one step; longer prompts are computed in chunks
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_batched_tokens: u32,
+    /// Prompt and outputs together; default: what the model was trained for
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_model_len: Option<u32>,
+    /// Keep computed blocks for prompts that begin alike
+    #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
+    pub prefix_cache: bool,
+    /// How long blocks are kept for a decode node that does not acknowledge them; must exceed its longest step (a dead
+    /// one is noticed by its connection)
+    #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub hold_ms_max: u64,
+    /// Blocks waiting to be pushed before no further work is asked for; default: half the pool
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub push_queue_blocks_max: Option<u32>,
+    /// How long a drain waits for running requests before it gives them up
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    pub drain_ms_max: u64,
+    /// Drain when stdin ends: for children of `baton up`
+    #[arg(long)]
+    pub exit_with_stdin: bool,
+}
+
+impl ProcessConfig for Config {
+    const SERVICE: &'static str = "baton-prefill";
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn exit_with_stdin(&self) -> bool {
+        self.exit_with_stdin
+    }
+}
+
+impl Config {
+    /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
+    ///
+    /// # Errors
+    /// The configuration's or the model file's fault.
+    pub fn open_engine(&self) -> Result<OpenedEngine, OpenError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        open_engine(OpenOptions {
+            kind: self.engine,
+            model: self.model.as_deref(),
+            numerics: self.numerics,
+            kernel: self.kernel,
+            threads: self.threads.map_or(cores, |threads| threads as usize),
+            kv_bytes: self.kv_cache_memory.bytes(),
+            limits: EngineLimits {
+                max_batch_tokens: self.max_num_batched_tokens,
+                // A step never has more sequences than tokens.
+                max_sequences: self.max_num_seqs.min(self.max_num_batched_tokens),
+            },
+            protocol_version: PROTOCOL_VERSION,
+            progress: None,
+        })
+    }
+
+    pub fn hold(&self) -> Duration {
+        Duration::from_millis(self.hold_ms_max)
+    }
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain_ms_max)
+    }
+}

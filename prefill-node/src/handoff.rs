@@ -1,0 +1,385 @@
+//! Pushing finished blocks to a decode node while later chunks compute: one task per handoff, a bounded queue for all.
+//!
+//! A handoff ends exactly once, with [`Command::PushEnded`]: acknowledged, failed, or aborted. When it is sent nothing
+//! reads the blocks any more, whatever an export thread was doing. The step loop never waits for any of this.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use engine::KvMemory;
+use kv_transfer::transport::{
+    AbortReason, KvSource, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
+    Transport,
+};
+use service_runtime::clock::Clock;
+use service_runtime::telemetry::MeasuredSpan;
+use service_runtime::telemetry::opentelemetry::trace::SpanKind;
+use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
+use serving_core::batching::PushBlock;
+use serving_core::batching::prefill::PushEnd;
+use serving_core::ids::BlockId;
+use serving_core::node::Ticket;
+use serving_core::request::{AttemptKey, TokenEvent};
+use thiserror::Error;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+
+use crate::inbox::Command;
+use crate::metrics::Metrics;
+
+/// Blocks waiting to be pushed, over all handoffs. Each is held by its request, so the pool bounds them; the limit here
+/// only says when the node stops asking for work (PROTOCOL rule 7).
+#[derive(Debug)]
+pub struct PushQueue {
+    blocks: AtomicUsize,
+    blocks_max: usize,
+}
+
+impl PushQueue {
+    pub fn new(blocks_max: usize) -> Self {
+        Self {
+            blocks: AtomicUsize::new(0),
+            blocks_max,
+        }
+    }
+    pub fn waiting_blocks(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed)
+    }
+    pub fn is_full(&self) -> bool {
+        self.waiting_blocks() >= self.blocks_max
+    }
+}
+
+/// Blocks of one batch that count in the queue until each is pushed, or the batch is dropped.
+#[derive(Debug)]
+struct Queued {
+    queue: Arc<PushQueue>,
+    left: usize,
+}
+
+impl Queued {
+    fn new(queue: Arc<PushQueue>, left: usize) -> Self {
+        queue.blocks.fetch_add(left, Ordering::Relaxed);
+        Self { queue, left }
+    }
+    fn one_pushed(&mut self) {
+        self.left -= 1;
+        self.queue.blocks.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.queue.blocks.fetch_sub(self.left, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+enum Work {
+    Blocks(Vec<PushBlock>, Queued),
+    Last(Vec<TokenEvent>),
+}
+
+/// What every handoff of a node needs.
+#[derive(Clone, Debug)]
+pub struct Handoffs {
+    pub transport: Arc<dyn Transport>,
+    pub kv: Arc<KvMemory>,
+    pub queue: Arc<PushQueue>,
+    /// Weak: the loop owns this and must end when everybody else has let go of it.
+    pub step_loop: mpsc::WeakSender<Command>,
+    pub metrics: Metrics,
+    pub runtime: Handle,
+}
+
+/// The step loop's end of one handoff. Dropping it aborts the handoff.
+#[derive(Debug)]
+pub struct Handoff {
+    work: mpsc::Sender<Work>,
+    abort: watch::Sender<Option<AbortReason>>,
+    queue: Arc<PushQueue>,
+}
+
+impl Handoff {
+    /// Never waits: the queue has room for every block of the ticket.
+    pub fn push(&self, blocks: Vec<PushBlock>) {
+        let queued = Queued::new(self.queue.clone(), blocks.len());
+        // Closed: the handoff has failed and says so itself.
+        let _ = self.work.try_send(Work::Blocks(blocks, queued));
+    }
+    pub fn last(&self, first_tokens: Vec<TokenEvent>) {
+        let _ = self.work.try_send(Work::Last(first_tokens));
+    }
+    pub fn abort(&self, reason: AbortReason) {
+        self.abort.send_replace(Some(reason));
+    }
+}
+
+/// One handoff to start.
+#[derive(Debug)]
+pub struct NewHandoff {
+    pub key: AttemptKey,
+    /// Which stream of this node it belongs to.
+    pub leg: u64,
+    pub ticket: Ticket,
+    /// Parent of its span.
+    pub trace: Context,
+}
+
+/// What an acknowledged push brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushReport {
+    pub transport: &'static str,
+    pub kv_bytes: u64,
+    pub moving: Duration,
+    pub last_written: Instant,
+}
+
+impl Handoffs {
+    /// Tells the decode node that the prefill begins. Returns at once.
+    pub fn start(&self, new: NewHandoff) -> Handoff {
+        // Every message but the last frame carries a block of the ticket.
+        let (work, queued) = mpsc::channel(new.ticket.blocks.len() + 1);
+        let (abort, aborted) = watch::channel(None);
+        let driver = Driver {
+            source: Arc::new(TransferSource {
+                kv: self.kv.clone(),
+                is_open: RwLock::new(true),
+            }),
+            handoffs: self.clone(),
+            new,
+            work: queued,
+            aborted,
+        };
+        self.runtime.spawn(driver.run());
+        Handoff {
+            work,
+            abort,
+            queue: self.queue.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+enum Stop {
+    #[error("aborted: {}", .0.name())]
+    Aborted(AbortReason),
+    #[error("{0}")]
+    Failed(#[from] TransferError),
+}
+
+/// The task of one handoff.
+#[derive(Debug)]
+struct Driver {
+    handoffs: Handoffs,
+    new: NewHandoff,
+    source: Arc<TransferSource>,
+    work: mpsc::Receiver<Work>,
+    aborted: watch::Receiver<Option<AbortReason>>,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let started = Clock::now();
+        let driven = self.drive().await;
+        let source = self.source.clone();
+        // The lock waits for an export that is still copying: milliseconds, but not on an async thread.
+        let _ = tokio::task::spawn_blocking(move || source.close()).await;
+        self.count(&driven);
+        self.span(started, &driven);
+        let (end, report) = match driven {
+            Ok(report) => (PushEnd::Acked, Some(self.report(&report))),
+            Err(Stop::Aborted(_)) => (PushEnd::Aborted, None),
+            Err(Stop::Failed(error)) => {
+                let (reason, detail) = (error.name().to_owned(), error.to_string());
+                (PushEnd::Failed { reason, detail }, None)
+            }
+        };
+        let ended = Command::PushEnded {
+            key: self.new.key,
+            leg: self.new.leg,
+            end,
+            report,
+        };
+        // Gone only when the node has stopped.
+        if let Some(step_loop) = self.handoffs.step_loop.upgrade() {
+            let _ = step_loop.send(ended).await;
+        }
+    }
+
+    fn report(&self, report: &TransferReport) -> PushReport {
+        PushReport {
+            transport: self.handoffs.transport.name(),
+            kv_bytes: report.kv_bytes,
+            moving: report.moving,
+            last_written: report.last_written,
+        }
+    }
+
+    async fn drive(&mut self) -> Result<TransferReport, Stop> {
+        let transport = self.handoffs.transport.clone();
+        let start = TransferStart {
+            ticket: self.new.ticket.clone(),
+            key: self.new.key,
+            source: self.source.clone(),
+        };
+        let mut beginning = Box::pin(async move { transport.begin(start).await });
+        let mut transfer = tokio::select! {
+            biased;
+            reason = aborted(&mut self.aborted) => {
+                // Nothing reads the blocks yet, so they need not wait; the decode node is told all the same. Bounded by
+                // the transport's own limits on `begin` and `abort`.
+                self.handoffs.runtime.spawn(async move {
+                    if let Ok(transfer) = beginning.await {
+                        transfer.abort(reason).await;
+                    }
+                });
+                return Err(Stop::Aborted(reason));
+            }
+            transfer = &mut beginning => transfer?,
+        };
+        let sent = self.send(&mut *transfer).await;
+        if let Err(Stop::Aborted(reason)) = &sent {
+            // An export under way must be over before the abort counts as done.
+            let source = self.source.clone();
+            let _ = tokio::task::spawn_blocking(move || source.close()).await;
+            transfer.abort(*reason).await;
+        }
+        sent
+    }
+
+    async fn send(&mut self, transfer: &mut dyn SendTransfer) -> Result<TransferReport, Stop> {
+        loop {
+            let work = tokio::select! {
+                biased;
+                reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
+                work = self.work.recv() => work,
+                // Before the last frame this is never an acknowledgement: the decode node refused or is gone.
+                ended = transfer.acked() => return Ok(ended?),
+            };
+            match work {
+                None => return Err(Stop::Aborted(aborted(&mut self.aborted).await)),
+                Some(Work::Blocks(blocks, queued)) => self.push(transfer, (blocks, queued)).await?,
+                Some(Work::Last(first_tokens)) => {
+                    tokio::select! {
+                        biased;
+                        reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
+                        written = transfer.last(first_tokens) => written?,
+                    };
+                    break;
+                }
+            }
+        }
+        // The hold deadline is the step loop's timer: it aborts.
+        tokio::select! {
+            biased;
+            reason = aborted(&mut self.aborted) => Err(Stop::Aborted(reason)),
+            acked = transfer.acked() => Ok(acked?),
+        }
+    }
+
+    async fn push(&mut self, transfer: &mut dyn SendTransfer, work: (Vec<PushBlock>, Queued)) -> Result<(), Stop> {
+        let (blocks, mut queued) = work;
+        for PushBlock { ticket_index, block } in blocks {
+            let was_full = self.handoffs.queue.is_full();
+            tokio::select! {
+                biased;
+                reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
+                pushed = transfer.push(PushedBlock { ticket_index, block }) => pushed?,
+            }
+            queued.one_pushed();
+            if was_full
+                && !self.handoffs.queue.is_full()
+                && let Some(step_loop) = self.handoffs.step_loop.upgrade()
+            {
+                // A full inbox wakes the loop anyway.
+                let _ = step_loop.try_send(Command::Wake);
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, driven: &Result<TransferReport, Stop>) {
+        let (metrics, transport) = (&self.handoffs.metrics, self.handoffs.transport.name());
+        match driven {
+            Ok(report) => metrics.handed_over(transport, report.kv_bytes, report.moving),
+            Err(Stop::Failed(error)) => metrics.transfer_failed(transport, error.name()),
+            Err(Stop::Aborted(AbortReason::HoldExpired)) => metrics.transfer_failed(transport, "hold_expired"),
+            Err(Stop::Aborted(reason)) => metrics.handoff(transport, reason.name()),
+        }
+    }
+
+    fn span(&self, started: serving_core::time::Time, driven: &Result<TransferReport, Stop>) {
+        let end = match driven {
+            Ok(report) => Clock::time_of(report.last_written),
+            Err(_) => Clock::now(),
+        };
+        let mut span = MeasuredSpan::new("kv.send", started, end);
+        span.kind = SpanKind::Client;
+        let ticket = &self.new.ticket;
+        span.attributes = vec![
+            KeyValue::new("baton.transport", self.handoffs.transport.name()),
+            KeyValue::new("baton.transfer_id", ticket.transfer.to_string()),
+            KeyValue::new("baton.decode_node", ticket.decode_node.name.as_str().to_owned()),
+            KeyValue::new("baton.kv_blocks", ticket.blocks.len() as i64),
+        ];
+        match driven {
+            Ok(report) => {
+                let seconds = report.moving.as_secs_f64().max(1e-9);
+                let rate = report.kv_bytes as f64 / seconds / 1e9;
+                span.attributes
+                    .push(KeyValue::new("baton.kv_bytes", report.kv_bytes as i64));
+                span.attributes
+                    .push(KeyValue::new("baton.kv_gigabytes_per_second", rate));
+            }
+            Err(stop) => span.error = Some(stop.to_string()),
+        }
+        span.record(&self.new.trace);
+    }
+}
+
+/// Ends when the step loop wants the handoff to end; a dropped handle is a cancel.
+async fn aborted(aborted: &mut watch::Receiver<Option<AbortReason>>) -> AbortReason {
+    match aborted.wait_for(Option::is_some).await {
+        Ok(reason) => *reason,
+        Err(_) => None,
+    }
+    .unwrap_or(AbortReason::Cancelled)
+}
+
+/// This node's KV memory as one transfer may read it, until the transfer is over.
+#[derive(Debug)]
+struct TransferSource {
+    kv: Arc<KvMemory>,
+    /// Held for reading during a copy: closing waits for the copies that run and stops those that come.
+    is_open: RwLock<bool>,
+}
+
+#[derive(Debug, Error)]
+#[error("the transfer is over")]
+struct SourceClosed;
+
+impl TransferSource {
+    fn close(&self) {
+        *self.is_open.write().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+impl KvSource for TransferSource {
+    fn layer_count(&self) -> u32 {
+        self.kv.geometry().layer_count
+    }
+    fn layer_bytes(&self) -> usize {
+        self.kv.geometry().layer_bytes()
+    }
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+        let is_open = self.is_open.read().unwrap_or_else(PoisonError::into_inner);
+        let copied: Result<(), Box<dyn std::error::Error + Send + Sync>> = match *is_open {
+            true => self.kv.export_layers(block, layers, out).map_err(Into::into),
+            false => Err(SourceClosed.into()),
+        };
+        copied.map_err(|source| SourceError { block, source })
+    }
+}

@@ -1,0 +1,76 @@
+//! What may happen to the step loop, and how its thread waits for it.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use proto::messages::{PrefillEvent, PrefillRequest};
+use serving_core::batching::prefill::PushEnd;
+use serving_core::request::AttemptKey;
+use tokio::sync::mpsc;
+
+use crate::handoff::PushReport;
+
+/// Commands between two steps. Senders wait when it is full, so that no cancel and no end of a push is ever lost.
+pub const INBOX_MAX: usize = 256;
+/// Everything that may happen to the loop.
+#[derive(Debug)]
+pub enum Command {
+    Prefill(Box<NewPrefill>),
+    /// The response stream is gone. `leg` tells it from a refused duplicate of the same key.
+    Cancel {
+        key: AttemptKey,
+        leg: u64,
+    },
+    PushEnded {
+        key: AttemptKey,
+        leg: u64,
+        end: PushEnd,
+        /// With `Acked`.
+        report: Option<PushReport>,
+    },
+    /// Something that the loop looks at by itself has changed: the push queue, the pairs.
+    Wake,
+    /// No further requests; those here go on.
+    Drain,
+    /// The drain's time is over: every request here fails.
+    GiveUp,
+    Stop,
+}
+
+#[derive(Debug)]
+pub struct NewPrefill {
+    pub message: PrefillRequest,
+    pub leg: u64,
+    pub events: mpsc::Sender<PrefillEvent>,
+    /// The request's span on this node; ends when the request does.
+    pub span: tracing::Span,
+}
+
+/// Wakes the loop's thread when a command comes.
+#[derive(Debug)]
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for a command with the thread's own timer, so that the loop outlives the async runtime. `Pending`: none came.
+pub fn receive(inbox: &mut mpsc::Receiver<Command>, limit: Duration) -> Poll<Option<Command>> {
+    let deadline = Instant::now() + limit;
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(command) = inbox.poll_recv(&mut context) {
+            return Poll::Ready(command);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Poll::Pending;
+        }
+        std::thread::park_timeout(left);
+    }
+}

@@ -1,0 +1,155 @@
+//! Owns a prefill node: takes prompts against permits, computes them in chunks, draws the first token, pushes the KV.
+//! Never sees text, never decides where a request goes, never waits for a push or a client while it could compute.
+//! Read first: `run`, then `step_loop` (the node's one loop), `handoff` (its pushes), `service` (its edge).
+//! Modules stand in the order of a request. Tests: `tests/`, over real gRPC with a scripted decode side.
+
+pub mod config;
+mod delivery;
+mod handoff;
+mod inbox;
+mod metrics;
+mod node;
+mod service;
+mod step_loop;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use engine::{OpenError, OpenedEngine};
+use prometheus_client::registry::Registry;
+use service_runtime::announce::{Announcement, Listening};
+use service_runtime::config::Program;
+use service_runtime::health::{Health, ReadyState};
+use service_runtime::membership::{self, JoinConfig, Membership, MembershipEvent};
+use service_runtime::serve::{self, Ops, ServeError};
+use service_runtime::shutdown::Shutdown;
+use thiserror::Error;
+use tokio::net::TcpListener;
+
+pub use config::Config;
+pub use node::{Node, NodeError};
+pub use service::EVENTS_QUEUED_MAX;
+
+const ROLE: &str = "prefill";
+
+pub const PROGRAM: Program = Program {
+    name: "baton-prefill-node",
+    about: "Prefill node of baton: computes prompts and hands their KV to decode nodes",
+    version: env!("CARGO_PKG_VERSION"),
+};
+
+/// Why a node ended with a failure. All but `StepThread` are the configuration's or the machine's fault.
+#[derive(Debug, Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("the step thread ended by itself; its last words are on stderr; this is a bug in baton")]
+    StepThread,
+    #[error("a task of the node broke: {0}; this is a bug in baton")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Runs a prefill node until `shutdown`, then drains.
+///
+/// # Errors
+/// The configuration, the model file or the port cannot be used, or the step loop has died.
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
+    let (listener, bound) = serve::bind(&config.listen).await?;
+    let opening = config.clone();
+    let opened = tokio::task::spawn_blocking(move || opening.open_engine()).await??;
+    run_engine(config, (opened, listener, bound.to_string()), shutdown).await
+}
+
+/// The same with an engine and a port that are there already; `bound` is the port's address.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_engine(
+    config: Config,
+    (opened, listener, bound): (OpenedEngine, TcpListener, String),
+    shutdown: Shutdown,
+) -> Result<(), RunError> {
+    let address = config.advertise.clone().unwrap_or_else(|| bound.clone());
+    let mut registry = Registry::default();
+    let mut node = Node::start(&config, (opened, address), &mut registry)?;
+    let health = Health::new("no coordinator has welcomed this node yet");
+    let ops = Ops {
+        role: ROLE,
+        name: config.name.clone(),
+        version: PROGRAM.version,
+        health: health.clone(),
+        metrics: Arc::new(registry),
+    };
+    let stop_serving = Shutdown::new();
+    let routes = std::mem::take(&mut node.routes).routes();
+    let mut server = tokio::spawn(serve::serve_node(listener, routes, ops, stop_serving.clone()));
+    Announcement::Listening(Listening::node(ROLE, &config.name, &bound)).print();
+    let join = JoinConfig {
+        coordinators: config.coordinators.clone(),
+        record: node.record.clone(),
+    };
+    let mut membership = membership::join(join, node.status.clone());
+    let ended = tokio::select! {
+        () = shutdown.requested() => Ok(()),
+        ended = attend(&mut node, &mut membership, &health) => ended,
+        served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served?)),
+    };
+    health.set(ReadyState::Draining);
+    if ended.is_ok() {
+        node.drain(config.drain()).await;
+    }
+    membership.leave().await;
+    stop_serving.request();
+    if !server.is_finished() {
+        let _ = server.await;
+    }
+    node.stop().await;
+    ended
+}
+
+/// Follows membership until a coordinator asks for a drain.
+async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<(), RunError> {
+    let mut peers = membership.peers();
+    let mut welcomed_by = BTreeSet::new();
+    let mut missed = BTreeSet::new();
+    let mut is_announced = false;
+    loop {
+        tokio::select! {
+            event = membership.next_event() => match event {
+                Some(MembershipEvent::Welcomed { coordinator, address }) => {
+                    tracing::info!(%coordinator, "welcomed");
+                    welcomed_by.insert(address);
+                    health.set(ReadyState::Ready);
+                    if !std::mem::replace(&mut is_announced, true) {
+                        let (role, name) = (ROLE.to_owned(), node.record.id.name.to_string());
+                        Announcement::Ready { role, name }.print();
+                    }
+                }
+                Some(MembershipEvent::ConnectionLost { address, reason }) => {
+                    // Attempts that follow the first failure say nothing new.
+                    if welcomed_by.remove(&address) || missed.insert(address.clone()) {
+                        tracing::warn!(coordinator = address, %reason, "no connection to a coordinator");
+                    }
+                    if welcomed_by.is_empty() {
+                        health.set(ReadyState::NotReady(format!("no coordinator: {reason}")));
+                    }
+                }
+                Some(MembershipEvent::DrainRequested { reason }) => {
+                    tracing::info!(reason, "a coordinator asks this node to leave");
+                    return Ok(());
+                }
+                None => return Ok(()),
+            },
+            changed = peers.changed() => {
+                if changed.is_ok() {
+                    node.keep_pairs(&peers.borrow_and_update());
+                }
+            }
+            () = node.step_thread_ended() => return Err(RunError::StepThread),
+        }
+    }
+}

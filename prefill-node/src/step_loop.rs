@@ -1,0 +1,398 @@
+//! The node's one loop, on a thread of its own: take commands, let the batcher decide, carry out, run one step.
+//!
+//! It never waits for a push or a client: results go through bounded queues with `try_send`, and a full one fails that
+//! request alone. It sleeps only when nothing can be computed, at most a second, so that deadlines are kept on an idle
+//! node as on a full one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use engine::{KvMemory, StepRunner};
+use kv_transfer::transport::AbortReason;
+use proto::messages::PrefillEvent as Told;
+use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason};
+use service_runtime::clock::Clock;
+use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
+use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
+use serving_core::node::{NodeState, NodeStatus, PairHealth};
+use serving_core::request::{AttemptKey, TokenEvent, TokenLogprobs};
+use serving_core::stage::StageTimings;
+use serving_core::time::Time;
+use tokio::sync::{mpsc, watch};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::delivery::{Live, NewLive};
+use crate::handoff::{Handoffs, PushReport};
+use crate::inbox::{Command, INBOX_MAX, NewPrefill, receive};
+use crate::metrics::Metrics;
+
+/// Longest sleep of an idle loop: the reaper's period.
+const IDLE_SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Prompt logprobs in one event: 20 alternatives each stay far below the message limit.
+const LOGPROBS_PER_EVENT: usize = 256;
+
+/// What the loop is made of.
+#[derive(Debug)]
+pub struct StepLoopParts {
+    pub runner: StepRunner,
+    pub batcher: PrefillBatcher,
+    pub inbox: mpsc::Receiver<Command>,
+    pub handoffs: Handoffs,
+    pub status: watch::Sender<NodeStatus>,
+    pub pairs: watch::Receiver<Vec<PairHealth>>,
+    pub metrics: Metrics,
+}
+
+/// Owned by its thread.
+#[derive(Debug)]
+pub struct StepLoop {
+    parts: StepLoopParts,
+    kv: Arc<KvMemory>,
+    state: NodeState,
+    live: BTreeMap<AttemptKey, Live>,
+    is_stopping: bool,
+}
+
+impl StepLoop {
+    pub fn new(parts: StepLoopParts) -> Self {
+        Self {
+            kv: parts.runner.engine().kv().clone(),
+            parts,
+            state: NodeState::Ready,
+            live: BTreeMap::new(),
+            is_stopping: false,
+        }
+    }
+
+    /// Runs until [`Command::Stop`], or until every sender is gone.
+    pub fn run(mut self) {
+        let mut is_idle = true;
+        while !self.is_stopping {
+            self.select(is_idle);
+            self.parts.batcher.tick(Clock::now());
+            self.carry_out();
+            self.publish();
+            is_idle = !self.step();
+            self.carry_out();
+            self.publish();
+        }
+    }
+
+    /// Takes what has come; waits for something only when there is nothing to compute.
+    fn select(&mut self, is_idle: bool) {
+        if is_idle {
+            let now = Clock::now();
+            let timer = self.parts.batcher.next_timer().map(|timer| timer.remaining(now));
+            let sleep = timer.unwrap_or(IDLE_SLEEP_MAX).min(IDLE_SLEEP_MAX);
+            match receive(&mut self.parts.inbox, sleep) {
+                Poll::Ready(Some(command)) => self.apply(command),
+                Poll::Ready(None) => self.is_stopping = true,
+                Poll::Pending => {}
+            }
+        }
+        // Bounded: a flood of commands must not keep steps from running.
+        for _ in 0..INBOX_MAX {
+            let Ok(command) = self.parts.inbox.try_recv() else {
+                break;
+            };
+            self.apply(command);
+        }
+        let is_full = self.parts.handoffs.queue.is_full();
+        self.parts
+            .batcher
+            .pause_grants(is_full || self.state == NodeState::Draining);
+    }
+
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Prefill(new) => self.accept(*new),
+            Command::Cancel { key, leg } => self.cancel(key, leg),
+            Command::PushEnded { key, leg, end, report } => self.push_ended((key, leg), end, report),
+            Command::Wake => {}
+            Command::Drain => self.state = NodeState::Draining,
+            Command::GiveUp => {
+                for key in self.live.keys().copied().collect::<Vec<_>>() {
+                    self.parts.batcher.fail(key, NodeFailure::Draining);
+                }
+            }
+            Command::Stop => self.is_stopping = true,
+        }
+        self.carry_out();
+    }
+
+    fn accept(&mut self, new: NewPrefill) {
+        let now = Clock::now();
+        let NewPrefill {
+            message,
+            leg,
+            events,
+            span,
+        } = new;
+        if self.state == NodeState::Draining {
+            let detail = "the node is leaving".to_owned();
+            let reason = RefusedReason::Draining;
+            return self.refuse(&events, Refused { reason, detail });
+        }
+        let key = AttemptKey {
+            request: message.request.id,
+            attempt: message.attempt,
+        };
+        let request = Arc::new(message.request);
+        let accepted = self.parts.batcher.accept(
+            now,
+            PrefillCommand {
+                request: request.clone(),
+                attempt: message.attempt,
+                permit_tokens: u64::from(message.permit_tokens),
+                handoff_skip_blocks: message.ticket.as_ref().map(|ticket| ticket.prefix_blocks),
+            },
+        );
+        let cached_tokens = match accepted {
+            Ok(cached_tokens) => cached_tokens,
+            Err(refusal) => return self.refuse(&events, Refused::from(&refusal)),
+        };
+        let new = NewLive {
+            leg,
+            events,
+            request,
+            ticket: message.ticket,
+            span,
+        };
+        self.live.insert(key, Live::new(now, new));
+        self.tell(key, Told::Accepted { cached_tokens });
+    }
+
+    fn refuse(&self, events: &mpsc::Sender<Told>, refused: Refused) {
+        tracing::debug!(
+            reason = refused.reason.name(),
+            detail = refused.detail,
+            "refused a prefill"
+        );
+        self.parts.metrics.request("none", refused.reason.name());
+        let _ = events.try_send(Told::Refused(refused));
+    }
+
+    fn cancel(&mut self, key: AttemptKey, leg: u64) {
+        let Some(live) = self.live.get_mut(&key).filter(|live| live.leg == leg) else {
+            return;
+        };
+        live.abort = AbortReason::Cancelled;
+        self.parts.batcher.cancel(key);
+        self.carry_out();
+        self.end(key, "cancelled");
+    }
+
+    fn push_ended(&mut self, (key, leg): (AttemptKey, u64), end: PushEnd, report: Option<PushReport>) {
+        match self.live.get_mut(&key) {
+            // The end of an earlier life of the key: its blocks went back when it was told to stop.
+            Some(live) if live.leg != leg => return,
+            Some(live) => live.report = report,
+            None => {}
+        }
+        self.parts.batcher.push_ended(key, end);
+    }
+
+    /// Runs one step; false when nothing waits.
+    fn step(&mut self) -> bool {
+        let started = Clock::now();
+        let Some(plan) = self.parts.batcher.next_step(started) else {
+            return false;
+        };
+        for row in plan.rows() {
+            if let Some(live) = self.live.get_mut(&row.key) {
+                live.begin(started, row.key, &self.parts.handoffs);
+            }
+        }
+        let rows: Vec<(AttemptKey, u32)> = plan.rows().iter().map(|row| (row.key, row.token_count)).collect();
+        let tokens = plan.token_count();
+        let ran = self.parts.runner.run(&plan);
+        let ended = Clock::now();
+        self.parts.metrics.step(tokens, rows.len(), ended.since(started));
+        match ran {
+            Ok(()) => self.step_done(ended, rows),
+            Err(error) => {
+                tracing::error!(%error, "a step failed");
+                self.parts.batcher.step_failed(&error.to_string());
+            }
+        }
+        true
+    }
+
+    fn step_done(&mut self, now: Time, rows: Vec<(AttemptKey, u32)>) {
+        for (key, tokens) in rows {
+            if let Some(live) = self.live.get_mut(&key) {
+                live.chunks.push((now, tokens));
+            }
+        }
+        let output = self.parts.runner.output();
+        for key in output.unscored.drain(..) {
+            if let Some(live) = self.live.get_mut(&key) {
+                live.is_unscored = true;
+            }
+        }
+        let scored = std::mem::take(&mut output.prompt_logprobs);
+        self.parts.batcher.step_done(now, &mut output.sampled);
+        for chunk in scored {
+            self.tell_prompt_logprobs(chunk.key, chunk.first_position, chunk.tokens);
+        }
+        let unscored: Vec<AttemptKey> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.is_unscored)
+            .map(|(key, _)| *key)
+            .collect();
+        for key in unscored {
+            self.parts.batcher.fail(key, NodeFailure::Sampling);
+        }
+    }
+
+    /// Does what the batcher has decided.
+    fn carry_out(&mut self) {
+        while let Some(event) = self.parts.batcher.take_event() {
+            match event {
+                PrefillEvent::BlocksReady { key, blocks } => {
+                    if let Some(handoff) = self.live.get(&key).and_then(|live| live.handoff.as_ref()) {
+                        handoff.push(blocks);
+                    }
+                }
+                PrefillEvent::FirstTokens {
+                    key,
+                    tokens,
+                    timings,
+                    continues,
+                    hash_blocks,
+                } => {
+                    if !continues && let Some(live) = self.live.get_mut(&key) {
+                        live.hash_prompt(&self.kv, &hash_blocks);
+                    }
+                    self.first_tokens(key, (tokens, timings), continues);
+                }
+                PrefillEvent::AbortPush { key } => {
+                    if let Some(live) = self.live.get(&key)
+                        && let Some(handoff) = &live.handoff
+                    {
+                        handoff.abort(live.abort);
+                    }
+                }
+                PrefillEvent::Finished {
+                    key,
+                    outcome,
+                    cached_tokens,
+                    timings,
+                } => self.finished(key, outcome, (cached_tokens, timings)),
+                PrefillEvent::Failed { key, failure } => self.failed(key, &failure),
+            }
+        }
+        self.parts
+            .metrics
+            .push_queue(self.parts.handoffs.queue.waiting_blocks());
+    }
+
+    /// The first tokens go to the coordinator at once, and with the last frame to the decode node.
+    fn first_tokens(&mut self, key: AttemptKey, first: (Vec<TokenEvent>, StageTimings), continues: bool) {
+        let (tokens, timings) = first;
+        let Some(live) = self.live.get_mut(&key) else {
+            return;
+        };
+        live.forward_ended = Some(Instant::now());
+        if live.is_unscored {
+            return;
+        }
+        if continues {
+            if let Some(handoff) = &live.handoff {
+                handoff.last(tokens.iter().filter(|token| token.finish.is_none()).cloned().collect());
+            }
+        } else {
+            live.abort = AbortReason::EndedAtFirstToken;
+        }
+        self.parts.metrics.stages(&timings);
+        // `max_tokens` 0 (echo) draws nothing and has no first token.
+        if !tokens.is_empty() {
+            self.tell(key, Told::FirstToken { timings });
+            self.tell(key, Told::Tokens(tokens));
+        }
+    }
+
+    fn finished(&mut self, key: AttemptKey, outcome: PrefillOutcome, result: (u32, StageTimings)) {
+        let (cached_tokens, mut timings) = result;
+        let Some(live) = self.live.get_mut(&key) else {
+            return;
+        };
+        if live.is_unscored {
+            return self.failed(key, &NodeFailure::Sampling);
+        }
+        if let Some(tail) = live.transfer_tail() {
+            self.parts.metrics.stages(&tail);
+            timings.extend(&tail);
+        }
+        let finished = live.finished(outcome, cached_tokens, timings);
+        let _ = live.events.try_send(Told::Finished(finished));
+        self.end(
+            key,
+            match outcome {
+                PrefillOutcome::HandedOver => "handed_over",
+                PrefillOutcome::EndedAtFirstToken => "ended_at_first_token",
+            },
+        );
+    }
+
+    fn failed(&mut self, key: AttemptKey, failure: &NodeFailure) {
+        tracing::debug!(request_id = %key.request, %failure, "a prefill failed");
+        let Some(live) = self.live.get_mut(&key) else {
+            return;
+        };
+        // The batcher asks for the abort after it says why.
+        live.abort = match failure {
+            NodeFailure::HoldExpired { .. } => AbortReason::HoldExpired,
+            _ => AbortReason::PrefillFailed,
+        };
+        live.span.set_attribute("error.type", failure.name());
+        let _ = live.events.try_send(Told::Failed(Failed::from(failure)));
+        self.end(key, failure.name());
+    }
+
+    /// The last of a request: its spans, its count, and an abort of the handoff unless it is over.
+    fn end(&mut self, key: AttemptKey, outcome: &'static str) {
+        let Some(live) = self.live.remove(&key) else {
+            return;
+        };
+        if let Some(handoff) = &live.handoff {
+            handoff.abort(live.abort);
+        }
+        live.record_spans();
+        self.parts.metrics.request(live.transport(), outcome);
+    }
+
+    /// A reader that is too far behind fails its own request.
+    fn tell(&mut self, key: AttemptKey, event: Told) {
+        let told = self.live.get(&key).map(|live| live.tell(event));
+        if let Some(Err(failure)) = told {
+            self.parts.batcher.fail(key, failure);
+        }
+    }
+
+    fn tell_prompt_logprobs(&mut self, key: AttemptKey, first_position: u32, tokens: Vec<TokenLogprobs>) {
+        let mut first_position = first_position;
+        for part in tokens.chunks(LOGPROBS_PER_EVENT) {
+            let tokens = part.to_vec();
+            let next = first_position + tokens.len() as u32;
+            self.tell(key, Told::PromptLogprobs(PromptLogprobs { first_position, tokens }));
+            first_position = next;
+        }
+    }
+
+    fn publish(&mut self) {
+        let mut status = self.parts.batcher.status(self.state);
+        status.pairs = self.parts.pairs.borrow().clone();
+        self.parts.metrics.status(&status);
+        self.parts.status.send_if_modified(|published| {
+            let is_changed = *published != status;
+            if is_changed {
+                *published = status;
+            }
+            is_changed
+        });
+    }
+}

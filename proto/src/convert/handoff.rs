@@ -1,0 +1,166 @@
+//! KV frames and their replies. Sizes and references are checked here for form only: whether a frame belongs to a
+//! reservation is the receiver's ledger's business.
+
+use serving_core::ids::{Attempt, BlockId, Generation, NodeId};
+use serving_core::node::CompatibilityHash;
+
+use super::tokens::tokens_from_wire;
+use super::{
+    ConvertError, Result, detail, hash32, id_to_wire, name, node_id, node_ref, request_id, required, transfer_id,
+};
+use crate::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
+use crate::v1;
+
+impl From<KvFrame> for v1::KvFrame {
+    fn from(frame: KvFrame) -> Self {
+        use v1::kv_frame::Frame;
+        let frame = match frame {
+            KvFrame::Hello(hello) => Frame::Hello(v1::Hello {
+                from: Some(node_ref(hello.from)),
+                to: Some(node_ref(hello.to)),
+                protocol_version: hello.protocol_version,
+                compatibility_hash: hello.compatibility.0.to_vec(),
+            }),
+            KvFrame::Begin { transfer } => Frame::Begin(v1::Begin {
+                transfer_id: id_to_wire(transfer.0),
+            }),
+            KvFrame::Block(block) => Frame::Block(v1::KvBlock {
+                transfer_id: id_to_wire(block.transfer.0),
+                sequence_no: block.sequence_no,
+                ticket_index: block.ticket_index,
+                block: block.block.0,
+                generation: block.generation.0,
+                layer_begin: block.layer_begin,
+                layer_end: block.layer_end,
+                checksum: block.checksum,
+                data: block.data,
+            }),
+            KvFrame::Last(last) => Frame::Last(v1::Last {
+                transfer_id: id_to_wire(last.transfer.0),
+                request_id: id_to_wire(last.request.0),
+                attempt: last.attempt.0,
+                block_count: last.block_count,
+                frame_count: last.frame_count,
+                first_tokens: last.first_tokens.into_iter().map(Into::into).collect(),
+            }),
+            KvFrame::Abort { transfer, reason } => Frame::Abort(v1::Abort {
+                transfer_id: id_to_wire(transfer.0),
+                reason,
+            }),
+        };
+        Self { frame: Some(frame) }
+    }
+}
+
+impl TryFrom<v1::KvFrame> for KvFrame {
+    type Error = ConvertError;
+    fn try_from(wire: v1::KvFrame) -> Result<Self> {
+        use v1::kv_frame::Frame;
+        Ok(match required(wire.frame, "kv_frame")? {
+            Frame::Hello(hello) => KvFrame::Hello(Hello {
+                from: node_id(hello.from, "hello.from")?,
+                to: node_id(hello.to, "hello.to")?,
+                protocol_version: hello.protocol_version,
+                compatibility: CompatibilityHash(hash32(&hello.compatibility_hash, "hello.compatibility_hash")?),
+            }),
+            Frame::Begin(begin) => KvFrame::Begin {
+                transfer: transfer_id(&begin.transfer_id, "begin.transfer_id")?,
+            },
+            Frame::Block(block) => KvFrame::Block(block_from_wire(block)?),
+            Frame::Last(last) => KvFrame::Last(LastFrame {
+                transfer: transfer_id(&last.transfer_id, "last.transfer_id")?,
+                request: request_id(&last.request_id, "last.request_id")?,
+                attempt: Attempt(last.attempt),
+                block_count: last.block_count,
+                frame_count: last.frame_count,
+                first_tokens: tokens_from_wire(last.first_tokens, "last.first_tokens")?,
+            }),
+            Frame::Abort(abort) => KvFrame::Abort {
+                transfer: transfer_id(&abort.transfer_id, "abort.transfer_id")?,
+                reason: name(abort.reason, "abort.reason")?,
+            },
+        })
+    }
+}
+
+fn block_from_wire(wire: v1::KvBlock) -> Result<KvBlockFrame> {
+    if wire.layer_begin >= wire.layer_end {
+        return Err(ConvertError::OutOfRange {
+            field: "block.layer_end",
+            value: wire.layer_end.to_string(),
+            allowed: "above layer_begin",
+        });
+    }
+    Ok(KvBlockFrame {
+        transfer: transfer_id(&wire.transfer_id, "block.transfer_id")?,
+        sequence_no: wire.sequence_no,
+        ticket_index: wire.ticket_index,
+        block: BlockId(wire.block),
+        generation: Generation(wire.generation),
+        layer_begin: wire.layer_begin,
+        layer_end: wire.layer_end,
+        checksum: wire.checksum,
+        data: wire.data,
+    })
+}
+
+impl From<KvReply> for v1::KvReply {
+    fn from(reply: KvReply) -> Self {
+        use v1::kv_reply::Reply;
+        let reply = match reply {
+            KvReply::Hello(hello) => Reply::Hello(v1::HelloReply {
+                node: Some(node_ref(hello.node)),
+                accepted: hello.refused.is_none(),
+                reason: hello.refused.unwrap_or_default(),
+            }),
+            KvReply::Ack { transfer } => Reply::Ack(v1::Ack {
+                transfer_id: id_to_wire(transfer.0),
+            }),
+            KvReply::Refused {
+                transfer,
+                reason,
+                detail: text,
+            } => Reply::Refused(v1::TransferRefused {
+                transfer_id: id_to_wire(transfer.0),
+                reason,
+                detail: detail(&text),
+            }),
+            KvReply::Aborted { transfer, reason } => Reply::Aborted(v1::Aborted {
+                transfer_id: id_to_wire(transfer.0),
+                reason,
+            }),
+        };
+        Self { reply: Some(reply) }
+    }
+}
+
+impl TryFrom<v1::KvReply> for KvReply {
+    type Error = ConvertError;
+    fn try_from(wire: v1::KvReply) -> Result<Self> {
+        use v1::kv_reply::Reply;
+        Ok(match required(wire.reply, "kv_reply")? {
+            Reply::Hello(hello) => KvReply::Hello(hello_reply(hello)?),
+            Reply::Ack(ack) => KvReply::Ack {
+                transfer: transfer_id(&ack.transfer_id, "ack.transfer_id")?,
+            },
+            Reply::Refused(refused) => KvReply::Refused {
+                transfer: transfer_id(&refused.transfer_id, "refused.transfer_id")?,
+                reason: name(refused.reason, "refused.reason")?,
+                detail: detail(&refused.detail),
+            },
+            Reply::Aborted(aborted) => KvReply::Aborted {
+                transfer: transfer_id(&aborted.transfer_id, "aborted.transfer_id")?,
+                reason: name(aborted.reason, "aborted.reason")?,
+            },
+        })
+    }
+}
+
+fn hello_reply(wire: v1::HelloReply) -> Result<HelloReply> {
+    let node: NodeId = node_id(wire.node, "hello.node")?;
+    let refused = match wire.accepted {
+        true => None,
+        false => Some(name(wire.reason, "hello.reason")?),
+    };
+    Ok(HelloReply { node, refused })
+}

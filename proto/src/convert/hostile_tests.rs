@@ -1,0 +1,223 @@
+//! Hostile values: each is refused with an error that names the field, and arbitrary bytes never panic.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use prost::Message;
+use serving_core::ids::{Attempt, TransferId};
+
+use super::ConvertError;
+use super::round_trip_tests::sample_request;
+use crate::messages::{
+    CoordinatorReport, DecodeEvent, KvFrame, KvReply, NodeReport, OpenRequest, PrefillEvent, PrefillRequest,
+};
+use crate::v1;
+
+fn prefill() -> v1::PrefillRequest {
+    PrefillRequest {
+        attempt: Attempt(0),
+        request: sample_request(),
+        node_epoch: serving_core::ids::NodeEpoch(7),
+        permit_tokens: 3,
+        ticket: None,
+    }
+    .into()
+}
+
+/// Breaks a good request and returns the field the error names.
+fn broken(change: impl FnOnce(&mut v1::GenerateRequest)) -> &'static str {
+    let mut wire = prefill();
+    change(wire.request.as_mut().unwrap());
+    PrefillRequest::try_from(wire).unwrap_err().field()
+}
+
+fn broken_sampling(change: impl FnOnce(&mut v1::SamplingParams)) -> &'static str {
+    broken(|request| change(request.sampling.as_mut().unwrap()))
+}
+
+#[test]
+fn each_bad_field_of_a_request_is_named() {
+    assert!(PrefillRequest::try_from(prefill()).is_ok());
+    assert_eq!(broken(|r| r.request_id = vec![0; 15]), "request.request_id");
+    assert_eq!(broken(|r| r.request_id.clear()), "request.request_id");
+    assert_eq!(broken(|r| r.prompt.clear()), "request.prompt");
+    assert_eq!(broken(|r| r.prompt = vec![1; (1 << 20) + 1]), "request.prompt");
+    assert_eq!(broken(|r| r.client_prompt_tokens = 0), "request.client_prompt_tokens");
+    assert_eq!(broken(|r| r.client_prompt_tokens = 99), "request.client_prompt_tokens");
+    assert_eq!(broken(|r| r.choice_count = 0), "request.choice_count");
+    assert_eq!(broken(|r| r.choice_count = 1_000_000), "request.choice_count");
+    assert_eq!(broken(|r| r.lane = 0), "request.lane");
+    assert_eq!(broken(|r| r.lane = -5), "request.lane");
+    assert_eq!(broken(|r| r.sampling = None), "request.sampling");
+    assert_eq!(broken(|r| r.stop = None), "request.stop");
+    assert_eq!(broken(|r| r.logprobs = Some(u32::MAX)), "request.logprobs");
+    assert_eq!(
+        broken(|r| r.stop.as_mut().unwrap().end_tokens = vec![0; 10_000]),
+        "request.stop.end_tokens"
+    );
+}
+
+#[test]
+fn each_bad_number_of_the_sampling_is_named() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0] {
+        assert_eq!(broken_sampling(|s| s.temperature = bad), "request.sampling.temperature");
+        assert_eq!(broken_sampling(|s| s.top_p = bad), "request.sampling.top_p");
+        assert_eq!(broken_sampling(|s| s.min_p = bad), "request.sampling.min_p");
+        assert_eq!(
+            broken_sampling(|s| s.repetition_penalty = bad),
+            "request.sampling.repetition_penalty"
+        );
+    }
+    assert_eq!(
+        broken_sampling(|s| s.presence_penalty = f32::NAN),
+        "request.sampling.presence_penalty"
+    );
+    assert_eq!(
+        broken_sampling(|s| s.frequency_penalty = f32::NAN),
+        "request.sampling.frequency_penalty"
+    );
+    assert_eq!(broken_sampling(|s| s.top_k = Some(0)), "request.sampling.top_k");
+    let bias = |token| v1::LogitBias { token, bias: 1.0 };
+    assert_eq!(
+        broken_sampling(|s| s.logit_bias = vec![bias(2), bias(2)]),
+        "request.sampling.logit_bias"
+    );
+    let nan = v1::LogitBias {
+        token: 1,
+        bias: f32::NAN,
+    };
+    assert_eq!(
+        broken_sampling(|s| s.logit_bias = vec![nan]),
+        "request.sampling.logit_bias"
+    );
+    assert_eq!(
+        broken_sampling(|s| s.logit_bias = (0..5000).map(bias).collect()),
+        "request.sampling.logit_bias"
+    );
+}
+
+#[test]
+fn empty_messages_name_what_is_missing() {
+    assert_eq!(
+        PrefillRequest::try_from(v1::PrefillRequest::default())
+            .unwrap_err()
+            .field(),
+        "request"
+    );
+    assert_eq!(
+        OpenRequest::try_from(v1::OpenRequest::default()).unwrap_err().field(),
+        "request"
+    );
+    assert_eq!(
+        DecodeEvent::try_from(v1::DecodeEvent::default()).unwrap_err().field(),
+        "decode_event"
+    );
+    assert_eq!(
+        PrefillEvent::try_from(v1::PrefillEvent::default()).unwrap_err().field(),
+        "prefill_event"
+    );
+    assert_eq!(
+        NodeReport::try_from(v1::NodeReport::default()).unwrap_err().field(),
+        "node_report"
+    );
+    assert_eq!(
+        CoordinatorReport::try_from(v1::CoordinatorReport::default())
+            .unwrap_err()
+            .field(),
+        "coordinator_report"
+    );
+    assert_eq!(
+        KvFrame::try_from(v1::KvFrame::default()).unwrap_err().field(),
+        "kv_frame"
+    );
+    assert_eq!(
+        KvReply::try_from(v1::KvReply::default()).unwrap_err().field(),
+        "kv_reply"
+    );
+}
+
+#[test]
+fn block_counts_whose_sum_overflows_are_refused() {
+    let status = v1::NodeStatus {
+        state: v1::NodeState::Ready.into(),
+        kv_blocks: Some(v1::KvBlockCounts {
+            free: u32::MAX,
+            active: 1,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let report = v1::NodeReport {
+        report: Some(v1::node_report::Report::Status(status)),
+    };
+    assert_eq!(NodeReport::try_from(report).unwrap_err().field(), "status.kv_blocks");
+}
+
+#[test]
+fn a_lease_of_zero_is_refused() {
+    let renewed = v1::coordinator_report::Report::Renewed(v1::LeaseRenewed { lease_ms: 0 });
+    let report = v1::CoordinatorReport { report: Some(renewed) };
+    assert_eq!(
+        CoordinatorReport::try_from(report).unwrap_err().field(),
+        "renewed.lease_ms"
+    );
+}
+
+#[test]
+fn an_empty_layer_range_is_refused() {
+    let block = v1::KvBlock {
+        transfer_id: vec![0; 16],
+        layer_begin: 3,
+        layer_end: 3,
+        ..Default::default()
+    };
+    let frame = v1::KvFrame {
+        frame: Some(v1::kv_frame::Frame::Block(block)),
+    };
+    assert_eq!(KvFrame::try_from(frame).unwrap_err().field(), "block.layer_end");
+}
+
+#[test]
+fn names_with_line_breaks_do_not_get_into_logs_or_labels() {
+    let abort = v1::Abort {
+        transfer_id: TransferId(1).0.to_be_bytes().to_vec(),
+        reason: "a\nb".to_owned(),
+    };
+    let frame = v1::KvFrame {
+        frame: Some(v1::kv_frame::Frame::Abort(abort)),
+    };
+    assert!(matches!(
+        KvFrame::try_from(frame),
+        Err(ConvertError::BadText {
+            field: "abort.reason",
+            ..
+        })
+    ));
+}
+
+fn try_all(bytes: &Bytes) {
+    let _ = v1::OpenRequest::decode(bytes.clone()).map(OpenRequest::try_from);
+    let _ = v1::PrefillRequest::decode(bytes.clone()).map(PrefillRequest::try_from);
+    let _ = v1::DecodeEvent::decode(bytes.clone()).map(DecodeEvent::try_from);
+    let _ = v1::PrefillEvent::decode(bytes.clone()).map(PrefillEvent::try_from);
+    let _ = v1::NodeReport::decode(bytes.clone()).map(NodeReport::try_from);
+    let _ = v1::CoordinatorReport::decode(bytes.clone()).map(CoordinatorReport::try_from);
+    let _ = v1::KvFrame::decode(bytes.clone()).map(KvFrame::try_from);
+    let _ = v1::KvReply::decode(bytes.clone()).map(KvReply::try_from);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        try_all(&Bytes::from(bytes));
+    }
+
+    #[test]
+    fn no_damage_to_a_good_message_panics(at in any::<prop::sample::Index>(), value in any::<u8>(), cut in any::<prop::sample::Index>()) {
+        let mut bytes = prefill().encode_to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        try_all(&Bytes::from(bytes.clone()));
+        bytes.truncate(cut.index(bytes.len()));
+        try_all(&Bytes::from(bytes));
+    }
+}

@@ -1,0 +1,395 @@
+//! Open and Prefill, tickets, and the events both nodes send back.
+
+use std::time::Duration;
+
+use serving_core::ids::{BlockId, Generation, NodeEpoch};
+use serving_core::node::Ticket;
+use serving_core::request::LocalPrefillReason;
+use serving_core::stage::{Stage, StageTimings};
+
+use super::request::{request_from_wire, request_to_wire};
+use super::tokens::{tokens_from_wire, tokens_to_wire};
+use super::{
+    ConvertError, LARGE_LIST_MAX, Result, at_most, detail, id_to_wire, name, nanos, node_id, node_ref, required,
+    transfer_id,
+};
+use crate::messages::{
+    DecodeEvent, DecodeFinished, Failed, Fault, OpenRequest, Opened, PrefillEvent, PrefillFinished, PrefillOutcome,
+    PrefillRequest, Refused, RefusedReason,
+};
+use crate::v1;
+
+/// The closed list has 15 stages; retries may repeat some.
+const STAGES_MAX: usize = 256;
+
+impl From<OpenRequest> for v1::OpenRequest {
+    fn from(open: OpenRequest) -> Self {
+        Self {
+            request: Some(request_to_wire(open.request, open.attempt)),
+            node_epoch: open.node_epoch.0,
+            permit_blocks: open.permit_blocks,
+            local_prefill: open.local_prefill.map(|reason| local_prefill_to_wire(reason).into()),
+            prefill_node: open.prefill_node.map(node_ref),
+        }
+    }
+}
+
+impl TryFrom<v1::OpenRequest> for OpenRequest {
+    type Error = ConvertError;
+    fn try_from(wire: v1::OpenRequest) -> Result<Self> {
+        let (request, attempt) = request_from_wire(wire.request)?;
+        let local_prefill = wire.local_prefill.map(local_prefill_from_wire).transpose()?;
+        let prefill_node = match wire.prefill_node {
+            Some(node) => Some(node_id(Some(node), "prefill_node")?),
+            None => None,
+        };
+        if local_prefill.is_some() == prefill_node.is_some() {
+            return Err(ConvertError::Inconsistent {
+                field: "prefill_node",
+                why: "either a prefill node pushes or the prompt is computed locally",
+            });
+        }
+        Ok(Self {
+            attempt,
+            request,
+            node_epoch: NodeEpoch(wire.node_epoch),
+            permit_blocks: wire.permit_blocks,
+            local_prefill,
+            prefill_node,
+        })
+    }
+}
+
+impl From<PrefillRequest> for v1::PrefillRequest {
+    fn from(prefill: PrefillRequest) -> Self {
+        Self {
+            request: Some(request_to_wire(prefill.request, prefill.attempt)),
+            node_epoch: prefill.node_epoch.0,
+            permit_tokens: prefill.permit_tokens,
+            ticket: prefill.ticket.map(Into::into),
+        }
+    }
+}
+
+impl TryFrom<v1::PrefillRequest> for PrefillRequest {
+    type Error = ConvertError;
+    fn try_from(wire: v1::PrefillRequest) -> Result<Self> {
+        let (request, attempt) = request_from_wire(wire.request)?;
+        Ok(Self {
+            attempt,
+            request,
+            node_epoch: NodeEpoch(wire.node_epoch),
+            permit_tokens: wire.permit_tokens,
+            ticket: wire.ticket.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl From<Ticket> for v1::Ticket {
+    fn from(ticket: Ticket) -> Self {
+        Self {
+            transfer_id: id_to_wire(ticket.transfer.0),
+            decode_node: Some(node_ref(ticket.decode_node)),
+            blocks: ticket
+                .blocks
+                .into_iter()
+                .map(|(block, generation)| v1::TicketBlock {
+                    block: block.0,
+                    generation: generation.0,
+                })
+                .collect(),
+            total_bytes: ticket.total_bytes,
+            expires_in_ns: nanos(ticket.expires_in),
+            prefix_blocks: ticket.prefix_blocks,
+            decode_address: ticket.decode_address,
+        }
+    }
+}
+
+impl TryFrom<v1::Ticket> for Ticket {
+    type Error = ConvertError;
+    fn try_from(wire: v1::Ticket) -> Result<Self> {
+        Ok(Self {
+            transfer: transfer_id(&wire.transfer_id, "ticket.transfer_id")?,
+            decode_node: node_id(wire.decode_node, "ticket.decode_node")?,
+            decode_address: name(wire.decode_address, "ticket.decode_address")?,
+            blocks: at_most(wire.blocks, LARGE_LIST_MAX, "ticket.blocks")?
+                .into_iter()
+                .map(|entry| (BlockId(entry.block), Generation(entry.generation)))
+                .collect(),
+            prefix_blocks: wire.prefix_blocks,
+            total_bytes: wire.total_bytes,
+            expires_in: Duration::from_nanos(wire.expires_in_ns),
+        })
+    }
+}
+
+impl From<DecodeEvent> for v1::DecodeEvent {
+    fn from(event: DecodeEvent) -> Self {
+        use v1::decode_event::Event;
+        let event = match event {
+            DecodeEvent::Opened(opened) => Event::Opened(v1::Opened {
+                ticket: opened.ticket.map(Into::into),
+                prefix_blocks: opened.prefix_blocks,
+                cached_tokens: opened.cached_tokens,
+            }),
+            DecodeEvent::Tokens(tokens) => Event::Tokens(tokens_to_wire(tokens)),
+            DecodeEvent::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs.into()),
+            DecodeEvent::Committed { timings } => Event::Committed(v1::Committed {
+                timings: Some(timings.into()),
+            }),
+            DecodeEvent::Finished(done) => Event::Finished(v1::Finished {
+                timings: Some(done.timings.into()),
+                cached_tokens: done.cached_tokens,
+                preemptions: done.preemptions,
+                kv_hashes: done.kv_hashes,
+                kv_bytes: done.kv_bytes,
+            }),
+            DecodeEvent::Failed(failed) => Event::Failed(failed.into()),
+            DecodeEvent::Refused(refused) => Event::Refused(refused.into()),
+        };
+        Self { event: Some(event) }
+    }
+}
+
+impl TryFrom<v1::DecodeEvent> for DecodeEvent {
+    type Error = ConvertError;
+    fn try_from(wire: v1::DecodeEvent) -> Result<Self> {
+        use v1::decode_event::Event;
+        Ok(match required(wire.event, "decode_event")? {
+            Event::Opened(opened) => DecodeEvent::Opened(Opened {
+                ticket: opened.ticket.map(TryInto::try_into).transpose()?,
+                prefix_blocks: opened.prefix_blocks,
+                cached_tokens: opened.cached_tokens,
+            }),
+            Event::Tokens(batch) => DecodeEvent::Tokens(tokens_from_wire(batch.tokens, "tokens")?),
+            Event::PromptLogprobs(logprobs) => DecodeEvent::PromptLogprobs(logprobs.try_into()?),
+            Event::Committed(committed) => DecodeEvent::Committed {
+                timings: timings(committed.timings, "committed.timings")?,
+            },
+            Event::Finished(done) => DecodeEvent::Finished(DecodeFinished {
+                timings: timings(done.timings, "finished.timings")?,
+                cached_tokens: done.cached_tokens,
+                preemptions: done.preemptions,
+                kv_hashes: at_most(done.kv_hashes, LARGE_LIST_MAX, "finished.kv_hashes")?,
+                kv_bytes: done.kv_bytes,
+            }),
+            Event::Failed(failed) => DecodeEvent::Failed(failed.try_into()?),
+            Event::Refused(refused) => DecodeEvent::Refused(refused.try_into()?),
+        })
+    }
+}
+
+impl From<PrefillEvent> for v1::PrefillEvent {
+    fn from(event: PrefillEvent) -> Self {
+        use v1::prefill_event::Event;
+        let event = match event {
+            PrefillEvent::Accepted { cached_tokens } => Event::Accepted(v1::Accepted { cached_tokens }),
+            PrefillEvent::Tokens(tokens) => Event::Tokens(tokens_to_wire(tokens)),
+            PrefillEvent::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs.into()),
+            PrefillEvent::FirstToken { timings } => Event::FirstToken(timings.into()),
+            PrefillEvent::Finished(done) => Event::Finished(v1::PrefillFinished {
+                outcome: match done.outcome {
+                    PrefillOutcome::HandedOver => v1::prefill_finished::Outcome::HandedOver,
+                    PrefillOutcome::EndedAtFirstToken => v1::prefill_finished::Outcome::EndedAtFirstToken,
+                }
+                .into(),
+                timings: Some(done.timings.into()),
+                kv_bytes: done.kv_bytes,
+                transfer_ns: nanos(done.transfer),
+                transport: done.transport,
+                cached_tokens: done.cached_tokens,
+                kv_hashes: done.kv_hashes,
+            }),
+            PrefillEvent::Failed(failed) => Event::Failed(failed.into()),
+            PrefillEvent::Refused(refused) => Event::Refused(refused.into()),
+        };
+        Self { event: Some(event) }
+    }
+}
+
+impl TryFrom<v1::PrefillEvent> for PrefillEvent {
+    type Error = ConvertError;
+    fn try_from(wire: v1::PrefillEvent) -> Result<Self> {
+        use v1::prefill_event::Event;
+        Ok(match required(wire.event, "prefill_event")? {
+            Event::Accepted(accepted) => PrefillEvent::Accepted {
+                cached_tokens: accepted.cached_tokens,
+            },
+            Event::Tokens(batch) => PrefillEvent::Tokens(tokens_from_wire(batch.tokens, "tokens")?),
+            Event::PromptLogprobs(logprobs) => PrefillEvent::PromptLogprobs(logprobs.try_into()?),
+            Event::FirstToken(stages) => PrefillEvent::FirstToken {
+                timings: stages.try_into()?,
+            },
+            Event::Finished(done) => PrefillEvent::Finished(prefill_finished(done)?),
+            Event::Failed(failed) => PrefillEvent::Failed(failed.try_into()?),
+            Event::Refused(refused) => PrefillEvent::Refused(refused.try_into()?),
+        })
+    }
+}
+
+fn prefill_finished(wire: v1::PrefillFinished) -> Result<PrefillFinished> {
+    use v1::prefill_finished::Outcome;
+    let outcome = match Outcome::try_from(wire.outcome) {
+        Ok(Outcome::HandedOver) => PrefillOutcome::HandedOver,
+        Ok(Outcome::EndedAtFirstToken) => PrefillOutcome::EndedAtFirstToken,
+        _ => return Err(unknown("finished.outcome", wire.outcome)),
+    };
+    let transport = match wire.transport.as_str() {
+        "" => String::new(),
+        _ => name(wire.transport, "finished.transport")?,
+    };
+    Ok(PrefillFinished {
+        outcome,
+        timings: timings(wire.timings, "finished.timings")?,
+        kv_bytes: wire.kv_bytes,
+        transfer: Duration::from_nanos(wire.transfer_ns),
+        transport,
+        cached_tokens: wire.cached_tokens,
+        kv_hashes: at_most(wire.kv_hashes, LARGE_LIST_MAX, "finished.kv_hashes")?,
+    })
+}
+
+impl From<StageTimings> for v1::StageTimings {
+    fn from(timings: StageTimings) -> Self {
+        Self {
+            stages: timings
+                .0
+                .into_iter()
+                .map(|(stage, duration)| v1::StageTiming {
+                    stage: stage.name().to_owned(),
+                    before_first_token: stage.is_before_first_token(),
+                    duration_ns: nanos(duration),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::StageTimings> for StageTimings {
+    type Error = ConvertError;
+    fn try_from(wire: v1::StageTimings) -> Result<Self> {
+        let mut timings = StageTimings::default();
+        for timing in at_most(wire.stages, STAGES_MAX, "stages")? {
+            let known = Stage::ALL.iter().find(|stage| {
+                stage.name() == timing.stage && stage.is_before_first_token() == timing.before_first_token
+            });
+            let stage = known.ok_or_else(|| ConvertError::Unknown {
+                field: "stages.stage",
+                value: detail(&timing.stage),
+            })?;
+            timings.push(*stage, Duration::from_nanos(timing.duration_ns));
+        }
+        Ok(timings)
+    }
+}
+
+fn timings(wire: Option<v1::StageTimings>, field: &'static str) -> Result<StageTimings> {
+    required(wire, field)?.try_into()
+}
+
+impl From<Failed> for v1::Failed {
+    fn from(failed: Failed) -> Self {
+        use v1::failed::Fault as Wire;
+        Self {
+            fault: match failed.fault {
+                Fault::Engine => Wire::Engine,
+                Fault::Transfer => Wire::Transfer,
+                Fault::Deadline => Wire::Deadline,
+                Fault::Peer => Wire::Peer,
+                Fault::Internal => Wire::Internal,
+                Fault::Draining => Wire::Draining,
+            }
+            .into(),
+            reason: failed.reason,
+            detail: detail(&failed.detail),
+        }
+    }
+}
+
+impl TryFrom<v1::Failed> for Failed {
+    type Error = ConvertError;
+    fn try_from(wire: v1::Failed) -> Result<Self> {
+        use v1::failed::Fault as Wire;
+        let fault = match Wire::try_from(wire.fault) {
+            Ok(Wire::Engine) => Fault::Engine,
+            Ok(Wire::Transfer) => Fault::Transfer,
+            Ok(Wire::Deadline) => Fault::Deadline,
+            Ok(Wire::Peer) => Fault::Peer,
+            Ok(Wire::Internal) => Fault::Internal,
+            Ok(Wire::Draining) => Fault::Draining,
+            _ => return Err(unknown("failed.fault", wire.fault)),
+        };
+        Ok(Self {
+            fault,
+            reason: name(wire.reason, "failed.reason")?,
+            detail: detail(&wire.detail),
+        })
+    }
+}
+
+impl From<Refused> for v1::Refused {
+    fn from(refused: Refused) -> Self {
+        use v1::refused::Reason as Wire;
+        Self {
+            reason: match refused.reason {
+                RefusedReason::NoCapacity => Wire::NoCapacity,
+                RefusedReason::StaleEpoch => Wire::StaleEpoch,
+                RefusedReason::Draining => Wire::Draining,
+                RefusedReason::Duplicate => Wire::Duplicate,
+                RefusedReason::Invalid => Wire::Invalid,
+                RefusedReason::Incompatible => Wire::Incompatible,
+            }
+            .into(),
+            detail: detail(&refused.detail),
+        }
+    }
+}
+
+impl TryFrom<v1::Refused> for Refused {
+    type Error = ConvertError;
+    fn try_from(wire: v1::Refused) -> Result<Self> {
+        use v1::refused::Reason as Wire;
+        let reason = match Wire::try_from(wire.reason) {
+            Ok(Wire::NoCapacity) => RefusedReason::NoCapacity,
+            Ok(Wire::StaleEpoch) => RefusedReason::StaleEpoch,
+            Ok(Wire::Draining) => RefusedReason::Draining,
+            Ok(Wire::Duplicate) => RefusedReason::Duplicate,
+            Ok(Wire::Invalid) => RefusedReason::Invalid,
+            Ok(Wire::Incompatible) => RefusedReason::Incompatible,
+            _ => return Err(unknown("refused.reason", wire.reason)),
+        };
+        Ok(Self {
+            reason,
+            detail: detail(&wire.detail),
+        })
+    }
+}
+
+fn local_prefill_to_wire(reason: LocalPrefillReason) -> v1::LocalPrefillReason {
+    match reason {
+        LocalPrefillReason::Short => v1::LocalPrefillReason::Short,
+        LocalPrefillReason::Cached => v1::LocalPrefillReason::Cached,
+        LocalPrefillReason::NoPrefillNode => v1::LocalPrefillReason::NoPrefillNode,
+        LocalPrefillReason::TransferFailed => v1::LocalPrefillReason::TransferFailed,
+        LocalPrefillReason::CoLocated => v1::LocalPrefillReason::CoLocated,
+    }
+}
+
+fn local_prefill_from_wire(wire: i32) -> Result<LocalPrefillReason> {
+    match v1::LocalPrefillReason::try_from(wire) {
+        Ok(v1::LocalPrefillReason::Short) => Ok(LocalPrefillReason::Short),
+        Ok(v1::LocalPrefillReason::Cached) => Ok(LocalPrefillReason::Cached),
+        Ok(v1::LocalPrefillReason::NoPrefillNode) => Ok(LocalPrefillReason::NoPrefillNode),
+        Ok(v1::LocalPrefillReason::TransferFailed) => Ok(LocalPrefillReason::TransferFailed),
+        Ok(v1::LocalPrefillReason::CoLocated) => Ok(LocalPrefillReason::CoLocated),
+        _ => Err(unknown("local_prefill", wire)),
+    }
+}
+
+pub(super) fn unknown(field: &'static str, value: i32) -> ConvertError {
+    ConvertError::Unknown {
+        field,
+        value: value.to_string(),
+    }
+}

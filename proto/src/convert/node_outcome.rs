@@ -1,0 +1,44 @@
+//! How a node's brain says no, or breaks off, in the words of the wire: one table for both kinds of node.
+
+use serving_core::batching::{NodeFailure, Refusal};
+
+use crate::messages::{Failed, Fault, Refused, RefusedReason};
+
+impl From<&NodeFailure> for Failed {
+    fn from(failure: &NodeFailure) -> Self {
+        let fault = match failure {
+            NodeFailure::Deadline { .. } => Fault::Deadline,
+            NodeFailure::ReservationExpired { .. } => Fault::Peer,
+            NodeFailure::HoldExpired { .. } | NodeFailure::Transfer { .. } => Fault::Transfer,
+            NodeFailure::Engine { .. } | NodeFailure::Sampling => Fault::Engine,
+            NodeFailure::SlowReader { .. } => Fault::Internal,
+            NodeFailure::Draining => Fault::Draining,
+        };
+        let reason = match failure {
+            // The transfer's own label tells more than "transfer_failed", which the fault says already.
+            NodeFailure::Transfer { reason, .. } => reason.clone(),
+            _ => failure.name().to_owned(),
+        };
+        Self {
+            fault,
+            reason,
+            detail: failure.to_string(),
+        }
+    }
+}
+
+impl From<&Refusal> for Refused {
+    fn from(refusal: &Refusal) -> Self {
+        let reason = match refusal {
+            Refusal::NoBlocks { .. } | Refusal::TooManySequences { .. } | Refusal::Preempting => {
+                RefusedReason::NoCapacity
+            }
+            Refusal::Duplicate => RefusedReason::Duplicate,
+            Refusal::NeverFits { .. } | Refusal::Invalid(_) => RefusedReason::Invalid,
+        };
+        Self {
+            reason,
+            detail: refusal.to_string(),
+        }
+    }
+}

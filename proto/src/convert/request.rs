@@ -1,0 +1,217 @@
+//! The validated request, its sampling and stop conditions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serving_core::ids::{Attempt, TokenId};
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+
+use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
+use crate::v1;
+
+/// Far above any context length in reach; the message size limit binds first.
+const PROMPT_TOKENS_MAX: usize = 1 << 20;
+/// OpenAI allows 300 entries; a token list of a whole vocabulary is refused.
+const LOGIT_BIAS_MAX: usize = 4096;
+const STOP_TOKENS_MAX: usize = 4096;
+/// OpenAI's own limit on `n`.
+const CHOICES_MAX: u32 = 128;
+/// Alternatives per token; clients ask for at most 20.
+pub(super) const TOP_LOGPROBS_MAX: u32 = 256;
+
+pub(super) fn request_to_wire(request: Request, attempt: Attempt) -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        request_id: id_to_wire(request.id.0),
+        attempt: attempt.0,
+        prompt: request.prompt.iter().map(|token| token.0).collect(),
+        client_prompt_tokens: request.client_prompt_tokens,
+        sampling: Some(sampling_to_wire(request.sampling)),
+        stop: Some(v1::StopConditions {
+            max_tokens: request.stop.max_tokens,
+            min_tokens: request.stop.min_tokens,
+            end_tokens: numbers(&request.stop.end_tokens),
+            stop_token_ids: numbers(&request.stop.stop_token_ids),
+        }),
+        choice_count: request.choice_count,
+        seed: request.seed,
+        logprobs: request.logprobs,
+        prompt_logprobs: request.prompt_logprobs,
+        report_kv_hashes: request.report_kv_hashes,
+        lane: match request.lane {
+            Lane::Interactive => v1::Lane::Interactive,
+            Lane::Batch => v1::Lane::Batch,
+        }
+        .into(),
+        time_left_ns: nanos(request.time_limit),
+    }
+}
+
+pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Request, Attempt)> {
+    let wire = required(wire, "request")?;
+    let prompt: Arc<[TokenId]> = at_most(wire.prompt, PROMPT_TOKENS_MAX, "request.prompt")?
+        .into_iter()
+        .map(TokenId)
+        .collect();
+    if prompt.is_empty() {
+        return Err(ConvertError::Missing {
+            field: "request.prompt",
+        });
+    }
+    if wire.client_prompt_tokens == 0 || wire.client_prompt_tokens as usize > prompt.len() {
+        return Err(ConvertError::OutOfRange {
+            field: "request.client_prompt_tokens",
+            value: wire.client_prompt_tokens.to_string(),
+            allowed: "1 to the prompt's length",
+        });
+    }
+    if wire.choice_count == 0 || wire.choice_count > CHOICES_MAX {
+        return Err(ConvertError::OutOfRange {
+            field: "request.choice_count",
+            value: wire.choice_count.to_string(),
+            allowed: "1 to 128",
+        });
+    }
+    let lane = match v1::Lane::try_from(wire.lane) {
+        Ok(v1::Lane::Interactive) => Lane::Interactive,
+        Ok(v1::Lane::Batch) => Lane::Batch,
+        _ => {
+            return Err(ConvertError::Unknown {
+                field: "request.lane",
+                value: wire.lane.to_string(),
+            });
+        }
+    };
+    let request = Request {
+        id: request_id(&wire.request_id, "request.request_id")?,
+        prompt,
+        client_prompt_tokens: wire.client_prompt_tokens,
+        sampling: sampling_from_wire(required(wire.sampling, "request.sampling")?)?,
+        stop: stop_from_wire(required(wire.stop, "request.stop")?)?,
+        choice_count: wire.choice_count,
+        seed: wire.seed,
+        logprobs: top_count(wire.logprobs, "request.logprobs")?,
+        prompt_logprobs: top_count(wire.prompt_logprobs, "request.prompt_logprobs")?,
+        report_kv_hashes: wire.report_kv_hashes,
+        lane,
+        time_limit: Duration::from_nanos(wire.time_left_ns),
+    };
+    Ok((request, Attempt(wire.attempt)))
+}
+
+fn numbers(tokens: &[TokenId]) -> Vec<u32> {
+    tokens.iter().map(|token| token.0).collect()
+}
+
+fn top_count(count: Option<u32>, field: &'static str) -> Result<Option<u32>> {
+    match count {
+        Some(count) if count > TOP_LOGPROBS_MAX => Err(ConvertError::OutOfRange {
+            field,
+            value: count.to_string(),
+            allowed: "0 to 256",
+        }),
+        other => Ok(other),
+    }
+}
+
+fn stop_from_wire(wire: v1::StopConditions) -> Result<StopConditions> {
+    let tokens = |list: Vec<u32>, field| -> Result<Vec<TokenId>> {
+        Ok(at_most(list, STOP_TOKENS_MAX, field)?
+            .into_iter()
+            .map(TokenId)
+            .collect())
+    };
+    Ok(StopConditions {
+        max_tokens: wire.max_tokens,
+        min_tokens: wire.min_tokens,
+        end_tokens: tokens(wire.end_tokens, "request.stop.end_tokens")?,
+        stop_token_ids: tokens(wire.stop_token_ids, "request.stop.stop_token_ids")?,
+    })
+}
+
+fn sampling_to_wire(sampling: SamplingParams) -> v1::SamplingParams {
+    v1::SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+        logit_bias: sampling
+            .logit_bias
+            .into_iter()
+            .map(|(token, bias)| v1::LogitBias { token: token.0, bias })
+            .collect(),
+    }
+}
+
+fn sampling_from_wire(wire: v1::SamplingParams) -> Result<SamplingParams> {
+    let bias = at_most(wire.logit_bias, LOGIT_BIAS_MAX, "request.sampling.logit_bias")?;
+    if bias.windows(2).any(|pair| pair[0].token >= pair[1].token) {
+        return Err(ConvertError::Inconsistent {
+            field: "request.sampling.logit_bias",
+            why: "token ids must rise",
+        });
+    }
+    let logit_bias = bias
+        .into_iter()
+        .map(|entry| Ok((TokenId(entry.token), finite(entry.bias, "request.sampling.logit_bias")?)))
+        .collect::<Result<Vec<_>>>()?;
+    if wire.top_k == Some(0) {
+        return Err(ConvertError::OutOfRange {
+            field: "request.sampling.top_k",
+            value: "0".to_owned(),
+            allowed: "1 and up, or absent",
+        });
+    }
+    Ok(SamplingParams {
+        temperature: within(wire.temperature, Span::NOT_NEGATIVE, "request.sampling.temperature")?,
+        top_k: wire.top_k,
+        top_p: within(wire.top_p, Span::UNIT, "request.sampling.top_p")?,
+        min_p: within(wire.min_p, Span::UNIT, "request.sampling.min_p")?,
+        presence_penalty: finite(wire.presence_penalty, "request.sampling.presence_penalty")?,
+        frequency_penalty: finite(wire.frequency_penalty, "request.sampling.frequency_penalty")?,
+        repetition_penalty: within(
+            wire.repetition_penalty,
+            Span::POSITIVE,
+            "request.sampling.repetition_penalty",
+        )?,
+        logit_bias,
+    })
+}
+
+struct Span {
+    least: f32,
+    most: f32,
+    words: &'static str,
+}
+
+impl Span {
+    const NOT_NEGATIVE: Span = Span {
+        least: 0.0,
+        most: f32::MAX,
+        words: "0 and up",
+    };
+    const UNIT: Span = Span {
+        least: 0.0,
+        most: 1.0,
+        words: "0 to 1",
+    };
+    const POSITIVE: Span = Span {
+        least: f32::MIN_POSITIVE,
+        most: f32::MAX,
+        words: "above 0",
+    };
+}
+
+fn within(value: f32, span: Span, field: &'static str) -> Result<f32> {
+    // False for NaN, as it must be.
+    if value >= span.least && value <= span.most {
+        return Ok(value);
+    }
+    Err(ConvertError::OutOfRange {
+        field,
+        value: value.to_string(),
+        allowed: span.words,
+    })
+}

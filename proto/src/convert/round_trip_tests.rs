@@ -1,0 +1,438 @@
+//! Every message survives core -> wire bytes -> core unchanged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use prost::Message;
+use serving_core::ids::*;
+use serving_core::node::*;
+use serving_core::request::*;
+use serving_core::stage::{Stage, StageTimings};
+
+use crate::messages::*;
+use crate::v1;
+
+pub(super) fn sample_request() -> Request {
+    Request {
+        id: RequestId(0x0123_4567_89ab_cdef),
+        prompt: Arc::from([TokenId(1), TokenId(70_000), TokenId(2)]),
+        client_prompt_tokens: 2,
+        sampling: SamplingParams {
+            logit_bias: vec![(TokenId(1), -1.5), (TokenId(9), 2.0)],
+            ..SamplingParams::greedy()
+        },
+        stop: StopConditions {
+            max_tokens: 5,
+            min_tokens: 1,
+            end_tokens: vec![TokenId(2)],
+            stop_token_ids: vec![],
+        },
+        choice_count: 1,
+        seed: 42,
+        logprobs: Some(0),
+        prompt_logprobs: None,
+        report_kv_hashes: true,
+        lane: Lane::Interactive,
+        time_limit: Duration::from_secs(30),
+    }
+}
+
+fn tokens() -> impl Strategy<Value = Vec<TokenId>> {
+    prop::collection::vec(any::<u32>().prop_map(TokenId), 0..6)
+}
+
+fn sampling() -> impl Strategy<Value = SamplingParams> {
+    let bias = prop::collection::btree_map(any::<u32>(), -100f32..100.0, 0..5);
+    let penalties = (-2f32..2.0, -2f32..2.0, 0.1f32..2.0);
+    (0f32..2.0, option::of(1u32..), 0f32..=1.0, 0f32..=1.0, penalties, bias).prop_map(
+        |(temperature, top_k, top_p, min_p, penalties, bias)| SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            presence_penalty: penalties.0,
+            frequency_penalty: penalties.1,
+            repetition_penalty: penalties.2,
+            logit_bias: bias.into_iter().map(|(token, bias)| (TokenId(token), bias)).collect(),
+        },
+    )
+}
+
+prop_compose! {
+    fn request()(
+        id in any::<u128>(), prompt in prop::collection::vec(any::<u32>(), 1..40), client in any::<prop::sample::Index>(),
+        sampling in sampling(), limits in any::<(u32, u32)>(), ends in (tokens(), tokens()),
+        choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)),
+        report_kv_hashes in any::<bool>(), lane in select(vec![Lane::Interactive, Lane::Batch]), nanos in any::<u64>(),
+    ) -> Request {
+        Request {
+            id: RequestId(id),
+            client_prompt_tokens: u32::try_from(client.index(prompt.len())).unwrap() + 1,
+            prompt: prompt.into_iter().map(TokenId).collect(),
+            sampling,
+            stop: StopConditions { max_tokens: limits.0, min_tokens: limits.1, end_tokens: ends.0, stop_token_ids: ends.1 },
+            choice_count,
+            seed,
+            logprobs: logprobs.0,
+            prompt_logprobs: logprobs.1,
+            report_kv_hashes,
+            lane,
+            time_limit: Duration::from_nanos(nanos),
+        }
+    }
+}
+
+fn label() -> impl Strategy<Value = String> {
+    "[a-z][a-z0-9_.:-]{0,30}"
+}
+
+fn node() -> impl Strategy<Value = NodeId> {
+    (label(), any::<u64>()).prop_map(|(name, epoch)| NodeId {
+        name: NodeName::new(&name),
+        epoch: NodeEpoch(epoch),
+    })
+}
+
+fn hash() -> impl Strategy<Value = CompatibilityHash> {
+    any::<[u8; 32]>().prop_map(CompatibilityHash)
+}
+
+prop_compose! {
+    fn ticket()(
+        transfer in any::<u128>(), decode_node in node(), decode_address in label(),
+        blocks in prop::collection::vec(any::<(u32, u32)>(), 0..20), prefix_blocks in any::<u32>(),
+        total_bytes in any::<u64>(), nanos in any::<u64>(),
+    ) -> Ticket {
+        Ticket {
+            transfer: TransferId(transfer), decode_node, decode_address,
+            blocks: blocks.into_iter().map(|(b, g)| (BlockId(b), Generation(g))).collect(),
+            prefix_blocks, total_bytes, expires_in: Duration::from_nanos(nanos),
+        }
+    }
+}
+
+fn logprobs() -> impl Strategy<Value = TokenLogprobs> {
+    let top = prop::collection::vec((any::<u32>().prop_map(TokenId), -50f32..=0.0), 0..5);
+    (-50f32..=0.0, top).prop_map(|(logprob, top)| TokenLogprobs { logprob, top })
+}
+
+fn finish() -> impl Strategy<Value = FinishReason> {
+    prop_oneof![
+        Just(FinishReason::EndToken),
+        Just(FinishReason::Length),
+        any::<u32>().prop_map(|token| FinishReason::StopToken(TokenId(token))),
+    ]
+}
+
+fn token_event() -> impl Strategy<Value = TokenEvent> {
+    (any::<(u32, u32, u32)>(), option::of(logprobs()), option::of(finish())).prop_map(|(ids, logprobs, finish)| {
+        TokenEvent {
+            choice: ChoiceIndex(ids.0),
+            index: OutputIndex(ids.1),
+            token: TokenId(ids.2),
+            logprobs,
+            finish,
+        }
+    })
+}
+
+fn token_events() -> impl Strategy<Value = Vec<TokenEvent>> {
+    prop::collection::vec(token_event(), 0..5)
+}
+
+fn timings() -> impl Strategy<Value = StageTimings> {
+    prop::collection::vec((select(Stage::ALL), any::<u64>().prop_map(Duration::from_nanos)), 0..20)
+        .prop_map(StageTimings)
+}
+
+fn prompt_logprobs() -> impl Strategy<Value = PromptLogprobs> {
+    (any::<u32>(), prop::collection::vec(logprobs(), 0..4))
+        .prop_map(|(first_position, tokens)| PromptLogprobs { first_position, tokens })
+}
+
+fn failed() -> impl Strategy<Value = Failed> {
+    let faults = vec![
+        Fault::Engine,
+        Fault::Transfer,
+        Fault::Deadline,
+        Fault::Peer,
+        Fault::Internal,
+        Fault::Draining,
+    ];
+    (select(faults), label(), "[ -~]{0,100}").prop_map(|(fault, reason, detail)| Failed { fault, reason, detail })
+}
+
+fn refused() -> impl Strategy<Value = Refused> {
+    use RefusedReason::*;
+    let reasons = vec![NoCapacity, StaleEpoch, Draining, Duplicate, Invalid, Incompatible];
+    (select(reasons), "[ -~]{0,100}").prop_map(|(reason, detail)| Refused { reason, detail })
+}
+
+fn hashes() -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec(any::<u64>(), 0..5)
+}
+
+fn open_request() -> impl Strategy<Value = OpenRequest> {
+    let locals = vec![
+        LocalPrefillReason::Short,
+        LocalPrefillReason::Cached,
+        LocalPrefillReason::NoPrefillNode,
+        LocalPrefillReason::TransferFailed,
+        LocalPrefillReason::CoLocated,
+    ];
+    let way = prop_oneof![select(locals).prop_map(Ok), node().prop_map(Err)];
+    (request(), any::<(u32, u64, u32)>(), way).prop_map(|(request, numbers, way)| OpenRequest {
+        attempt: Attempt(numbers.0),
+        request,
+        node_epoch: NodeEpoch(numbers.1),
+        permit_blocks: numbers.2,
+        local_prefill: way.clone().ok(),
+        prefill_node: way.err(),
+    })
+}
+
+fn prefill_request() -> impl Strategy<Value = PrefillRequest> {
+    (request(), any::<(u32, u64, u32)>(), option::of(ticket())).prop_map(|(request, numbers, ticket)| PrefillRequest {
+        attempt: Attempt(numbers.0),
+        request,
+        node_epoch: NodeEpoch(numbers.1),
+        permit_tokens: numbers.2,
+        ticket,
+    })
+}
+
+fn decode_event() -> impl Strategy<Value = DecodeEvent> {
+    let finished = (timings(), any::<(u32, u32, u64)>(), hashes()).prop_map(|(timings, numbers, kv_hashes)| {
+        DecodeEvent::Finished(DecodeFinished {
+            timings,
+            cached_tokens: numbers.0,
+            preemptions: numbers.1,
+            kv_hashes,
+            kv_bytes: numbers.2,
+        })
+    });
+    let opened = (option::of(ticket()), any::<(u32, u32)>()).prop_map(|(ticket, numbers)| {
+        DecodeEvent::Opened(Opened {
+            ticket,
+            prefix_blocks: numbers.0,
+            cached_tokens: numbers.1,
+        })
+    });
+    prop_oneof![
+        opened,
+        token_events().prop_map(DecodeEvent::Tokens),
+        prompt_logprobs().prop_map(DecodeEvent::PromptLogprobs),
+        timings().prop_map(|timings| DecodeEvent::Committed { timings }),
+        finished,
+        failed().prop_map(DecodeEvent::Failed),
+        refused().prop_map(DecodeEvent::Refused),
+    ]
+}
+
+fn prefill_event() -> impl Strategy<Value = PrefillEvent> {
+    let outcomes = vec![PrefillOutcome::HandedOver, PrefillOutcome::EndedAtFirstToken];
+    let transport = prop_oneof![Just(String::new()), label()];
+    let finished = (
+        select(outcomes),
+        timings(),
+        any::<(u64, u64, u32)>(),
+        transport,
+        hashes(),
+    )
+        .prop_map(|(outcome, timings, numbers, transport, kv_hashes)| {
+            PrefillEvent::Finished(PrefillFinished {
+                outcome,
+                timings,
+                kv_bytes: numbers.0,
+                transfer: Duration::from_nanos(numbers.1),
+                transport,
+                cached_tokens: numbers.2,
+                kv_hashes,
+            })
+        });
+    prop_oneof![
+        any::<u32>().prop_map(|cached_tokens| PrefillEvent::Accepted { cached_tokens }),
+        token_events().prop_map(PrefillEvent::Tokens),
+        prompt_logprobs().prop_map(PrefillEvent::PromptLogprobs),
+        timings().prop_map(|timings| PrefillEvent::FirstToken { timings }),
+        finished,
+        failed().prop_map(PrefillEvent::Failed),
+        refused().prop_map(PrefillEvent::Refused),
+    ]
+}
+
+fn state() -> impl Strategy<Value = NodeState> {
+    select(vec![NodeState::Joining, NodeState::Ready, NodeState::Draining])
+}
+
+prop_compose! {
+    fn record()(
+        id in node(), role in select(vec![NodeRole::Prefill, NodeRole::Decode]), co_located in any::<bool>(), address in label(),
+        compatibility in hash(), transports in prop::collection::vec(label(), 0..4), texts in (label(), label()),
+        numbers in any::<(u32, u32, u32, u32, u64)>(), block_tokens in 1u32.., state in state(),
+    ) -> NodeRecord {
+        NodeRecord {
+            id, role, is_co_located: co_located && role == NodeRole::Decode, address, compatibility, transports,
+            version: texts.0, model_name: texts.1, state,
+            capacity: NodeCapacity {
+                kv_blocks: numbers.0, block_tokens, max_sequences: numbers.1, max_batch_tokens: numbers.2,
+                max_model_tokens: numbers.3, block_bytes: numbers.4,
+            },
+        }
+    }
+}
+
+prop_compose! {
+    fn status()(
+        state in state(), permits in any::<(u64, u64)>(), blocks in prop::array::uniform6(0u32..=u32::MAX / 6),
+        counts in any::<(u32, u32, u32)>(), totals in any::<(u64, u64, u64, u64)>(),
+        pairs in prop::collection::vec((node(), option::of(label())), 0..4),
+    ) -> NodeStatus {
+        NodeStatus {
+            state, permits_granted_total: permits.0, permits_received_total: permits.1,
+            kv_blocks: KvBlockCounts {
+                free: blocks[0], active: blocks[1], cached: blocks[2], reserved: blocks[3], in_transfer: blocks[4], quarantined: blocks[5],
+            },
+            running_sequences: counts.0, waiting_sequences: counts.1, waiting_tokens: counts.2,
+            prefix_query_tokens_total: totals.0, prefix_hit_tokens_total: totals.1, preemptions_total: totals.2, computed_tokens_total: totals.3,
+            pairs: pairs.into_iter().map(|(decode_node, unusable_reason)| PairHealth { decode_node, unusable_reason }).collect(),
+        }
+    }
+}
+
+fn node_report() -> impl Strategy<Value = NodeReport> {
+    prop_oneof![
+        record().prop_map(NodeReport::Register),
+        (any::<u64>(), status()).prop_map(|(epoch, status)| NodeReport::Status {
+            epoch: NodeEpoch(epoch),
+            status
+        }),
+        "[ -~]{0,40}".prop_map(|reason| NodeReport::Leave { reason }),
+    ]
+}
+
+fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
+    let ms = || (1u64..86_400_000).prop_map(Duration::from_millis);
+    let peer = (node(), label(), prop::collection::vec(label(), 0..3), hash()).prop_map(
+        |(node, address, transports, compatibility)| Peer {
+            node,
+            address,
+            transports,
+            compatibility,
+        },
+    );
+    prop_oneof![
+        (node(), ms(), ms()).prop_map(|(coordinator, lease, status_interval)| {
+            CoordinatorReport::Welcome(Welcome {
+                coordinator,
+                lease,
+                status_interval,
+            })
+        }),
+        ms().prop_map(|lease| CoordinatorReport::Renewed { lease }),
+        prop::collection::vec(peer, 0..4).prop_map(CoordinatorReport::Peers),
+        (select(RegisterRefusedReason::ALL), "[ -~]{0,40}")
+            .prop_map(|(reason, detail)| CoordinatorReport::RegisterRefused { reason, detail }),
+        "[ -~]{0,40}".prop_map(|reason| CoordinatorReport::Drain { reason }),
+    ]
+}
+
+fn kv_frame() -> impl Strategy<Value = KvFrame> {
+    let transfer = || any::<u128>().prop_map(TransferId);
+    let hello = (node(), node(), any::<u32>(), hash()).prop_map(|(from, to, protocol_version, compatibility)| {
+        KvFrame::Hello(Hello {
+            from,
+            to,
+            protocol_version,
+            compatibility,
+        })
+    });
+    let data = prop::collection::vec(any::<u8>(), 0..200);
+    let block = (transfer(), any::<[u32; 4]>(), 0u32..100, 1u32..100, any::<u64>(), data).prop_map(
+        |(transfer, numbers, layer_begin, layers, checksum, data)| {
+            KvFrame::Block(KvBlockFrame {
+                transfer,
+                sequence_no: numbers[0],
+                ticket_index: numbers[1],
+                block: BlockId(numbers[2]),
+                generation: Generation(numbers[3]),
+                layer_begin,
+                layer_end: layer_begin + layers,
+                checksum,
+                data: Bytes::from(data),
+            })
+        },
+    );
+    let last = (transfer(), any::<u128>(), any::<[u32; 3]>(), token_events()).prop_map(
+        |(transfer, request, numbers, first_tokens)| {
+            KvFrame::Last(LastFrame {
+                transfer,
+                request: RequestId(request),
+                attempt: Attempt(numbers[0]),
+                block_count: numbers[1],
+                frame_count: numbers[2],
+                first_tokens,
+            })
+        },
+    );
+    prop_oneof![
+        hello,
+        transfer().prop_map(|transfer| KvFrame::Begin { transfer }),
+        block,
+        last,
+        (transfer(), label()).prop_map(|(transfer, reason)| KvFrame::Abort { transfer, reason }),
+    ]
+}
+
+fn kv_reply() -> impl Strategy<Value = KvReply> {
+    let transfer = || any::<u128>().prop_map(TransferId);
+    prop_oneof![
+        (node(), option::of(label())).prop_map(|(node, refused)| KvReply::Hello(HelloReply { node, refused })),
+        transfer().prop_map(|transfer| KvReply::Ack { transfer }),
+        (transfer(), label(), "[ -~]{0,40}").prop_map(|(transfer, reason, detail)| KvReply::Refused {
+            transfer,
+            reason,
+            detail
+        }),
+        (transfer(), label()).prop_map(|(transfer, reason)| KvReply::Aborted { transfer, reason }),
+    ]
+}
+
+macro_rules! round_trips {
+    ($($test:ident: $strategy:ident as $name:ident;)*) => { proptest! { $(
+        #[test]
+        fn $test(message in $strategy()) {
+            let bytes = v1::$name::from(message.clone()).encode_to_vec();
+            let wire = v1::$name::decode(bytes.as_slice()).unwrap();
+            prop_assert_eq!($name::try_from(wire).unwrap(), message);
+        }
+    )* } };
+}
+
+round_trips! {
+    open: open_request as OpenRequest;
+    prefill: prefill_request as PrefillRequest;
+    decode_events: decode_event as DecodeEvent;
+    prefill_events: prefill_event as PrefillEvent;
+    node_reports: node_report as NodeReport;
+    coordinator_reports: coordinator_report as CoordinatorReport;
+    kv_frames: kv_frame as KvFrame;
+    kv_replies: kv_reply as KvReply;
+}
+
+#[test]
+fn a_stop_string_has_no_wire_form() {
+    let event = TokenEvent {
+        choice: ChoiceIndex(0),
+        index: OutputIndex(0),
+        token: TokenId(1),
+        logprobs: None,
+        finish: Some(FinishReason::StopString),
+    };
+    let error = TokenEvent::try_from(v1::TokenEvent::from(event)).unwrap_err();
+    assert_eq!(error.field(), "token.finish.kind");
+}

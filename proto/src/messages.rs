@@ -1,0 +1,323 @@
+//! The messages between processes in core types: what `convert` makes of the wire, and what every other crate names.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
+use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, Ticket};
+use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
+use serving_core::stage::StageTimings;
+
+/// Version of the wire as a whole; equal on both ends of a stream, part of the compatibility hash.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Largest control message (Open, Prefill, Join, token events). A prompt of 700,000 tokens of 5-byte varints fits.
+pub const CONTROL_MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Largest KV frame: a block of a 70B-class model (80 layers, 8 KV heads, dim 128, f16: 5 MiB) fits whole.
+pub const KV_FRAME_BYTES_MAX: usize = 8 << 20;
+
+/// C -> D. `request.time_limit` is the time left when the message was sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenRequest {
+    pub attempt: Attempt,
+    pub request: Request,
+    /// Another epoch refuses.
+    pub node_epoch: NodeEpoch,
+    pub permit_blocks: u32,
+    /// Set: the decode node computes the prompt itself and mints no ticket.
+    pub local_prefill: Option<LocalPrefillReason>,
+    /// Only this node may write the reservation; `None` with local prefill.
+    pub prefill_node: Option<NodeId>,
+}
+
+/// C -> P. `request.time_limit` is the time left when the message was sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrefillRequest {
+    pub attempt: Attempt,
+    pub request: Request,
+    pub node_epoch: NodeEpoch,
+    pub permit_tokens: u32,
+    /// `None`: the request ends at its first token, nothing is handed over.
+    pub ticket: Option<Ticket>,
+}
+
+/// D -> C.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecodeEvent {
+    Opened(Opened),
+    Tokens(Vec<TokenEvent>),
+    PromptLogprobs(PromptLogprobs),
+    /// The handoff is verified and committed: the prefill leg is no longer needed.
+    Committed {
+        timings: StageTimings,
+    },
+    Finished(DecodeFinished),
+    Failed(Failed),
+    Refused(Refused),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opened {
+    /// `None` with local prefill.
+    pub ticket: Option<Ticket>,
+    pub prefix_blocks: u32,
+    pub cached_tokens: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DecodeFinished {
+    pub timings: StageTimings,
+    pub cached_tokens: u32,
+    pub preemptions: u32,
+    /// One per prompt block, when asked for.
+    pub kv_hashes: Vec<u64>,
+    pub kv_bytes: u64,
+}
+
+/// P -> C.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrefillEvent {
+    Accepted {
+        cached_tokens: u32,
+    },
+    Tokens(Vec<TokenEvent>),
+    PromptLogprobs(PromptLogprobs),
+    /// Stage timings up to the first token.
+    FirstToken {
+        timings: StageTimings,
+    },
+    Finished(PrefillFinished),
+    Failed(Failed),
+    Refused(Refused),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrefillFinished {
+    pub outcome: PrefillOutcome,
+    pub timings: StageTimings,
+    pub kv_bytes: u64,
+    /// Sum of the times the pair spent moving this request's KV.
+    pub transfer: Duration,
+    /// Empty when nothing was handed over.
+    pub transport: String,
+    pub cached_tokens: u32,
+    pub kv_hashes: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillOutcome {
+    HandedOver,
+    EndedAtFirstToken,
+}
+
+/// Logprobs of prompt tokens from `first_position` on; position 0 has none and is never sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprobs {
+    pub first_position: u32,
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// Something broke after the request was accepted. Ends the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    pub fault: Fault,
+    /// Closed snake_case label, for metrics.
+    pub reason: String,
+    /// For people.
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Engine,
+    Transfer,
+    Deadline,
+    Peer,
+    Internal,
+    Draining,
+}
+
+/// Policy said no before anything was held. Ends the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub reason: RefusedReason,
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedReason {
+    NoCapacity,
+    StaleEpoch,
+    Draining,
+    Duplicate,
+    Invalid,
+    Incompatible,
+}
+
+impl RefusedReason {
+    /// Label for metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            RefusedReason::NoCapacity => "no_capacity",
+            RefusedReason::StaleEpoch => "stale_epoch",
+            RefusedReason::Draining => "draining",
+            RefusedReason::Duplicate => "duplicate",
+            RefusedReason::Invalid => "invalid",
+            RefusedReason::Incompatible => "incompatible",
+        }
+    }
+}
+
+/// Node -> coordinator on the membership stream. `Register` is first on every stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NodeReport {
+    Register(NodeRecord),
+    Status {
+        epoch: NodeEpoch,
+        status: NodeStatus,
+    },
+    /// Clean end after a drain.
+    Leave {
+        reason: String,
+    },
+}
+
+/// Coordinator -> node on the membership stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CoordinatorReport {
+    Welcome(Welcome),
+    Renewed {
+        lease: Duration,
+    },
+    /// To prefill nodes: the decode nodes to keep a link to. Replaces the list before.
+    Peers(Vec<Peer>),
+    RegisterRefused {
+        reason: RegisterRefusedReason,
+        detail: String,
+    },
+    Drain {
+        reason: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    pub coordinator: NodeId,
+    pub lease: Duration,
+    pub status_interval: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegisterRefusedReason {
+    /// Another live process has this name.
+    NameTaken,
+    /// The cluster serves another model, or the same one with other numerics.
+    IncompatibleModel,
+    /// The record breaks the contract.
+    Invalid,
+}
+
+impl RegisterRefusedReason {
+    pub const ALL: &'static [Self] = &[Self::NameTaken, Self::IncompatibleModel, Self::Invalid];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NameTaken => "name_taken",
+            Self::IncompatibleModel => "incompatible_model",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+/// A decode node as a prefill node must know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub node: NodeId,
+    /// host:port of its handoff service.
+    pub address: String,
+    pub transports: Vec<String>,
+    pub compatibility: CompatibilityHash,
+}
+
+/// P -> D on the pair's stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KvFrame {
+    /// First on every stream.
+    Hello(Hello),
+    /// Prefill started: the reservation timer restarts.
+    Begin {
+        transfer: TransferId,
+    },
+    Block(KvBlockFrame),
+    Last(LastFrame),
+    Abort {
+        transfer: TransferId,
+        reason: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub from: NodeId,
+    /// The epoch the sender believes the receiver has.
+    pub to: NodeId,
+    pub protocol_version: u32,
+    pub compatibility: CompatibilityHash,
+}
+
+/// One block, or a layer range of it, in the wire layout of PROTOCOL rule 14.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvBlockFrame {
+    pub transfer: TransferId,
+    /// Per transfer, from 0, no gaps.
+    pub sequence_no: u32,
+    /// Index into the ticket's blocks.
+    pub ticket_index: u32,
+    pub block: BlockId,
+    pub generation: Generation,
+    pub layer_begin: u32,
+    /// Exclusive; above `layer_begin`.
+    pub layer_end: u32,
+    /// xxh3-64 of `data`, computed by the sender; not verified by the conversion.
+    pub checksum: u64,
+    pub data: Bytes,
+}
+
+/// Ends a transfer: what arrived must now equal what was promised.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LastFrame {
+    pub transfer: TransferId,
+    pub request: RequestId,
+    pub attempt: Attempt,
+    pub block_count: u32,
+    pub frame_count: u32,
+    /// Index 0 of each choice that goes on.
+    pub first_tokens: Vec<TokenEvent>,
+}
+
+/// D -> P on the pair's stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvReply {
+    Hello(HelloReply),
+    /// Committed: the sender releases its hold.
+    Ack {
+        transfer: TransferId,
+    },
+    Refused {
+        transfer: TransferId,
+        reason: String,
+        detail: String,
+    },
+    /// Answer to `Abort`, or the receiver's own abort: no more frames are accepted.
+    Aborted {
+        transfer: TransferId,
+        reason: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelloReply {
+    pub node: NodeId,
+    /// `None`: accepted. Else a closed label: `incompatible`, `stale_epoch`, `protocol_version`.
+    pub refused: Option<String>,
+}
