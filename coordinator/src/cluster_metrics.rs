@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use serving_core::cluster::{Cluster, ClusterStats, Life, NodeHealth};
-use serving_core::node::KvBlockCounts;
+use serving_core::node::{KvBlockCounts, NodeStatus};
 use serving_core::request::Lane;
 use serving_core::time::Time;
 
@@ -30,6 +30,8 @@ pub struct NodeSnapshot {
     pub preemptions_total: u64,
     pub prefix_query_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
+    /// A prefill node's links: decode node, and whether it reports the link as usable.
+    pub pairs: Vec<(String, bool)>,
 }
 
 /// Everything the brain exports.
@@ -74,10 +76,18 @@ impl ClusterSnapshot {
                 preemptions_total: status.map_or(0, |s| s.preemptions_total),
                 prefix_query_tokens_total: status.map_or(0, |s| s.prefix_query_tokens_total),
                 prefix_hit_tokens_total: status.map_or(0, |s| s.prefix_hit_tokens_total),
+                pairs: status.filter(|_| !is_lost).map(pairs).unwrap_or_default(),
             }
         };
         self.nodes = cluster.members().iter().map(snapshot).collect();
     }
+}
+
+fn pairs(status: &NodeStatus) -> Vec<(String, bool)> {
+    let pairs = status.pairs.iter();
+    pairs
+        .map(|pair| (pair.decode_node.name.to_string(), pair.unusable_reason.is_none()))
+        .collect()
 }
 
 #[derive(Debug)]
@@ -284,7 +294,22 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         "Work the node would take now: prompt tokens or blocks",
         per_node(|n| n.permits_available as f64),
     )?;
+    pairs_up(nodes, w)?;
     node_totals(nodes, w)
+}
+
+/// Links between the pools, as the prefill nodes report them.
+fn pairs_up(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    w.gauges(
+        "pair_up",
+        "1 while a prefill node can push KV to a decode node",
+        nodes.iter().flat_map(|n| {
+            n.pairs.iter().map(|(decode_node, is_usable)| {
+                let labels = vec![("prefill_node", n.name.as_str()), ("decode_node", decode_node.as_str())];
+                (labels, f64::from(u8::from(*is_usable)))
+            })
+        }),
+    )
 }
 
 /// What nodes count since they started.

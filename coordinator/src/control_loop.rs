@@ -212,7 +212,7 @@ impl ControlLoop {
         });
         let readiness = match self.cluster.readiness() {
             _ if self.is_draining => Readiness::Draining,
-            Ok(()) => Readiness::Ready,
+            Ok(reach) => Readiness::Ready(reach),
             Err(missing) => Readiness::NotReady(missing),
         };
         self.readiness.send_if_modified(|seen| {

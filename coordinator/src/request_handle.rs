@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, RequestId};
 use serving_core::request::{
     FinishReason, LocalPrefillReason, RejectReason, Request, RequestError, TokenEvent, TokenLogprobs,
@@ -129,7 +130,7 @@ pub struct Rejected {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    Ready,
+    Ready(Reach),
     /// What is missing, in words a person can act on.
     NotReady(String),
     Draining,

@@ -109,7 +109,7 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
     drop(handle);
     loop {
         let next = match readiness.borrow_and_update().clone() {
-            Readiness::Ready => ReadyState::Ready,
+            Readiness::Ready(_) => ReadyState::Ready,
             Readiness::NotReady(why) => ReadyState::NotReady(why),
             Readiness::Draining => ReadyState::Draining,
         };

@@ -137,7 +137,9 @@ async fn a_request_goes_through_both_nodes_and_each_token_comes_once() {
     let _p = prefill_node(&cluster, "p0", good_prefill(pushed)).await;
     until_up(&cluster, "decode", 1).await;
     until_up(&cluster, "prefill", 1).await;
-    assert_eq!(cluster.handle.readiness(), Readiness::Ready);
+    assert!(
+        matches!(cluster.handle.readiness(), Readiness::Ready(reach) if reach.prefill_nodes == 1 && reach.decode_nodes == 1)
+    );
     let started = Instant::now();
     let mut handle = submit(&cluster, request(1, 5)).await;
     let events = collect(&mut handle).await;

@@ -4,7 +4,7 @@
 //! token_exact -- 200` runs the full number (figures in docs/token-exact.md).
 
 use integration_tests::configurations::PAIRWISE;
-use integration_tests::token_exact::report;
+use integration_tests::token_exact::report::{self, HEADER, Row};
 
 /// Lengths 1 and 2,000 are always among them.
 const PROMPTS: usize = 6;
@@ -12,8 +12,10 @@ const PROMPTS: usize = 6;
 #[tokio::test(flavor = "multi_thread")]
 async fn every_configuration_gives_the_tokens_and_the_kv_of_one_node() {
     let rows = report::run(&PAIRWISE, PROMPTS).await.expect("the comparison ran");
+    let bad: Vec<String> = rows.iter().filter(|row| !row.is_good()).map(Row::to_string).collect();
     assert!(
-        rows.iter().all(|row| row.is_good()),
-        "a row differs, or did not hand over every request"
+        bad.is_empty(),
+        "rows that differ or went another way than their topology promises:\n{HEADER}\n{}",
+        bad.join("\n")
     );
 }

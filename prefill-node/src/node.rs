@@ -1,5 +1,6 @@
 //! A prefill node without its port and membership: engine, batcher, step thread, transport. `run` and the tests use it.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,7 @@ impl Node {
         let batcher = PrefillBatcher::new(PrefillConfig {
             limits,
             hold: config.hold(),
+            last_chunk_tokens: NonZeroU32::new(config.last_chunk_tokens),
         });
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
         let queue_max = config.push_queue_blocks_max.unwrap_or(limits.kv_blocks / 2).max(1);

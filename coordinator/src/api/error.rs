@@ -9,6 +9,7 @@ use serving_core::request::{RejectReason, RequestError};
 
 use super::json::short;
 use crate::request_handle::{Readiness, Rejected};
+use serving_core::cluster::Reach;
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// Read by OpenAI's SDKs: overrides their own rule (they retry 408, 409, 429 and 5xx).
@@ -236,12 +237,12 @@ impl From<RequestError> for ApiError {
     }
 }
 
-/// What `/ready` says when the answer is no.
-pub fn readiness_error(readiness: Readiness) -> Option<ApiError> {
+/// What `/ready` says: what can be used, or what is missing.
+pub fn reach_of(readiness: Readiness) -> Result<Reach, ApiError> {
     match readiness {
-        Readiness::Ready => None,
-        Readiness::NotReady(missing) => Some(not_ready(&missing, Retry::After(RETRY_AFTER_DEFAULT))),
-        Readiness::Draining => Some(draining()),
+        Readiness::Ready(reach) => Ok(reach),
+        Readiness::NotReady(missing) => Err(not_ready(&missing, Retry::After(RETRY_AFTER_DEFAULT))),
+        Readiness::Draining => Err(draining()),
     }
 }
 

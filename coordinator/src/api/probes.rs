@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::AppState;
-use super::error::readiness_error;
+use super::error::reach_of;
 
 /// This process lives and answers; nothing about nodes.
 pub async fn health() -> Json<Value> {
@@ -18,9 +18,15 @@ pub async fn health() -> Json<Value> {
 
 /// A request sent now has a way through the cluster (PROTOCOL rule 15).
 pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
-    match readiness_error(state.submit.readiness()) {
-        None => Json(json!({"status": "ready"})).into_response(),
-        Some(error) => error.into_response(),
+    match reach_of(state.submit.readiness()) {
+        Ok(reach) => Json(json!({
+            "status": "ready",
+            "prefill_nodes": reach.prefill_nodes,
+            "decode_nodes": reach.decode_nodes,
+            "usable_pairs": reach.usable_pairs,
+        }))
+        .into_response(),
+        Err(error) => error.into_response(),
     }
 }
 

@@ -134,7 +134,8 @@ async fn failures_before_the_first_token_have_a_status() {
 #[tokio::test]
 async fn readiness_says_what_is_missing() {
     let server = Server::saying("x").await;
-    assert_eq!(get(server.address, "/ready").await.status, 200);
+    let answer = get(server.address, "/ready").await;
+    assert_eq!((answer.status, answer.json()["usable_pairs"].as_u64()), (200, Some(1)));
     server.set_readiness(Readiness::NotReady("no decode node has joined".into()));
     let answer = get(server.address, "/ready").await;
     assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));

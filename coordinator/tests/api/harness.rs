@@ -9,6 +9,7 @@ use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
 };
 use coordinator::text::{ChatTurn, TextCodec, TextError, TextModel};
+use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
 use serving_core::request::{FinishReason, Lane, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::{Stage, StageTimings};
@@ -199,6 +200,12 @@ pub struct Server {
     pub served: tokio::task::JoinHandle<()>,
 }
 
+const REACH: Reach = Reach {
+    prefill_nodes: 1,
+    decode_nodes: 1,
+    usable_pairs: 1,
+};
+
 impl Server {
     pub async fn start(play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
         let heard = Arc::new(Mutex::new(Heard::default()));
@@ -206,7 +213,7 @@ impl Server {
         let control = Arc::new(Loop {
             play: Box::new(play),
             heard: heard.clone(),
-            readiness: Mutex::new(Readiness::Ready),
+            readiness: Mutex::new(Readiness::Ready(REACH)),
         });
         let text = TextModel::new(
             Box::new(Bytes::new()),

@@ -80,6 +80,12 @@ pub struct ProcessInfo {
     pub address: String,
 }
 
+/// What `/ready` says with a 200.
+#[derive(serde::Deserialize)]
+struct ReadyAnswer {
+    usable_pairs: u32,
+}
+
 /// A running cluster. Dropping it kills what still runs; [`LocalCluster::stop`] drains first.
 #[derive(Debug)]
 pub struct LocalCluster {
@@ -93,7 +99,8 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts coordinator and nodes and waits until `/ready` answers 200 and every node has announced ready.
+    /// Starts coordinator and nodes and waits until every node has announced ready, `/ready` answers 200 and every
+    /// prefill node has a working link to every decode node.
     ///
     /// # Errors
     /// A process that could not be started or ended early (with its last lines), or not ready within
@@ -317,6 +324,7 @@ impl LocalCluster {
 
     async fn wait_for_ready(&mut self, deadline: Instant) -> Result<(), LocalClusterError> {
         let url = format!("{}/ready", self.base_url);
+        let pairs = self.options.topology.pair_count();
         let client = reqwest::Client::new();
         let mut last = String::new();
         while Instant::now() < deadline {
@@ -324,7 +332,13 @@ impl LocalCluster {
                 return Err(LocalClusterError::Exited(exit));
             }
             match timeout_at(deadline, client.get(&url).send()).await {
-                Ok(Ok(answer)) if answer.status().is_success() => return Ok(()),
+                Ok(Ok(answer)) if answer.status().is_success() => {
+                    let usable = answer.json::<ReadyAnswer>().await.map_or(0, |ready| ready.usable_pairs);
+                    if usable >= pairs {
+                        return Ok(());
+                    }
+                    last = format!("{usable} of {pairs} links between prefill and decode nodes work");
+                }
                 Ok(Ok(answer)) => {
                     last = format!(
                         "{url} answers {}: {}",

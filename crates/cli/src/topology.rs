@@ -98,6 +98,17 @@ impl Topology {
             Self::CoLocated { node_count } => node_count,
         }
     }
+
+    /// Links between prefill and decode nodes: each prefill node has one to every decode node.
+    pub fn pair_count(self) -> u32 {
+        match self {
+            Self::Disaggregated {
+                prefill_count,
+                decode_count,
+            } => prefill_count.saturating_mul(decode_count),
+            Self::CoLocated { .. } => 0,
+        }
+    }
 }
 
 #[cfg(test)]

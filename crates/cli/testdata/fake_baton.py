@@ -4,6 +4,7 @@
 FAKE_DIE=NAME       that process complains on stderr and exits 7 instead of getting ready
 FAKE_STUBBORN=NAME  that process ignores the end of stdin
 FAKE_SILENT=NAME    that process never says that it is ready
+FAKE_PAIRS=N        `/ready` says that N pairs are usable
 FAKE_LOG=FILE       each process appends `start NAME` and `drain NAME`
 """
 import http.server
@@ -33,6 +34,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/v1/models":
             self.wfile.write(b'{"data":[{"id":"fake"}]}')
+        if self.path == "/ready":
+            self.wfile.write(json.dumps({"usable_pairs": int(os.environ.get("FAKE_PAIRS", "99"))}).encode())
         if self.path == "/metrics":
             self.wfile.write(b'baton_kv_blocks{state="free"} 40\nbaton_kv_blocks{state="active"} 2\n')
 

@@ -92,6 +92,14 @@ async fn a_node_that_never_gets_ready_is_named() {
 }
 
 #[tokio::test]
+async fn a_cluster_whose_pools_are_not_linked_is_not_ready() {
+    let mut options = fake_options("2p2d", &[("FAKE_PAIRS", "3")]);
+    options.start_within = Duration::from_secs(3);
+    let error = LocalCluster::start(options).await.expect_err("one link is missing");
+    assert!(error.to_string().contains("3 of 4 links"), "{error}");
+}
+
+#[tokio::test]
 async fn a_killed_node_is_reported_by_signal_and_can_be_started_again() {
     let mut cluster = LocalCluster::start(fake_options("2c", &[])).await.expect("it starts");
     let before = cluster.processes()[1].pid;

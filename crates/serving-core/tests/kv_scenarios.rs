@@ -167,7 +167,13 @@ impl World {
         let patience = Duration::from_secs(5);
         *self = World::default();
         match words.name {
-            "prefill" => self.prefill = Some(PrefillBatcher::new(PrefillConfig { limits, hold: patience })),
+            "prefill" => {
+                self.prefill = Some(PrefillBatcher::new(PrefillConfig {
+                    limits,
+                    hold: patience,
+                    last_chunk_tokens: None,
+                }))
+            }
             _ => {
                 self.decode = Some(DecodeBatcher::new(DecodeConfig {
                     limits,

@@ -217,7 +217,11 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         vocab_size,
         prefix_cache: true,
     };
-    let mut batcher = PrefillBatcher::new(PrefillConfig { limits, hold: PATIENCE });
+    let mut batcher = PrefillBatcher::new(PrefillConfig {
+        limits,
+        hold: PATIENCE,
+        last_chunk_tokens: None,
+    });
     let command = PrefillCommand {
         request: Arc::new(request.clone()),
         attempt: Attempt(0),

@@ -1,6 +1,7 @@
 //! The prefill node's brain: admission, chunks under a token budget, what to push, what to hold and until when.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ pub struct PrefillConfig {
     pub limits: NodeLimits,
     /// How long computed blocks are kept for a decode node that does not acknowledge.
     pub hold: Duration,
+    /// Cuts the end of a prompt that nothing else waits behind into a chunk of its own, at most this long: the rest of
+    /// its KV moves while this chunk is computed, and only this chunk's KV is left between first and second token.
+    pub last_chunk_tokens: Option<NonZeroU32>,
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The prefill batcher's steps: which chunks run together, and what a finished chunk sets off.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::batching::prefill::{PrefillBatcher, PrefillEvent, PrefillOutcome};
@@ -26,6 +27,7 @@ impl PrefillBatcher {
         assert!(self.plan.is_empty(), "a step is planned while another runs");
         let limits = self.config.limits;
         let mut budget = limits.max_batch_tokens;
+        let is_alone = self.entries.values().filter(|entry| !entry.is_held()).count() == 1;
         for (serial, entry) in &mut self.entries {
             if budget == 0 || self.plan.len() >= limits.max_sequences as usize {
                 break;
@@ -35,7 +37,12 @@ impl PrefillBatcher {
             }
             entry.chunk_planned(now);
             let pending = entry.sequence.pending();
-            let token_count = pending.min(budget);
+            let token_count = match self.config.last_chunk_tokens {
+                Some(last) if is_alone && entry.is_handed_over() && pending <= budget => {
+                    before_last_chunk(&entry.sequence, limits.block_tokens, last).unwrap_or(pending)
+                }
+                _ => pending.min(budget),
+            };
             budget -= token_count;
             let draws = if token_count == pending { entry.draws() } else { 0 };
             let logits = match (entry.request.prompt_logprobs, draws) {
@@ -158,4 +165,15 @@ impl PrefillBatcher {
             self.finish(serial, PrefillOutcome::EndedAtFirstToken);
         }
     }
+}
+
+/// Tokens to compute now so that at most `last` remain, cut where a block ends: only whole blocks can be pushed.
+/// `None` when the rest is too short to be worth a step of its own.
+fn before_last_chunk(sequence: &Sequence, block_tokens: u32, last: NonZeroU32) -> Option<u32> {
+    let end = sequence.len();
+    if sequence.pending() < last.get().saturating_mul(2) {
+        return None;
+    }
+    let cut = (end - last.get()).next_multiple_of(block_tokens);
+    (sequence.computed < cut && cut < end).then(|| cut - sequence.computed)
 }

@@ -7,6 +7,7 @@ fn batcher(kv_blocks: u32) -> PrefillBatcher {
     PrefillBatcher::new(PrefillConfig {
         limits: limits(kv_blocks),
         hold: Duration::from_secs(5),
+        last_chunk_tokens: None,
     })
 }
 
@@ -275,4 +276,53 @@ fn prompt_logprobs_without_outputs_finish_with_no_token() {
     ] if tokens.is_empty()),
         "{events:?}"
     );
+}
+
+/// Chunks of one prompt of `prompt` tokens under a budget of 64, with a last chunk of at most 6 tokens (blocks of 4).
+fn chunks(prompt: u32, handoff_skip_blocks: Option<u32>, others: u32) -> Vec<u32> {
+    let limits = NodeLimits {
+        max_batch_tokens: 64,
+        ..limits(100)
+    };
+    let mut batcher = PrefillBatcher::new(PrefillConfig {
+        limits,
+        hold: Duration::from_secs(5),
+        last_chunk_tokens: NonZeroU32::new(6),
+    });
+    for id in 0..=others {
+        let accepted = batcher.accept(
+            Time::ZERO,
+            command(request(u128::from(id) + 1, prompt, 5), handoff_skip_blocks),
+        );
+        accepted.expect("it fits");
+    }
+    let mut chunks = Vec::new();
+    while let Some(plan) = batcher.next_step(Time::ZERO) {
+        chunks.extend(
+            plan.rows()
+                .iter()
+                .filter(|row| row.key == key(1))
+                .map(|row| row.token_count),
+        );
+        let mut sampled = sample(&plan, &limits);
+        batcher.step_done(Time::ZERO, &mut sampled);
+    }
+    chunks
+}
+
+#[test]
+fn the_end_of_a_lonely_prompt_is_a_chunk_of_its_own() {
+    // Cut where a block ends, so that at most 6 remain.
+    assert_eq!(chunks(30, Some(0), 0), [24, 6]);
+    assert_eq!(chunks(29, Some(0), 0), [24, 5]);
+    assert_eq!(chunks(27, Some(0), 0), [24, 3]);
+    // The budget still cuts the rest.
+    assert_eq!(chunks(100, Some(0), 0), [64, 32, 4]);
+}
+
+#[test]
+fn short_crowded_or_kept_prompts_are_not_cut_again() {
+    assert_eq!(chunks(11, Some(0), 0), [11]);
+    assert_eq!(chunks(30, Some(0), 1), [30]);
+    assert_eq!(chunks(30, None, 0), [30]);
 }

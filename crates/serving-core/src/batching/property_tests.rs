@@ -2,6 +2,7 @@
 //! shared by mistake, all come home, each request ends exactly once, and no token depends on what else happened.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -352,6 +353,7 @@ impl PrefillWorld {
             batcher: PrefillBatcher::new(PrefillConfig {
                 limits,
                 hold: Duration::from_secs(5),
+                last_chunk_tokens: NonZeroU32::new(5),
             }),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,

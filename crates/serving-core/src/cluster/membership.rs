@@ -136,6 +136,12 @@ impl Node {
             .any(|p| p.decode_node == *decode && p.unusable_reason.is_some())
     }
 
+    /// Whether this prefill node has said that its link to `decode` works.
+    pub fn pair_is_reported_usable(&self, decode: &NodeId) -> bool {
+        let mut pairs = self.status.iter().flat_map(|s| &s.pairs);
+        pairs.any(|p| p.decode_node == *decode && p.unusable_reason.is_none())
+    }
+
     pub fn suspect(&mut self, now: Time) {
         let factor = 1_u32 << self.connection_errors.min(5);
         self.connection_errors = self.connection_errors.saturating_add(1);

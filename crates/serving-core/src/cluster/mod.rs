@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::ids::{ChoiceIndex, RequestId};
-use crate::node::NodeRole;
 use crate::request::{AttemptKey, Lane, RejectReason, RequestError};
 use crate::routing::{Router, RoutingPolicy};
 use crate::time::Time;
@@ -18,6 +17,7 @@ mod membership;
 mod nodes;
 mod permits;
 mod placement;
+mod readiness;
 mod recovery;
 mod stats;
 
@@ -28,6 +28,7 @@ pub use event::{
 };
 pub use handoff::Phase;
 pub use membership::{Life, Membership, Node, NodeHealth};
+pub use readiness::Reach;
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 
 use admission::{Enqueued, WaitingQueue};
@@ -173,33 +174,6 @@ impl Cluster {
     }
     pub fn phase_of(&self, request: RequestId) -> Option<Phase> {
         self.requests.get(&request).map(|t| t.phase)
-    }
-
-    /// PROTOCOL rule 15; otherwise what is missing, in words a person can act on.
-    pub fn readiness(&self) -> Result<(), String> {
-        let live = |role| {
-            self.members
-                .iter()
-                .filter(move |n| n.record.role == role && n.is_live())
-        };
-        if live(NodeRole::Decode).next().is_none() {
-            let known = self
-                .members
-                .iter()
-                .filter(|n| n.record.role == NodeRole::Decode)
-                .count();
-            return Err(format!("no decode node is ready ({known} known)"));
-        }
-        let reaches = |d: &membership::Node| {
-            d.record.is_co_located
-                || self.config.allow_local_prefill
-                || live(NodeRole::Prefill)
-                    .any(|p| p.record.compatibility == d.record.compatibility && p.pair_is_usable(d.id()))
-        };
-        if live(NodeRole::Decode).any(reaches) {
-            return Ok(());
-        }
-        Err("no ready prefill node has a working link to a decode node, and local prefill is not allowed".into())
     }
 
     fn act(&mut self, action: ClusterAction) {

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::fixtures::{node_record, ready_status, request};
 use super::*;
 use crate::ids::{Attempt, NodeId, NodeName, TokenId, TransferId};
+use crate::node::NodeRole;
 use crate::node::{NodeState, NodeStatus, Ticket};
 
 /// One step of a random history. Numbers pick among what exists at that moment.
