@@ -112,9 +112,10 @@ async fn serve(sink: Arc<Memory>) -> String {
         .initial_stream_window_size(8 << 20)
         .initial_connection_window_size(32 << 20)
         .add_routes(routes.routes());
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener).inspect(|stream| {
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener).map(|stream| {
         // Without it the acknowledgement waits 40 ms for the other side's delayed ACK.
         stream.as_ref().unwrap().set_nodelay(true).unwrap();
+        stream
     });
     tokio::spawn(server.serve_with_incoming(incoming));
     address
