@@ -70,6 +70,7 @@ impl Coordinator {
             version: env!("CARGO_PKG_VERSION"),
             health: health.clone(),
             metrics: metrics.registry(),
+            ledger: None,
         };
         let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.inbox()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);

@@ -8,8 +8,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use kv_transfer::receiver::{Arrived, ReceiveEnd, RefuseReason};
 use proto::messages::{DecodeEvent, OpenRequest};
+use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use service_runtime::telemetry::opentelemetry::Context;
+use serving_core::batching::BlockReport;
 use serving_core::ids::TransferId;
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot};
@@ -42,9 +44,14 @@ pub struct Work {
     pub progressed: BTreeSet<TransferId>,
     pub commits: Vec<CommitJob>,
     pub ended: Vec<(TransferId, ReceiveEnd)>,
+    /// Who asked for a block report.
+    pub questions: Vec<oneshot::Sender<BlockReport>>,
     /// Set once: finish what runs until then, take nothing new.
     pub drain_until: Option<Time>,
 }
+
+/// Block reports that may be asked for during one step: a person, a monitor, a test.
+const QUESTIONS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 struct State {
@@ -101,6 +108,13 @@ impl Inbox {
         state.work.drain_until = Some(until);
         self.wake_locked(state);
     }
+    fn question(&self, answer: oneshot::Sender<BlockReport>) {
+        let mut state = self.lock();
+        if !state.is_closed && state.work.questions.len() < QUESTIONS_MAX {
+            state.work.questions.push(answer);
+            self.wake_locked(state);
+        }
+    }
     /// Something outside the mailbox changed: a client has gone.
     pub fn wake(&self) {
         self.wake_locked(self.lock());
@@ -134,6 +148,14 @@ impl Inbox {
         state.is_woken = true;
         drop(state);
         self.changed.notify_one();
+    }
+}
+
+impl BlockLedger for Inbox {
+    fn ask(&self) -> oneshot::Receiver<BlockReport> {
+        let (answer, answered) = oneshot::channel();
+        self.question(answer);
+        answered
     }
 }
 

@@ -62,6 +62,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         version: PROGRAM.version,
         health: health.clone(),
         metrics: node.registry(),
+        ledger: Some(node.ledger()),
     };
     let stop_serving = Shutdown::new();
     let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));

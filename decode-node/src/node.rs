@@ -8,6 +8,7 @@ use kv_transfer::receiver::Receiver;
 use prometheus_client::registry::Registry;
 use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use proto::v1::decode_service_server::DecodeServiceServer;
+use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
@@ -133,6 +134,9 @@ impl DecodeNode {
     }
     pub fn status(&self) -> watch::Receiver<NodeStatus> {
         self.status.clone()
+    }
+    pub fn ledger(&self) -> Arc<dyn BlockLedger> {
+        self.inbox.clone()
     }
     pub fn registry(&self) -> Arc<Registry> {
         self.registry.clone()

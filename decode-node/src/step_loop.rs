@@ -146,6 +146,10 @@ impl StepLoop {
         for (transfer, end) in work.ended {
             self.transfer_ended(transfer, &end);
         }
+        for answer in work.questions {
+            // Whoever asked may have left.
+            let _ = answer.send(self.delivery.batcher.block_report(now));
+        }
     }
 
     fn open(&mut self, now: Time, job: OpenJob) {

@@ -6,9 +6,11 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use proto::messages::{PrefillEvent, PrefillRequest};
+use service_runtime::admin::BlockLedger;
+use serving_core::batching::BlockReport;
 use serving_core::batching::prefill::PushEnd;
 use serving_core::request::AttemptKey;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::handoff::PushReport;
 
@@ -32,6 +34,8 @@ pub enum Command {
     },
     /// Something that the loop looks at by itself has changed: the push queue, the pairs.
     Wake,
+    /// Who holds which blocks.
+    Report(oneshot::Sender<BlockReport>),
     /// No further requests; those here go on.
     Drain,
     /// The drain's time is over: every request here fails.
@@ -46,6 +50,21 @@ pub struct NewPrefill {
     pub events: mpsc::Sender<PrefillEvent>,
     /// The request's span on this node; ends when the request does.
     pub span: tracing::Span,
+}
+
+/// Asks the loop as `/admin/blocks` does. Weak: a question must not keep a loop alive that everybody has let go of.
+#[derive(Debug)]
+pub struct Ledger(pub mpsc::WeakSender<Command>);
+
+impl BlockLedger for Ledger {
+    fn ask(&self) -> oneshot::Receiver<BlockReport> {
+        let (answer, answered) = oneshot::channel();
+        if let Some(inbox) = self.0.upgrade() {
+            // Full: the question is dropped, which the asker sees.
+            let _ = inbox.try_send(Command::Report(answer));
+        }
+        answered
+    }
 }
 
 /// Wakes the loop's thread when a command comes.

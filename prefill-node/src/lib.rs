@@ -83,6 +83,7 @@ pub async fn run_engine(
         version: PROGRAM.version,
         health: health.clone(),
         metrics: Arc::new(registry),
+        ledger: Some(node.ledger()),
     };
     let stop_serving = Shutdown::new();
     let routes = std::mem::take(&mut node.routes).routes();

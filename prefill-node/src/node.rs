@@ -9,6 +9,7 @@ use kv_transfer::grpc::{GrpcConfig, GrpcTransport};
 use kv_transfer::transport::{PairPeer, Transport};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
+use service_runtime::admin::BlockLedger;
 use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillConfig};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth};
@@ -20,7 +21,7 @@ use tonic::service::RoutesBuilder;
 
 use crate::config::Config;
 use crate::handoff::{Handoffs, PushQueue};
-use crate::inbox::{Command, INBOX_MAX};
+use crate::inbox::{Command, INBOX_MAX, Ledger};
 use crate::metrics::Metrics;
 use crate::service::{self, ServiceFacts};
 use crate::step_loop::{StepLoop, StepLoopParts};
@@ -119,6 +120,10 @@ impl Node {
             inbox,
             alive,
         })
+    }
+
+    pub fn ledger(&self) -> Arc<dyn BlockLedger> {
+        Arc::new(Ledger(self.inbox.downgrade()))
     }
 
     /// Ends when the step loop has died.

@@ -111,6 +111,10 @@ impl StepLoop {
             Command::Cancel { key, leg } => self.cancel(key, leg),
             Command::PushEnded { key, leg, end, report } => self.push_ended((key, leg), end, report),
             Command::Wake => {}
+            Command::Report(answer) => {
+                // Whoever asked may have left.
+                let _ = answer.send(self.parts.batcher.block_report(Clock::now()));
+            }
             Command::Drain => self.state = NodeState::Draining,
             Command::GiveUp => {
                 for key in self.live.keys().copied().collect::<Vec<_>>() {

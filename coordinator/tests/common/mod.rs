@@ -152,6 +152,7 @@ async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: R
         version: "test",
         health: Health::new("scripted"),
         metrics: Arc::default(),
+        ledger: None,
     };
     let stop = Shutdown::new();
     tokio::spawn(serve::serve_node(listener, routes, ops, stop.clone()));

@@ -4,6 +4,7 @@
 //! Read first: `process::main`, the life of a process; then `config`, `serve`, `membership`.
 //! Tests: beside the code; `tests/` for what needs a process of its own.
 
+pub mod admin;
 pub mod announce;
 pub mod clock;
 pub mod config;

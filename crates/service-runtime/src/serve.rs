@@ -16,6 +16,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
+use crate::admin::{self, BlockLedger};
 use crate::health::{Health, ReadyState};
 use crate::shutdown::Shutdown;
 
@@ -63,16 +64,22 @@ pub struct Ops {
     pub version: &'static str,
     pub health: Health,
     pub metrics: Arc<Registry>,
+    /// `None` on a process without KV blocks: it has no `/admin/blocks`.
+    pub ledger: Option<Arc<dyn BlockLedger>>,
 }
 
 impl Ops {
-    /// `/metrics`, `/health` and `/ready`, for any axum router.
+    /// `/metrics`, `/health`, `/ready` and, where there are blocks, `/admin/blocks`, for any axum router.
     pub fn router(&self) -> axum::Router {
-        axum::Router::new()
+        let router = axum::Router::new()
             .route("/metrics", get(metrics))
             .route("/health", get(health))
             .route("/ready", get(ready))
-            .with_state(self.clone())
+            .with_state(self.clone());
+        match &self.ledger {
+            Some(ledger) => router.merge(admin::router(ledger.clone())),
+            None => router,
+        }
     }
 }
 

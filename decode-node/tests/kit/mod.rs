@@ -67,6 +67,7 @@ impl TestNode {
             version: "test",
             health: Health::new("test"),
             metrics: node.registry(),
+            ledger: None,
         };
         let stop = Shutdown::new();
         tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop.clone()));

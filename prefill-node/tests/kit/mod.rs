@@ -177,6 +177,7 @@ fn serve_routes(listener: tokio::net::TcpListener, routes: RoutesBuilder, metric
         version: "0",
         health: Health::new("test"),
         metrics,
+        ledger: None,
     };
     tokio::spawn(serve::serve_node(listener, routes.routes(), ops, stop.clone()));
     stop

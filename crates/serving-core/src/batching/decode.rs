@@ -262,6 +262,7 @@ impl DecodeBatcher {
 
     /// Deadlines, silent reservations, quarantine review. Call at least every second, whatever else happens.
     pub fn tick(&mut self, now: Time) {
+        self.pool.reclaim_dropped();
         let mut late = Vec::new();
         for (serial, entry) in &self.entries {
             if let Some(heard_at) = entry.heard_at()

@@ -70,6 +70,14 @@ impl DecodeEntry {
         }
     }
 
+    /// The transfer that fills its blocks, until it is committed.
+    pub fn transfer(&self) -> Option<TransferId> {
+        match self.phase {
+            DecodePhase::Receiving { transfer, .. } => Some(transfer),
+            DecodePhase::LocalPrefill { .. } | DecodePhase::Decoding => None,
+        }
+    }
+
     /// Last sign of the transfer, once its prefill has begun.
     pub fn heard_at(&self) -> Option<Time> {
         match self.phase {

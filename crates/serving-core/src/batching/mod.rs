@@ -1,5 +1,6 @@
 //! What a node runs next: the prefill node's and the decode node's brains, and what they share.
 
+mod block_report;
 pub mod decode;
 mod decode_entry;
 mod decode_open;
@@ -22,6 +23,7 @@ use crate::ids::{ChoiceIndex, TokenId};
 use crate::request::{FinishReason, Request, TokenLogprobs};
 use crate::stage::Stage;
 
+pub use block_report::{BlockHolder, BlockReport, HoldCounts};
 pub use decode::{
     Commit, CommitError, DecodeBatcher, DecodeConfig, DecodeEvent, DecodeReport, OpenCommand, Opened, PromptSource,
 };

@@ -106,7 +106,7 @@ pub struct PrefillBatcher {
     pub(super) entries: BTreeMap<u64, PrefillEntry>,
     keys: BTreeMap<AttemptKey, u64>,
     /// Blocks of requests that are gone while their push may still read them.
-    quarantine: BTreeMap<AttemptKey, BlockTable>,
+    pub(super) quarantine: BTreeMap<AttemptKey, BlockTable>,
     next_serial: u64,
     pub(super) plan: Vec<PlannedRow>,
     /// Ends that arrived while a step ran: its blocks must not be given away under it.
@@ -242,6 +242,7 @@ impl PrefillBatcher {
 
     /// Deadlines and holds. Call at least every second, whatever else happens.
     pub fn tick(&mut self, now: Time) {
+        self.pool.reclaim_dropped();
         let mut late = Vec::new();
         for (serial, entry) in &self.entries {
             match entry.phase {

@@ -31,7 +31,7 @@ pub(super) struct PrefillEntry {
     pub deadline: Time,
     pub cached_tokens: u32,
     pub timings: StageTimings,
-    accepted_at: Time,
+    pub accepted_at: Time,
     first_chunk_at: Time,
     /// Set when the request is handed over: prompt blocks that the decode node has already.
     skip_blocks: Option<u32>,

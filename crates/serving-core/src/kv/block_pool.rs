@@ -2,9 +2,11 @@
 //!
 //! A block's state follows from who holds it, so it cannot disagree with the holders: quarantined if any hold is a
 //! quarantine, else in-transfer, else reserved, else active; with no hold at all it is cached when the prefix cache
-//! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`].
+//! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`]; a handle that
+//! is dropped instead (a task that panicked, a bug) comes back by the pool's next operation and is counted.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::ids::{BlockId, Generation, TokenId};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
@@ -25,22 +27,52 @@ pub enum BlockUse {
 
 /// One hold on one block. Neither `Clone` nor `Copy`: whoever has it owes one `release`.
 #[derive(Debug)]
-#[must_use = "a dropped handle is a leaked block: give it back with BlockPool::release"]
+#[must_use = "give it back with BlockPool::release: dropping it works, and is counted as a bug"]
 pub struct BlockHandle {
-    block: BlockId,
+    hold: Hold,
     generation: Generation,
+    /// `None` once released.
+    dropped: Option<Arc<DroppedHolds>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hold {
+    block: BlockId,
     held_as: BlockUse,
+}
+
+/// Holds of dropped handles, on their way back to the pool. At most as many as there were handles.
+#[derive(Debug, Default)]
+struct DroppedHolds {
+    holds: Mutex<Vec<Hold>>,
+}
+
+impl DroppedHolds {
+    fn push(&self, hold: Hold) {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
+    }
+    fn take(&self) -> Vec<Hold> {
+        std::mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for BlockHandle {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.dropped.take() {
+            dropped.push(self.hold);
+        }
+    }
 }
 
 impl BlockHandle {
     pub fn block(&self) -> BlockId {
-        self.block
+        self.hold.block
     }
     pub fn generation(&self) -> Generation {
         self.generation
     }
     pub fn held_as(&self) -> BlockUse {
-        self.held_as
+        self.hold.held_as
     }
 }
 
@@ -111,6 +143,8 @@ pub struct BlockPool {
     counts: KvBlockCounts,
     clock: u64,
     prefix: Option<PrefixIndex>,
+    dropped: Arc<DroppedHolds>,
+    dropped_total: u64,
 }
 
 impl BlockPool {
@@ -137,7 +171,21 @@ impl BlockPool {
             },
             clock: 0,
             prefix: prefix_cache.then(PrefixIndex::default),
+            dropped: Arc::default(),
+            dropped_total: 0,
         }
+    }
+
+    /// Takes back the blocks of handles that were dropped instead of released. The batchers call it on every tick.
+    pub fn reclaim_dropped(&mut self) {
+        for hold in self.dropped.take() {
+            self.dropped_total += 1;
+            self.update(hold.block, |block| take_hold(block, hold.held_as));
+        }
+    }
+    /// Handles that were dropped instead of released, ever: each is a bug, none is a leak.
+    pub fn dropped_total(&self) -> u64 {
+        self.dropped_total
     }
 
     pub fn counts(&self) -> KvBlockCounts {
@@ -201,17 +249,18 @@ impl BlockPool {
         let Some(index) = self.prefix.as_mut() else {
             return parent;
         };
-        match index.publish(parent, tokens, handle.block) {
+        match index.publish(parent, tokens, handle.block()) {
             Published::AlreadyThere { link } => link,
             Published::New { link, displaced } => {
-                if let Some(old) = displaced.filter(|old| *old != handle.block) {
+                let own = handle.block();
+                if let Some(old) = displaced.filter(|old| *old != own) {
                     self.update(old, |block| block.published = None);
                 }
-                let before = self.blocks[handle.block.0 as usize].published;
+                let before = self.blocks[own.0 as usize].published;
                 if let (Some(stale), Some(index)) = (before.filter(|key| *key != link.key()), self.prefix.as_mut()) {
                     index.remove(stale);
                 }
-                self.update(handle.block, |block| block.published = Some(link.key()));
+                self.update(own, |block| block.published = Some(link.key()));
                 link
             }
         }
@@ -219,32 +268,32 @@ impl BlockPool {
 
     /// A second hold on the same block, for a sequence that shares it by reference.
     pub fn share(&mut self, handle: &BlockHandle) -> BlockHandle {
-        self.hold(handle.block, BlockUse::Active)
+        self.hold(handle.block(), BlockUse::Active)
     }
 
     /// Changes what the holder does with the block.
     pub fn change(&mut self, handle: &mut BlockHandle, held_as: BlockUse) {
-        let before = handle.held_as;
-        handle.held_as = held_as;
-        self.update(handle.block, |block| {
+        let before = std::mem::replace(&mut handle.hold.held_as, held_as);
+        self.update(handle.block(), |block| {
             take_hold(block, before);
             *block.holds(held_as) += 1;
         });
     }
 
     /// The one way back. The last holder's release makes the block cached (when published) or free.
-    pub fn release(&mut self, handle: BlockHandle) {
-        let held_as = handle.held_as;
-        self.update(handle.block, |block| take_hold(block, held_as));
+    pub fn release(&mut self, mut handle: BlockHandle) {
+        handle.dropped = None;
+        let Hold { block, held_as } = handle.hold;
+        self.update(block, |block| take_hold(block, held_as));
     }
 
     fn hold(&mut self, block: BlockId, held_as: BlockUse) -> BlockHandle {
         self.update(block, |block| *block.holds(held_as) += 1);
         let generation = self.blocks[block.0 as usize].generation;
         BlockHandle {
-            block,
+            hold: Hold { block, held_as },
             generation,
-            held_as,
+            dropped: Some(self.dropped.clone()),
         }
     }
 
@@ -400,6 +449,27 @@ mod tests {
         assert_eq!(pool.counts().active, 1);
         pool.release(reader);
         assert_eq!(pool.counts().free, 1);
+        pool.check();
+    }
+
+    #[test]
+    fn a_dropped_handle_comes_back_by_the_same_way_and_is_counted() {
+        let mut pool = BlockPool::new(2, 4, false);
+        let handle = pool.allocate_one(BlockUse::Active).expect("free");
+        let mut shared = pool.share(&handle);
+        pool.change(&mut shared, BlockUse::InTransfer);
+        drop(shared);
+        assert_eq!(pool.counts().in_transfer, 1, "nothing changes under the pool's feet");
+        pool.reclaim_dropped();
+        assert_eq!((pool.counts().active, pool.dropped_total()), (1, 1));
+        // As when the thread that holds it panics.
+        let died = std::thread::spawn(move || {
+            let _held = handle;
+            std::panic::panic_any("the holder dies");
+        });
+        assert!(died.join().is_err());
+        pool.reclaim_dropped();
+        assert_eq!((pool.counts().free, pool.dropped_total()), (2, 2));
         pool.check();
     }
 
