@@ -3,10 +3,10 @@
 //! A block's state follows from who holds it, so it cannot disagree with the holders: quarantined if any hold is a
 //! quarantine, else in-transfer, else reserved, else active; with no hold at all it is cached when the prefix cache
 //! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`]; a handle that
-//! is dropped instead (a task that panicked, a bug) comes back by the pool's next operation and is counted.
+//! is dropped instead (a task that panicked, a bug) comes back on the batcher's next tick and is counted.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc;
 
 use crate::ids::{BlockId, Generation, TokenId};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
@@ -31,8 +31,8 @@ pub enum BlockUse {
 pub struct BlockHandle {
     hold: Hold,
     generation: Generation,
-    /// `None` once released.
-    dropped: Option<Arc<DroppedHolds>>,
+    /// `None` once released. At most one message for each handle: the channel needs no bound of its own.
+    if_dropped: Option<mpsc::Sender<Hold>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +41,11 @@ struct Hold {
     held_as: BlockUse,
 }
 
-/// Holds of dropped handles, on their way back to the pool. At most as many as there were handles.
-#[derive(Debug, Default)]
-struct DroppedHolds {
-    holds: Mutex<Vec<Hold>>,
-}
-
-impl DroppedHolds {
-    fn push(&self, hold: Hold) {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
-    }
-    fn take(&self) -> Vec<Hold> {
-        std::mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 impl Drop for BlockHandle {
     fn drop(&mut self) {
-        if let Some(dropped) = self.dropped.take() {
-            dropped.push(self.hold);
+        if let Some(pool) = self.if_dropped.take() {
+            // A pool that is gone has no blocks to lose.
+            let _ = pool.send(self.hold);
         }
     }
 }
@@ -143,7 +129,8 @@ pub struct BlockPool {
     counts: KvBlockCounts,
     clock: u64,
     prefix: Option<PrefixIndex>,
-    dropped: Arc<DroppedHolds>,
+    dropped: mpsc::Receiver<Hold>,
+    if_dropped: mpsc::Sender<Hold>,
     dropped_total: u64,
 }
 
@@ -159,6 +146,7 @@ impl BlockPool {
             published: None,
             cached_at: 0,
         };
+        let (if_dropped, dropped) = mpsc::channel();
         Self {
             block_tokens: block_tokens.max(1),
             blocks: vec![block; block_count as usize],
@@ -171,14 +159,15 @@ impl BlockPool {
             },
             clock: 0,
             prefix: prefix_cache.then(PrefixIndex::default),
-            dropped: Arc::default(),
+            dropped,
+            if_dropped,
             dropped_total: 0,
         }
     }
 
     /// Takes back the blocks of handles that were dropped instead of released. The batchers call it on every tick.
     pub fn reclaim_dropped(&mut self) {
-        for hold in self.dropped.take() {
+        while let Ok(hold) = self.dropped.try_recv() {
             self.dropped_total += 1;
             self.update(hold.block, |block| take_hold(block, hold.held_as));
         }
@@ -282,7 +271,7 @@ impl BlockPool {
 
     /// The one way back. The last holder's release makes the block cached (when published) or free.
     pub fn release(&mut self, mut handle: BlockHandle) {
-        handle.dropped = None;
+        handle.if_dropped = None;
         let Hold { block, held_as } = handle.hold;
         self.update(block, |block| take_hold(block, held_as));
     }
@@ -293,7 +282,7 @@ impl BlockPool {
         BlockHandle {
             hold: Hold { block, held_as },
             generation,
-            dropped: Some(self.dropped.clone()),
+            if_dropped: Some(self.if_dropped.clone()),
         }
     }
 
