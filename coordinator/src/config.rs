@@ -1,6 +1,6 @@
 //! Every setting of the coordinator. Flags, environment and file give the same keys (see `service_runtime::config`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -71,6 +71,10 @@ pub struct Config {
     /// How long running requests may go on after a stop was asked for
     #[arg(long, default_value_t = 30_000)]
     pub drain_ms_max: u64,
+    /// Append one JSON line for each step of each request to this file; several processes may share one
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_log: Option<PathBuf>,
     /// Drain when stdin ends (set for children of `baton up`)
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -91,6 +95,9 @@ impl ProcessConfig for Config {
     }
     fn exit_with_stdin(&self) -> bool {
         self.exit_with_stdin
+    }
+    fn event_log(&self) -> Option<&Path> {
+        self.event_log.as_deref()
     }
 }
 

@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 use proto::messages::{OpenRequest, PrefillRequest};
 use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
-use serving_core::cluster::{Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, Leg, PlacementFacts};
+use serving_core::cluster::{
+    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, Leg, Phase, PlacementFacts, Transition,
+};
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
 use serving_core::time::Time;
@@ -194,7 +197,11 @@ impl ControlLoop {
                 self.nodes.close_stream(*stream);
             }
             let now = Clock::now();
-            for action in self.cluster.apply(now, event) {
+            let actions = self.cluster.apply(now, event);
+            for Transition { key, change } in self.cluster.transitions() {
+                event_log::record(*key, || step_of(*change));
+            }
+            for action in actions {
                 events.extend(self.carry_out(now, action));
             }
             self.metrics.publish(|snapshot| snapshot.take_counts(&self.cluster));
@@ -416,5 +423,17 @@ async fn sleep_until(wake: Option<tokio::time::Instant>) {
     match wake {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+fn step_of(change: Change) -> Step {
+    let name = |phase: Phase| phase.name().to_owned();
+    match change {
+        Change::Arrived => Step::Arrived,
+        Change::Phase { from, to } => Step::Phase {
+            from: name(from),
+            to: name(to),
+        },
+        Change::Ended => Step::Ended,
     }
 }

@@ -1,6 +1,6 @@
 //! The decode node's configuration: one struct, every key documented where `--help` takes it from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
@@ -70,6 +70,10 @@ pub struct Config {
     /// How long a drain waits for running requests before it gives them up
     #[arg(long, default_value_t = 10_000)]
     pub drain_ms_max: u64,
+    /// Append one JSON line for each step of each request to this file; several processes may share one
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_log: Option<PathBuf>,
     /// Drain when stdin ends (set for children of `baton up`)
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -101,5 +105,8 @@ impl ProcessConfig for Config {
     }
     fn exit_with_stdin(&self) -> bool {
         self.exit_with_stdin
+    }
+    fn event_log(&self) -> Option<&Path> {
+        self.event_log.as_deref()
     }
 }

@@ -7,6 +7,7 @@ use engine::KvMemory;
 use kv_transfer::receiver::{Arrived, Receiver};
 use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened};
 use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
 use service_runtime::telemetry::MeasuredSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
@@ -107,6 +108,7 @@ impl Delivery {
         let closed: Vec<AttemptKey> = closed.map(|(key, _)| *key).collect();
         for key in closed {
             self.batcher.cancel(key);
+            event_log::record(key, || Step::Cancelled);
             self.close(key);
         }
     }
@@ -141,7 +143,12 @@ impl Delivery {
                 }
             }
             DecodeEvent::HashPrompt { key, blocks } => self.hash_prompt(key, &blocks),
-            DecodeEvent::Committed { key, timings, .. } => self.send(key, WireEvent::Committed { timings }),
+            DecodeEvent::Committed { key, transfer, timings } => {
+                self.note(key, || Step::Committed {
+                    transfer: transfer.to_string(),
+                });
+                self.send(key, WireEvent::Committed { timings });
+            }
             DecodeEvent::Token { key, event } => {
                 if let Some(stream) = self.streams.get_mut(&key) {
                     if stream.tokens.is_empty() {
@@ -150,8 +157,14 @@ impl Delivery {
                     stream.tokens.push(event);
                 }
             }
-            DecodeEvent::Finished { key, report } => self.finished(key, *report),
+            DecodeEvent::Finished { key, report } => {
+                self.note(key, || Step::Finished);
+                self.finished(key, *report);
+            }
             DecodeEvent::Failed { key, failure } => {
+                self.note(key, || Step::Failed {
+                    cause: failure.name().to_owned(),
+                });
                 self.send_tokens(key);
                 self.send(key, WireEvent::Failed(Failed::from(&failure)));
                 self.close(key);
@@ -164,6 +177,13 @@ impl Delivery {
                     self.batcher.transfer_ended(transfer);
                 }
             }
+        }
+    }
+
+    /// An attempt whose stream is closed has been logged as cancelled: what its running step still brings is no step.
+    fn note(&self, key: AttemptKey, step: impl FnOnce() -> Step) {
+        if self.streams.contains_key(&key) {
+            event_log::record(key, step);
         }
     }
 

@@ -10,6 +10,7 @@ use engine::StepRunner;
 use kv_transfer::receiver::{ReceiveEnd, Receiver, RefuseReason};
 use proto::messages::{DecodeEvent as WireEvent, Opened as WireOpened, PromptLogprobs, Refused, RefusedReason};
 use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
 use serving_core::batching::{Commit, CommitError, DecodeBatcher, NodeFailure, OpenCommand, Opened, PromptSource};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
@@ -184,8 +185,17 @@ impl StepLoop {
             attempt: command.attempt,
         };
         match self.delivery.batcher.open(now, command) {
-            Err(refusal) => refuse(&job, Refused::from(&refusal)),
+            Err(refusal) => {
+                let refused = Refused::from(&refusal);
+                event_log::record(key, || Step::Refused {
+                    reason: refused.reason.name().to_owned(),
+                });
+                refuse(&job, refused);
+            }
             Ok(opened) => {
+                event_log::record(key, || Step::Opened {
+                    transfer: source.transfer().map(|transfer| transfer.to_string()),
+                });
                 let ticket = self.mint(key, source, &job, &opened);
                 if let PromptSource::Local(reason) = source {
                     self.parts.metrics.local_prefill(reason);
@@ -265,6 +275,10 @@ impl StepLoop {
     }
 
     fn transfer_ended(&mut self, transfer: TransferId, end: &ReceiveEnd) {
+        event_log::record_transfer(transfer, |transfer| Step::TransferEnded {
+            transfer,
+            end: end.name().to_owned(),
+        });
         if !matches!(end, ReceiveEnd::AbortedHere(_)) {
             self.parts.metrics.handoff_failed(end.name());
         }

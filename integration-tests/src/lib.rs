@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod configurations;
+pub mod event_check;
 pub mod footprint;
 pub mod goldens;
 pub mod token_exact;

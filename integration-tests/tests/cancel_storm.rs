@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use futures::StreamExt;
+use integration_tests::cluster::{TestCluster, options};
 use integration_tests::footprint::Footprint;
 use integration_tests::token_exact::tokenize;
-use integration_tests::{MODEL, PROSE, cluster::TestCluster};
+use integration_tests::{MODEL, PROSE, event_check};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
@@ -27,7 +28,11 @@ enum Ending {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_requests_leave_no_block_task_thread_or_descriptor() {
-    let cluster = TestCluster::start("2p2d").await.expect("cluster");
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("events.jsonl");
+    let mut options = options("2p2d").expect("options");
+    options.environment = vec![("BATON_EVENT_LOG".to_owned(), log.display().to_string())];
+    let cluster = TestCluster::start_with(options).await.expect("cluster");
     let client = reqwest::Client::new();
     let text = tokenize(&client, cluster.cluster.base_url(), PROSE)
         .await
@@ -62,6 +67,15 @@ async fn cancelled_requests_leave_no_block_task_thread_or_descriptor() {
         .await
         .expect("tasks, threads and descriptors are back");
     cluster.stop().await.expect("stop");
+
+    let findings = event_check::check_file(&log).expect("an event log");
+    println!("{findings:?}");
+    assert_eq!(findings.violations, Vec::<String>::new());
+    assert!(
+        findings.requests >= REQUESTS / 2 && findings.cancels > REQUESTS / 10,
+        "{findings:?}"
+    );
+    assert!(findings.commits > REQUESTS / 20, "{findings:?}");
 }
 
 /// Half of the requests stream; three in four are dropped after a random time, from before their first byte on.

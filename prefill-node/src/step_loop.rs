@@ -14,6 +14,7 @@ use kv_transfer::transport::AbortReason;
 use proto::messages::PrefillEvent as Told;
 use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason};
 use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
 use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
 use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
@@ -32,6 +33,11 @@ use crate::metrics::Metrics;
 const IDLE_SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Prompt logprobs in one event: 20 alternatives each stay far below the message limit.
 const LOGPROBS_PER_EVENT: usize = 256;
+
+/// How an attempt ends here, as metrics count it; a failure has its cause's name.
+const HANDED_OVER: &str = "handed_over";
+const ENDED_AT_FIRST_TOKEN: &str = "ended_at_first_token";
+const CANCELLED: &str = "cancelled";
 
 /// What the loop is made of.
 #[derive(Debug)]
@@ -155,8 +161,15 @@ impl StepLoop {
         );
         let cached_tokens = match accepted {
             Ok(cached_tokens) => cached_tokens,
-            Err(refusal) => return self.refuse(&events, Refused::from(&refusal)),
+            Err(refusal) => {
+                let refused = Refused::from(&refusal);
+                event_log::record(key, || Step::Refused {
+                    reason: refused.reason.name().to_owned(),
+                });
+                return self.refuse(&events, refused);
+            }
         };
+        event_log::record(key, || Step::Accepted);
         let new = NewLive {
             leg,
             events,
@@ -185,10 +198,13 @@ impl StepLoop {
         live.abort = AbortReason::Cancelled;
         self.parts.batcher.cancel(key);
         self.carry_out();
-        self.end(key, "cancelled");
+        self.end(key, CANCELLED);
     }
 
     fn push_ended(&mut self, (key, leg): (AttemptKey, u64), end: PushEnd, report: Option<PushReport>) {
+        event_log::record(key, || Step::PushEnded {
+            end: end.name().to_owned(),
+        });
         match self.live.get_mut(&key) {
             // The end of an earlier life of the key: its blocks went back when it was told to stop.
             Some(live) if live.leg != leg => return,
@@ -301,6 +317,7 @@ impl StepLoop {
             return;
         };
         live.forward_ended = Some(Instant::now());
+        event_log::record(key, || Step::FirstTokens { continues });
         if live.is_unscored {
             return;
         }
@@ -336,8 +353,8 @@ impl StepLoop {
         self.end(
             key,
             match outcome {
-                PrefillOutcome::HandedOver => "handed_over",
-                PrefillOutcome::EndedAtFirstToken => "ended_at_first_token",
+                PrefillOutcome::HandedOver => HANDED_OVER,
+                PrefillOutcome::EndedAtFirstToken => ENDED_AT_FIRST_TOKEN,
             },
         );
     }
@@ -362,6 +379,13 @@ impl StepLoop {
         let Some(live) = self.live.remove(&key) else {
             return;
         };
+        event_log::record(key, || match outcome {
+            HANDED_OVER | ENDED_AT_FIRST_TOKEN => Step::Finished,
+            CANCELLED => Step::Cancelled,
+            cause => Step::Failed {
+                cause: cause.to_owned(),
+            },
+        });
         if let Some(handoff) = &live.handoff {
             handoff.abort(live.abort);
         }

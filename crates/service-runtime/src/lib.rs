@@ -8,6 +8,7 @@ pub mod admin;
 pub mod announce;
 pub mod clock;
 pub mod config;
+pub mod event_log;
 pub mod health;
 pub mod membership;
 pub mod process;

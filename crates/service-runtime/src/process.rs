@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::fmt::{Debug, Display};
+use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 use crate::config::{self, Program};
+use crate::event_log;
 use crate::shutdown::{self, Shutdown};
 use crate::telemetry::{self, Identity};
 
@@ -17,6 +19,8 @@ pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     fn name(&self) -> &str;
     /// Drain when stdin ends: set for children of `baton up`.
     fn exit_with_stdin(&self) -> bool;
+    /// Where the event log goes, when one is wanted.
+    fn event_log(&self) -> Option<&Path>;
 }
 
 /// Runs a process from its arguments (the first is the program's name) to its exit code: 0 after a clean drain,
@@ -49,6 +53,11 @@ where
             Ok(telemetry) => telemetry,
             Err(error) => return fail(program, &error),
         };
+        if let Some(path) = config.event_log()
+            && let Err(error) = event_log::open(path, config.name())
+        {
+            return fail(program, &error);
+        }
         let code = match watch(&config) {
             Ok(shutdown) => match run(config, shutdown).await {
                 Ok(()) => ExitCode::SUCCESS,

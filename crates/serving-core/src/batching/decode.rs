@@ -34,6 +34,15 @@ pub enum PromptSource {
     Local(LocalPrefillReason),
 }
 
+impl PromptSource {
+    pub fn transfer(self) -> Option<TransferId> {
+        match self {
+            PromptSource::Handoff(transfer) => Some(transfer),
+            PromptSource::Local(_) => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct OpenCommand {
     pub request: Arc<Request>,

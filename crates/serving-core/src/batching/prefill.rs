@@ -97,6 +97,17 @@ pub enum PushEnd {
     Aborted,
 }
 
+impl PushEnd {
+    /// Closed label for the event log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PushEnd::Acked => "acked",
+            PushEnd::Failed { .. } => "failed",
+            PushEnd::Aborted => "aborted",
+        }
+    }
+}
+
 /// See `batching/README.md`.
 #[derive(Debug)]
 pub struct PrefillBatcher {

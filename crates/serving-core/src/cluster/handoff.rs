@@ -64,8 +64,20 @@ impl Phase {
         }
     }
 
+    pub const ALL: [Phase; 9] = [
+        Phase::Queued,
+        Phase::Opening,
+        Phase::Opened,
+        Phase::Prefilling,
+        Phase::Transferring,
+        Phase::Committed,
+        Phase::Decoding,
+        Phase::Finishing,
+        Phase::Recovering,
+    ];
+
     /// The whole table. Ending (done, failed, cancelled) is allowed from everywhere and removes the request.
-    pub(super) fn may_become(self, next: Phase) -> bool {
+    pub fn may_become(self, next: Phase) -> bool {
         use Phase::{Committed, Decoding, Finishing, Opened, Opening, Prefilling, Queued, Recovering, Transferring};
         match (self, next) {
             (Queued, Opening | Opened) => true,

@@ -20,6 +20,7 @@ mod placement;
 mod readiness;
 mod recovery;
 mod stats;
+mod transition;
 
 pub use action::{ClusterAction, JoinRefusal, PlacementFacts, Target};
 pub use event::{
@@ -30,6 +31,7 @@ pub use handoff::Phase;
 pub use membership::{Life, Membership, Node, NodeHealth};
 pub use readiness::Reach;
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
+pub use transition::{Change, Transition};
 
 use admission::{Enqueued, WaitingQueue};
 use handoff::Tracked;
@@ -108,6 +110,7 @@ pub struct Cluster {
     is_draining: bool,
     peers_changed: bool,
     actions: Vec<ClusterAction>,
+    transitions: Vec<Transition>,
 }
 
 impl Cluster {
@@ -123,12 +126,14 @@ impl Cluster {
             is_draining: false,
             peers_changed: false,
             actions: Vec::new(),
+            transitions: Vec::new(),
             config,
         }
     }
 
     /// The only way anything changes. Same events at the same times, same actions.
     pub fn apply(&mut self, now: Time, event: ClusterEvent) -> Vec<ClusterAction> {
+        self.transitions.clear();
         match event {
             ClusterEvent::RequestArrived { request } => self.request_arrived(now, request),
             ClusterEvent::ClientGone { request } => self.client_gone(now, request),
@@ -210,6 +215,7 @@ impl Cluster {
             }
         }
         self.budget.count_request(now);
+        self.note(tracked.key(), Change::Arrived);
         self.requests.insert(id, tracked);
         self.set_wait(id, None);
     }
@@ -290,6 +296,7 @@ impl Cluster {
         if let Some(wake) = tracked.wake {
             self.wakes.remove(&(wake, request));
         }
+        self.note(tracked.key(), Change::Ended);
         true
     }
 
@@ -299,8 +306,9 @@ impl Cluster {
             return;
         };
         if tracked.phase.may_become(next) {
-            tracked.phase = next;
-            return;
+            let from = std::mem::replace(&mut tracked.phase, next);
+            let key = tracked.key();
+            return self.note(key, Change::Phase { from, to: next });
         }
         self.stats.illegal_transitions += 1;
         let what = format!(

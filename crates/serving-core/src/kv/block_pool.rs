@@ -146,6 +146,10 @@ impl BlockPool {
             published: None,
             cached_at: 0,
         };
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "bounded by the handles: each sends once at most"
+        )]
         let (if_dropped, dropped) = mpsc::channel();
         Self {
             block_tokens: block_tokens.max(1),
