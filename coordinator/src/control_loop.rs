@@ -11,7 +11,8 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, Leg, Phase, PlacementFacts, Transition,
+    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, DropCause, FinishedBy, Leg, Phase, PlacementFacts,
+    Transition,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
@@ -262,8 +263,8 @@ impl ControlLoop {
             ClusterAction::RenewLease { stream } => self.nodes.renew(stream),
             ClusterAction::SendPeers { stream, peers } => self.nodes.peers(stream, peers),
             ClusterAction::RequestDrain { stream } => self.nodes.drain(stream),
-            ClusterAction::DropNode { node } => {
-                tracing::warn!(%node, "node lost");
+            ClusterAction::DropNode { node, cause } => {
+                tell_dropped(&node, cause);
                 self.channels.close(&node);
                 self.nodes.close_node(&node);
             }
@@ -435,5 +436,16 @@ fn step_of(change: Change) -> Step {
             to: name(to),
         },
         Change::Ended => Step::Ended,
+    }
+}
+
+fn tell_dropped(node: &NodeId, cause: DropCause) {
+    match cause {
+        DropCause::Left => tracing::info!(%node, "a node left after its drain"),
+        DropCause::Restarted => tracing::warn!(%node, "a node's earlier life is over: its name has registered anew"),
+        DropCause::LeaseExpired => tracing::warn!(
+            %node,
+            "a node is lost: no status within its lease (lease_ms). Is the process alive and reachable? It rejoins by itself"
+        ),
     }
 }

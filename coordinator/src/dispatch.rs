@@ -193,7 +193,9 @@ fn stream_error(status: &tonic::Status) -> LegError {
 impl LegContext {
     async fn end(&self, ended: Result<(), LegError>) {
         if let Err(error) = ended {
-            tracing::debug!(request = %self.key.request, attempt = self.key.attempt.0, leg = self.leg.name(), node = %self.node, %error, "leg failed");
+            let (leg, node) = (self.leg.name(), &self.node);
+            tracing::warn!(request = %self.key.request, attempt = self.key.attempt.0, leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
+            self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
             self.tell(LegEvent::Failed { leg: self.leg, error }).await;
         }
     }

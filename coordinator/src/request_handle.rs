@@ -64,6 +64,8 @@ pub struct RequestSummary {
     pub transport: Option<String>,
     pub kv_hashes: Vec<u64>,
     pub attempts: u32,
+    /// `leg:node:cause` of each leg that failed on the way; two for each attempt at most.
+    pub failed_legs: Vec<String>,
 }
 
 /// Events of one request, bounded. Dropping it cancels the request on every leg; so does `finish_choice` for the last

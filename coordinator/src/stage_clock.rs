@@ -1,4 +1,5 @@
-//! Takes one request's time at the coordinator apart. Every stage lies between two marks, none is a remainder of TTFT.
+//! Takes one request's time at the coordinator apart. Every stage but one lies between two marks of one process; the
+//! way back of the first token lies between two processes, and is what those leave.
 //!
 //! ```text
 //! submitted -queue-> placed -route-> sent -reserve-> opened -dispatch-> accepted -(node)-> sampled -return-> received
@@ -63,6 +64,12 @@ impl StageClock {
         };
     }
 
+    /// The `queue` stage if this placement brings the first token; `None` once there is one.
+    pub fn waited_until(&self, placed_at: Instant) -> Option<Duration> {
+        let is_before = self.first_token.is_none();
+        is_before.then(|| placed_at.saturating_duration_since(self.submitted))
+    }
+
     /// The first call of the attempt went out; later ones change nothing.
     pub fn sent(&mut self, at: Instant) {
         if !self.is_past_first_token {
@@ -110,8 +117,9 @@ impl StageClock {
         };
         push(Stage::Queue, between(Some(self.submitted), m.placed));
         push(Stage::Route, between(m.placed, m.sent));
-        push(Stage::Reserve, m.opened.and(between(m.sent, m.opened)));
+        let reserve = m.opened.and(between(m.sent, m.opened));
         let (dispatch, back) = self.dispatch_and_return();
+        push(Stage::Reserve, self.reserve_before_local_prefill().or(reserve));
         push(Stage::Dispatch, dispatch);
         for stage in [Stage::PrefillQueue, Stage::PrefillForward] {
             push(stage, self.nodes.get(&stage).copied());
@@ -121,6 +129,22 @@ impl StageClock {
             push(*stage, Some(*duration));
         }
         out
+    }
+
+    fn since_sent(&self) -> Option<Duration> {
+        Some(self.first_token?.saturating_duration_since(self.marks.sent?))
+    }
+
+    /// A decode node that computes the prompt itself begins while its `Opened` is still on the way: what overlaps is the
+    /// node's time, not the reservation's.
+    fn reserve_before_local_prefill(&self) -> Option<Duration> {
+        let (sent, opened) = (self.marks.sent?, self.marks.opened?);
+        let of = |stage| self.nodes.get(&stage).copied();
+        let node = of(Stage::PrefillQueue)? + of(Stage::PrefillForward)?;
+        let left = self.since_sent()?.saturating_sub(node);
+        self.marks
+            .is_local
+            .then(|| opened.saturating_duration_since(sent).min(left))
     }
 
     /// Both from the same stretch, so that they and the node's part fill it exactly.
@@ -141,7 +165,9 @@ impl StageClock {
         };
         let rest = total.saturating_sub(queue + forward);
         if m.is_local {
-            return (None, Some(rest));
+            let reserve = self.reserve_before_local_prefill().unwrap_or_default();
+            let since_sent = self.since_sent().unwrap_or(total);
+            return (None, Some(since_sent.saturating_sub(reserve + queue + forward)));
         }
         let dispatch = accepted.unwrap_or_default().min(rest);
         (Some(dispatch), Some(rest - dispatch))
@@ -210,6 +236,21 @@ mod tests {
         assert_eq!(timings.get(Stage::Dispatch), Some(ms(5)));
         assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(0)));
         assert_eq!(before_first_token(&timings), ms(20));
+    }
+
+    #[test]
+    fn a_local_prefill_that_began_before_opened_came_back_is_not_counted_twice() {
+        let t = Instant::now();
+        let mut clock = StageClock::new(t);
+        clock.placed(true, t + ms(1));
+        clock.sent(t + ms(2));
+        clock.opened(t + ms(12));
+        clock.node_reported(&node(1, 495));
+        clock.first_token(t + ms(500));
+        let timings = clock.timings();
+        assert_eq!(timings.get(Stage::Reserve), Some(ms(2)));
+        assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(0)));
+        assert_eq!(before_first_token(&timings), ms(500));
     }
 
     #[test]

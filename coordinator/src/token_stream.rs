@@ -109,6 +109,8 @@ impl RequestStream {
         for choice in &mut s.choices {
             choice.early.clear();
         }
+        // Before the first token every failed attempt was waiting too; afterwards only this placement's own wait counts.
+        let queued_for = s.clock.waited_until(placed_at).unwrap_or(facts.queued_for);
         s.clock.placed(facts.local.is_some(), placed_at);
         let placement = Placement {
             attempt: key.attempt,
@@ -116,7 +118,7 @@ impl RequestStream {
             decode_node: facts.decode.map(|n| n.name),
             route_reason: facts.route_reason,
             local_prefill: facts.local,
-            queued_for: facts.queued_for,
+            queued_for,
         };
         s.tell(ClientEvent::Placed(placement));
     }
@@ -232,6 +234,11 @@ impl RequestStream {
             token_count: std::mem::take(&mut s.attempt_token_count),
             is_complete: s.choices.iter().all(|c| c.is_finished),
         }
+    }
+
+    /// For the record of the request.
+    pub fn leg_failed(&self, what: String) {
+        self.state().summary.failed_legs.push(what);
     }
 
     pub fn complete(&self, attempts: u32) {

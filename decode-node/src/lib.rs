@@ -20,6 +20,7 @@ use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, JoinConfig, MembershipEvent};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
+use service_runtime::welcomes::Welcomes;
 use thiserror::Error;
 
 pub use config::Config;
@@ -72,7 +73,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         record: node.record(),
     };
     let mut members = membership::join(join, node.status());
-    let mut was_ready = false;
+    let mut welcomes = Welcomes::default();
     loop {
         tokio::select! {
             () = shutdown.requested() => break,
@@ -83,14 +84,16 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
             }
             event = members.next_event() => match event {
                 Some(MembershipEvent::Welcomed { coordinator, address }) => {
-                    tracing::info!(%coordinator, %address, "welcomed");
+                    tracing::info!(%coordinator, address, "welcomed");
                     health.set(ReadyState::Ready);
-                    if !std::mem::replace(&mut was_ready, true) {
+                    if welcomes.welcomed(address) {
                         let (role, name) = (ROLE.to_owned(), config.name.clone());
                         Announcement::Ready { role, name }.print();
                     }
                 }
-                Some(MembershipEvent::ConnectionLost { .. }) => {}
+                Some(MembershipEvent::ConnectionLost { address, reason }) => {
+                    health.set(welcomes.lost(&address, &reason));
+                }
                 Some(MembershipEvent::DrainRequested { reason }) => {
                     tracing::info!(%reason, "a coordinator asks this node to leave");
                     break;
@@ -101,10 +104,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
     }
     health.set(ReadyState::Draining);
     node.drain(config.drain()).await;
-    members.leave().await;
+    // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
     stop_serving.request();
     if !server.is_finished() {
         server.await.map_err(RunError::ServerTask)??;
     }
+    members.leave().await;
     Ok(())
 }

@@ -12,7 +12,6 @@ mod node;
 mod service;
 mod step_loop;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use engine::{OpenError, OpenedEngine};
@@ -23,6 +22,7 @@ use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, JoinConfig, Membership, MembershipEvent};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
+use service_runtime::welcomes::Welcomes;
 use thiserror::Error;
 use tokio::net::TcpListener;
 
@@ -103,11 +103,12 @@ pub async fn run_engine(
     if ended.is_ok() {
         node.drain(config.drain()).await;
     }
-    membership.leave().await;
+    // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
     stop_serving.request();
     if !server.is_finished() {
         let _ = server.await;
     }
+    membership.leave().await;
     node.stop().await;
     ended
 }
@@ -115,29 +116,20 @@ pub async fn run_engine(
 /// Follows membership until a coordinator asks for a drain.
 async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<(), RunError> {
     let mut peers = membership.peers();
-    let mut welcomed_by = BTreeSet::new();
-    let mut missed = BTreeSet::new();
-    let mut is_announced = false;
+    let mut welcomes = Welcomes::default();
     loop {
         tokio::select! {
             event = membership.next_event() => match event {
                 Some(MembershipEvent::Welcomed { coordinator, address }) => {
                     tracing::info!(%coordinator, "welcomed");
-                    welcomed_by.insert(address);
                     health.set(ReadyState::Ready);
-                    if !std::mem::replace(&mut is_announced, true) {
+                    if welcomes.welcomed(address) {
                         let (role, name) = (ROLE.to_owned(), node.record.id.name.to_string());
                         Announcement::Ready { role, name }.print();
                     }
                 }
                 Some(MembershipEvent::ConnectionLost { address, reason }) => {
-                    // Attempts that follow the first failure say nothing new.
-                    if welcomed_by.remove(&address) || missed.insert(address.clone()) {
-                        tracing::warn!(coordinator = address, %reason, "no connection to a coordinator");
-                    }
-                    if welcomed_by.is_empty() {
-                        health.set(ReadyState::NotReady(format!("no coordinator: {reason}")));
-                    }
+                    health.set(welcomes.lost(&address, &reason));
                 }
                 Some(MembershipEvent::DrainRequested { reason }) => {
                     tracing::info!(reason, "a coordinator asks this node to leave");

@@ -149,7 +149,10 @@ impl From<Rejected> for ApiError {
         match rejected.reason {
             RejectReason::NotReady => Self {
                 code: Some("not_ready"),
-                ..not_ready("no node can take it", retry)
+                ..not_ready(
+                    "no node can take this request now; GET /ready says what is missing",
+                    retry,
+                )
             },
             RejectReason::Draining => Self {
                 retry,
@@ -262,7 +265,7 @@ fn not_ready(missing: &str, retry: Retry) -> ApiError {
             "service_unavailable",
             format!(
                 "The cluster is not ready: {missing}. It needs at least one decode node with a working way to \
-                 prefill; see GET /ready."
+                 prefill."
             ),
         )
     }

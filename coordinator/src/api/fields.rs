@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+use serde_json::Value;
+
 use super::error::ApiError;
 use super::json::{Fields, whole};
 use super::limits::IGNORED_NAMES_LOGGED_MAX;
@@ -53,7 +55,19 @@ const UNSUPPORTED: &[&str] = &[
     "stream_interval",
     "session_id",
     "json_schema",
+    "suffix",
 ];
+
+/// SDKs and frameworks send these along with values that ask for what happens anyway.
+fn asks_for_nothing(name: &str, value: Option<&Value>) -> bool {
+    match (name, value) {
+        (_, Some(Value::Null)) => true,
+        ("tools", Some(Value::Array(tools))) => tools.is_empty(),
+        ("tool_choice", Some(Value::String(choice))) => choice == "none",
+        ("response_format", Some(Value::Object(format))) => format.get("type").and_then(Value::as_str) == Some("text"),
+        _ => false,
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
@@ -95,11 +109,14 @@ pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNam
     };
     for name in fields.names() {
         if UNSUPPORTED.contains(&name) {
+            if asks_for_nothing(name, fields.get(name)) {
+                continue;
+            }
             return Err(ApiError::unsupported(name));
         }
         if other.contains(&name) {
             // SDKs send `echo: false` along; only asking for something is an error.
-            if fields.get(name).and_then(serde_json::Value::as_bool) == Some(false) {
+            if fields.get(name).and_then(Value::as_bool) == Some(false) {
                 continue;
             }
             let message = format!("`{name}` is a field of {other_path}; this endpoint does not have it.");

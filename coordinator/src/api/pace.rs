@@ -102,7 +102,7 @@ impl Pace {
         });
         let ttft = first.map(|(_, written)| written.saturating_duration_since(received_at));
         let tpot = self.choices.iter().filter_map(ChoicePace::tpot).max();
-        let (mut stages, mut unattributed) = (serving_core::stage::StageTimings::default(), None);
+        let (mut stages, mut unattributed_ms) = (serving_core::stage::StageTimings::default(), None);
         let writing = self.writing;
         self.record.update(|generation| {
             generation.ttft = ttft;
@@ -116,13 +116,13 @@ impl Pace {
                 generation.edge.push(Stage::EgressRest, writing);
             }
             stages = generation.stages();
-            unattributed = generation.unattributed();
+            unattributed_ms = generation.unattributed_ms();
         });
         EdgeTimes {
             ttft,
             e2e: received_at.elapsed(),
             stages,
-            unattributed,
+            unattributed_ms,
         }
     }
 

@@ -140,16 +140,17 @@ impl Generation {
         all
     }
 
-    /// TTFT less every stage before the first token: what nobody measured (PROTOCOL: at most 1 ms).
-    pub fn unattributed(&self) -> Option<Duration> {
-        let known = self
+    /// TTFT less every stage before the first token, in ms: what nobody measured (PROTOCOL: at most 1 ms). Below zero
+    /// when something was counted twice, which must show.
+    pub fn unattributed_ms(&self) -> Option<f64> {
+        let known: Duration = self
             .stages()
             .0
             .iter()
             .filter(|(stage, _)| stage.is_before_first_token())
             .map(|(_, d)| *d)
             .sum();
-        self.ttft.map(|ttft| ttft.saturating_sub(known))
+        self.ttft.map(|ttft| ms(ttft) - ms(known))
     }
 }
 
@@ -284,9 +285,10 @@ fn generation_line(line: &Line<'_>, g: &Generation) {
         route_reason = placement.map(|p| p.route_reason.as_str()),
         local_prefill = placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
         attempts = g.summary.attempts,
-        queue_ms = placement.map(|p| ms(p.queued_for)),
+        failed_legs = (!g.summary.failed_legs.is_empty()).then(|| g.summary.failed_legs.join(" ")),
+        queue_ms = g.stages().get(Stage::Queue).map(ms),
         ttft_ms = g.ttft.map(ms),
-        unattributed_ms = g.unattributed().map(ms),
+        unattributed_ms = g.unattributed_ms(),
         e2e_ms = ms(line.e2e),
         "request"
     );

@@ -59,7 +59,11 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     })
 }
 
-/// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest.
+/// What a probe or a refusal that came during the drain gets to be written, once the last request has ended.
+const LATE_ANSWERS_MAX: Duration = Duration::from_millis(500);
+
+/// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest. Meanwhile
+/// connections are still taken: whoever asks is told that this server drains.
 /// HTTP/1.1 only: a gateway in front speaks whatever else is wanted.
 pub async fn serve_http(
     listener: TcpListener,
@@ -85,8 +89,27 @@ pub async fn serve_http(
             connections.spawn(connection(stream, router.clone(), graceful.watcher(), slot));
         }
     }
+    // Probes and refusals are answered until the last request has ended.
+    let late = GracefulShutdown::new();
+    let drained = tokio::time::timeout(drain_max, graceful.shutdown());
+    tokio::pin!(drained);
+    let is_drained = loop {
+        let accepted = tokio::select! {
+            biased;
+            drained = &mut drained => break drained.is_ok(),
+            Some(ended) = connections.join_next(), if !connections.is_empty() => {
+                note_end(ended);
+                continue;
+            }
+            accepted = accept(&listener, &slots) => accepted,
+        };
+        if let Some((stream, slot)) = accepted {
+            connections.spawn(connection(stream, router.clone(), late.watcher(), slot));
+        }
+    };
     drop(listener);
-    if tokio::time::timeout(drain_max, graceful.shutdown()).await.is_err() {
+    let _ = tokio::time::timeout(LATE_ANSWERS_MAX, late.shutdown()).await;
+    if !is_drained {
         tracing::warn!(
             open = connections.len(),
             "closing connections that did not finish within the drain time"

@@ -152,7 +152,8 @@ pub struct EdgeTimes {
     pub ttft: Option<Duration>,
     pub e2e: Duration,
     pub stages: serving_core::stage::StageTimings,
-    pub unattributed: Option<Duration>,
+    /// Below zero when something was counted twice.
+    pub unattributed_ms: Option<f64>,
 }
 
 pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
@@ -177,7 +178,7 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         .filter(|s| *s > 0.0);
     let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
     Metrics {
-        queue_ms: placement.map(|placement| ms(placement.queued_for)),
+        queue_ms: times.stages.get(Stage::Queue).map(ms),
         prefill_ms: prefill.reduce(|a, b| a + b).map(ms),
         kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
         decode_ms: times.stages.get(Stage::Decode).map(ms),
@@ -199,6 +200,6 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         kv_bytes: summary.kv_bytes,
         stages_ttft_ms: stages(true),
         stages_rest_ms: stages(false),
-        unattributed_ms: times.unattributed.map(ms),
+        unattributed_ms: times.unattributed_ms.map(|ms| (ms * 1e3).round() / 1e3),
     }
 }

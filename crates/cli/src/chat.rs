@@ -39,9 +39,9 @@ pub struct ChatArgs {
     /// Longest answer.
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
-    /// 0 always takes the likeliest token [default: the server's].
-    #[arg(long, value_name = "NUMBER")]
-    pub temperature: Option<f64>,
+    /// 0 always takes the likeliest token; small models ramble at 1.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0.2)]
+    pub temperature: f64,
     /// Repeats the same draws at a temperature above 0.
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
@@ -165,7 +165,7 @@ impl Chat<'_> {
         let question = Question {
             messages: &self.messages,
             max_tokens: self.args.max_tokens,
-            temperature: self.args.temperature,
+            temperature: Some(self.args.temperature),
             seed: self.args.seed,
         };
         let mut timings = Timings::start();

@@ -17,3 +17,4 @@ pub mod serve;
 pub mod shutdown;
 pub mod telemetry;
 pub mod units;
+pub mod welcomes;

@@ -246,6 +246,10 @@ struct Link {
 }
 
 impl Link {
+    fn is_leaving(&self) -> bool {
+        self.leave.is_requested() || self.status.borrow().state == NodeState::Draining
+    }
+
     async fn keep(mut self) {
         let mut back_off = BACK_OFF_FIRST;
         while !self.leave.is_requested() {
@@ -257,7 +261,11 @@ impl Link {
                 back_off = BACK_OFF_FIRST;
             }
             match was_welcome {
-                true => tracing::warn!(coordinator = %self.address, %reason, "lost the coordinator"),
+                // It has told us, or we have told it.
+                true if reason == LostReason::Ended || self.is_leaving() => {
+                    tracing::info!(coordinator = %self.address, %reason, "the coordinator's stream ended");
+                }
+                true => tracing::warn!(coordinator = %self.address, %reason, "lost the coordinator; dialling again"),
                 false => tracing::debug!(coordinator = %self.address, %reason, "no coordinator yet"),
             }
             if matches!(

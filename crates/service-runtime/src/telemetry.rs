@@ -46,6 +46,10 @@ pub enum TelemetryError {
     Filter(#[from] tracing_subscriber::filter::ParseError),
     #[error("the OTLP exporter cannot be set up: {0}; check OTEL_EXPORTER_OTLP_ENDPOINT, or unset it to run without")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    #[error(
+        "{variable}={value} is not built in: traces go out over gRPC only; set it to grpc (port 4317 by default), or unset it"
+    )]
+    Protocol { variable: &'static str, value: String },
     #[error("this process already has a log subscriber; telemetry is set up once, in main")]
     AlreadySet,
 }
@@ -69,6 +73,7 @@ pub struct Telemetry {
 /// # Errors
 /// [`TelemetryError`]: a bad filter or endpoint, or a second call.
 pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
+    check_protocol()?;
     let provider = provider(identity)?;
     let tracer = provider.tracer_with_scope(InstrumentationScope::builder("baton").build());
     let spans = tracing_opentelemetry::layer()
@@ -100,6 +105,19 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
         .map_err(|_| TelemetryError::AlreadySet)?;
     global::set_tracer_provider(provider.clone());
     Ok(Telemetry { provider })
+}
+
+/// Another protocol would be spoken to a port that does not understand it, and every span lost with an obscure error.
+fn check_protocol() -> Result<(), TelemetryError> {
+    for variable in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
+        match std::env::var(variable) {
+            Ok(value) if !value.is_empty() && value != "grpc" => {
+                return Err(TelemetryError::Protocol { variable, value });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 impl Telemetry {

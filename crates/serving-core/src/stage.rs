@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! stages {
     ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
-        /// Each stage is measured where it happens; none is a remainder.
+        /// Each stage is measured where it happens, but for `FirstTokenReturn`, which lies between two processes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Stage { $($(#[$doc])* $variant),* }
 

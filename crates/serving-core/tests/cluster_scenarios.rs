@@ -416,7 +416,7 @@ impl Script {
                 format!("peers {} [{}]", s(stream), names.join(" "))
             }
             ClusterAction::RequestDrain { stream } => format!("drain {}", s(stream)),
-            ClusterAction::DropNode { node } => format!("drop {}", n(node)),
+            ClusterAction::DropNode { node, .. } => format!("drop {}", n(node)),
         })
     }
 }

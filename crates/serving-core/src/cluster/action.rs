@@ -92,7 +92,19 @@ pub enum ClusterAction {
     /// This life of the node is over: close its connections.
     DropNode {
         node: NodeId,
+        cause: DropCause,
     },
+}
+
+/// Why a node's life is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropCause {
+    /// It said goodbye after its drain.
+    Left,
+    /// It said nothing for as long as its lease.
+    LeaseExpired,
+    /// Another life of the same name has registered.
+    Restarted,
 }
 
 /// What is told about a placement.

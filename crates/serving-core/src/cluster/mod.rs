@@ -22,7 +22,7 @@ mod recovery;
 mod stats;
 mod transition;
 
-pub use action::{ClusterAction, JoinRefusal, PlacementFacts, Target};
+pub use action::{ClusterAction, DropCause, JoinRefusal, PlacementFacts, Target};
 pub use event::{
     ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault, PrefillOutcome, RefuseReason, StreamId,
     TimedWait,
@@ -341,7 +341,7 @@ impl Cluster {
     /// Everything whose time has come: leases first, then requests, in order of time and id.
     fn due(&mut self, now: Time) {
         for id in self.members.expired(now) {
-            self.node_lost(now, &id);
+            self.node_lost(now, &id, DropCause::LeaseExpired);
         }
         self.members.end_suspicions(now);
         while let Some((_, request)) = self.wakes.first().copied().filter(|(t, _)| *t <= now) {

@@ -6,6 +6,7 @@ use crate::time::Time;
 
 use super::Cluster;
 use super::action::ClusterAction;
+use super::action::DropCause;
 use super::event::StreamId;
 use super::membership::{Joined, Life};
 
@@ -13,7 +14,7 @@ impl Cluster {
     pub(super) fn node_joined(&mut self, now: Time, record: NodeRecord, stream: StreamId) {
         // A lease that has run out does not hold its name, even if no tick came in between.
         for id in self.members.expired(now) {
-            self.node_lost(now, &id);
+            self.node_lost(now, &id, DropCause::LeaseExpired);
         }
         match self.members.join(now, record, stream) {
             Err(reason) => self.act(ClusterAction::RefuseNode { stream, reason }),
@@ -21,7 +22,10 @@ impl Cluster {
                 self.act(ClusterAction::WelcomeNode { stream });
                 self.peers_changed = true;
                 if let Joined::Replaced(old) = joined {
-                    self.act(ClusterAction::DropNode { node: old.clone() });
+                    self.act(ClusterAction::DropNode {
+                        node: old.clone(),
+                        cause: DropCause::Restarted,
+                    });
                     self.fail_over(now, &old);
                 }
             }
@@ -41,7 +45,7 @@ impl Cluster {
     pub(super) fn node_left(&mut self, now: Time, stream: StreamId) {
         let id = self.members.by_stream(stream).map(|n| n.id().clone());
         if let Some(id) = id {
-            self.node_lost(now, &id);
+            self.node_lost(now, &id, DropCause::Left);
         }
     }
 

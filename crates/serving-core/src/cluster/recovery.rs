@@ -9,7 +9,7 @@ use crate::request::{AttemptKey, Request, RequestError};
 use crate::time::Time;
 
 use super::Cluster;
-use super::action::ClusterAction;
+use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
 use super::handoff::{Phase, Retry, Tracked};
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
@@ -309,9 +309,12 @@ impl Cluster {
     }
 
     /// The node's life ended: everything that runs there goes on elsewhere.
-    pub(super) fn node_lost(&mut self, now: Time, id: &NodeId) {
+    pub(super) fn node_lost(&mut self, now: Time, id: &NodeId, cause: DropCause) {
         self.members.lose(now, id);
-        self.act(ClusterAction::DropNode { node: id.clone() });
+        self.act(ClusterAction::DropNode {
+            node: id.clone(),
+            cause,
+        });
         self.fail_over(now, id);
         self.peers_changed = true;
     }

@@ -193,7 +193,7 @@ impl World {
                     }
                 }
             }
-            ClusterAction::DropNode { node } => {
+            ClusterAction::DropNode { node, .. } => {
                 let index = NODES
                     .iter()
                     .position(|(n, _)| *n == node.name.as_str())
