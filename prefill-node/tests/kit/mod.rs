@@ -9,6 +9,7 @@ use clap::Parser;
 use engine::{
     Engine, EngineLimits, KvDtype, KvGeometry, OpenedEngine, StandInConfig, StandInEngine, compatibility_hash,
 };
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
 use prefill_node::{Config, Node};
 use prometheus_client::registry::Registry;
@@ -259,7 +260,7 @@ impl HandoffSink for RecordingSink {
         }
         Ok(())
     }
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
         self.recorded.lock().unwrap().ended.push((transfer, end));
     }
 }
