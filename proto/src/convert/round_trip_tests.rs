@@ -290,7 +290,7 @@ prop_compose! {
     fn status()(
         state in state(), permits in any::<(u64, u64)>(), blocks in prop::array::uniform6(0u32..=u32::MAX / 6),
         counts in any::<(u32, u32, u32)>(), totals in any::<(u64, u64, u64, u64)>(),
-        pairs in prop::collection::vec((node(), option::of(label())), 0..4),
+        pairs in prop::collection::vec((node(), option::of(label()), option::of(label())), 0..4),
     ) -> NodeStatus {
         NodeStatus {
             state, permits_granted_total: permits.0, permits_received_total: permits.1,
@@ -299,7 +299,7 @@ prop_compose! {
             },
             running_sequences: counts.0, waiting_sequences: counts.1, waiting_tokens: counts.2,
             prefix_query_tokens_total: totals.0, prefix_hit_tokens_total: totals.1, preemptions_total: totals.2, computed_tokens_total: totals.3,
-            pairs: pairs.into_iter().map(|(decode_node, unusable_reason)| PairHealth { decode_node, unusable_reason }).collect(),
+            pairs: pairs.into_iter().map(|(decode_node, unusable_reason, transport)| PairHealth { decode_node, unusable_reason, transport }).collect(),
         }
     }
 }

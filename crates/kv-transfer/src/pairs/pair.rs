@@ -57,7 +57,7 @@ impl Pair {
             fallbacks,
             closed: closed.clone(),
         };
-        keeper.tell(Some(&PairFault::Connecting));
+        keeper.tell(Err(&PairFault::Connecting));
         tokio::spawn(keeper.keep());
         Self {
             peer,
@@ -125,8 +125,8 @@ impl Keeper {
         match self.connect().await {
             Ok(link) => {
                 self.state.send_replace(PairState::Usable(link.live.clone()));
-                self.tell(None);
                 let transport = link.live.lane.kind().name();
+                self.tell(Ok(transport));
                 tracing::info!(peer = %self.peer.node, address = %self.peer.address, transport, "pair is up");
                 carry(link, &self.config).await
             }
@@ -168,7 +168,7 @@ impl Keeper {
     /// True when there was a usable stream to lose.
     fn lose(&self, fault: &PairFault) -> bool {
         let before = self.state.send_replace(PairState::Unusable(fault.clone()));
-        self.tell(Some(fault));
+        self.tell(Err(fault));
         match before {
             PairState::Usable(live) => {
                 live.close(fault.clone());
@@ -178,8 +178,10 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, fault: Option<&PairFault>) {
-        let unusable_reason = fault.map(|fault| fault.name().to_owned());
+    /// What carries the pair, or why nothing does.
+    fn tell(&self, state: Result<&'static str, &PairFault>) {
+        let unusable_reason = state.err().map(|fault| fault.name().to_owned());
+        let transport = state.ok().map(str::to_owned);
         self.health.send_if_modified(|pairs| {
             if self.closed.is_cancelled() {
                 return false;
@@ -187,6 +189,7 @@ impl Keeper {
             let next = PairHealth {
                 decode_node: self.peer.node.clone(),
                 unusable_reason,
+                transport,
             };
             match pairs.iter_mut().find(|pair| pair.decode_node == self.peer.node) {
                 Some(pair) if *pair == next => false,

@@ -62,7 +62,8 @@ impl Greeting {
     }
 }
 
-/// A name that only a peer that was told it can know; the zero byte in front makes it one of the abstract namespace.
+/// The zero byte in front makes it a name of the abstract namespace: no file, gone with its last holder. Names are drawn at
+/// random so that no life of a node takes another one's; they are no secret (`/proc/net/unix`).
 pub(super) fn path(name: &str) -> PathBuf {
     let mut path = OsString::from("\0");
     path.push(name);

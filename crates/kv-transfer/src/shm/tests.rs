@@ -140,8 +140,9 @@ fn fallback(transport: &PairTransport, reason: &str) -> u64 {
     total
 }
 
+/// Its only pair is usable, over gRPC.
 fn usable(health: &[PairHealth]) -> bool {
-    health.iter().all(|pair| pair.unusable_reason.is_none()) && !health.is_empty()
+    matches!(health, [pair] if pair.unusable_reason.is_none() && pair.transport.as_deref() == Some("grpc"))
 }
 
 #[tokio::test]
