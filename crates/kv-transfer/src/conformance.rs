@@ -624,6 +624,44 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
     assert!(bench.sink.written() <= 3);
 }
 
+/// Neither transport lets a sender write a block by itself, so none needs a quarantine: the next owner may have it at once.
+pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    for round in 0..20 {
+        let aborted = bench.reserved(2 * round + 1, 4);
+        let mut transfer = bench.begin(&aborted).await.unwrap();
+        for i in 0..3 {
+            let block = PushedBlock {
+                ticket_index: i,
+                block: BlockId(i),
+            };
+            transfer.push(block).await.unwrap();
+        }
+        within("abort", transfer.abort(AbortReason::Cancelled)).await;
+        eventually("the receiver is told", || bench.sink.ends().len() == round as usize + 1).await;
+        let mut next = bench.ticket(2 * round + 2, 4);
+        next.blocks = aborted
+            .blocks
+            .iter()
+            .map(|(block, g)| (*block, Generation(g.0 + 1)))
+            .collect();
+        bench.sink.reserve(next.transfer, &bench.prefill, &next);
+        let mut transfer = bench.begin(&next).await.unwrap();
+        for i in 0..4 {
+            let block = PushedBlock {
+                ticket_index: i,
+                block: BlockId(i + 50),
+            };
+            transfer.push(block).await.unwrap();
+        }
+        transfer.last(first_tokens()).await.unwrap();
+        within("acked", transfer.acked()).await.unwrap();
+        for (i, (block, _)) in next.blocks.iter().enumerate() {
+            assert!(bench.sink.has_whole(*block, BlockId(i as u32 + 50)), "round {round}");
+        }
+    }
+}
+
 /// A source whose exports stand at a gate.
 #[derive(Debug, Default)]
 struct Gated {
@@ -1017,6 +1055,7 @@ macro_rules! conformance_tests {
             a_stale_epoch_gets_no_pair
             an_incompatible_node_gets_no_pair
             an_abort_ends_the_transfer_and_nothing_is_written_after
+            blocks_of_an_aborted_transfer_take_the_next_one_whole
             an_abort_waits_for_the_running_read
             a_dropped_transfer_is_an_aborted_one
             the_receiver_can_abort

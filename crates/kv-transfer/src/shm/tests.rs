@@ -1,5 +1,6 @@
 //! What only shared memory can get wrong: who is behind the socket, what the ring is, what a peer writes into it when.
 
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,8 +15,9 @@ use proto::v1;
 use rustix::fs::MemfdFlags;
 use serving_core::ids::*;
 use serving_core::node::{PairHealth, Ticket};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::process::{Child, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
@@ -567,4 +569,87 @@ async fn a_closed_pair_leaves_no_memory_no_descriptor_and_no_file() {
     assert!(gone.is_err(), "somebody listens");
     assert_eq!(served.carried_by(&transport, 10).await, TransportKind::Grpc);
     assert_eq!(fallback(&transport, "disabled"), 1);
+}
+
+/// Set in the process that a test starts to kill it: the address of the decode node it pushes to, or nothing.
+const TO_BE_KILLED: &str = "KV_TRANSFER_TEST_TO_BE_KILLED";
+
+/// The named test once more, in a process of its own that sees `TO_BE_KILLED`.
+fn start_to_kill(test: &str, address: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--nocapture", "--exact", &format!("shm::tests::{test}")])
+        .env(TO_BE_KILLED, address)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+async fn begun(transport: &PairTransport, ticket: &Ticket) -> Box<dyn SendTransfer> {
+    let start = TransferStart {
+        key: key(ticket.transfer),
+        source: Arc::new(Pattern),
+        ticket: ticket.clone(),
+    };
+    let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+    assert_eq!(transfer.transport(), TransportKind::Shm);
+    let block = PushedBlock {
+        ticket_index: 0,
+        block: BlockId(0),
+    };
+    transfer.push(block).await.unwrap();
+    transfer
+}
+
+#[tokio::test]
+async fn a_sender_killed_in_mid_transfer_leaves_nothing_and_its_blocks_are_free() {
+    if let Ok(address) = std::env::var(TO_BE_KILLED) {
+        let transport = PairTransport::new(config());
+        let _transfer = begun(&transport, &ticket(1, 4, &address)).await;
+        return std::future::pending().await;
+    }
+    let served = Served::new(Some(ring())).await;
+    let first = served.reserved(1, 4);
+    let test = "a_sender_killed_in_mid_transfer_leaves_nothing_and_its_blocks_are_free";
+    let mut sender = start_to_kill(test, &served.address);
+    eventually("a block of the other process lands", || served.sink.written() == 1).await;
+    assert_eq!(mapped_rings(), 1);
+    sender.kill().await.unwrap();
+    eventually("its transfer ends", || {
+        served.sink.ends() == [(first.transfer, ReceiveEnd::PairLost)]
+    })
+    .await;
+    eventually("the ring is gone", || mapped_rings() == 0).await;
+    assert_eq!((open_rings(), left_on_disk()), (0, Vec::new()));
+    let next = PairTransport::new(config());
+    assert_eq!(served.carried_by(&next, 2).await, TransportKind::Shm);
+}
+
+#[tokio::test]
+async fn a_decode_node_killed_in_mid_transfer_ends_it_and_leaves_nothing() {
+    if std::env::var(TO_BE_KILLED).is_ok() {
+        let served = Served::new(Some(ring())).await;
+        served.reserved(1, 4);
+        println!("serving {}", served.address);
+        return std::future::pending().await;
+    }
+    let mut node = start_to_kill("a_decode_node_killed_in_mid_transfer_ends_it_and_leaves_nothing", "");
+    let mut said = BufReader::new(node.stdout.take().unwrap()).lines();
+    let address = within("its address", async {
+        loop {
+            let line = said.next_line().await.unwrap().expect("it says where it serves");
+            if let Some((_, address)) = line.split_once("serving ") {
+                return address.to_owned();
+            }
+        }
+    })
+    .await;
+    let transport = PairTransport::new(config());
+    let mut transfer = begun(&transport, &ticket(1, 4, &address)).await;
+    node.kill().await.unwrap();
+    let error = within("the transfer ends", transfer.acked()).await.unwrap_err();
+    assert!(matches!(error, TransferError::PairLost { .. }), "{error:?}");
+    drop(transfer);
+    eventually("the ring is gone", || mapped_rings() == 0).await;
+    assert_eq!((open_rings(), left_on_disk()), (0, Vec::new()));
 }
