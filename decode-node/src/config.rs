@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
+use kv_transfer::choice::TransportKind;
 use serde::Serialize;
 use service_runtime::process::ProcessConfig;
 use service_runtime::units::ByteSize;
@@ -63,6 +64,10 @@ pub struct Config {
     /// Always compute prompts here: a node of a co-located cluster
     #[arg(long, action = ArgAction::Set, default_value_t = false, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub co_located: bool,
+    /// How KV may come in: shm offers prefill nodes of the same host and user to share memory; grpc is always there, since
+    /// pairs meet over it
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
+    pub transports: Vec<TransportKind>,
     /// How long a reservation lives without a sign of its transfer once its prefill has begun; must exceed the prefill
     /// node's longest step (512 tokens in exact numerics on a shared core: 40 s)
     #[arg(long, default_value_t = 60_000)]

@@ -97,6 +97,8 @@ impl Delivery {
                 "bytes",
                 i64::try_from(arrived.kv_bytes).unwrap_or(i64::MAX),
             ));
+            let transport = KeyValue::new("baton.transport", arrived.transport.name());
+            span.attributes.push(transport);
             span.attributes.push(KeyValue::new("frames", i64::from(arrived.frames)));
             span.record(&stream.context);
         }

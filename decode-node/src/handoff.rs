@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use engine::KvMemory;
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, RefuseReason};
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
@@ -84,8 +85,8 @@ impl HandoffSink for HandoffDesk {
         })
     }
 
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
-        self.inbox.ended(transfer, end);
+    fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
+        self.inbox.ended(transfer, transport, end);
     }
 }
 

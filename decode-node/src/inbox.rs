@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, ReceiveEnd, RefuseReason};
 use proto::messages::{DecodeEvent, OpenRequest};
 use service_runtime::admin::BlockLedger;
@@ -43,7 +44,7 @@ pub struct Work {
     pub began: BTreeSet<TransferId>,
     pub progressed: BTreeSet<TransferId>,
     pub commits: Vec<CommitJob>,
-    pub ended: Vec<(TransferId, ReceiveEnd)>,
+    pub ended: Vec<(TransferId, TransportKind, ReceiveEnd)>,
     /// Who asked for a block report.
     pub questions: Vec<oneshot::Sender<BlockReport>>,
     /// Set once: finish what runs until then, take nothing new.
@@ -96,10 +97,10 @@ impl Inbox {
             self.wake_locked(state);
         }
     }
-    pub fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+    pub fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
         let mut state = self.lock();
         if !state.is_closed {
-            state.work.ended.push((transfer, end));
+            state.work.ended.push((transfer, transport, end));
             self.wake_locked(state);
         }
     }
@@ -170,7 +171,7 @@ mod tests {
     fn an_end_is_not_lost_and_wakes_the_loop() {
         let inbox = Arc::new(Inbox::default());
         let sender = inbox.clone();
-        let thread = std::thread::spawn(move || sender.ended(TransferId(1), ReceiveEnd::PairLost));
+        let thread = std::thread::spawn(move || sender.ended(TransferId(1), TransportKind::Grpc, ReceiveEnd::PairLost));
         let work = inbox.take(Some(Clock::now() + Duration::from_secs(20)));
         assert_eq!(work.ended.len(), 1);
         thread.join().expect("no panic");
@@ -195,6 +196,7 @@ mod tests {
                 request: serving_core::ids::RequestId(1),
                 attempt: serving_core::ids::Attempt(0),
             },
+            transport: TransportKind::Grpc,
             first_tokens: Vec::new(),
             kv_bytes: 0,
             frames: 0,

@@ -1,5 +1,6 @@
 //! The decode node's metrics: names and edges of TELEMETRY 3.4, written by the step thread alone.
 
+use kv_transfer::choice::TransportKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -31,11 +32,8 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// The only transport of this version; the receiver will tell which one once there are more.
-const TRANSPORT: TransportLabel = TransportLabel {
-    transport: "grpc",
-    src_role: "prefill",
-};
+/// Prefill nodes alone send KV.
+const SRC_ROLE: &str = "prefill";
 
 /// 1 ms to 5 s: a block on loopback to a long prompt on 1 Gb/s.
 const TRANSFER_SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
@@ -161,30 +159,29 @@ impl Metrics {
             .inc();
     }
 
-    pub fn handoff_committed(&self, seconds: f64, bytes: u64) {
-        self.transfer_seconds.get_or_create(&TRANSPORT).observe(seconds);
-        self.transfer_bytes.get_or_create(&TRANSPORT).observe(bytes as f64);
-        self.handoffs
-            .get_or_create(&OutcomeLabel {
-                transport: TRANSPORT.transport,
-                outcome: "committed",
-            })
-            .inc();
+    pub fn handoff_committed(&self, transport: TransportKind, seconds: f64, bytes: u64) {
+        let labels = TransportLabel {
+            transport: transport.name(),
+            src_role: SRC_ROLE,
+        };
+        self.transfer_seconds.get_or_create(&labels).observe(seconds);
+        self.transfer_bytes.get_or_create(&labels).observe(bytes as f64);
+        self.handoff(transport, "committed");
+    }
+
+    fn handoff(&self, transport: TransportKind, outcome: &'static str) {
+        let transport = transport.name();
+        self.handoffs.get_or_create(&OutcomeLabel { transport, outcome }).inc();
     }
 
     /// `reason` is one of the receiver's closed labels.
-    pub fn handoff_failed(&self, reason: &str) {
+    pub fn handoff_failed(&self, transport: TransportKind, reason: &str) {
         self.transfer_failures
             .get_or_create(&ReasonLabel {
                 reason: reason.to_owned(),
             })
             .inc();
-        self.handoffs
-            .get_or_create(&OutcomeLabel {
-                transport: TRANSPORT.transport,
-                outcome: "failed",
-            })
-            .inc();
+        self.handoff(transport, "failed");
     }
 }
 

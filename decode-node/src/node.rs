@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{EngineError, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner, open_engine};
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::Receiver;
+use kv_transfer::shm::{self, ShmConfig};
 use prometheus_client::registry::Registry;
 use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use proto::v1::decode_service_server::DecodeServiceServer;
@@ -48,6 +50,8 @@ pub struct DecodeNode {
     record: NodeRecord,
     inbox: Arc<Inbox>,
     receiver: Arc<Receiver>,
+    /// Prefill nodes of this host may share memory as long as it lives.
+    _shared_memory: Option<shm::Serving>,
     registry: Arc<Registry>,
     status: watch::Receiver<NodeStatus>,
     /// Ends with the step thread, however it ends.
@@ -77,7 +81,7 @@ impl DecodeNode {
             is_co_located: config.co_located,
             address: address.to_owned(),
             compatibility: opened.compatibility,
-            transports: vec!["grpc".to_owned()],
+            transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             capacity: NodeCapacity {
                 kv_blocks: limits.kv_blocks,
@@ -93,6 +97,7 @@ impl DecodeNode {
         let inbox = Arc::new(Inbox::default());
         let desk = Arc::new(HandoffDesk::new(kv, inbox.clone()));
         let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
+        let shared_memory = share_memory(config, (&receiver, model.kv.layer_bytes()));
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         let batcher = DecodeBatcher::new(DecodeConfig {
@@ -123,6 +128,7 @@ impl DecodeNode {
             record,
             inbox,
             receiver,
+            _shared_memory: shared_memory,
             registry: Arc::new(registry),
             status,
             ended,
@@ -166,6 +172,16 @@ impl DecodeNode {
             tracing::error!("the step thread did not end in time");
         }
     }
+}
+
+/// A node that cannot share memory is a good node: its pairs use gRPC.
+fn share_memory(config: &Config, (receiver, layer_bytes): (&Arc<Receiver>, usize)) -> Option<shm::Serving> {
+    if !config.transports.contains(&TransportKind::Shm) {
+        return None;
+    }
+    shm::serve(receiver.clone(), ShmConfig::new(layer_bytes))
+        .inspect_err(|error| tracing::warn!(%error, "no shared memory for prefill nodes of this host; they use gRPC"))
+        .ok()
 }
 
 fn open(config: &Config) -> Result<OpenedEngine, OpenError> {

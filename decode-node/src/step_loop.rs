@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::StepRunner;
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{ReceiveEnd, Receiver, RefuseReason};
 use proto::messages::{DecodeEvent as WireEvent, Opened as WireOpened, PromptLogprobs, Refused, RefusedReason};
 use service_runtime::clock::Clock;
@@ -144,8 +145,8 @@ impl StepLoop {
         for job in work.commits {
             self.commit(now, job);
         }
-        for (transfer, end) in work.ended {
-            self.transfer_ended(transfer, &end);
+        for (transfer, transport, end) in work.ended {
+            self.transfer_ended(transfer, transport, &end);
         }
         for answer in work.questions {
             // Whoever asked may have left.
@@ -247,7 +248,8 @@ impl StepLoop {
             Ok(()) => {
                 let first = arrived.first_frame.unwrap_or(arrived.last_frame);
                 let seconds = arrived.last_frame.saturating_duration_since(first).as_secs_f64();
-                self.parts.metrics.handoff_committed(seconds, arrived.kv_bytes);
+                let metrics = &self.parts.metrics;
+                metrics.handoff_committed(arrived.transport, seconds, arrived.kv_bytes);
                 self.delivery.committed(&arrived);
                 Ok(())
             }
@@ -257,7 +259,7 @@ impl StepLoop {
                     CommitError::NotReceiving => "not_receiving",
                     CommitError::Invalid(_) => "bad_first_tokens",
                 };
-                self.parts.metrics.handoff_failed(label);
+                self.parts.metrics.handoff_failed(arrived.transport, label);
                 let failure = NodeFailure::Transfer {
                     reason: label.to_owned(),
                     detail: error.to_string(),
@@ -274,13 +276,13 @@ impl StepLoop {
         self.delivery.deliver();
     }
 
-    fn transfer_ended(&mut self, transfer: TransferId, end: &ReceiveEnd) {
+    fn transfer_ended(&mut self, transfer: TransferId, transport: TransportKind, end: &ReceiveEnd) {
         event_log::record_transfer(transfer, |transfer| Step::TransferEnded {
             transfer,
             end: end.name().to_owned(),
         });
         if !matches!(end, ReceiveEnd::AbortedHere(_)) {
-            self.parts.metrics.handoff_failed(end.name());
+            self.parts.metrics.handoff_failed(transport, end.name());
         }
         match (end, self.delivery.key_of(transfer)) {
             // Not a failure: the request ended at its first token, or the prefill leg tells the coordinator why it

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use engine::{EngineKind, EngineLimits, KernelChoice, Numerics, OpenError, OpenOptions, OpenedEngine, open_engine};
+use kv_transfer::choice::TransportKind;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
@@ -66,6 +67,10 @@ pub struct Config {
     /// Keep computed blocks for prompts that begin alike
     #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
     pub prefix_cache: bool,
+    /// How KV may travel to a decode node, best first: shm (same host, same user), grpc (anywhere). A pair without the one
+    /// takes the next
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
+    pub transports: Vec<TransportKind>,
     /// How long blocks are kept for a decode node that does not acknowledge them; must exceed its longest step (a dead
     /// one is noticed by its connection)
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]

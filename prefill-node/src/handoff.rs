@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use engine::KvMemory;
+use kv_transfer::choice::TransportKind;
 use kv_transfer::transport::{
     AbortReason, KvSource, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
     Transport,
@@ -152,6 +153,7 @@ impl Handoffs {
             new,
             work: queued,
             aborted,
+            carrier: None,
         };
         self.runtime.spawn(driver.run());
         Handoff {
@@ -178,6 +180,8 @@ struct Driver {
     source: Arc<TransferSource>,
     work: mpsc::Receiver<Work>,
     aborted: watch::Receiver<Option<AbortReason>>,
+    /// Known once a pair has taken the transfer.
+    carrier: Option<TransportKind>,
 }
 
 impl Driver {
@@ -209,9 +213,14 @@ impl Driver {
         }
     }
 
+    /// Label in metrics and spans.
+    fn transport(&self) -> &'static str {
+        self.carrier.map_or("unsettled", TransportKind::name)
+    }
+
     fn report(&self, report: &TransferReport) -> PushReport {
         PushReport {
-            transport: self.handoffs.transport.name(),
+            transport: self.transport(),
             kv_bytes: report.kv_bytes,
             moving: report.moving,
             last_written: report.last_written,
@@ -240,6 +249,7 @@ impl Driver {
             }
             transfer = &mut beginning => transfer?,
         };
+        self.carrier = Some(transfer.transport());
         let sent = self.send(&mut *transfer).await;
         if let Err(Stop::Aborted(reason)) = &sent {
             // An export under way must be over before the abort counts as done.
@@ -302,7 +312,7 @@ impl Driver {
     }
 
     fn count(&self, driven: &Result<TransferReport, Stop>) {
-        let (metrics, transport) = (&self.handoffs.metrics, self.handoffs.transport.name());
+        let (metrics, transport) = (&self.handoffs.metrics, self.transport());
         match driven {
             Ok(report) => metrics.handed_over(transport, report.kv_bytes, report.moving),
             Err(Stop::Failed(error)) => metrics.transfer_failed(transport, error.name()),
@@ -320,7 +330,7 @@ impl Driver {
         span.kind = SpanKind::Client;
         let ticket = &self.new.ticket;
         span.attributes = vec![
-            KeyValue::new("baton.transport", self.handoffs.transport.name()),
+            KeyValue::new("baton.transport", self.transport()),
             KeyValue::new("baton.transfer_id", ticket.transfer.to_string()),
             KeyValue::new("baton.decode_node", ticket.decode_node.name.as_str().to_owned()),
             KeyValue::new("baton.kv_blocks", ticket.blocks.len() as i64),

@@ -1,7 +1,9 @@
 //! What `/metrics` shows of a prefill node. Values are set from the step loop's status and from ended transfers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kv_transfer::choice::{Fallbacks, TransportKind};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -63,6 +65,13 @@ struct StageLabels {
     phase: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FallbackLabels {
+    /// The one that was wanted.
+    transport: &'static str,
+    reason: &'static str,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Edges(&'static [f64]);
 
@@ -90,11 +99,13 @@ pub struct Metrics {
     handoffs: Family<HandoffLabels, Counter>,
     push_queue_blocks: Gauge,
     requests: Family<HandoffLabels, Counter>,
+    transport_fallbacks: Family<FallbackLabels, Counter>,
+    fallbacks: Arc<Fallbacks>,
 }
 
 impl Metrics {
     /// Makes and registers everything.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub fn new(registry: &mut Registry, fallbacks: Arc<Fallbacks>) -> Self {
         let metrics = Self {
             kv_blocks: Family::default(),
             running: Gauge::default(),
@@ -111,6 +122,8 @@ impl Metrics {
             handoffs: Family::default(),
             push_queue_blocks: Gauge::default(),
             requests: Family::default(),
+            transport_fallbacks: Family::default(),
+            fallbacks,
         };
         metrics.register(registry);
         metrics
@@ -167,6 +180,11 @@ impl Metrics {
             "Requests that ended on this node, by outcome",
             self.requests.clone(),
         );
+        own.register(
+            "kv_transport_fallbacks",
+            "Pairs that were made without the transport this node prefers, by reason",
+            self.transport_fallbacks.clone(),
+        );
         service_runtime::runtime_tasks::register(registry, "baton_runtime_tasks");
     }
 
@@ -190,6 +208,15 @@ impl Metrics {
         waiting.set(i64::from(status.waiting_sequences));
         raise(&self.prefix_queries, status.prefix_query_tokens_total);
         raise(&self.prefix_hits, status.prefix_hit_tokens_total);
+        for (reason, total) in self.fallbacks.totals().filter(|(_, total)| *total > 0) {
+            let transport = TransportKind::Shm.name();
+            raise(
+                &self
+                    .transport_fallbacks
+                    .get_or_create(&FallbackLabels { transport, reason }),
+                total,
+            );
+        }
     }
 
     pub fn step(&self, tokens: u32, sequences: usize, took: Duration) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{OpenedEngine, SampleError, StepRunner};
-use kv_transfer::grpc::{GrpcConfig, GrpcTransport};
+use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::transport::{PairPeer, Transport};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
@@ -67,11 +67,10 @@ impl Node {
         let runner = StepRunner::new(opened.engine)?;
         let record = record(config, (&runner, opened.compatibility), address)?;
         let limits = node_limits(config, &record.capacity, runner.engine().model().vocab_size);
-        let metrics = Metrics::new(registry);
-        let transport: Arc<dyn Transport> = Arc::new(GrpcTransport::new(GrpcConfig::new(
-            record.id.clone(),
-            opened.compatibility,
-        )));
+        let pairs = PairConfig::new(record.id.clone(), opened.compatibility);
+        let pairs = PairTransport::new(pairs.over(config.transports.clone()));
+        let metrics = Metrics::new(registry, pairs.fallbacks());
+        let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);
         let batcher = PrefillBatcher::new(PrefillConfig {
             limits,
@@ -203,7 +202,7 @@ fn record(
         is_co_located: false,
         address,
         compatibility,
-        transports: vec![GrpcTransport::NAME.to_owned()],
+        transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),
         version: crate::PROGRAM.version.to_owned(),
         capacity: NodeCapacity {
             kv_blocks: kv.block_count(),

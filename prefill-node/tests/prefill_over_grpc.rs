@@ -60,6 +60,34 @@ fn computed_alone(request: &Request) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_shares_memory_gets_the_same_blocks_through_it() {
+    let mut prefill = Prefill::start(NodeSpec::default()).await;
+    let mut decode = Decode::start_sharing(Script::Commit, prefill.compatibility).await;
+    let request = request(1, 70, 8);
+    let ticket = decode.ticket(&prefill, &request, 1);
+    let message = prefill.message(request.clone(), Some(ticket.clone()));
+    let events = prefill.send(message).await.rest().await;
+
+    let alone = computed_alone(&request);
+    decode.look(|recorded| {
+        assert_eq!(recorded.blocks.len(), ticket.blocks.len());
+        for ((block, _), bytes) in ticket.blocks.iter().zip(&alone[1..]) {
+            assert!(recorded.blocks[block] == *bytes, "block {block} differs");
+        }
+    });
+    assert_eq!(finished(&events).transport, "shm");
+    let rest = prefill.until_at_rest(PATIENCE).await;
+    assert_eq!(rest.pairs[0].transport.as_deref(), Some("shm"));
+    let text = prefill.scrape();
+    for line in [
+        "baton_handoffs_total{transport=\"shm\",outcome=\"handed_over\"} 1",
+        "baton_kv_transfer_seconds_count{transport=\"shm\",src_role=\"prefill\"} 1",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_handoff_delivers_exactly_the_computed_blocks_while_later_chunks_compute() {
     let step = Duration::from_millis(60);
     let mut prefill = Prefill::start(NodeSpec {
@@ -117,6 +145,8 @@ async fn a_handoff_delivers_exactly_the_computed_blocks_while_later_chunks_compu
     for line in [
         "baton_handoffs_total{transport=\"grpc\",outcome=\"handed_over\"} 1",
         "baton_kv_blocks{state=\"cached\"} 4",
+        // This decode node shares no memory, which the prefill node would have preferred.
+        "baton_kv_transport_fallbacks_total{transport=\"shm\",reason=\"disabled\"} 1",
         "baton_kv_transfer_seconds_count{transport=\"grpc\",src_role=\"prefill\"} 1",
         "baton_runtime_tasks ",
     ] {

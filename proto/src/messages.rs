@@ -15,6 +15,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const CONTROL_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Largest KV frame: a block of a 70B-class model (80 layers, 8 KV heads, dim 128, f16: 5 MiB) fits whole.
 pub const KV_FRAME_BYTES_MAX: usize = 8 << 20;
+/// Largest message of a pair that shares memory: a header, a last frame with the first tokens of every choice, a refusal
+/// with its detail.
+pub const STAGED_MESSAGE_BYTES_MAX: usize = 256 << 10;
 
 /// C -> D. `request.time_limit` is the time left when the message was sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -320,4 +323,40 @@ pub struct HelloReply {
     pub node: NodeId,
     /// `None`: accepted. Else a closed label: `incompatible`, `stale_epoch`, `protocol_version`.
     pub refused: Option<String>,
+    /// Set when the node takes KV over shared memory too.
+    pub shared_memory: Option<SharedMemoryOffer>,
+}
+
+/// Where a peer of the same host finds a node's shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedMemoryOffer {
+    /// Of the kernel: equal on the same host only.
+    pub boot_id: String,
+    /// Name of an abstract Unix socket.
+    pub socket: String,
+}
+
+/// P -> D on the Unix socket of a pair that shares memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StagedFrame {
+    /// Anything but a block.
+    Control(KvFrame),
+    Block(StagedBlock),
+}
+
+/// A block whose bytes lie in a slot of the pair's ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagedBlock {
+    /// With empty `data`.
+    pub header: KvBlockFrame,
+    pub slot: u32,
+    /// From the slot's first byte on; not checked against the slot's size by the conversion.
+    pub data_bytes: u32,
+}
+
+/// D -> P on the Unix socket of a pair that shares memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StagedReply {
+    Reply(KvReply),
+    ReturnedSlot(u32),
 }

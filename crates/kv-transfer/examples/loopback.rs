@@ -1,4 +1,5 @@
-//! Moves KV over loopback through both halves and prints GB/s: `cargo run --release -p kv-transfer --example loopback -- [blocks] [layer KiB]`.
+//! Moves KV between both halves over each transport and prints GB/s, beside the memcpy of two threads over the same bytes:
+//! `cargo run --release -p kv-transfer --example loopback -- [blocks] [layer KiB]`.
 #![allow(clippy::unwrap_used, reason = "a measuring tool, run by hand")]
 
 use std::ops::Range;
@@ -6,8 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use kv_transfer::grpc::{GrpcConfig, GrpcTransport, add_to_routes};
+use kv_transfer::choice::TransportKind;
+use kv_transfer::grpc::add_to_routes;
+use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
+use kv_transfer::shm::{self, ShmConfig};
 use kv_transfer::transport::{KvSource, PushedBlock, SourceError, TransferReport, TransferStart, Transport};
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
 use serving_core::kv::reservation::Reservation;
@@ -79,7 +83,7 @@ impl HandoffSink for Memory {
     async fn commit(&self, _: Arrived) -> Result<(), RefuseReason> {
         Ok(())
     }
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
         eprintln!("transfer {transfer} ended: {end}");
     }
 }
@@ -98,14 +102,14 @@ fn node(name: &str) -> NodeId {
     }
 }
 
-async fn serve(sink: Arc<Memory>) -> String {
+async fn serve(sink: Arc<Memory>) -> (String, shm::Serving) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut routes = tonic::service::RoutesBuilder::default();
-    add_to_routes(
-        &mut routes,
-        Receiver::new(node("decode-0"), CompatibilityHash([0; 32]), sink),
-    );
+    let shm_config = ShmConfig::new(sink.layer_bytes);
+    let receiver = Receiver::new(node("decode-0"), CompatibilityHash([0; 32]), sink);
+    add_to_routes(&mut routes, receiver.clone());
+    let serving = shm::serve(receiver, shm_config).unwrap();
     // As service-runtime serves a node's port.
     let server = tonic::transport::Server::builder()
         .max_frame_size(1 << 20)
@@ -118,7 +122,7 @@ async fn serve(sink: Arc<Memory>) -> String {
         stream
     });
     tokio::spawn(server.serve_with_incoming(incoming));
-    address
+    (address, serving)
 }
 
 async fn send(transport: &dyn Transport, source: &Arc<Memory>, (id, address): (u128, &str)) -> TransferReport {
@@ -150,26 +154,63 @@ async fn send(transport: &dyn Transport, source: &Arc<Memory>, (id, address): (u
     transfer.acked().await.unwrap()
 }
 
+/// The same bytes by two threads, half of the blocks each: what copying once costs here.
+fn copy_with_two_threads(source: &Memory, sink: &Memory) -> Duration {
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let halves = source.bytes.chunks(source.bytes.len().div_ceil(2));
+        for (from, to) in halves.zip(sink.bytes.chunks(sink.bytes.len().div_ceil(2))) {
+            scope.spawn(move || {
+                for (from, to) in from.iter().zip(to) {
+                    to.lock().unwrap().copy_from_slice(&from.lock().unwrap());
+                }
+            });
+        }
+    });
+    started.elapsed()
+}
+
+fn print(what: &str, (bytes, frames): (u64, u32), mut took: Vec<Duration>) {
+    took.sort_unstable();
+    let gb = bytes as f64 / 1e9;
+    let rate = |took: Duration| gb / took.as_secs_f64();
+    println!(
+        "{what:>20}: {:7.2} ms median of {ROUNDS}, {:6.2} GB/s (best {:.2}, worst {:.2}), {frames} frames",
+        took[took.len() / 2].as_secs_f64() * 1e3,
+        rate(took[took.len() / 2]),
+        rate(took[0]),
+        rate(took[took.len() - 1]),
+    );
+}
+
 #[tokio::main]
 async fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u32>().unwrap());
     let blocks = args.next().unwrap_or(64);
     let layer_bytes = args.next().unwrap_or(12) as usize * 1024;
     let (source, sink) = (Memory::new(layer_bytes, blocks), Memory::new(layer_bytes, blocks));
-    let address = serve(sink).await;
-    let transport = GrpcTransport::new(GrpcConfig::new(node("prefill-0"), CompatibilityHash([0; 32])));
-    for round in 0..ROUNDS {
-        let started = Instant::now();
-        let report = send(&transport, &source, (round, &address)).await;
-        let seconds = started.elapsed().as_secs_f64();
-        let gb = report.kv_bytes as f64 / 1e9;
-        println!(
-            "{:.1} MB in {} frames: {:.2} ms, {:.2} GB/s (moving {:.2} ms)",
-            gb * 1e3,
-            report.frames,
-            seconds * 1e3,
-            gb / seconds,
-            report.moving.as_secs_f64() * 1e3,
-        );
+    let bytes = u64::from(blocks) * u64::from(LAYERS) * layer_bytes as u64;
+    println!("{:.1} MB in {blocks} blocks of {LAYERS} layers", bytes as f64 / 1e6);
+    let (address, _serving) = serve(sink.clone()).await;
+    let mut id = 0;
+    for kind in [TransportKind::Grpc, TransportKind::Shm] {
+        let config = PairConfig::new(node("prefill-0"), CompatibilityHash([0; 32]));
+        let transport = PairTransport::new(config.over(vec![kind]));
+        let (mut took, mut moving, mut frames) = (Vec::new(), Vec::new(), 0);
+        // The first one connects and touches memory for the first time: not counted.
+        for round in 0..=ROUNDS {
+            id += 1;
+            let started = Instant::now();
+            let report = send(&transport, &source, (id, &address)).await;
+            frames = report.frames;
+            if round > 0 {
+                took.push(started.elapsed());
+                moving.push(report.moving);
+            }
+        }
+        print(kind.name(), (bytes, frames), took);
+        print("of it moving", (bytes, frames), moving);
     }
+    let copies = (0..ROUNDS).map(|_| copy_with_two_threads(&source, &sink)).collect();
+    print("memcpy, two threads", (bytes, 0), copies);
 }

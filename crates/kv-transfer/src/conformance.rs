@@ -15,19 +15,22 @@ use serving_core::kv::reservation::Reservation;
 use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
 
-use crate::grpc::FrameTap;
+use crate::choice::TransportKind;
+use crate::pairs::queue::FrameTap;
 use crate::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
 use crate::transport::*;
 
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
-const BLOCK_BYTES: usize = LAYERS as usize * LAYER_BYTES;
+pub(crate) const BLOCK_BYTES: usize = LAYERS as usize * LAYER_BYTES;
 /// Every condition of these tests holds within this, or the test fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a transport brings to be tested.
 #[async_trait]
 pub(crate) trait Harness: Send + Sync {
+    /// What carries the frames: no pair may fall back to anything else.
+    fn kind(&self) -> TransportKind;
     /// Serves `receiver`; `address` as tickets carry it, empty to let the harness choose.
     async fn serve(&self, receiver: Arc<Receiver>, address: &str) -> Served;
     fn transport(&self, setup: Setup) -> Box<dyn Transport>;
@@ -57,7 +60,7 @@ pub(crate) fn compatibility(byte: u8) -> CompatibilityHash {
     CompatibilityHash([byte; 32])
 }
 
-fn key(transfer: TransferId) -> AttemptKey {
+pub(crate) fn key(transfer: TransferId) -> AttemptKey {
     AttemptKey {
         request: RequestId(transfer.0 + 1000),
         attempt: Attempt(2),
@@ -65,7 +68,7 @@ fn key(transfer: TransferId) -> AttemptKey {
 }
 
 /// Waits until `condition` holds.
-async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {
         assert!(
@@ -76,7 +79,7 @@ async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
         .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
@@ -84,14 +87,14 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// The sender's memory: block b, layer l is filled with a pattern of both.
 #[derive(Debug)]
-struct Pattern;
+pub(crate) struct Pattern;
 
 fn pattern(block: BlockId, layer: u32) -> Vec<u8> {
     let start = block.0.wrapping_mul(31).wrapping_add(layer * 7);
     (0..LAYER_BYTES).map(|i| (start as usize + i * 13) as u8).collect()
 }
 
-fn whole(block: BlockId) -> Vec<u8> {
+pub(crate) fn whole(block: BlockId) -> Vec<u8> {
     (0..LAYERS).flat_map(|layer| pattern(block, layer)).collect()
 }
 
@@ -112,7 +115,7 @@ impl KvSource for Pattern {
 
 /// How the recording sink answers a commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum CommitAnswer {
+pub(crate) enum CommitAnswer {
     Accept,
     Refuse,
     Never,
@@ -120,7 +123,7 @@ enum CommitAnswer {
 
 /// The decode node's double: gives out reservations, keeps bytes, remembers every call.
 #[derive(Debug)]
-struct Recorder {
+pub(crate) struct Recorder {
     reservations: Mutex<BTreeMap<TransferId, Reservation>>,
     memory: Mutex<BTreeMap<BlockId, Vec<u8>>>,
     commits: Mutex<Vec<Arrived>>,
@@ -129,11 +132,11 @@ struct Recorder {
     progressed: Mutex<Vec<TransferId>>,
     answer: CommitAnswer,
     /// Imports wait while it is set.
-    is_gated: AtomicBool,
+    pub(crate) is_gated: AtomicBool,
 }
 
 impl Recorder {
-    fn new(answer: CommitAnswer) -> Arc<Self> {
+    pub(crate) fn new(answer: CommitAnswer) -> Arc<Self> {
         Arc::new(Self {
             reservations: Mutex::default(),
             memory: Mutex::default(),
@@ -145,7 +148,7 @@ impl Recorder {
             is_gated: AtomicBool::new(false),
         })
     }
-    fn reserve(&self, transfer: TransferId, sender: &NodeId, ticket: &Ticket) {
+    pub(crate) fn reserve(&self, transfer: TransferId, sender: &NodeId, ticket: &Ticket) {
         let reservation = Reservation {
             transfer,
             key: key(transfer),
@@ -156,20 +159,20 @@ impl Recorder {
         };
         self.reservations.lock().unwrap().insert(transfer, reservation);
     }
-    fn has_whole(&self, target: BlockId, source: BlockId) -> bool {
+    pub(crate) fn has_whole(&self, target: BlockId, source: BlockId) -> bool {
         self.memory
             .lock()
             .unwrap()
             .get(&target)
             .is_some_and(|bytes| *bytes == whole(source))
     }
-    fn ends(&self) -> Vec<(TransferId, ReceiveEnd)> {
+    pub(crate) fn ends(&self) -> Vec<(TransferId, ReceiveEnd)> {
         self.ended.lock().unwrap().clone()
     }
-    fn commit_count(&self) -> usize {
+    pub(crate) fn commit_count(&self) -> usize {
         self.commits.lock().unwrap().len()
     }
-    fn written(&self) -> usize {
+    pub(crate) fn written(&self) -> usize {
         self.memory.lock().unwrap().len()
     }
 }
@@ -209,7 +212,7 @@ impl HandoffSink for Recorder {
             CommitAnswer::Never => std::future::pending().await,
         }
     }
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
         self.ended.lock().unwrap().push((transfer, end));
     }
 }
@@ -367,7 +370,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn first_tokens() -> Vec<TokenEvent> {
+pub(crate) fn first_tokens() -> Vec<TokenEvent> {
     let token = TokenEvent {
         choice: ChoiceIndex(0),
         index: OutputIndex(0),
@@ -388,6 +391,7 @@ pub(crate) async fn a_transfer_lands_whole_and_is_acknowledged(harness: &dyn Har
     }
     let commits = bench.sink.commits.lock().unwrap();
     assert_eq!(commits.len(), 1);
+    assert_eq!(commits[0].transport, harness.kind());
     assert_eq!(
         (commits[0].transfer, commits[0].key),
         (ticket.transfer, key(ticket.transfer))
@@ -618,6 +622,44 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
     let next = bench.reserved(2, 2);
     bench.send(&next).await.unwrap();
     assert!(bench.sink.written() <= 3);
+}
+
+/// Neither transport lets a sender write a block by itself, so none needs a quarantine: the next owner may have it at once.
+pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harness: &dyn Harness) {
+    let bench = Bench::new(harness, Plan::good()).await;
+    for round in 0..20 {
+        let aborted = bench.reserved(2 * round + 1, 4);
+        let mut transfer = bench.begin(&aborted).await.unwrap();
+        for i in 0..3 {
+            let block = PushedBlock {
+                ticket_index: i,
+                block: BlockId(i),
+            };
+            transfer.push(block).await.unwrap();
+        }
+        within("abort", transfer.abort(AbortReason::Cancelled)).await;
+        eventually("the receiver is told", || bench.sink.ends().len() == round as usize + 1).await;
+        let mut next = bench.ticket(2 * round + 2, 4);
+        next.blocks = aborted
+            .blocks
+            .iter()
+            .map(|(block, g)| (*block, Generation(g.0 + 1)))
+            .collect();
+        bench.sink.reserve(next.transfer, &bench.prefill, &next);
+        let mut transfer = bench.begin(&next).await.unwrap();
+        for i in 0..4 {
+            let block = PushedBlock {
+                ticket_index: i,
+                block: BlockId(i + 50),
+            };
+            transfer.push(block).await.unwrap();
+        }
+        transfer.last(first_tokens()).await.unwrap();
+        within("acked", transfer.acked()).await.unwrap();
+        for (i, (block, _)) in next.blocks.iter().enumerate() {
+            assert!(bench.sink.has_whole(*block, BlockId(i as u32 + 50)), "round {round}");
+        }
+    }
 }
 
 /// A source whose exports stand at a gate.
@@ -969,7 +1011,7 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         layer_bytes: LAYER_BYTES,
     };
     sink.reservations.lock().unwrap().insert(transfer, reservation);
-    let mut pair = receiver.incoming();
+    let mut pair = receiver.incoming(TransportKind::Grpc);
     let hello = Hello {
         from: prefill,
         to: decode,
@@ -1013,6 +1055,7 @@ macro_rules! conformance_tests {
             a_stale_epoch_gets_no_pair
             an_incompatible_node_gets_no_pair
             an_abort_ends_the_transfer_and_nothing_is_written_after
+            blocks_of_an_aborted_transfer_take_the_next_one_whole
             an_abort_waits_for_the_running_read
             a_dropped_transfer_is_an_aborted_one
             the_receiver_can_abort

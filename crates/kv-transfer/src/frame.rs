@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use proto::messages::{KV_FRAME_BYTES_MAX, KvBlockFrame};
 use serving_core::kv::reservation::FrameHeader;
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,21 +16,41 @@ pub(crate) fn checksum(data: &[u8]) -> u64 {
     xxh3_64(data)
 }
 
+/// The bytes of one frame, where the transport has them.
+pub(crate) trait FrameData: Send + 'static {
+    fn len(&self) -> usize;
+    /// Lets `take` see the bytes in memory that no peer can change meanwhile. Called on a blocking thread.
+    fn read<R>(self, take: impl FnOnce(&[u8]) -> R) -> R;
+}
+
+impl FrameData for Bytes {
+    fn len(&self) -> usize {
+        Bytes::len(self)
+    }
+    fn read<R>(self, take: impl FnOnce(&[u8]) -> R) -> R {
+        take(&self)
+    }
+}
+
 /// The header as the ledger checks it.
-pub(crate) fn header(frame: &KvBlockFrame) -> FrameHeader {
+pub(crate) fn header(frame: &KvBlockFrame, data_bytes: usize) -> FrameHeader {
     FrameHeader {
         sequence_no: frame.sequence_no,
         ticket_index: frame.ticket_index,
         block: frame.block,
         generation: frame.generation,
         layers: frame.layer_begin..frame.layer_end,
-        data_bytes: frame.data.len(),
+        data_bytes,
     }
 }
 
-/// Layer ranges of one block, each at most [`FRAME_DATA_BYTES_MAX`] unless a single layer is larger.
-pub(crate) fn layer_ranges(layer_count: u32, layer_bytes: usize) -> impl Iterator<Item = Range<u32>> {
-    let fitting = FRAME_DATA_BYTES_MAX / layer_bytes.max(1);
+/// Layer ranges of one block, each at most `data_bytes_max` unless a single layer is larger.
+pub(crate) fn layer_ranges(
+    layer_count: u32,
+    layer_bytes: usize,
+    data_bytes_max: usize,
+) -> impl Iterator<Item = Range<u32>> {
+    let fitting = data_bytes_max / layer_bytes.max(1);
     let per_frame = u32::try_from(fitting).unwrap_or(u32::MAX).max(1);
     (0..layer_count)
         .step_by(per_frame as usize)
@@ -43,6 +64,7 @@ mod tests {
     #[test]
     #[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
     fn a_small_block_is_one_frame_and_a_large_one_is_cut_at_layers() {
+        let layer_ranges = |count, bytes| layer_ranges(count, bytes, FRAME_DATA_BYTES_MAX);
         assert_eq!(layer_ranges(30, 12_288).collect::<Vec<_>>(), [0..30]);
         let mib = 1 << 20;
         assert_eq!(layer_ranges(10, mib).collect::<Vec<_>>(), [0..4, 4..8, 8..10]);

@@ -6,130 +6,23 @@
 //! [`Receiver::abort`] and keeps the blocks in quarantine until `ended` comes (or at once lets go when `abort` is false).
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use async_trait::async_trait;
-use proto::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame, PROTOCOL_VERSION};
-use serving_core::ids::{BlockId, NodeId, TransferId};
-use serving_core::kv::reservation::{LastHeader, LedgerError, Reservation, ReservationLedger};
+use proto::messages::{
+    Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame, PROTOCOL_VERSION, SharedMemoryOffer,
+};
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::reservation::{LastHeader, ReservationLedger};
 use serving_core::node::CompatibilityHash;
-use serving_core::request::{AttemptKey, TokenEvent};
+use serving_core::request::AttemptKey;
 use thiserror::Error;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::frame;
-
-/// What a decode node does with a handoff. Calls of one transfer come in order; calls of several interleave.
-#[async_trait]
-pub trait HandoffSink: Send + Sync + Debug + 'static {
-    /// Gives out the reservation behind a ticket, once. Must not call back into the [`Receiver`].
-    ///
-    /// # Errors
-    /// Unknown, expired, cancelled or already claimed: the transfer is refused.
-    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason>;
-
-    /// The prefill has started: the reservation timer restarts (PROTOCOL rule 9). Never blocks.
-    fn began(&self, transfer: TransferId);
-
-    /// A good frame has landed: the reservation timer restarts. Never blocks.
-    fn progressed(&self, transfer: TransferId);
-
-    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread; must not wait for long.
-    ///
-    /// # Errors
-    /// The memory could not be written: the transfer is refused.
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError>;
-
-    /// All that was promised has landed; nothing is written any more. `Ok` is acknowledged to the sender.
-    ///
-    /// # Errors
-    /// The request is gone or its first tokens make no sense: the transfer is refused.
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason>;
-
-    /// A claimed transfer is over without `commit`; nothing is written any more. Never blocks.
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd);
-}
-
-/// A whole handoff, verified.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Arrived {
-    pub transfer: TransferId,
-    pub key: AttemptKey,
-    /// Index 0 of each choice that goes on, as the sender claims.
-    pub first_tokens: Vec<TokenEvent>,
-    pub kv_bytes: u64,
-    pub frames: u32,
-    /// First KV frame and last frame received: the sink's spans and its commit stage.
-    pub first_frame: Option<Instant>,
-    pub last_frame: Instant,
-}
-
-/// Why the node's memory could not be written.
-#[derive(Debug, Error)]
-#[error("block {block} of this node's KV memory could not be written: {source}")]
-pub struct ImportError {
-    pub block: BlockId,
-    pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-/// How a claimed transfer ended without commit.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ReceiveEnd {
-    #[error("refused: {0}")]
-    Refused(RefuseReason),
-    /// Label of the sender's [`crate::transport::AbortReason`].
-    #[error("the sender aborted ({0})")]
-    AbortedBySender(String),
-    #[error("aborted by this node ({0})")]
-    AbortedHere(String),
-    #[error("the pair's stream ended")]
-    PairLost,
-}
-
-impl ReceiveEnd {
-    /// Closed label for metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            ReceiveEnd::Refused(reason) => reason.name(),
-            ReceiveEnd::AbortedBySender(_) => "aborted_by_sender",
-            ReceiveEnd::AbortedHere(_) => "aborted_here",
-            ReceiveEnd::PairLost => "pair_lost",
-        }
-    }
-}
-
-/// Why a transfer is refused; the name travels to the sender.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum RefuseReason {
-    #[error("no reservation has this transfer id: it expired, was cancelled, or never existed")]
-    UnknownTransfer,
-    #[error("{0}")]
-    Frame(#[from] LedgerError),
-    #[error("the bytes of frame {sequence_no} do not match their checksum")]
-    Checksum { sequence_no: u32 },
-    #[error("{0}")]
-    Import(String),
-    /// The node's brain did not commit; its own label and words.
-    #[error("not committed ({label}): {detail}")]
-    NotCommitted { label: &'static str, detail: String },
-}
-
-impl RefuseReason {
-    /// Closed label for metrics and the wire.
-    pub fn name(&self) -> &'static str {
-        match self {
-            RefuseReason::UnknownTransfer => "unknown_transfer",
-            RefuseReason::Frame(error) => error.name(),
-            RefuseReason::Checksum { .. } => "checksum",
-            RefuseReason::Import(_) => "import",
-            RefuseReason::NotCommitted { label, .. } => label,
-        }
-    }
-}
+use crate::choice::TransportKind;
+use crate::frame::{self, FrameData};
+pub use crate::sink::{Arrived, HandoffSink, ImportError, ReceiveEnd, RefuseReason};
 
 /// Everything a decode node receives, over all transports and pairs.
 #[derive(Debug)]
@@ -139,6 +32,8 @@ pub struct Receiver {
     sink: Arc<dyn HandoffSink>,
     /// Where each claimed transfer is being received. Held while claiming, so that `abort` never misses one.
     active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
+    /// Told to every sender whose hello is accepted.
+    shared_memory: Mutex<Option<SharedMemoryOffer>>,
 }
 
 /// Abort requests for one pair's stream: at most one per active transfer.
@@ -159,7 +54,18 @@ impl Receiver {
             compatibility,
             sink,
             active: Mutex::default(),
+            shared_memory: Mutex::default(),
         })
+    }
+
+    /// What hellos say of this node's shared memory from now on.
+    pub(crate) fn offer_shared_memory(&self, offer: SharedMemoryOffer) {
+        *lock(&self.shared_memory) = Some(offer);
+    }
+
+    /// Unless another offer has taken its place.
+    pub(crate) fn withdraw_shared_memory(&self, offer: &SharedMemoryOffer) {
+        lock(&self.shared_memory).take_if(|offered| offered == offer);
     }
 
     /// This node gives a transfer up; idempotent, never blocks. The sink must already refuse to hand its reservation out.
@@ -179,9 +85,10 @@ impl Receiver {
     }
 
     /// A transport has accepted a stream.
-    pub fn incoming(self: &Arc<Self>) -> IncomingPair {
+    pub fn incoming(self: &Arc<Self>, transport: TransportKind) -> IncomingPair {
         IncomingPair {
             receiver: self.clone(),
+            transport,
             sender: None,
             transfers: BTreeMap::new(),
             aborts: Arc::default(),
@@ -207,6 +114,7 @@ impl Receiver {
 #[derive(Debug)]
 pub struct IncomingPair {
     receiver: Arc<Receiver>,
+    transport: TransportKind,
     /// Known after a good hello; before it no frame is taken.
     sender: Option<NodeId>,
     transfers: BTreeMap<TransferId, Incoming>,
@@ -245,10 +153,26 @@ impl IncomingPair {
         Ok(match frame {
             KvFrame::Hello(_) => None,
             KvFrame::Begin { transfer } => self.begin(transfer, &sender),
-            KvFrame::Block(block) => self.block(block, &sender).await,
+            KvFrame::Block(mut block) => {
+                let data = std::mem::take(&mut block.data);
+                self.block(block, data, &sender).await
+            }
             KvFrame::Last(last) => self.last(last, &sender),
             KvFrame::Abort { transfer, reason } => Some(self.abort_by_sender(transfer, reason)),
         })
+    }
+
+    /// Takes a block whose bytes came by another way than its header.
+    ///
+    /// # Errors
+    /// [`PairError::NoHello`].
+    pub(crate) async fn staged_block(
+        &mut self,
+        header: KvBlockFrame,
+        data: impl FrameData,
+    ) -> Result<Option<KvReply>, PairError> {
+        let sender = self.sender.clone().ok_or(PairError::NoHello)?;
+        Ok(self.block(header, data, &sender).await)
     }
 
     /// The next answer that no frame asked for: a commit is through, or this node aborts. Pends while there is none;
@@ -272,9 +196,11 @@ impl IncomingPair {
 
     /// Answer for a stream that ends with [`PairError::HelloRefused`].
     pub fn hello_reply(&self, refused: Option<&str>) -> KvReply {
+        let offered = || lock(&self.receiver.shared_memory).clone();
         KvReply::Hello(HelloReply {
             node: self.receiver.node.clone(),
             refused: refused.map(str::to_owned),
+            shared_memory: refused.is_none().then(offered).flatten(),
         })
     }
 
@@ -317,7 +243,7 @@ impl IncomingPair {
         if let Err(error) = ledger.check_sender(sender) {
             drop(active);
             let reason = RefuseReason::Frame(error);
-            self.receiver.sink.ended(transfer, ReceiveEnd::Refused(reason.clone()));
+            self.ended(transfer, ReceiveEnd::Refused(reason.clone()));
             return Err(reason);
         }
         active.insert(transfer, self.aborts.clone());
@@ -328,9 +254,9 @@ impl IncomingPair {
         })
     }
 
-    async fn block(&mut self, block: KvBlockFrame, sender: &NodeId) -> Option<KvReply> {
+    async fn block(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Option<KvReply> {
         let transfer = block.transfer;
-        match self.land(block, sender).await {
+        match self.land(block, data, sender).await {
             Ok(()) => {
                 self.receiver.sink.progressed(transfer);
                 None
@@ -342,22 +268,25 @@ impl IncomingPair {
         }
     }
 
-    /// Header first, then checksum, and only then a byte is written.
-    async fn land(&mut self, block: KvBlockFrame, sender: &NodeId) -> Result<(), RefuseReason> {
+    /// Header first, then checksum, and only then a byte is written. What is summed is what is written: bytes that the
+    /// sender can still change are copied before either.
+    async fn land(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Result<(), RefuseReason> {
         let transfer = block.transfer;
         let incoming = self.claimed(transfer, sender)?;
         incoming.first_frame.get_or_insert_with(Instant::now);
-        let header = frame::header(&block);
+        let header = frame::header(&block, data.len());
         incoming.ledger.admit(&header)?;
-        let kv_bytes = block.data.len() as u64;
+        let kv_bytes = data.len() as u64;
         let sink = self.receiver.sink.clone();
         let landing = tokio::task::spawn_blocking(move || {
-            if frame::checksum(&block.data) != block.checksum {
-                let sequence_no = block.sequence_no;
-                return Err(RefuseReason::Checksum { sequence_no });
-            }
-            sink.import(block.block, header.layers, &block.data)
-                .map_err(|error| RefuseReason::Import(error.to_string()))
+            data.read(|bytes| {
+                if frame::checksum(bytes) != block.checksum {
+                    let sequence_no = block.sequence_no;
+                    return Err(RefuseReason::Checksum { sequence_no });
+                }
+                sink.import(block.block, header.layers, bytes)
+                    .map_err(|error| RefuseReason::Import(error.to_string()))
+            })
         });
         match landing.await {
             Ok(landed) => landed?,
@@ -399,6 +328,7 @@ impl IncomingPair {
         let arrived = Arrived {
             transfer,
             key,
+            transport: self.transport,
             first_tokens: last.first_tokens,
             kv_bytes: incoming.kv_bytes,
             frames: incoming.ledger.landed_frames(),
@@ -418,7 +348,7 @@ impl IncomingPair {
     fn abort_by_sender(&mut self, transfer: TransferId, reason: String) -> KvReply {
         if self.forget(transfer).is_some() {
             let end = ReceiveEnd::AbortedBySender(reason.clone());
-            self.receiver.sink.ended(transfer, end);
+            self.ended(transfer, end);
         }
         KvReply::Aborted { transfer, reason }
     }
@@ -433,8 +363,7 @@ impl IncomingPair {
     }
 
     fn aborted_here(&self, transfer: TransferId, reason: String) -> KvReply {
-        let end = ReceiveEnd::AbortedHere(reason.clone());
-        self.receiver.sink.ended(transfer, end);
+        self.ended(transfer, ReceiveEnd::AbortedHere(reason.clone()));
         KvReply::Aborted { transfer, reason }
     }
 
@@ -454,9 +383,13 @@ impl IncomingPair {
     /// Ends a transfer that was claimed; gives the reason back for the reply.
     fn refuse(&mut self, transfer: TransferId, reason: RefuseReason) -> RefuseReason {
         if self.forget(transfer).is_some() {
-            self.receiver.sink.ended(transfer, ReceiveEnd::Refused(reason.clone()));
+            self.ended(transfer, ReceiveEnd::Refused(reason.clone()));
         }
         reason
+    }
+
+    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+        self.receiver.sink.ended(transfer, self.transport, end);
     }
 
     fn forget(&mut self, transfer: TransferId) -> Option<Incoming> {
@@ -473,7 +406,7 @@ impl Drop for IncomingPair {
         let transfers: Vec<TransferId> = self.transfers.keys().copied().collect();
         for transfer in transfers {
             self.forget(transfer);
-            self.receiver.sink.ended(transfer, ReceiveEnd::PairLost);
+            self.ended(transfer, ReceiveEnd::PairLost);
         }
     }
 }

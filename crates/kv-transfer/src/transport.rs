@@ -12,6 +12,8 @@ use serving_core::request::{AttemptKey, TokenEvent};
 use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::choice::TransportKind;
+
 /// The KV memory a transfer reads from. Blocks given to `push` must be complete and must not change until the transfer
 /// has ended or its `abort` has returned.
 pub trait KvSource: Send + Sync + Debug {
@@ -42,12 +44,9 @@ pub struct PairPeer {
     pub compatibility: CompatibilityHash,
 }
 
-/// One way KV bytes travel. Keeps one pair per decode node, reconnecting for ever until told otherwise.
+/// How KV bytes leave a node. Keeps one pair per decode node, reconnecting for ever until told otherwise.
 #[async_trait]
 pub trait Transport: Send + Sync + Debug {
-    /// Label in metrics and records: `grpc`.
-    fn name(&self) -> &'static str;
-
     /// The decode nodes to keep pairs with: opens what is new (another epoch is another node), closes what is gone.
     /// Transfers on a closed pair fail. Returns at once.
     fn keep_pairs(&self, peers: Vec<PairPeer>);
@@ -76,6 +75,9 @@ pub struct TransferStart {
 /// dropping the transfer is an abort that nobody waits for. After an error the transfer is over.
 #[async_trait]
 pub trait SendTransfer: Send + Debug {
+    /// What carries this transfer.
+    fn transport(&self) -> TransportKind;
+
     /// Queues one block, whole; waits while the pair has its limit of bytes in flight.
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError>;
 
@@ -153,6 +155,10 @@ pub enum TransferError {
         "the ticket has {blocks} blocks, block number {ticket_index} was pushed; this is a bug in the prefill node"
     )]
     NoSuchTicketBlock { ticket_index: u32, blocks: usize },
+    #[error(
+        "a layer of a block is {layer_bytes} bytes, the pair's ring has slots of {slot_bytes}; leave `shm` out of `transports`"
+    )]
+    LayerTooLarge { layer_bytes: usize, slot_bytes: usize },
     #[error("{0}")]
     Source(#[from] SourceError),
     #[error("the thread that exports blocks is gone; the process is stopping")]
@@ -167,6 +173,7 @@ impl TransferError {
             TransferError::Refused { reason, .. } => reason,
             TransferError::AbortedByPeer { .. } => "aborted_by_peer",
             TransferError::NoSuchTicketBlock { .. } => "no_such_ticket_block",
+            TransferError::LayerTooLarge { .. } => "layer_too_large",
             TransferError::Source(_) => "source",
             TransferError::Stopping => "stopping",
         }
@@ -195,6 +202,9 @@ pub enum PairFault {
     Refused(String),
     #[error("compatibility hashes differ: another model, numerics or version")]
     Incompatible,
+    /// Only when `grpc` is not among this node's transports.
+    #[error("shared memory is the only transport of this node, and the pair has none: {0}")]
+    NoTransport(String),
     #[error("the decode node left, or restarted under a new epoch")]
     Closed,
 }
@@ -209,6 +219,7 @@ impl PairFault {
             PairFault::Stalled { .. } => "stalled",
             PairFault::Refused(reason) => reason,
             PairFault::Incompatible => "incompatible",
+            PairFault::NoTransport(_) => "no_transport",
             PairFault::Closed => "closed",
         }
     }

@@ -114,6 +114,8 @@ pub struct PairHealth {
     pub decode_node: NodeId,
     /// `None` when usable, else a closed label.
     pub unusable_reason: Option<String>,
+    /// What carries KV over it while it is usable: one of the prefill node's transports.
+    pub transport: Option<String>,
 }
 
 /// Right to write one reservation (PROTOCOL, identities).

@@ -166,6 +166,7 @@ impl Script {
         let bad = words.named.get("bad_pair").map(|d| PairHealth {
             decode_node: node_id(d),
             unusable_reason: Some("unreachable".into()),
+            transport: None,
         });
         NodeStatus {
             state: if words.number("draining", 0) == 1 {

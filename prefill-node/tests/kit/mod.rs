@@ -9,7 +9,9 @@ use clap::Parser;
 use engine::{
     Engine, EngineLimits, KvDtype, KvGeometry, OpenedEngine, StandInConfig, StandInEngine, compatibility_hash,
 };
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
+use kv_transfer::shm::{self, ShmConfig};
 use prefill_node::{Config, Node};
 use prometheus_client::registry::Registry;
 use proto::messages::{PROTOCOL_VERSION, PrefillEvent, PrefillRequest};
@@ -260,7 +262,7 @@ impl HandoffSink for RecordingSink {
         }
         Ok(())
     }
-    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
         self.recorded.lock().unwrap().ended.push((transfer, end));
     }
 }
@@ -274,10 +276,20 @@ pub struct Decode {
     runtime: Option<Runtime>,
     next_transfer: u128,
     next_block: u32,
+    _shared_memory: Option<shm::Serving>,
 }
 
 impl Decode {
     pub async fn start(script: Script, compatibility: CompatibilityHash) -> Self {
+        Self::start_with(script, compatibility, false).await
+    }
+
+    /// One that offers shared memory.
+    pub async fn start_sharing(script: Script, compatibility: CompatibilityHash) -> Self {
+        Self::start_with(script, compatibility, true).await
+    }
+
+    async fn start_with(script: Script, compatibility: CompatibilityHash, is_sharing: bool) -> Self {
         let id = NodeId {
             name: NodeName::new("decode-0"),
             epoch: NodeEpoch(99),
@@ -288,7 +300,7 @@ impl Decode {
         });
         let mut routes = RoutesBuilder::default();
         let receiver = Receiver::new(id.clone(), compatibility, sink.clone());
-        kv_transfer::grpc::add_to_routes(&mut routes, receiver);
+        kv_transfer::grpc::add_to_routes(&mut routes, receiver.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -297,11 +309,14 @@ impl Decode {
         let serving = runtime.spawn(async move {
             let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
             serve_routes(listener, routes, Arc::default());
-            address
+            let shm = || shm::serve(receiver, ShmConfig::new(GEOMETRY.layer_bytes())).unwrap();
+            (address, is_sharing.then(shm))
         });
+        let (address, shared_memory) = serving.await.unwrap();
         Self {
             id,
-            address: serving.await.unwrap().to_string(),
+            address: address.to_string(),
+            _shared_memory: shared_memory,
             sink,
             runtime: Some(runtime),
             next_transfer: 1,

@@ -8,7 +8,10 @@ use super::tokens::tokens_from_wire;
 use super::{
     ConvertError, Result, detail, hash32, id_to_wire, name, node_id, node_ref, request_id, required, transfer_id,
 };
-use crate::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
+use crate::messages::{
+    Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame, SharedMemoryOffer, StagedBlock, StagedFrame,
+    StagedReply,
+};
 use crate::v1;
 
 impl From<KvFrame> for v1::KvFrame {
@@ -112,6 +115,10 @@ impl From<KvReply> for v1::KvReply {
                 node: Some(node_ref(hello.node)),
                 accepted: hello.refused.is_none(),
                 reason: hello.refused.unwrap_or_default(),
+                shared_memory: hello.shared_memory.map(|offer| v1::SharedMemoryOffer {
+                    boot_id: offer.boot_id,
+                    socket: offer.socket,
+                }),
             }),
             KvReply::Ack { transfer } => Reply::Ack(v1::Ack {
                 transfer_id: id_to_wire(transfer.0),
@@ -162,5 +169,79 @@ fn hello_reply(wire: v1::HelloReply) -> Result<HelloReply> {
         true => None,
         false => Some(name(wire.reason, "hello.reason")?),
     };
-    Ok(HelloReply { node, refused })
+    let offer = |wire: v1::SharedMemoryOffer| {
+        Ok(SharedMemoryOffer {
+            boot_id: name(wire.boot_id, "hello.shared_memory.boot_id")?,
+            socket: name(wire.socket, "hello.shared_memory.socket")?,
+        })
+    };
+    let shared_memory = wire.shared_memory.map(offer).transpose()?;
+    Ok(HelloReply {
+        node,
+        refused,
+        shared_memory,
+    })
+}
+
+impl From<StagedFrame> for v1::StagedFrame {
+    fn from(staged: StagedFrame) -> Self {
+        let (frame, data) = match staged {
+            StagedFrame::Control(frame) => (frame, None),
+            StagedFrame::Block(block) => {
+                let (slot, bytes) = (block.slot, block.data_bytes);
+                (KvFrame::Block(block.header), Some(v1::StagedData { slot, bytes }))
+            }
+        };
+        Self {
+            frame: Some(frame.into()),
+            data,
+        }
+    }
+}
+
+impl TryFrom<v1::StagedFrame> for StagedFrame {
+    type Error = ConvertError;
+    fn try_from(wire: v1::StagedFrame) -> Result<Self> {
+        let frame = KvFrame::try_from(required(wire.frame, "staged.frame")?)?;
+        match (frame, wire.data) {
+            (KvFrame::Block(header), Some(data)) if header.data.is_empty() => Ok(StagedFrame::Block(StagedBlock {
+                header,
+                slot: data.slot,
+                data_bytes: data.bytes,
+            })),
+            (KvFrame::Block(header), data) => Err(ConvertError::OutOfRange {
+                field: "staged.data",
+                value: format!("{} bytes inline, a slot: {}", header.data.len(), data.is_some()),
+                allowed: "a slot, and nothing inline",
+            }),
+            (_, Some(data)) => Err(ConvertError::OutOfRange {
+                field: "staged.data",
+                value: format!("slot {}", data.slot),
+                allowed: "none without a block",
+            }),
+            (frame, None) => Ok(StagedFrame::Control(frame)),
+        }
+    }
+}
+
+impl From<StagedReply> for v1::StagedReply {
+    fn from(staged: StagedReply) -> Self {
+        use v1::staged_reply::Reply;
+        let reply = match staged {
+            StagedReply::Reply(reply) => Reply::KvReply(reply.into()),
+            StagedReply::ReturnedSlot(slot) => Reply::ReturnedSlot(slot),
+        };
+        Self { reply: Some(reply) }
+    }
+}
+
+impl TryFrom<v1::StagedReply> for StagedReply {
+    type Error = ConvertError;
+    fn try_from(wire: v1::StagedReply) -> Result<Self> {
+        use v1::staged_reply::Reply;
+        Ok(match required(wire.reply, "staged_reply")? {
+            Reply::KvReply(reply) => StagedReply::Reply(reply.try_into()?),
+            Reply::ReturnedSlot(slot) => StagedReply::ReturnedSlot(slot),
+        })
+    }
 }

@@ -144,6 +144,7 @@ fn status_to_wire(epoch: NodeEpoch, status: NodeStatus) -> v1::NodeStatus {
                 decode_node: Some(node_ref(pair.decode_node)),
                 usable: pair.unusable_reason.is_none(),
                 reason: pair.unusable_reason.unwrap_or_default(),
+                transport: pair.transport.unwrap_or_default(),
             })
             .collect(),
     }
@@ -160,6 +161,10 @@ fn status_from_wire(wire: v1::NodeStatus) -> Result<NodeStatus> {
             Ok(PairHealth {
                 decode_node: node_id(pair.decode_node, "status.pairs.decode_node")?,
                 unusable_reason,
+                transport: Some(pair.transport)
+                    .filter(|transport| !transport.is_empty())
+                    .map(|transport| name(transport, "status.pairs.transport"))
+                    .transpose()?,
             })
         })
         .collect::<Result<Vec<_>>>()?;

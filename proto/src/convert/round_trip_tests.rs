@@ -290,7 +290,7 @@ prop_compose! {
     fn status()(
         state in state(), permits in any::<(u64, u64)>(), blocks in prop::array::uniform6(0u32..=u32::MAX / 6),
         counts in any::<(u32, u32, u32)>(), totals in any::<(u64, u64, u64, u64)>(),
-        pairs in prop::collection::vec((node(), option::of(label())), 0..4),
+        pairs in prop::collection::vec((node(), option::of(label()), option::of(label())), 0..4),
     ) -> NodeStatus {
         NodeStatus {
             state, permits_granted_total: permits.0, permits_received_total: permits.1,
@@ -299,7 +299,7 @@ prop_compose! {
             },
             running_sequences: counts.0, waiting_sequences: counts.1, waiting_tokens: counts.2,
             prefix_query_tokens_total: totals.0, prefix_hit_tokens_total: totals.1, preemptions_total: totals.2, computed_tokens_total: totals.3,
-            pairs: pairs.into_iter().map(|(decode_node, unusable_reason)| PairHealth { decode_node, unusable_reason }).collect(),
+            pairs: pairs.into_iter().map(|(decode_node, unusable_reason, transport)| PairHealth { decode_node, unusable_reason, transport }).collect(),
         }
     }
 }
@@ -391,7 +391,13 @@ fn kv_frame() -> impl Strategy<Value = KvFrame> {
 fn kv_reply() -> impl Strategy<Value = KvReply> {
     let transfer = || any::<u128>().prop_map(TransferId);
     prop_oneof![
-        (node(), option::of(label())).prop_map(|(node, refused)| KvReply::Hello(HelloReply { node, refused })),
+        (node(), option::of(label()), option::of((label(), label()))).prop_map(|(node, refused, offer)| {
+            KvReply::Hello(HelloReply {
+                node,
+                refused,
+                shared_memory: offer.map(|(boot_id, socket)| SharedMemoryOffer { boot_id, socket }),
+            })
+        }),
         transfer().prop_map(|transfer| KvReply::Ack { transfer }),
         (transfer(), label(), "[ -~]{0,40}").prop_map(|(transfer, reason, detail)| KvReply::Refused {
             transfer,
@@ -399,6 +405,27 @@ fn kv_reply() -> impl Strategy<Value = KvReply> {
             detail
         }),
         (transfer(), label()).prop_map(|(transfer, reason)| KvReply::Aborted { transfer, reason }),
+    ]
+}
+
+fn staged_frame() -> impl Strategy<Value = StagedFrame> {
+    (kv_frame(), any::<[u32; 2]>()).prop_map(|(frame, [slot, data_bytes])| match frame {
+        KvFrame::Block(header) => StagedFrame::Block(StagedBlock {
+            header: KvBlockFrame {
+                data: Bytes::new(),
+                ..header
+            },
+            slot,
+            data_bytes,
+        }),
+        frame => StagedFrame::Control(frame),
+    })
+}
+
+fn staged_reply() -> impl Strategy<Value = StagedReply> {
+    prop_oneof![
+        kv_reply().prop_map(StagedReply::Reply),
+        any::<u32>().prop_map(StagedReply::ReturnedSlot),
     ]
 }
 
@@ -422,6 +449,8 @@ round_trips! {
     coordinator_reports: coordinator_report as CoordinatorReport;
     kv_frames: kv_frame as KvFrame;
     kv_replies: kv_reply as KvReply;
+    staged_frames: staged_frame as StagedFrame;
+    staged_replies: staged_reply as StagedReply;
 }
 
 #[test]

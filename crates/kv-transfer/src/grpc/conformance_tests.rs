@@ -6,8 +6,10 @@ use async_trait::async_trait;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 
-use super::{GrpcConfig, GrpcTransport, add_to_routes};
+use super::add_to_routes;
+use crate::choice::TransportKind;
 use crate::conformance::{Harness, Served, Setup, conformance_tests};
+use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::Receiver;
 use crate::transport::Transport;
 
@@ -15,6 +17,10 @@ struct Grpc;
 
 #[async_trait]
 impl Harness for Grpc {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Grpc
+    }
+
     async fn serve(&self, receiver: Arc<Receiver>, address: &str) -> Served {
         let bind = if address.is_empty() { "127.0.0.1:0" } else { address }.to_owned();
         let (bound_in, bound) = tokio::sync::oneshot::channel();
@@ -49,11 +55,12 @@ impl Harness for Grpc {
     }
 
     fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(GrpcTransport::new(GrpcConfig {
+        Box::new(PairTransport::new(PairConfig {
+            transports: vec![TransportKind::Grpc],
             in_flight_bytes_max: 1 << 20,
             stall_window: setup.stall_window,
             tap: setup.tap,
-            ..GrpcConfig::new(setup.me, setup.compatibility)
+            ..PairConfig::new(setup.me, setup.compatibility)
         }))
     }
 }

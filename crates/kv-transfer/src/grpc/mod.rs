@@ -1,16 +1,11 @@
-//! KV over gRPC: one long-lived `Push` stream per pair, many transfers interleaved. Works everywhere.
+//! KV over gRPC: one long-lived `Push` stream per pair, many transfers interleaved. Works everywhere, and is where the
+//! two nodes of a pair meet before they share memory.
 
-mod pair;
-mod queue;
+mod connect;
 mod receiver;
-mod sender;
-mod transfer;
 
+pub(crate) use connect::connect;
 pub use receiver::add_to_routes;
-pub use sender::{GrpcConfig, GrpcTransport};
-
-#[cfg(test)]
-pub(crate) use queue::FrameTap;
 
 #[cfg(test)]
 mod conformance_tests;

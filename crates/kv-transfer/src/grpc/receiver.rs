@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::choice::TransportKind;
 use crate::receiver::{IncomingPair, PairError, Receiver};
 
 /// Replies waiting for a sender that does not read; then its frames are not read either.
@@ -34,7 +35,7 @@ impl HandoffService for Service {
 
     async fn push(&self, request: Request<Streaming<v1::KvFrame>>) -> Result<Response<Self::PushStream>, Status> {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let pair = self.receiver.incoming();
+        let pair = self.receiver.incoming(TransportKind::Grpc);
         // A task of its own: it must see a running import through when the connection drops.
         tokio::spawn(run(pair, request.into_inner(), replies));
         Ok(Response::new(ReceiverStream::new(queue)))

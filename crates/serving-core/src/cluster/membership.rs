@@ -350,10 +350,18 @@ impl Membership {
         self.nodes.values().filter(fits).map(|n| n.record.clone()).collect()
     }
 
-    /// The first transport of the prefill node that the decode node has too; `none` when a node is gone.
-    pub(super) fn best_transport(&self, prefill: &NodeId, decode: &NodeId) -> String {
+    /// What the prefill node says carries its pair's KV. Before it has said so: its first transport that the decode node
+    /// has too; `none` when a node is gone.
+    pub(super) fn transport_of(&self, prefill: &NodeId, decode: &NodeId) -> String {
         let of = |id| self.get(id).map(|n| n.record.transports.as_slice()).unwrap_or_default();
-        let shared = of(prefill).iter().find(|t| of(decode).contains(t));
+        let pairs = self
+            .get(prefill)
+            .and_then(|n| n.status.as_ref())
+            .map(|s| s.pairs.as_slice());
+        let pair = pairs.unwrap_or_default().iter().find(|p| p.decode_node == *decode);
+        let reported = pair.and_then(|pair| pair.transport.as_ref());
+        let reported = reported.filter(|t| of(prefill).contains(t));
+        let shared = reported.or_else(|| of(prefill).iter().find(|t| of(decode).contains(t)));
         shared.cloned().unwrap_or_else(|| "none".into())
     }
 

@@ -2,6 +2,7 @@
 
 use super::super::fixtures::{node_record, ready_status};
 use super::*;
+use crate::node::PairHealth;
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -98,4 +99,34 @@ fn suspicion_doubles_up_to_its_limit_and_ends_with_an_answer() {
     }
     node.clear_suspicion();
     assert!(node.is_usable(ms(0)));
+}
+
+#[test]
+fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
+    let mut m = members();
+    let (mut prefill, mut decode) = (
+        node_record("p0", 1, NodeRole::Prefill),
+        node_record("d0", 1, NodeRole::Decode),
+    );
+    for record in [&mut prefill, &mut decode] {
+        record.transports = vec!["shm".into(), "grpc".into()];
+    }
+    assert_eq!(m.transport_of(&prefill.id, &decode.id), "none");
+    assert_eq!(m.join(ms(0), prefill.clone(), StreamId(1)), Ok(Joined::New));
+    assert_eq!(m.join(ms(0), decode.clone(), StreamId(2)), Ok(Joined::New));
+    assert_eq!(
+        m.transport_of(&prefill.id, &decode.id),
+        "shm",
+        "nothing better is known"
+    );
+    for (said, expected) in [("grpc", "grpc"), ("shm", "shm"), ("carrier_pigeon", "shm")] {
+        let mut status = ready_status(64);
+        status.pairs = vec![PairHealth {
+            decode_node: decode.id.clone(),
+            unusable_reason: None,
+            transport: Some(said.into()),
+        }];
+        assert!(m.report(ms(1), StreamId(1), status));
+        assert_eq!(m.transport_of(&prefill.id, &decode.id), expected, "it said {said}");
+    }
 }

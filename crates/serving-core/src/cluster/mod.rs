@@ -258,7 +258,7 @@ impl Cluster {
     fn count_handoff(&mut self, request: RequestId, outcome: HandoffOutcome) {
         let pair = self.requests.get(&request).map(|t| t.pair.clone());
         if let Some((Some(prefill), Some(decode))) = pair {
-            let transport = self.members.best_transport(&prefill, &decode);
+            let transport = self.members.transport_of(&prefill, &decode);
             count(&mut self.stats.handoffs, (transport, outcome));
         }
     }

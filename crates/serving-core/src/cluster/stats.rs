@@ -51,7 +51,7 @@ impl MigrationOutcome {
 pub struct ClusterStats {
     pub routing_decisions: BTreeMap<RouteReason, u64>,
     pub local_prefills: BTreeMap<LocalPrefillReason, u64>,
-    /// By transport: the best one that both nodes of the pair have.
+    /// By transport: the one the prefill node reports for the pair; before it does, the best that both nodes have.
     pub handoffs: BTreeMap<(String, HandoffOutcome), u64>,
     /// By `LegError::name`.
     pub retries: BTreeMap<&'static str, u64>,

@@ -1,27 +1,39 @@
-//! The gRPC transport as a prefill node sees it: which pairs are kept, and how a transfer gets onto one.
+//! A prefill node's pairs: one per decode node, each over the best transport both know, and transfers on them.
+
+mod live;
+mod pair;
+pub(crate) mod queue;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use proto::messages::{Hello, PROTOCOL_VERSION};
 use serving_core::ids::NodeId;
 use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
 use tokio::sync::watch;
 
-use super::pair::{Live, Pair, PairState};
-use super::queue::FrameTap;
-use super::transfer::GrpcTransfer;
+pub(crate) use self::live::{Lane, Link, Live};
+use self::pair::{Pair, PairState, Shared};
+use self::queue::FrameTap;
+use self::transfer::PairTransfer;
+use crate::choice::{Fallbacks, TransportKind};
 use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
 
 /// Pairs that tickets may open beyond the kept ones, before the coordinator's list says better.
 const PAIRS_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
-pub struct GrpcConfig {
+pub struct PairConfig {
     pub me: NodeId,
     pub compatibility: CompatibilityHash,
-    /// KV bytes queued or being written, per pair.
+    /// Those that may be used, best first. Pairs meet over gRPC even when it may carry no KV.
+    pub transports: Vec<TransportKind>,
+    /// This process as its peers see it: shared memory is for peers of the same user.
+    pub uid: u32,
+    /// KV bytes queued or being written, per pair over gRPC; with shared memory the decode node's ring is the limit.
     pub in_flight_bytes_max: u64,
     /// A pair that has bytes to move and moves fewer than the floor over this long is torn down.
     pub stall_window: Duration,
@@ -31,13 +43,15 @@ pub struct GrpcConfig {
     pub(crate) tap: Option<Arc<dyn FrameTap>>,
 }
 
-impl GrpcConfig {
+impl PairConfig {
     /// 32 MiB in flight is 2.5 ms of a 100 Gb/s link and a few prompts of a small model; 1 MiB/s is a hundredth of the
     /// slowest network worth disaggregating over.
     pub fn new(me: NodeId, compatibility: CompatibilityHash) -> Self {
         Self {
             me,
             compatibility,
+            transports: vec![TransportKind::Shm, TransportKind::Grpc],
+            uid: rustix::process::geteuid().as_raw(),
             in_flight_bytes_max: 32 << 20,
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
@@ -46,35 +60,56 @@ impl GrpcConfig {
         }
     }
 
+    /// With these transports, best first.
+    #[must_use]
+    pub fn over(self, transports: Vec<TransportKind>) -> Self {
+        Self { transports, ..self }
+    }
+
     /// At least one frame's worth, so that any frame fits.
-    pub(super) fn room_kib(&self) -> u32 {
+    pub(crate) fn room_kib(&self) -> u32 {
         u32::try_from(self.in_flight_bytes_max / 1024)
             .unwrap_or(u32::MAX)
             .clamp(64, 1 << 28)
     }
+
+    /// What this node says first on a stream.
+    pub(crate) fn hello(&self, peer: &PairPeer) -> Hello {
+        Hello {
+            from: self.me.clone(),
+            to: peer.node.clone(),
+            protocol_version: PROTOCOL_VERSION,
+            compatibility: self.compatibility,
+        }
+    }
 }
 
-/// Keeps a pair per decode node. Needs a Tokio runtime around it.
+/// Keeps a pair per decode node, over whichever transport the two agree on. Needs a Tokio runtime around it.
 #[derive(Debug)]
-pub struct GrpcTransport {
-    config: Arc<GrpcConfig>,
+pub struct PairTransport {
+    shared: Shared,
     pairs: Mutex<BTreeMap<NodeId, Arc<Pair>>>,
-    health: watch::Sender<Vec<PairHealth>>,
 }
 
-impl GrpcTransport {
-    pub const NAME: &'static str = "grpc";
-
-    pub fn new(config: GrpcConfig) -> Self {
+impl PairTransport {
+    pub fn new(config: PairConfig) -> Self {
         Self {
-            config: Arc::new(config),
+            shared: Shared {
+                config: Arc::new(config),
+                health: watch::channel(Vec::new()).0,
+                fallbacks: Arc::default(),
+            },
             pairs: Mutex::default(),
-            health: watch::channel(Vec::new()).0,
         }
     }
 
+    /// How often a pair did without shared memory that this node would have used.
+    pub fn fallbacks(&self) -> Arc<Fallbacks> {
+        self.shared.fallbacks.clone()
+    }
+
     fn open(&self, peer: PairPeer) -> Pair {
-        Pair::open(peer, self.config.clone(), self.health.clone())
+        Pair::open(peer, &self.shared)
     }
 
     /// The pair a ticket names, opened now if the coordinator's list has not come yet.
@@ -90,7 +125,7 @@ impl GrpcTransport {
             node: ticket.decode_node.clone(),
             address: ticket.decode_address.clone(),
             // Unknown here; the decode node compares with what the hello says.
-            compatibility: self.config.compatibility,
+            compatibility: self.shared.config.compatibility,
         }));
         pairs.insert(ticket.decode_node.clone(), pair.clone());
         Ok(pair)
@@ -104,11 +139,11 @@ impl GrpcTransport {
             PairState::Unusable(fault) => {
                 matches!(
                     fault,
-                    PairFault::Incompatible | PairFault::Refused(_) | PairFault::Closed
+                    PairFault::Incompatible | PairFault::Refused(_) | PairFault::NoTransport(_) | PairFault::Closed
                 )
             }
         });
-        let settled = tokio::time::timeout(self.config.connect_wait, settled).await;
+        let settled = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
         if let Ok(Ok(state)) = &settled
             && let PairState::Usable(live) = &**state
         {
@@ -123,11 +158,7 @@ impl GrpcTransport {
 }
 
 #[async_trait]
-impl Transport for GrpcTransport {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
-
+impl Transport for PairTransport {
     fn keep_pairs(&self, peers: Vec<PairPeer>) {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         pairs.retain(|node, pair| {
@@ -147,7 +178,7 @@ impl Transport for GrpcTransport {
     }
 
     fn health(&self) -> watch::Receiver<Vec<PairHealth>> {
-        self.health.subscribe()
+        self.shared.health.subscribe()
     }
 
     async fn begin(&self, start: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError> {
@@ -156,8 +187,6 @@ impl Transport for GrpcTransport {
             Ok(live) => live,
             Err(fault) => return Err(TransferError::NoPair { node, fault }),
         };
-        Ok(Box::new(
-            GrpcTransfer::begin(live, start, self.config.room_kib()).await?,
-        ))
+        Ok(Box::new(PairTransfer::begin(live, start).await?))
     }
 }

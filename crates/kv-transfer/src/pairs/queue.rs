@@ -13,8 +13,10 @@ use proto::messages::KvFrame;
 use proto::v1;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
+use crate::shm::Slot;
+
 /// Frames queued besides the byte limit: begins, lasts and aborts are small but not free.
-pub(super) const FRAMES_QUEUED_MAX: usize = 1024;
+pub(crate) const FRAMES_QUEUED_MAX: usize = 1024;
 
 /// Changes frames on their way out, for fault injection in the conformance suite. What it returns is sent instead.
 pub(crate) trait FrameTap: Send + Sync + Debug {
@@ -23,11 +25,13 @@ pub(crate) trait FrameTap: Send + Sync + Debug {
 
 /// One frame and what goes with it.
 #[derive(Debug)]
-pub(super) struct Queued {
+pub(crate) struct Queued {
     pub frame: KvFrame,
     pub queued_at: Instant,
     /// KV bytes and their place in the byte limit, given back when the frame is taken or dropped.
     pub room: Option<Room>,
+    /// Where the bytes lie that are not in the frame.
+    pub slot: Option<Slot>,
     /// Where the transfer adds up its moving time.
     pub moving: Option<Arc<AtomicU64>>,
     /// Told when the frame is taken.
@@ -40,6 +44,7 @@ impl Queued {
             frame,
             queued_at: Instant::now(),
             room: None,
+            slot: None,
             moving: None,
             written: None,
         }
@@ -48,8 +53,8 @@ impl Queued {
 
 /// KV bytes that wait on a stream. However they leave, they are waiting no more.
 #[derive(Debug)]
-pub(super) struct Room {
-    bytes: u64,
+pub(crate) struct Room {
+    pub bytes: u64,
     gauge: Arc<Gauge>,
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -63,6 +68,9 @@ impl Room {
             _permit: permit,
         }
     }
+    pub fn gauge(&self) -> Arc<Gauge> {
+        self.gauge.clone()
+    }
 }
 
 impl Drop for Room {
@@ -73,17 +81,17 @@ impl Drop for Room {
 
 /// Bytes that wait and bytes that went: the stall watch reads both.
 #[derive(Debug, Default)]
-pub(super) struct Gauge {
+pub(crate) struct Gauge {
     pub waiting_bytes: AtomicU64,
     pub taken_bytes: AtomicU64,
 }
 
 /// The stream the connection pulls frames from. It pulls only when it can write: taken counts as written.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     queue: mpsc::Receiver<Queued>,
     gauge: Arc<Gauge>,
-    last_taken: Option<Instant>,
+    pace: Pace,
     tap: Option<Arc<dyn FrameTap>>,
     tapped: VecDeque<KvFrame>,
 }
@@ -93,7 +101,7 @@ impl Outgoing {
         Self {
             queue,
             gauge,
-            last_taken: None,
+            pace: Pace::default(),
             tap,
             tapped: VecDeque::new(),
         }
@@ -104,13 +112,8 @@ impl Outgoing {
         if let Some(room) = &queued.room {
             self.gauge.taken_bytes.fetch_add(room.bytes, Ordering::Relaxed);
         }
-        // First in, first out: the frame was moving from when it came up, not from when it was queued.
-        let came_up = self
-            .last_taken
-            .map_or(queued.queued_at, |last| last.max(queued.queued_at));
-        self.last_taken = Some(now);
         if let Some(moving) = &queued.moving {
-            moving.fetch_add(nanos(now.saturating_duration_since(came_up)), Ordering::Relaxed);
+            self.pace.moved(moving, queued.queued_at, now);
         }
         if let Some(written) = queued.written {
             let _ = written.send(now);
@@ -119,7 +122,21 @@ impl Outgoing {
     }
 }
 
-pub(super) fn nanos(duration: Duration) -> u64 {
+/// Says how long each frame was moving. First in, first out: from when it came up, not from when it was queued.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last: Option<Instant>,
+}
+
+impl Pace {
+    pub fn moved(&mut self, moving: &AtomicU64, queued_at: Instant, now: Instant) {
+        let came_up = self.last.map_or(queued_at, |last| last.max(queued_at));
+        self.last = Some(now);
+        moving.fetch_add(nanos(now.saturating_duration_since(came_up)), Ordering::Relaxed);
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

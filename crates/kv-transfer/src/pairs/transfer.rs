@@ -1,4 +1,4 @@
-//! One transfer on a pair's stream: exports blocks, sums them, queues frames within the pair's byte limit.
+//! One transfer on a pair's stream: exports blocks, sums them, queues frames within the pair's limit of bytes in flight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,12 +10,14 @@ use bytes::{Bytes, BytesMut};
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::TokenEvent;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::pair::{End, Live};
+use super::live::{End, Lane, Live};
 use super::queue::{Queued, Room};
+use crate::choice::TransportKind;
 use crate::frame;
+use crate::shm::Slot;
 use crate::transport::{
     AbortReason, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
 };
@@ -23,23 +25,41 @@ use crate::transport::{
 /// How long an abort may wait for room in a full queue; after it the receiver's own timer ends the transfer.
 const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
 
+/// A frame's bytes, copied out of the node's memory.
 #[derive(Debug)]
-pub(super) struct GrpcTransfer {
+enum Staged {
+    Own(Bytes),
+    InSlot(Slot, usize),
+}
+
+impl Staged {
+    fn len(&self) -> usize {
+        match self {
+            Staged::Own(data) => data.len(),
+            Staged::InSlot(_, bytes) => *bytes,
+        }
+    }
+}
+
+/// With its checksum, and its place in the byte limit where there is one.
+type StagedFrame = (Staged, u64, Option<OwnedSemaphorePermit>);
+
+#[derive(Debug)]
+pub(super) struct PairTransfer {
     live: Arc<Live>,
     start: TransferStart,
     end: watch::Receiver<Option<End>>,
-    room_kib: u32,
     next_sequence_no: u32,
     blocks: u32,
     kv_bytes: u64,
     moving: Arc<AtomicU64>,
     last_written: Option<Instant>,
     /// The export that runs, also when the `push` that started it was dropped: `abort` waits for it.
-    exporting: Option<JoinHandle<Result<(Bytes, u64), SourceError>>>,
+    exporting: Option<JoinHandle<Result<(Staged, u64), SourceError>>>,
 }
 
-impl GrpcTransfer {
-    pub async fn begin(live: Arc<Live>, start: TransferStart, room_kib: u32) -> Result<Self, TransferError> {
+impl PairTransfer {
+    pub async fn begin(live: Arc<Live>, start: TransferStart) -> Result<Self, TransferError> {
         let transfer = start.ticket.transfer;
         let end = live.register(transfer).map_err(|fault| TransferError::PairLost {
             node: live.node.clone(),
@@ -49,7 +69,6 @@ impl GrpcTransfer {
             live,
             start,
             end,
-            room_kib,
             next_sequence_no: 0,
             blocks: 0,
             kv_bytes: 0,
@@ -98,19 +117,15 @@ impl GrpcTransfer {
     }
 
     async fn push_layers(&mut self, block: PushedBlock, layers: Range<u32>) -> Result<(), TransferError> {
-        let (data, checksum) = self.export(block.block, layers.clone()).await?;
-        let kib = u32::try_from(data.len().div_ceil(1024))
-            .unwrap_or(u32::MAX)
-            .min(self.room_kib);
-        let room = tokio::select! {
-            biased;
-            end = Self::ended(&mut self.end) => return Err(self.error(end)),
-            room = self.live.room.clone().acquire_many_owned(kib) => room.ok(),
-        };
+        let (staged, checksum, room) = self.stage(block.block, layers.clone()).await?;
         let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
             return Err(self.no_such_block(block.ticket_index));
         };
-        let data_bytes = data.len() as u64;
+        let data_bytes = staged.len() as u64;
+        let (data, slot) = match staged {
+            Staged::Own(data) => (data, None),
+            Staged::InSlot(slot, _) => (Bytes::new(), Some(slot)),
+        };
         let frame = KvFrame::Block(KvBlockFrame {
             transfer: self.transfer(),
             sequence_no: self.next_sequence_no,
@@ -124,6 +139,7 @@ impl GrpcTransfer {
         });
         let queued = Queued {
             room: Some(Room::take(data_bytes, &self.live.gauge, room)),
+            slot,
             moving: Some(self.moving.clone()),
             ..Queued::control(frame)
         };
@@ -133,14 +149,65 @@ impl GrpcTransfer {
         Ok(())
     }
 
+    /// Copies layers out and waits for their room on the pair: before the copy where it goes into the room itself.
+    async fn stage(&mut self, block: BlockId, layers: Range<u32>) -> Result<StagedFrame, TransferError> {
+        let live = self.live.clone();
+        match &live.lane {
+            Lane::Stream { room, room_kib } => {
+                let (staged, checksum) = self.export(block, layers, None).await?;
+                let kib = u32::try_from(staged.len().div_ceil(1024)).unwrap_or(u32::MAX);
+                let acquire = room.clone().acquire_many_owned(kib.min(*room_kib));
+                let room = self.unless_ended(acquire).await?.ok();
+                Ok((staged, checksum, room))
+            }
+            Lane::Ring(ring) => {
+                let layer_bytes = self.start.source.layer_bytes();
+                if layer_bytes > ring.slot_bytes() {
+                    return Err(TransferError::LayerTooLarge {
+                        layer_bytes,
+                        slot_bytes: ring.slot_bytes(),
+                    });
+                }
+                let slot = self.unless_ended(ring.slot()).await?;
+                let (staged, checksum) = self.export(block, layers, Some(slot)).await?;
+                Ok((staged, checksum, None))
+            }
+        }
+    }
+
+    async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
+        tokio::select! {
+            biased;
+            end = Self::ended(&mut self.end) => Err(self.error(end)),
+            got = wait => Ok(got),
+        }
+    }
+
     /// Off the async threads: copying and summing a block takes 0.1 ms for a small model, milliseconds for a large one.
-    async fn export(&mut self, block: BlockId, layers: Range<u32>) -> Result<(Bytes, u64), TransferError> {
+    /// A slot of a `push` that was dropped goes back to the ring when the copy into it is over.
+    async fn export(
+        &mut self,
+        block: BlockId,
+        layers: Range<u32>,
+        slot: Option<Slot>,
+    ) -> Result<(Staged, u64), TransferError> {
         let source = self.start.source.clone();
         let exporting = self.exporting.insert(tokio::task::spawn_blocking(move || {
-            let mut data = BytesMut::zeroed(layers.len() * source.layer_bytes());
-            source.export(block, layers, &mut data)?;
-            let checksum = frame::checksum(&data);
-            Ok((data.freeze(), checksum))
+            let bytes = layers.len() * source.layer_bytes();
+            match slot {
+                None => {
+                    let mut data = BytesMut::zeroed(bytes);
+                    source.export(block, layers, &mut data)?;
+                    let checksum = frame::checksum(&data);
+                    Ok((Staged::Own(data.freeze()), checksum))
+                }
+                Some(mut slot) => {
+                    let data = slot.bytes_mut(bytes);
+                    source.export(block, layers, data)?;
+                    let checksum = frame::checksum(data);
+                    Ok((Staged::InSlot(slot, bytes), checksum))
+                }
+            }
         }));
         let exported = exporting.await;
         self.exporting = None;
@@ -168,13 +235,18 @@ impl GrpcTransfer {
 }
 
 #[async_trait]
-impl SendTransfer for GrpcTransfer {
+impl SendTransfer for PairTransfer {
+    fn transport(&self) -> TransportKind {
+        self.live.lane.kind()
+    }
+
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError> {
         if block.ticket_index as usize >= self.start.ticket.blocks.len() {
             return Err(self.no_such_block(block.ticket_index));
         }
         let source = &self.start.source;
-        for layers in frame::layer_ranges(source.layer_count(), source.layer_bytes()) {
+        let data_bytes_max = self.live.lane.data_bytes_max();
+        for layers in frame::layer_ranges(source.layer_count(), source.layer_bytes(), data_bytes_max) {
             self.push_layers(block, layers).await?;
         }
         self.blocks += 1;
@@ -234,7 +306,7 @@ impl SendTransfer for GrpcTransfer {
     }
 }
 
-impl Drop for GrpcTransfer {
+impl Drop for PairTransfer {
     fn drop(&mut self) {
         // Forgotten by `abort`, or ended: the watch's sender is gone or holds the end.
         if self.end.borrow().is_some() || self.end.has_changed().is_err() {

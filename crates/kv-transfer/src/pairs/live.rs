@@ -1,0 +1,212 @@
+//! One life of a pair: the transfers on its stream, the replies that end them, and the watch over its pace.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use proto::messages::KvReply;
+use serving_core::ids::{NodeId, TransferId};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::PairConfig;
+use super::queue::{FRAMES_QUEUED_MAX, Gauge, Queued};
+use crate::choice::TransportKind;
+use crate::frame::FRAME_DATA_BYTES_MAX;
+use crate::shm::SendRing;
+use crate::transport::PairFault;
+
+/// How a transfer on a stream has ended, as its sender learns it.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    Acked,
+    Refused { reason: String, detail: String },
+    AbortedByPeer { reason: String },
+    PairLost(PairFault),
+}
+
+/// How the bytes of a pair's blocks get to its peer, and what bounds those in flight.
+#[derive(Debug)]
+pub(crate) enum Lane {
+    /// In the frames themselves.
+    Stream {
+        /// Room for KV bytes in flight, in KiB.
+        room: Arc<Semaphore>,
+        room_kib: u32,
+    },
+    /// Through the slots of a ring that both nodes map: as many are in flight as there are slots.
+    Ring(Arc<SendRing>),
+}
+
+impl Lane {
+    pub fn kind(&self) -> TransportKind {
+        match self {
+            Lane::Stream { .. } => TransportKind::Grpc,
+            Lane::Ring(_) => TransportKind::Shm,
+        }
+    }
+    /// Largest run of KV bytes in one frame.
+    pub fn data_bytes_max(&self) -> usize {
+        match self {
+            Lane::Stream { .. } => FRAME_DATA_BYTES_MAX,
+            Lane::Ring(ring) => ring.slot_bytes(),
+        }
+    }
+}
+
+/// A stream that has shaken hands, as a transport gives it to its pair.
+pub(crate) struct Link {
+    pub live: Arc<Live>,
+    /// Ends with the stream.
+    pub replies: BoxStream<'static, Result<KvReply, PairFault>>,
+}
+
+/// One life of the pair's stream.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub node: NodeId,
+    pub frames: mpsc::Sender<Queued>,
+    pub lane: Lane,
+    pub gauge: Arc<Gauge>,
+    transfers: Mutex<BTreeMap<TransferId, watch::Sender<Option<End>>>>,
+    fault: OnceLock<PairFault>,
+    over: CancellationToken,
+}
+
+impl Live {
+    /// With the queue that the transport drains.
+    pub fn new(node: NodeId, lane: Lane) -> (Arc<Self>, mpsc::Receiver<Queued>) {
+        let (frames, queue) = mpsc::channel(FRAMES_QUEUED_MAX);
+        let live = Self {
+            node,
+            frames,
+            lane,
+            gauge: Arc::default(),
+            transfers: Mutex::default(),
+            fault: OnceLock::new(),
+            over: CancellationToken::new(),
+        };
+        (Arc::new(live), queue)
+    }
+
+    /// Ends when the stream is to end.
+    pub fn over(&self) -> WaitForCancellationFutureOwned {
+        self.over.clone().cancelled_owned()
+    }
+
+    /// The transfer hears of its end through the receiver.
+    pub fn register(&self, transfer: TransferId) -> Result<watch::Receiver<Option<End>>, PairFault> {
+        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fault) = self.fault.get() {
+            return Err(fault.clone());
+        }
+        let (end, receiver) = watch::channel(None);
+        transfers.insert(transfer, end);
+        Ok(receiver)
+    }
+
+    pub fn forget(&self, transfer: TransferId) {
+        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        transfers.remove(&transfer);
+    }
+
+    pub fn fault(&self) -> PairFault {
+        self.fault.get().cloned().unwrap_or(PairFault::Closed)
+    }
+
+    fn end(&self, transfer: TransferId, end: End) {
+        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = transfers.remove(&transfer) {
+            waiting.send_replace(Some(end));
+        }
+    }
+
+    /// Every transfer of the stream fails, the stream ends, nobody can register any more.
+    pub fn close(&self, fault: PairFault) {
+        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = self.fault.get_or_init(|| fault).clone();
+        for waiting in std::mem::take(&mut *transfers).into_values() {
+            waiting.send_replace(Some(End::PairLost(fault.clone())));
+        }
+        drop(transfers);
+        self.over.cancel();
+    }
+}
+
+/// Hands replies to their transfers and watches the pace, until the stream is over.
+pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
+    let Link { live, mut replies } = link;
+    let mut watch = StallWatch::new(config);
+    let mut ticks = tokio::time::interval(config.stall_window / 4);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            reply = replies.next() => match reply {
+                Some(Ok(reply)) => give(&live, reply),
+                Some(Err(fault)) => return fault,
+                None => return PairFault::Broken("the decode node ended the stream".to_owned()),
+            },
+            _ = ticks.tick() => {
+                if let Some(fault) = watch.look(&live, Instant::now()) {
+                    return fault;
+                }
+            }
+        }
+    }
+}
+
+fn give(live: &Live, reply: KvReply) {
+    match reply {
+        KvReply::Hello(_) => {}
+        KvReply::Ack { transfer } => live.end(transfer, End::Acked),
+        KvReply::Refused {
+            transfer,
+            reason,
+            detail,
+        } => live.end(transfer, End::Refused { reason, detail }),
+        KvReply::Aborted { transfer, reason } => live.end(transfer, End::AbortedByPeer { reason }),
+    }
+}
+
+/// Judges progress in bytes per second: a pair that has bytes to move and moves next to none is as good as dead.
+#[derive(Debug)]
+struct StallWatch {
+    window: Duration,
+    floor_bytes_per_second: u64,
+    /// Start of the window: since then bytes have been waiting all the time.
+    since: Option<(Instant, u64)>,
+}
+
+impl StallWatch {
+    fn new(config: &PairConfig) -> Self {
+        Self {
+            window: config.stall_window,
+            floor_bytes_per_second: config.floor_bytes_per_second,
+            since: None,
+        }
+    }
+
+    fn look(&mut self, live: &Live, now: Instant) -> Option<PairFault> {
+        let taken = live.gauge.taken_bytes.load(Ordering::Relaxed);
+        if live.gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
+            self.since = None;
+            return None;
+        }
+        let (start, taken_then) = *self.since.get_or_insert((now, taken));
+        let elapsed = now.saturating_duration_since(start);
+        if elapsed < self.window {
+            return None;
+        }
+        self.since = Some((now, taken));
+        let moved_bytes = taken.saturating_sub(taken_then);
+        let due = self.floor_bytes_per_second as f64 * elapsed.as_secs_f64();
+        ((moved_bytes as f64) < due).then_some(PairFault::Stalled {
+            moved_bytes,
+            window_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            floor_bytes_per_second: self.floor_bytes_per_second,
+        })
+    }
+}

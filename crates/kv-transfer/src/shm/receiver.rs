@@ -1,0 +1,253 @@
+//! The receiver's end: one socket that senders of this host find, a task and a ring per sender.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::{SinkExt as _, StreamExt as _};
+use prost::Message as _;
+use proto::messages::{SharedMemoryOffer, StagedFrame, StagedReply};
+use proto::v1;
+use thiserror::Error;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::ring::{ReceiveRing, RingShape};
+use super::socket::{self, Greeting};
+use crate::choice::{ShmFault, TransportKind};
+use crate::receiver::{IncomingPair, PairError, Receiver};
+
+/// A sender that has its ring says hello within this, or the ring is taken away.
+const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
+/// A sender that does not read its replies for so long is given up: its transfers must not outlive their timers.
+const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
+/// After a failed accept (no descriptors left, say) until the next try.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a decode node gives to shared memory.
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// KV bytes in flight per pair; memory that is never used is never taken from the system.
+    pub ring_bytes: u64,
+    /// Largest run of KV bytes in one frame.
+    pub slot_bytes: u32,
+    /// Senders at once; more are refused, and use gRPC.
+    pub pairs_max: usize,
+    /// This process as its peers see it.
+    pub uid: u32,
+}
+
+impl ShmConfig {
+    /// For a node whose (block, layer) has `layer_bytes`. 512 KiB a slot: a block of a small model in one piece, and two
+    /// of them in a core's second-level cache. 32 MiB a ring, as much as gRPC has in flight.
+    pub fn new(layer_bytes: usize) -> Self {
+        const SLOT_BYTES: u32 = 512 << 10;
+        Self {
+            ring_bytes: 32 << 20,
+            slot_bytes: u32::try_from(layer_bytes).unwrap_or(u32::MAX).max(SLOT_BYTES),
+            pairs_max: 64,
+            uid: rustix::process::geteuid().as_raw(),
+        }
+    }
+
+    fn shape(&self) -> RingShape {
+        let slots = self.ring_bytes / u64::from(self.slot_bytes.max(1));
+        RingShape {
+            // Two at least: one is filled while the other is copied out.
+            slots: u32::try_from(slots).unwrap_or(u32::MAX).max(2),
+            slot_bytes: self.slot_bytes,
+        }
+    }
+}
+
+/// Shared memory is served as long as this lives. Dropping it ends every pair that uses it.
+#[derive(Debug)]
+pub struct Serving {
+    receiver: Arc<Receiver>,
+    offer: SharedMemoryOffer,
+    _stop: DropGuard,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.receiver.withdraw_shared_memory(&self.offer);
+    }
+}
+
+/// Offers shared memory to senders of this host and serves those that come. Needs a Tokio runtime around it.
+///
+/// # Errors
+/// The system gives no socket, or does not say which boot it is.
+pub fn serve(receiver: Arc<Receiver>, config: ShmConfig) -> io::Result<Serving> {
+    let name = format!("baton-kv-{:032x}", rand::random::<u128>());
+    let listener = UnixListener::bind(socket::path(&name))?;
+    let offer = SharedMemoryOffer {
+        boot_id: socket::boot_id()?,
+        socket: name,
+    };
+    receiver.offer_shared_memory(offer.clone());
+    let stop = CancellationToken::new();
+    let accepting = accept(listener, receiver.clone(), config);
+    tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
+    Ok(Serving {
+        receiver,
+        offer,
+        _stop: stop.drop_guard(),
+    })
+}
+
+/// Never ends by itself. The pairs' tasks go on when it is dropped, until `pairs` says so.
+async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConfig) {
+    let room = Arc::new(Semaphore::new(config.pairs_max));
+    let pairs = CancellationToken::new();
+    let _ends_with_this = pairs.clone().drop_guard();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a sender that wants to share memory");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let permit = room.clone().try_acquire_owned().ok();
+        let sender = Sender {
+            stream,
+            is_one_too_many: permit.is_none(),
+            pair: receiver.incoming(TransportKind::Shm),
+            config: config.clone(),
+        };
+        let stop = pairs.clone();
+        // A task of its own: it must see a running import through when the connection drops.
+        tokio::spawn(async move {
+            let _permit = permit;
+            if let Err(end) = sender.serve(stop).await {
+                tracing::warn!(%end, "a sender that shares memory is given up");
+            }
+        });
+    }
+}
+
+/// Why a pair is ended from this side.
+#[derive(Debug, Error)]
+enum PairEnd {
+    #[error("{0}")]
+    NotServed(#[from] ShmFault),
+    #[error("it sent no hello in time")]
+    NoHello,
+    #[error("it does not read its replies")]
+    NotReading,
+    #[error("a message breaks the contract: {0}")]
+    BadMessage(String),
+    #[error("{bytes} bytes of slot {slot} are not inside the ring of {shape:?}")]
+    OutsideRing { slot: u32, bytes: u32, shape: RingShape },
+    #[error("{0}")]
+    Pair(#[from] PairError),
+    #[error("the socket failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+type Replies = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+
+/// A process that came to the socket.
+#[derive(Debug)]
+struct Sender {
+    stream: UnixStream,
+    is_one_too_many: bool,
+    pair: IncomingPair,
+    config: ShmConfig,
+}
+
+impl Sender {
+    async fn serve(self, stop: CancellationToken) -> Result<(), PairEnd> {
+        let Some(ring) = self.welcome().await? else {
+            return Ok(());
+        };
+        let mut pair = self.pair;
+        let (frames, replies) = self.stream.into_split();
+        let mut frames = FramedRead::new(frames, socket::codec());
+        let mut replies = FramedWrite::new(replies, socket::codec());
+        let mut is_greeted = false;
+        let hello_due = tokio::time::sleep(HELLO_TIME_LIMIT);
+        tokio::pin!(hello_due);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = &mut hello_due, if !is_greeted => return Err(PairEnd::NoHello),
+                reply = pair.next_reply() => send(&mut replies, StagedReply::Reply(reply)).await?,
+                message = frames.next() => match message {
+                    Some(message) => {
+                        take(&mut pair, (&ring, message?), &mut replies).await?;
+                        // Whatever came first was a good hello, or this line is not reached.
+                        is_greeted = true;
+                    }
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Passes a ring to a process of the same user, if there is room for one more.
+    async fn welcome(&self) -> Result<Option<Arc<ReceiveRing>>, PairEnd> {
+        if let Err(fault) = socket::check_user(&self.stream, self.config.uid) {
+            socket::greet(&self.stream, Greeting::OtherUser, None).await?;
+            return Err(fault.into());
+        }
+        if self.is_one_too_many {
+            socket::greet(&self.stream, Greeting::TooManyPairs, None).await?;
+            return Ok(None);
+        }
+        let (ring, memory) = match ReceiveRing::create(self.config.shape()) {
+            Ok(created) => created,
+            Err(fault) => {
+                socket::greet(&self.stream, Greeting::NoMemory, None).await?;
+                return Err(fault.into());
+            }
+        };
+        socket::greet(&self.stream, Greeting::Accepted(ring.shape()), Some(&memory)).await?;
+        Ok(Some(ring))
+    }
+}
+
+/// One message of the sender, to its end: its answer, and its slot back.
+async fn take(
+    pair: &mut IncomingPair,
+    (ring, message): (&Arc<ReceiveRing>, BytesMut),
+    replies: &mut Replies,
+) -> Result<(), PairEnd> {
+    let bad = |error: &dyn std::fmt::Display| PairEnd::BadMessage(error.to_string());
+    let frame = v1::StagedFrame::decode(message).map_err(|error| bad(&error))?;
+    match StagedFrame::try_from(frame).map_err(|error| bad(&error))? {
+        StagedFrame::Control(frame) => {
+            let taken = pair.frame(frame).await;
+            if let Err(PairError::HelloRefused(reason)) = &taken {
+                let reply = pair.hello_reply(Some(reason));
+                send(replies, StagedReply::Reply(reply)).await?;
+            }
+            match taken? {
+                Some(reply) => send(replies, StagedReply::Reply(reply)).await,
+                None => Ok(()),
+            }
+        }
+        StagedFrame::Block(block) => {
+            let (slot, bytes) = (block.slot, block.data_bytes);
+            let shape = ring.shape();
+            let data = ring.data(slot, bytes);
+            let data = data.ok_or(PairEnd::OutsideRing { slot, bytes, shape })?;
+            if let Some(refused) = pair.staged_block(block.header, data).await? {
+                send(replies, StagedReply::Reply(refused)).await?;
+            }
+            send(replies, StagedReply::ReturnedSlot(slot)).await
+        }
+    }
+}
+
+async fn send(replies: &mut Replies, reply: StagedReply) -> Result<(), PairEnd> {
+    let bytes: Bytes = v1::StagedReply::from(reply).encode_to_vec().into();
+    let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.send(bytes)).await;
+    Ok(sent.map_err(|_| PairEnd::NotReading)??)
+}

@@ -1,0 +1,124 @@
+//! What a decode node implements to receive handoffs, and every way one can end there.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use serving_core::ids::{BlockId, NodeId, TransferId};
+use serving_core::kv::reservation::{LedgerError, Reservation};
+use serving_core::request::{AttemptKey, TokenEvent};
+use thiserror::Error;
+
+use crate::choice::TransportKind;
+#[cfg(doc)]
+use crate::receiver::Receiver;
+
+/// What a decode node does with a handoff. Calls of one transfer come in order; calls of several interleave.
+#[async_trait]
+pub trait HandoffSink: Send + Sync + Debug + 'static {
+    /// Gives out the reservation behind a ticket, once. Must not call back into the [`Receiver`].
+    ///
+    /// # Errors
+    /// Unknown, expired, cancelled or already claimed: the transfer is refused.
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason>;
+
+    /// The prefill has started: the reservation timer restarts (PROTOCOL rule 9). Never blocks.
+    fn began(&self, transfer: TransferId);
+
+    /// A good frame has landed: the reservation timer restarts. Never blocks.
+    fn progressed(&self, transfer: TransferId);
+
+    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread; must not wait for long.
+    ///
+    /// # Errors
+    /// The memory could not be written: the transfer is refused.
+    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError>;
+
+    /// All that was promised has landed; nothing is written any more. `Ok` is acknowledged to the sender.
+    ///
+    /// # Errors
+    /// The request is gone or its first tokens make no sense: the transfer is refused.
+    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason>;
+
+    /// A claimed transfer is over without `commit`; nothing is written any more. Never blocks.
+    fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd);
+}
+
+/// A whole handoff, verified.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrived {
+    pub transfer: TransferId,
+    pub key: AttemptKey,
+    pub transport: TransportKind,
+    /// Index 0 of each choice that goes on, as the sender claims.
+    pub first_tokens: Vec<TokenEvent>,
+    pub kv_bytes: u64,
+    pub frames: u32,
+    /// First KV frame and last frame received: the sink's spans and its commit stage.
+    pub first_frame: Option<Instant>,
+    pub last_frame: Instant,
+}
+
+/// Why the node's memory could not be written.
+#[derive(Debug, Error)]
+#[error("block {block} of this node's KV memory could not be written: {source}")]
+pub struct ImportError {
+    pub block: BlockId,
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// How a claimed transfer ended without commit.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReceiveEnd {
+    #[error("refused: {0}")]
+    Refused(RefuseReason),
+    /// Label of the sender's [`crate::transport::AbortReason`].
+    #[error("the sender aborted ({0})")]
+    AbortedBySender(String),
+    #[error("aborted by this node ({0})")]
+    AbortedHere(String),
+    #[error("the pair's stream ended")]
+    PairLost,
+}
+
+impl ReceiveEnd {
+    /// Closed label for metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ReceiveEnd::Refused(reason) => reason.name(),
+            ReceiveEnd::AbortedBySender(_) => "aborted_by_sender",
+            ReceiveEnd::AbortedHere(_) => "aborted_here",
+            ReceiveEnd::PairLost => "pair_lost",
+        }
+    }
+}
+
+/// Why a transfer is refused; the name travels to the sender.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RefuseReason {
+    #[error("no reservation has this transfer id: it expired, was cancelled, or never existed")]
+    UnknownTransfer,
+    #[error("{0}")]
+    Frame(#[from] LedgerError),
+    #[error("the bytes of frame {sequence_no} do not match their checksum")]
+    Checksum { sequence_no: u32 },
+    #[error("{0}")]
+    Import(String),
+    /// The node's brain did not commit; its own label and words.
+    #[error("not committed ({label}): {detail}")]
+    NotCommitted { label: &'static str, detail: String },
+}
+
+impl RefuseReason {
+    /// Closed label for metrics and the wire.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RefuseReason::UnknownTransfer => "unknown_transfer",
+            RefuseReason::Frame(error) => error.name(),
+            RefuseReason::Checksum { .. } => "checksum",
+            RefuseReason::Import(_) => "import",
+            RefuseReason::NotCommitted { label, .. } => label,
+        }
+    }
+}
