@@ -170,7 +170,7 @@ async fn prefill(context: &LegContext, channel: Channel, prefill: PrefillRequest
 
 /// The call itself failed: no event came.
 fn call_error(status: &tonic::Status) -> LegError {
-    let detail = format!("{:?}: {}", status.code(), status.message());
+    let detail = proto::status::words(status);
     match call_failure(status) {
         CallFailure::Unreachable => LegError::Unreachable { detail },
         CallFailure::Cancelled => LegError::ConnectionLost { detail },

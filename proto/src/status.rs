@@ -1,5 +1,7 @@
 //! How a refusal or a failure looks to callers: one table from core values to gRPC codes and HTTP statuses.
 
+use std::error::Error;
+
 use serving_core::request::{RejectReason, RequestError};
 use tonic::{Code, Status};
 
@@ -104,6 +106,19 @@ pub fn call_failure(status: &Status) -> CallFailure {
     }
 }
 
+/// A status in words a person reads, its innermost cause: "broken pipe" rather than `h2 protocol error: .. source: hyper::Error(Body, Error { kind: Io(Custom {`.
+pub fn words(status: &Status) -> String {
+    let mut cause = status.source();
+    while let Some(deeper) = cause.and_then(Error::source) {
+        cause = Some(deeper);
+    }
+    match cause {
+        Some(cause) => cause.to_string(),
+        None if status.message().is_empty() => status.code().description().to_owned(),
+        None => status.message().to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +161,13 @@ mod tests {
         assert!(status.message().contains("request"));
         assert_eq!(call_failure(&status), CallFailure::BadRequest);
         assert_eq!(call_failure(&Status::unavailable("gone")), CallFailure::Unreachable);
+    }
+
+    #[test]
+    fn the_innermost_cause_is_told_else_the_message_else_the_code() {
+        let io = std::io::Error::new(std::io::ErrorKind::BrokenPipe, "broken pipe");
+        assert_eq!(words(&Status::from_error(Box::new(io))), "broken pipe");
+        assert_eq!(words(&Status::unavailable("going away")), "going away");
+        assert!(words(&Status::unavailable("")).contains("unavailable"));
     }
 }

@@ -205,7 +205,7 @@ pub enum PairFault {
     /// Only when `grpc` is not among this node's transports.
     #[error("shared memory is the only transport of this node, and the pair has none: {0}")]
     NoTransport(String),
-    #[error("the decode node left, or restarted under a new epoch")]
+    #[error("this node keeps it no longer: it is leaving, or the coordinator's list has this decode node no more")]
     Closed,
 }
 

@@ -86,7 +86,7 @@ impl LostReason {
     fn of(status: &tonic::Status) -> Self {
         match status.code() {
             tonic::Code::InvalidArgument => Self::NotUnderstood(status.message().to_owned()),
-            _ => Self::Stream(status.to_string()),
+            _ => Self::Stream(proto::status::words(status)),
         }
     }
 }

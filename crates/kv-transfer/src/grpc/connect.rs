@@ -77,7 +77,7 @@ async fn client(peer: &PairPeer) -> Result<HandoffServiceClient<tonic::transport
 }
 
 fn broken(status: tonic::Status) -> PairFault {
-    PairFault::Broken(status.to_string())
+    PairFault::Broken(proto::status::words(&status))
 }
 
 fn read(reply: Result<v1::KvReply, tonic::Status>) -> Result<KvReply, PairFault> {

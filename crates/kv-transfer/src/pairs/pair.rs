@@ -104,7 +104,11 @@ impl Keeper {
             };
             if self.lose(&fault) {
                 back_off = BACK_OFF_FIRST;
-                tracing::warn!(peer = %self.peer.node, %fault, "lost a pair");
+                let (peer, address) = (&self.peer.node, &self.peer.address);
+                match fault {
+                    PairFault::Closed => tracing::info!(%peer, address, %fault, "a pair is closed"),
+                    _ => tracing::warn!(%peer, address, %fault, "lost a pair; dialling again"),
+                }
             } else {
                 tracing::debug!(peer = %self.peer.node, %fault, "no pair yet");
             }
