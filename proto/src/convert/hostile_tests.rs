@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
-use serving_core::ids::{Attempt, TransferId};
+use serving_core::ids::{Attempt, BlockId, Generation, TransferId};
 
 use super::ConvertError;
 use super::round_trip_tests::sample_request;
 use crate::messages::{
-    CoordinatorReport, DecodeEvent, KvFrame, KvReply, NodeReport, OpenRequest, PrefillEvent, PrefillRequest,
+    CoordinatorReport, DecodeEvent, KvBlockFrame, KvFrame, KvReply, NodeReport, OpenRequest, PrefillEvent,
+    PrefillRequest, StagedBlock, StagedFrame, StagedReply,
 };
 use crate::v1;
 
@@ -203,6 +204,8 @@ fn try_all(bytes: &Bytes) {
     let _ = v1::CoordinatorReport::decode(bytes.clone()).map(CoordinatorReport::try_from);
     let _ = v1::KvFrame::decode(bytes.clone()).map(KvFrame::try_from);
     let _ = v1::KvReply::decode(bytes.clone()).map(KvReply::try_from);
+    let _ = v1::StagedFrame::decode(bytes.clone()).map(StagedFrame::try_from);
+    let _ = v1::StagedReply::decode(bytes.clone()).map(StagedReply::try_from);
 }
 
 proptest! {
@@ -220,4 +223,53 @@ proptest! {
         bytes.truncate(cut.index(bytes.len()));
         try_all(&Bytes::from(bytes));
     }
+}
+
+#[test]
+fn staged_bytes_are_in_a_slot_and_nowhere_else() {
+    let header = KvBlockFrame {
+        transfer: TransferId(1),
+        sequence_no: 0,
+        ticket_index: 0,
+        block: BlockId(2),
+        generation: Generation(3),
+        layer_begin: 0,
+        layer_end: 1,
+        checksum: 4,
+        data: Bytes::new(),
+    };
+    let good = v1::StagedFrame::from(StagedFrame::Block(StagedBlock {
+        header: header.clone(),
+        slot: 5,
+        data_bytes: 6,
+    }));
+    assert!(StagedFrame::try_from(good.clone()).is_ok());
+    let field = |wire: v1::StagedFrame| StagedFrame::try_from(wire).unwrap_err().field();
+    let no_slot = v1::StagedFrame {
+        data: None,
+        ..good.clone()
+    };
+    assert_eq!(field(no_slot), "staged.data");
+    let inline = KvFrame::Block(KvBlockFrame {
+        data: Bytes::from_static(b"x"),
+        ..header
+    });
+    let both = v1::StagedFrame {
+        frame: Some(inline.into()),
+        ..good.clone()
+    };
+    assert_eq!(field(both), "staged.data");
+    let begin = KvFrame::Begin {
+        transfer: TransferId(1),
+    };
+    let slot_of_nothing = v1::StagedFrame {
+        frame: Some(begin.into()),
+        ..good
+    };
+    assert_eq!(field(slot_of_nothing), "staged.data");
+    assert_eq!(field(v1::StagedFrame::default()), "staged.frame");
+    assert_eq!(
+        StagedReply::try_from(v1::StagedReply::default()).unwrap_err().field(),
+        "staged_reply"
+    );
 }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
 use super::live::{Link, Live, carry};
-use crate::choice::{Fallbacks, TransportKind};
+use crate::choice::{Fallbacks, ShmFault, TransportKind};
 use crate::transport::{PairFault, PairPeer};
 use crate::{grpc, shm};
 
@@ -145,10 +145,16 @@ impl Keeper {
             return Err(PairFault::Incompatible);
         }
         let (link, hello) = grpc::connect(&self.peer, &self.config).await?;
-        let mut unshared = None;
+        let mut unshared: Option<ShmFault> = None;
         for transport in &self.config.transports {
             match transport {
-                TransportKind::Grpc => return Ok(link),
+                TransportKind::Grpc => {
+                    if let Some(fault) = &unshared {
+                        let peer = &self.peer.node;
+                        tracing::info!(%peer, reason = fault.name(), %fault, "no shared memory with a peer");
+                    }
+                    return Ok(link);
+                }
                 TransportKind::Shm => {
                     match shm::connect(&self.peer, hello.shared_memory.as_ref(), &self.config).await {
                         Ok(shared) => {
@@ -157,7 +163,6 @@ impl Keeper {
                         }
                         Err(fault) => {
                             self.fallbacks.count(&fault);
-                            tracing::info!(peer = %self.peer.node, reason = fault.name(), %fault, "no shared memory with a peer");
                             unshared = Some(fault);
                         }
                     }

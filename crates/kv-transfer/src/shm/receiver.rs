@@ -21,8 +21,6 @@ use super::socket::{self, Greeting};
 use crate::choice::{ShmFault, TransportKind};
 use crate::receiver::{IncomingPair, PairError, Receiver};
 
-/// A sender that has its ring says hello within this, or the ring is taken away.
-const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// A sender that does not read its replies for so long is given up: its transfers must not outlive their timers.
 const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// After a failed accept (no descriptors left, say) until the next try.
@@ -37,6 +35,8 @@ pub struct ShmConfig {
     pub slot_bytes: u32,
     /// Senders at once; more are refused, and use gRPC.
     pub pairs_max: usize,
+    /// A sender that has its ring says hello within this, or the ring is taken away.
+    pub hello_wait: Duration,
     /// This process as its peers see it.
     pub uid: u32,
 }
@@ -50,6 +50,7 @@ impl ShmConfig {
             ring_bytes: 32 << 20,
             slot_bytes: u32::try_from(layer_bytes).unwrap_or(u32::MAX).max(SLOT_BYTES),
             pairs_max: 64,
+            hello_wait: Duration::from_secs(5),
             uid: rustix::process::geteuid().as_raw(),
         }
     }
@@ -172,7 +173,7 @@ impl Sender {
         let mut frames = FramedRead::new(frames, socket::codec());
         let mut replies = FramedWrite::new(replies, socket::codec());
         let mut is_greeted = false;
-        let hello_due = tokio::time::sleep(HELLO_TIME_LIMIT);
+        let hello_due = tokio::time::sleep(self.config.hello_wait);
         tokio::pin!(hello_due);
         loop {
             tokio::select! {

@@ -249,7 +249,15 @@ async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<R
         let mut link = super::connect(&peer, Some(&offer), &config).await?;
         Ok(link.replies.next().await.unwrap())
     };
-    within("both ends", async { tokio::join!(sending, playing).0 }).await
+    // The play may outlast the sender: it ends with it.
+    tokio::pin!(sending, playing);
+    within("the sender's end", async {
+        tokio::select! {
+            result = &mut sending => result,
+            () = &mut playing => sending.await,
+        }
+    })
+    .await
 }
 
 #[tokio::test]
@@ -309,6 +317,12 @@ async fn a_slot_that_was_not_lent_cannot_come_back() {
     });
     let reply = broken.await.unwrap();
     assert!(matches!(reply, Err(PairFault::Broken(_))), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_decode_node_that_says_nothing_is_not_waited_for() {
+    let silent = played(async |_stream| std::future::pending().await);
+    assert_eq!(silent.await.unwrap_err().name(), "time_out");
 }
 
 /// A sender that writes what it likes when it likes.
@@ -385,6 +399,46 @@ impl Raw {
             first_tokens: first_tokens(),
         }))
     }
+}
+
+#[tokio::test]
+async fn a_sender_that_says_nothing_loses_its_ring() {
+    let shm = ShmConfig {
+        pairs_max: 1,
+        hello_wait: Duration::from_millis(100),
+        ..ring()
+    };
+    let served = Served::new(Some(shm)).await;
+    let mut raw = Raw::silent(&served).await;
+    assert_eq!(raw.reply().await, None);
+    drop(raw);
+    eventually("the ring is gone", || mapped_rings() == 0).await;
+    let transport = PairTransport::new(config());
+    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::Shm);
+}
+
+#[tokio::test]
+async fn a_sender_that_reads_no_replies_is_given_up() {
+    let served = Served::new(Some(ring())).await;
+    let mut raw = Raw::greeted(&served).await;
+    let ticket = served.reserved(1, 2);
+    let (block, _slot) = raw.block(&ticket, 0);
+    raw.send(StagedFrame::Block(block)).await;
+    let abort = KvFrame::Abort {
+        transfer: TransferId(77),
+        reason: "x".repeat(200),
+    };
+    let bytes: Bytes = v1::StagedFrame::from(StagedFrame::Control(abort))
+        .encode_to_vec()
+        .into();
+    within("the socket closes", async {
+        while raw.stream.send(bytes.clone()).await.is_ok() {}
+    })
+    .await;
+    eventually("its transfer ends", || {
+        served.sink.ends() == [(ticket.transfer, ReceiveEnd::PairLost)]
+    })
+    .await;
 }
 
 #[tokio::test]
