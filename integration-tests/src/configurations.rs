@@ -11,6 +11,8 @@ pub struct Configuration {
     pub threads: u32,
     pub prefix_cache: bool,
     pub kernel: &'static str,
+    /// The only transport the nodes have: what cannot use it fails instead of falling back.
+    pub transport: &'static str,
 }
 
 impl Configuration {
@@ -24,64 +26,106 @@ impl fmt::Display for Configuration {
         let cache = if self.prefix_cache { "on" } else { "off" };
         write!(
             f,
-            "{} chunk={} threads={} prefix-cache={cache} kernel={}",
-            self.topology, self.chunk_tokens, self.threads, self.kernel
+            "{} chunk={} threads={} prefix-cache={cache} kernel={} transport={}",
+            self.topology, self.chunk_tokens, self.threads, self.kernel, self.transport
         )
     }
 }
 
-const fn row(
-    topology: &'static str,
-    chunk_tokens: u32,
-    threads: u32,
-    prefix_cache: bool,
-    kernel: &'static str,
-) -> Configuration {
-    Configuration {
-        topology,
-        chunk_tokens,
-        threads,
-        prefix_cache,
-        kernel,
-    }
-}
-
-/// Row 0 is the baseline: one co-located node. `auto` is the best kernel of the machine (AVX-512 VNNI where there is one). Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels};
-/// the portable kernel, slow by design, has a row of its own in `PORTABLE`.
+/// Row 0 is the baseline: one co-located node. `auto` is the best kernel of the machine (AVX-512 VNNI where there is one).
+/// Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels} x {2 transports}; the portable kernel, slow
+/// by design, has a row of its own in `PORTABLE`.
 pub const PAIRWISE: [Configuration; 8] = [
-    row("1c", 512, 1, false, "auto"),
-    row("1c", 64, 2, true, "avx2"),
-    row("2c", 64, 1, false, "avx2"),
-    row("2c", 512, 2, true, "auto"),
-    row("1p1d", 512, 1, true, "avx2"),
-    row("1p1d", 64, 2, false, "auto"),
-    row("2p2d", 64, 2, true, "avx2"),
-    row("2p2d", 512, 1, false, "auto"),
+    BASELINE,
+    Configuration {
+        chunk_tokens: 64,
+        threads: 2,
+        prefix_cache: true,
+        kernel: "avx2",
+        transport: "shm",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "2c",
+        chunk_tokens: 64,
+        kernel: "avx2",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "2c",
+        threads: 2,
+        prefix_cache: true,
+        transport: "shm",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "1p1d",
+        prefix_cache: true,
+        kernel: "avx2",
+        transport: "shm",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "1p1d",
+        chunk_tokens: 64,
+        threads: 2,
+        ..BASELINE
+    },
+    Configuration {
+        topology: "2p2d",
+        chunk_tokens: 64,
+        threads: 2,
+        prefix_cache: true,
+        kernel: "avx2",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "2p2d",
+        transport: "shm",
+        ..BASELINE
+    },
 ];
 
+const BASELINE: Configuration = Configuration {
+    topology: "1c",
+    chunk_tokens: 512,
+    threads: 1,
+    prefix_cache: false,
+    kernel: "auto",
+    transport: "grpc",
+};
+
 /// The portable path, compared on fewer prompts.
-pub const PORTABLE: Configuration = row("1p1d", 64, 2, true, "portable");
+pub const PORTABLE: Configuration = Configuration {
+    topology: "1p1d",
+    chunk_tokens: 64,
+    threads: 2,
+    prefix_cache: true,
+    kernel: "portable",
+    transport: "shm",
+};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn factors(c: &Configuration) -> [String; 5] {
+    fn factors(c: &Configuration) -> [String; 6] {
         [
             c.topology.to_owned(),
             c.chunk_tokens.to_string(),
             c.threads.to_string(),
             c.prefix_cache.to_string(),
             c.kernel.to_owned(),
+            c.transport.to_owned(),
         ]
     }
 
     #[test]
     fn every_pair_of_settings_occurs_together() {
-        let rows: Vec<[String; 5]> = PAIRWISE.iter().map(factors).collect();
-        for a in 0..5 {
-            for b in a + 1..5 {
+        let rows: Vec<[String; 6]> = PAIRWISE.iter().map(factors).collect();
+        for a in 0..6 {
+            for b in a + 1..6 {
                 let left: BTreeSet<_> = rows.iter().map(|r| r[a].clone()).collect();
                 let right: BTreeSet<_> = rows.iter().map(|r| r[b].clone()).collect();
                 let seen: BTreeSet<_> = rows.iter().map(|r| (r[a].clone(), r[b].clone())).collect();

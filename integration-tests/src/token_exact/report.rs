@@ -22,7 +22,7 @@ pub const HEADER: &str = "| configuration | requests | tokens compared | differi
 pub struct Row {
     pub configuration: Configuration,
     pub differences: Differences,
-    /// By the coordinator's counters.
+    /// By the coordinator's counters; handoffs over the configuration's own transport.
     pub committed_handoffs: u64,
     pub local_prefills: u64,
     pub took: Duration,
@@ -77,7 +77,10 @@ pub async fn run(configurations: &[Configuration], prompts: usize) -> Result<Vec
         let row = Row {
             configuration: *configuration,
             differences: compare(cases, reference, &answers),
-            committed_handoffs: sum("baton_handoffs_total", &[("outcome", "committed")]),
+            committed_handoffs: sum(
+                "baton_handoffs_total",
+                &[("outcome", "committed"), ("transport", configuration.transport)],
+            ),
             local_prefills: sum("baton_local_prefills_total", &[]),
             took,
         };
@@ -94,6 +97,9 @@ async fn start(configuration: &Configuration) -> Result<TestCluster> {
     options.settings.max_num_batched_tokens = Some(configuration.chunk_tokens);
     options.settings.prefix_cache = Some(configuration.prefix_cache);
     options.settings.kernel = Some(configuration.kernel.to_owned());
+    let transports = format!("--transports={}", configuration.transport);
+    options.prefill_flags.push(transports.clone().into());
+    options.decode_flags.push(transports.into());
     options
         .coordinator_flags
         .push(format!("--queue-wait-ms-max={QUEUE_WAIT_MS_MAX}").into());
