@@ -67,6 +67,14 @@ pub(crate) fn key(transfer: TransferId) -> AttemptKey {
     }
 }
 
+/// The sender's block `i` for the ticket's place `i`.
+fn nth(i: u32) -> PushedBlock {
+    PushedBlock {
+        ticket_index: i,
+        block: BlockId(i),
+    }
+}
+
 /// Waits until `condition` holds.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -344,14 +352,7 @@ impl<'a> Bench<'a> {
     async fn send(&self, ticket: &Ticket) -> Result<TransferReport, TransferError> {
         let mut transfer = self.begin(ticket).await?;
         for i in 0..ticket.blocks.len() as u32 {
-            within(
-                "push",
-                transfer.push(PushedBlock {
-                    ticket_index: i,
-                    block: BlockId(i),
-                }),
-            )
-            .await?;
+            within("push", transfer.push(nth(i))).await?;
         }
         within("last", transfer.last(first_tokens())).await?;
         within("acked", transfer.acked()).await
@@ -505,13 +506,7 @@ pub(crate) async fn counts_that_do_not_match_are_refused(harness: &dyn Harness) 
     let bench = Bench::new(harness, Plan::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     transfer.last(first_tokens()).await.unwrap();
     let error = within("refusal", transfer.acked()).await.unwrap_err();
     assert_eq!(error.name(), "wrong_block_count");
@@ -607,13 +602,7 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
     let bench = Bench::new(harness, Plan::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     within("abort", transfer.abort(AbortReason::EndedAtFirstToken)).await;
     eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
     let end = ReceiveEnd::AbortedBySender("ended_at_first_token".to_owned());
@@ -631,10 +620,7 @@ pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harnes
         let aborted = bench.reserved(2 * round + 1, 4);
         let mut transfer = bench.begin(&aborted).await.unwrap();
         for i in 0..3 {
-            let block = PushedBlock {
-                ticket_index: i,
-                block: BlockId(i),
-            };
+            let block = nth(i);
             transfer.push(block).await.unwrap();
         }
         within("abort", transfer.abort(AbortReason::Cancelled)).await;
@@ -696,10 +682,7 @@ pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
         source: source.clone(),
     };
     let mut transfer = within("begin", bench.transport.begin(start)).await.unwrap();
-    let block = PushedBlock {
-        ticket_index: 0,
-        block: BlockId(0),
-    };
+    let block = nth(0);
     let pushing = tokio::time::timeout(Duration::from_millis(50), transfer.push(block)).await;
     assert!(pushing.is_err(), "the gate is closed");
     assert_eq!(source.running.load(Ordering::SeqCst), 1);
@@ -715,13 +698,7 @@ pub(crate) async fn a_dropped_transfer_is_an_aborted_one(harness: &dyn Harness) 
     let bench = Bench::new(harness, Plan::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     drop(transfer);
     eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
     assert_eq!(
@@ -738,13 +715,7 @@ pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
         "nothing has claimed it yet"
     );
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     eventually("a block lands", || bench.sink.written() == 1).await;
     assert!(bench.receiver.abort(ticket.transfer, "cancelled"));
     let error = within("the sender is told", transfer.acked()).await.unwrap_err();
@@ -752,15 +723,7 @@ pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
         matches!(&error, TransferError::AbortedByPeer { reason, .. } if reason == "cancelled"),
         "{error:?}"
     );
-    assert!(
-        transfer
-            .push(PushedBlock {
-                ticket_index: 1,
-                block: BlockId(1)
-            })
-            .await
-            .is_err()
-    );
+    assert!(transfer.push(nth(1)).await.is_err());
     assert_eq!(
         bench.sink.ends(),
         [(ticket.transfer, ReceiveEnd::AbortedHere("cancelled".to_owned()))]
@@ -774,24 +737,13 @@ pub(crate) async fn an_abort_waits_for_the_running_write(harness: &dyn Harness) 
     let ticket = bench.reserved(1, 4);
     bench.sink.is_gated.store(true, Ordering::Relaxed);
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     eventually("claimed", || bench.receiver.abort(ticket.transfer, "cancelled")).await;
     // The import may have begun before the abort: either it is through before `ended`, or it never happens.
     bench.sink.is_gated.store(false, Ordering::Relaxed);
     eventually("ended", || !bench.sink.ends().is_empty()).await;
     let written = bench.sink.written();
-    let _ = transfer
-        .push(PushedBlock {
-            ticket_index: 1,
-            block: BlockId(1),
-        })
-        .await;
+    let _ = transfer.push(nth(1)).await;
     let next = bench.reserved(2, 1);
     bench.send(&next).await.unwrap();
     assert_eq!(bench.sink.written(), written + 1);
@@ -810,24 +762,12 @@ pub(crate) async fn a_commit_that_never_answers_holds_up_nobody_else(harness: &d
     let first = bench.reserved(1, 2);
     let mut transfer = bench.begin(&first).await.unwrap();
     for i in 0..2 {
-        transfer
-            .push(PushedBlock {
-                ticket_index: i,
-                block: BlockId(i),
-            })
-            .await
-            .unwrap();
+        transfer.push(nth(i)).await.unwrap();
     }
     transfer.last(first_tokens()).await.unwrap();
     let second = bench.reserved(2, 2);
     let mut other = bench.begin(&second).await.unwrap();
-    other
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    other.push(nth(0)).await.unwrap();
     eventually("the other transfer lands", || bench.sink.written() == 3).await;
     // The caller's hold deadline: it stops waiting and gives up.
     assert!(
@@ -843,13 +783,7 @@ pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harne
     let ticket = bench.reserved(1, 2);
     let mut waiting = bench.begin(&ticket).await.unwrap();
     for i in 0..2 {
-        waiting
-            .push(PushedBlock {
-                ticket_index: i,
-                block: BlockId(i),
-            })
-            .await
-            .unwrap();
+        waiting.push(nth(i)).await.unwrap();
     }
     waiting.last(first_tokens()).await.unwrap();
     let other = bench.reserved(2, 2);
@@ -859,13 +793,7 @@ pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harne
     assert!(matches!(error, TransferError::PairLost { .. }), "{error:?}");
     let pushed = within("the pushing transfer ends", async {
         loop {
-            if let Err(error) = pushing
-                .push(PushedBlock {
-                    ticket_index: 0,
-                    block: BlockId(0),
-                })
-                .await
-            {
+            if let Err(error) = pushing.push(nth(0)).await {
                 return error;
             }
         }
@@ -901,13 +829,7 @@ pub(crate) async fn a_sender_that_dies_ends_its_transfers_at_the_receiver(harnes
     let bench = Bench::new(harness, Plan::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
-    transfer
-        .push(PushedBlock {
-            ticket_index: 0,
-            block: BlockId(0),
-        })
-        .await
-        .unwrap();
+    transfer.push(nth(0)).await.unwrap();
     eventually("a block lands", || bench.sink.written() == 1).await;
     bench.transport.keep_pairs(Vec::new());
     eventually("the receiver notices", || !bench.sink.ends().is_empty()).await;
@@ -937,13 +859,7 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
     let mut transfer = bench.begin(&ticket).await.unwrap();
     let stalled = async {
         for i in 0..10_000 {
-            if let Err(error) = transfer
-                .push(PushedBlock {
-                    ticket_index: i,
-                    block: BlockId(i),
-                })
-                .await
-            {
+            if let Err(error) = transfer.push(nth(i)).await {
                 return error;
             }
         }
