@@ -67,7 +67,7 @@ async fn generate(
     match call.answer(&parts.headers, body).instrument(span).await {
         Ok(response) => response,
         Err(error) => {
-            record.facts().outcome = Some(error.outcome);
+            record.failed(&error);
             error.into_response()
         }
     }

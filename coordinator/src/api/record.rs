@@ -84,6 +84,8 @@ pub struct Facts {
     pub path: String,
     pub status: Option<u16>,
     pub outcome: Option<&'static str>,
+    /// What the client was told: the error's code, and the field it is about.
+    error: Option<(Option<&'static str>, Option<String>)>,
     /// The rest is filled for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,
@@ -181,10 +183,19 @@ impl RequestRecord {
                 path: arrival.path.chars().take(256).collect(),
                 status: None,
                 outcome: None,
+                error: None,
                 generation: None,
                 trace: TraceContext::of_root(&Span::none(), incoming),
             }),
         })
+    }
+
+    /// The answer is an error.
+    pub fn failed(&self, error: &ApiError) {
+        let param = error.param.as_ref().map(|param| param.chars().take(64).collect());
+        let mut facts = self.facts();
+        facts.outcome = Some(error.outcome);
+        facts.error = Some((error.code, param));
     }
 
     pub fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -267,6 +278,7 @@ fn ms(duration: Duration) -> f64 {
 
 fn generation_line(line: &Line<'_>, g: &Generation) {
     let placement = g.placement.as_ref();
+    let (error_code, error_param) = line.facts.error.clone().unwrap_or_default();
     tracing::info!(
         target: "access",
         trace_id = line.facts.trace.trace_id_hex(),
@@ -275,6 +287,8 @@ fn generation_line(line: &Line<'_>, g: &Generation) {
         path = line.facts.path,
         status = line.status,
         outcome = line.outcome,
+        error_code,
+        error_param,
         model = g.model.as_deref().unwrap_or("unknown"),
         lane = g.lane.name(),
         prompt_tokens = g.prompt_tokens,

@@ -95,7 +95,7 @@ impl Events {
 
     fn end_badly(&mut self, error: &ApiError) {
         self.is_ended = true;
-        self.parts.record.facts().outcome = Some(error.outcome);
+        self.parts.record.failed(error);
         self.tail.push_back(frame(&error.body()));
         self.tail.push_back(Bytes::from_static(DONE));
     }

@@ -32,7 +32,8 @@ Examples:
   baton up                                   one prefill and one decode node, smollm2-135m, port 8000
   baton up --topology 2p2d --threads-per-node 1
   baton up --topology 2c                     two co-located nodes, to compare with
-  baton up --model ./my.gguf --listen 127.0.0.1:0 --json";
+  baton up --model ./my.gguf --listen 127.0.0.1:0 --json
+  BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment";
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
