@@ -300,7 +300,8 @@ fn generation_line(line: &Line<'_>, g: &Generation) {
         local_prefill = placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
         attempts = g.summary.attempts,
         failed_legs = (!g.summary.failed_legs.is_empty()).then(|| g.summary.failed_legs.join(" ")),
-        queue_ms = g.stages().get(Stage::Queue).map(ms),
+        // Of a request that was broken off only the placement is known.
+        queue_ms = g.stages().get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
         ttft_ms = g.ttft.map(ms),
         unattributed_ms = g.unattributed_ms(),
         e2e_ms = ms(line.e2e),

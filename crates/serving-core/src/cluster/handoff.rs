@@ -234,23 +234,11 @@ impl Tracked {
 mod tests {
     use super::*;
 
-    const ALL: [Phase; 9] = [
-        Phase::Queued,
-        Phase::Opening,
-        Phase::Opened,
-        Phase::Prefilling,
-        Phase::Transferring,
-        Phase::Committed,
-        Phase::Decoding,
-        Phase::Finishing,
-        Phase::Recovering,
-    ];
-
     #[test]
     fn no_phase_follows_itself_and_only_recovery_goes_back() {
-        for from in ALL {
+        for from in Phase::ALL {
             assert!(!from.may_become(from), "{}", from.name());
-            for to in ALL {
+            for to in Phase::ALL {
                 let goes_back = to < from;
                 let is_recovery = (from, to) == (Phase::Recovering, Phase::Queued);
                 assert!(
@@ -265,7 +253,7 @@ mod tests {
 
     #[test]
     fn every_phase_can_be_left_for_the_end_of_the_attempt() {
-        for from in ALL {
+        for from in Phase::ALL {
             let waits_on_nodes = !matches!(from, Phase::Queued | Phase::Recovering | Phase::Finishing);
             assert_eq!(from.may_become(Phase::Recovering), waits_on_nodes, "{}", from.name());
         }
