@@ -18,3 +18,5 @@ pub mod transport;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod test_process;

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 
 use super::{ShmConfig, serve};
 use crate::choice::TransportKind;
@@ -12,6 +10,7 @@ use crate::conformance::{BLOCK_BYTES, Harness, Served, Setup, conformance_tests}
 use crate::grpc::add_to_routes;
 use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::Receiver;
+use crate::test_process;
 use crate::transport::Transport;
 
 struct Shm;
@@ -32,34 +31,14 @@ impl Harness for Shm {
     }
 
     async fn serve(&self, receiver: Arc<Receiver>, address: &str) -> Served {
-        let bind = if address.is_empty() { "127.0.0.1:0" } else { address }.to_owned();
-        let (bound_in, bound) = tokio::sync::oneshot::channel();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .unwrap();
-            let _server = runtime.spawn(async move {
-                let listener = TcpListener::bind(bind).await.unwrap();
-                bound_in.send(listener.local_addr().unwrap()).unwrap();
-                let mut routes = tonic::service::RoutesBuilder::default();
-                add_to_routes(&mut routes, receiver.clone());
-                let _serving = serve(receiver, small_ring()).unwrap();
-                tonic::transport::Server::builder()
-                    .add_routes(routes.routes())
-                    .serve_with_incoming(TcpListenerStream::new(listener))
-                    .await
-                    .unwrap();
-            });
-            let _ = runtime.block_on(stopped);
-            runtime.shutdown_background();
-        });
-        Served {
-            address: bound.await.unwrap().to_string(),
-            kill: Box::new(move || drop(stop)),
-        }
+        test_process::serve(address, move || {
+            let mut routes = tonic::service::RoutesBuilder::default();
+            add_to_routes(&mut routes, receiver.clone());
+            let serving = serve(receiver, small_ring()).unwrap();
+            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            (server, serving)
+        })
+        .await
     }
 
     fn transport(&self, setup: Setup) -> Box<dyn Transport> {
