@@ -69,7 +69,20 @@ impl HoldCounts {
     }
 }
 
-const QUARANTINE: &str = "quarantine";
+/// Blocks whose request is gone: nothing of it is timed any more.
+fn quarantined(handles: &[BlockHandle]) -> BlockHolder {
+    let mut holds = HoldCounts::default();
+    holds.add(handles);
+    BlockHolder {
+        request_id: None,
+        attempt: None,
+        transfer_id: None,
+        stage: "quarantine",
+        holds,
+        age_ms: None,
+        deadline_in_ms: None,
+    }
+}
 
 fn report(pool: &BlockPool, holders: Vec<BlockHolder>) -> BlockReport {
     BlockReport {
@@ -97,18 +110,10 @@ impl PrefillBatcher {
                 PrefillPhase::Waiting | PrefillPhase::Computing => entry.deadline.remaining(now),
             }),
         };
-        let quarantined = self.quarantine.iter().map(|(key, table)| {
-            let mut holds = HoldCounts::default();
-            holds.add(table.handles());
-            BlockHolder {
-                request_id: Some(key.request.to_string()),
-                attempt: Some(key.attempt.0),
-                transfer_id: None,
-                stage: QUARANTINE,
-                holds,
-                age_ms: None,
-                deadline_in_ms: None,
-            }
+        let quarantined = self.quarantine.iter().map(|(key, table)| BlockHolder {
+            request_id: Some(key.request.to_string()),
+            attempt: Some(key.attempt.0),
+            ..quarantined(table.handles())
         });
         let holders = self.entries.values().map(entry).chain(quarantined).collect();
         report(&self.pool, holders)
@@ -126,18 +131,9 @@ impl DecodeBatcher {
             age_ms: millis(now.since(entry.opened_at)),
             deadline_in_ms: millis(entry.deadline.remaining(now)),
         };
-        let quarantined = self.quarantine.iter().map(|(transfer, handles)| {
-            let mut holds = HoldCounts::default();
-            holds.add(handles);
-            BlockHolder {
-                request_id: None,
-                attempt: None,
-                transfer_id: Some(transfer.to_string()),
-                stage: QUARANTINE,
-                holds,
-                age_ms: None,
-                deadline_in_ms: None,
-            }
+        let quarantined = self.quarantine.iter().map(|(transfer, handles)| BlockHolder {
+            transfer_id: Some(transfer.to_string()),
+            ..quarantined(handles)
         });
         let holders = self.entries.values().map(entry).chain(quarantined).collect();
         report(&self.pool, holders)
