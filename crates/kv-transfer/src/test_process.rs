@@ -20,19 +20,20 @@ pub(crate) async fn serve<G: Send + 'static>(
             .worker_threads(1)
             .enable_all()
             .build()
-            .unwrap();
+            .expect("a runtime");
         let _server = runtime.spawn(async move {
-            let listener = TcpListener::bind(bind).await.unwrap();
-            bound_in.send(listener.local_addr().unwrap()).unwrap();
+            let listener = TcpListener::bind(bind).await.expect("a free port");
+            let address = listener.local_addr().expect("it is bound");
+            bound_in.send(address).expect("the test waits");
             let (router, _kept) = start();
             let incoming = TcpListenerStream::new(listener);
-            router.serve_with_incoming(incoming).await.unwrap();
+            router.serve_with_incoming(incoming).await.expect("serves");
         });
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
     });
     Served {
-        address: bound.await.unwrap().to_string(),
+        address: bound.await.expect("the server listens").to_string(),
         kill: Box::new(move || drop(stop)),
     }
 }
