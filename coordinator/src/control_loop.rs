@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use proto::messages::{OpenRequest, PrefillRequest};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
@@ -177,6 +178,7 @@ impl ControlLoop {
         if let std::collections::btree_map::Entry::Vacant(slot) = self.live.entry(request.id) {
             slot.insert(live);
             self.handle(ClusterEvent::RequestArrived { request });
+            failpoints::hit(FaultPoint::Queued);
         }
     }
 

@@ -14,6 +14,7 @@ use proto::v1;
 use proto::v1::decode_service_client::DecodeServiceClient;
 use proto::v1::prefill_service_client::PrefillServiceClient;
 use service_runtime::clock::Clock;
+use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::serve;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster as core;
@@ -274,6 +275,9 @@ impl LegContext {
     /// Tokens go straight to the client; the brain hears of the first ones, of ends, and now and then that more came.
     async fn tokens(&self, tokens: Vec<TokenEvent>, progress: &mut Progress) -> Result<Next, LegError> {
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        if !progress.had_tokens {
+            failpoints::hit(FaultPoint::FirstTokenUnflushed);
+        }
         match self.stream.deliver(self.key, self.leg, tokens) {
             Delivery::Stale => return Ok(Next::Over),
             Delivery::Violation(detail) => return Err(LegError::Protocol { detail }),

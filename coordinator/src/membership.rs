@@ -228,7 +228,7 @@ impl NodeStreams {
     pub(crate) fn peers(&mut self, id: StreamId, peers: Vec<NodeRecord>) {
         let peers = peers.into_iter().map(|record| Peer {
             node: record.id,
-            address: record.address,
+            address: record.kv_address,
             transports: record.transports,
             compatibility: record.compatibility,
         });

@@ -22,6 +22,11 @@ pub struct Config {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advertise: Option<String>,
+    /// host:port at which prefill nodes reach this node's handoff service, when KV travels over a network of its own;
+    /// default: where everybody else reaches it
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_advertise: Option<String>,
     /// host:port of each coordinator's control port
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7400")]
     pub coordinators: Vec<String>,

@@ -8,6 +8,7 @@ use kv_transfer::receiver::{Arrived, Receiver};
 use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry::MeasuredSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
@@ -190,6 +191,7 @@ impl Delivery {
     }
 
     fn finished(&mut self, key: AttemptKey, report: DecodeReport) {
+        failpoints::hit(FaultPoint::LastToken);
         self.send_tokens(key);
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
@@ -203,6 +205,7 @@ impl Delivery {
             kv_bytes: stream.kv_bytes,
         };
         self.send(key, WireEvent::Finished(finished));
+        failpoints::hit(FaultPoint::TerminalSent);
         self.close(key);
     }
 

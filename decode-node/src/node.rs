@@ -59,13 +59,14 @@ pub struct DecodeNode {
 }
 
 impl DecodeNode {
-    /// Opens the engine (seconds for a real model) and starts the step thread. `address` is where peers reach this
-    /// node's handoff service.
+    /// Opens the engine (seconds for a real model) and starts the step thread. `address` is where others
+    /// reach this node.
     ///
     /// # Errors
     /// [`NodeError`].
     pub async fn open(config: &Config, address: &str) -> Result<Self, NodeError> {
         let for_engine = config.clone();
+        let kv_address = config.kv_advertise.as_deref().unwrap_or(address);
         let opening = tokio::task::spawn_blocking(move || open(&for_engine));
         let opened = opening.await.map_err(|_| NodeError::OpeningPanicked)??;
         let model = opened.engine.model().clone();
@@ -80,6 +81,7 @@ impl DecodeNode {
             role: NodeRole::Decode,
             is_co_located: config.co_located,
             address: address.to_owned(),
+            kv_address: kv_address.to_owned(),
             compatibility: opened.compatibility,
             transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -107,7 +109,7 @@ impl DecodeNode {
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
         let parts = LoopParts {
             node: id,
-            address: address.to_owned(),
+            kv_address: kv_address.to_owned(),
             reservation: config.reservation(),
             inbox: inbox.clone(),
             desk,

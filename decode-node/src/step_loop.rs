@@ -12,6 +12,7 @@ use kv_transfer::receiver::{ReceiveEnd, Receiver, RefuseReason};
 use proto::messages::{DecodeEvent as WireEvent, Opened as WireOpened, PromptLogprobs, Refused, RefusedReason};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
 use serving_core::batching::{Commit, CommitError, DecodeBatcher, NodeFailure, OpenCommand, Opened, PromptSource};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
@@ -35,7 +36,7 @@ const CLOSE_TIME_LIMIT: Duration = Duration::from_secs(1);
 pub struct LoopParts {
     pub node: NodeId,
     /// host:port of this node's handoff service, for tickets.
-    pub address: String,
+    pub kv_address: String,
     pub reservation: Duration,
     pub inbox: Arc<Inbox>,
     pub desk: Arc<HandoffDesk>,
@@ -97,6 +98,7 @@ impl StepLoop {
         };
         self.parts.metrics.step(plan.token_count(), plan.rows().len());
         let ran = self.runner.run(&plan);
+        failpoints::hit(FaultPoint::MidDecode);
         let now = Clock::now();
         match ran {
             Ok(()) => {
@@ -206,6 +208,7 @@ impl StepLoop {
                     cached_tokens: opened.cached_tokens,
                     ticket,
                 };
+                failpoints::hit(FaultPoint::DecodeReserved);
                 self.delivery.opened(key, request, job, reply);
             }
         }
@@ -228,7 +231,7 @@ impl StepLoop {
         Some(Ticket {
             transfer,
             decode_node: self.parts.node.clone(),
-            decode_address: self.parts.address.clone(),
+            decode_address: self.parts.kv_address.clone(),
             total_bytes: opened.ticket_blocks.len() as u64 * geometry.block_bytes() as u64,
             blocks: opened.ticket_blocks.clone(),
             prefix_blocks: opened.prefix_blocks,
@@ -251,6 +254,7 @@ impl StepLoop {
                 let metrics = &self.parts.metrics;
                 metrics.handoff_committed(arrived.transport, seconds, arrived.kv_bytes);
                 self.delivery.committed(&arrived);
+                failpoints::hit(FaultPoint::Committed);
                 Ok(())
             }
             Err(error) => {

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::transport::{
-    AbortReason, KvSource, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
-    Transport,
+    AbortReason, KvSource, PairFault, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport,
+    TransferStart, Transport,
 };
 use service_runtime::clock::Clock;
+use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry::MeasuredSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
@@ -154,6 +155,7 @@ impl Handoffs {
             work: queued,
             aborted,
             carrier: None,
+            pushed_blocks: 0,
         };
         self.runtime.spawn(driver.run());
         Handoff {
@@ -182,6 +184,7 @@ struct Driver {
     aborted: watch::Receiver<Option<AbortReason>>,
     /// Known once a pair has taken the transfer.
     carrier: Option<TransportKind>,
+    pushed_blocks: usize,
 }
 
 impl Driver {
@@ -283,10 +286,14 @@ impl Driver {
             }
         }
         // The hold deadline is the step loop's timer: it aborts.
-        tokio::select! {
+        let acked = tokio::select! {
             biased;
-            reason = aborted(&mut self.aborted) => Err(Stop::Aborted(reason)),
-            acked = transfer.acked() => Ok(acked?),
+            reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
+            acked = transfer.acked() => acked?,
+        };
+        match failpoints::hit(FaultPoint::Acked) {
+            true => Err(Stop::Aborted(aborted(&mut self.aborted).await)),
+            false => Ok(acked),
         }
     }
 
@@ -300,6 +307,8 @@ impl Driver {
                 pushed = transfer.push(PushedBlock { ticket_index, block }) => pushed?,
             }
             queued.one_pushed();
+            self.pushed_blocks += 1;
+            self.between_blocks()?;
             if was_full
                 && !self.handoffs.queue.is_full()
                 && let Some(step_loop) = self.handoffs.step_loop.upgrade()
@@ -309,6 +318,23 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Where a transfer's faults can be made to happen.
+    fn between_blocks(&self) -> Result<(), Stop> {
+        let all = self.new.ticket.blocks.len();
+        let point = match self.pushed_blocks {
+            n if n == all => FaultPoint::TransferNearlyDone,
+            n if n == all.div_ceil(2) => FaultPoint::TransferHalf,
+            1 => FaultPoint::TransferBegun,
+            _ => return Ok(()),
+        };
+        if !failpoints::hit(point) {
+            return Ok(());
+        }
+        let node = self.new.ticket.decode_node.clone();
+        let fault = PairFault::Broken("a failpoint said so".to_owned());
+        Err(TransferError::PairLost { node, fault }.into())
     }
 
     fn count(&self, driven: &Result<TransferReport, Stop>) {

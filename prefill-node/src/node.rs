@@ -200,6 +200,7 @@ fn record(
         },
         role: NodeRole::Prefill,
         is_co_located: false,
+        kv_address: address.clone(),
         address,
         compatibility,
         transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),

@@ -15,6 +15,7 @@ use proto::messages::PrefillEvent as Told;
 use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
 use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
 use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
@@ -179,6 +180,7 @@ impl StepLoop {
         };
         self.live.insert(key, Live::new(now, new));
         self.tell(key, Told::Accepted { cached_tokens });
+        failpoints::hit(FaultPoint::PrefillScheduled);
     }
 
     fn refuse(&self, events: &mpsc::Sender<Told>, refused: Refused) {
@@ -227,6 +229,7 @@ impl StepLoop {
         }
         let rows: Vec<(AttemptKey, u32)> = plan.rows().iter().map(|row| (row.key, row.token_count)).collect();
         let tokens = plan.token_count();
+        failpoints::hit(FaultPoint::MidChunk);
         let ran = self.parts.runner.run(&plan);
         let ended = Clock::now();
         self.parts.metrics.step(tokens, rows.len(), ended.since(started));
@@ -317,6 +320,7 @@ impl StepLoop {
             return;
         };
         live.forward_ended = Some(Instant::now());
+        failpoints::hit(FaultPoint::PrefillDone);
         event_log::record(key, || Step::FirstTokens { continues });
         if live.is_unscored {
             return;

@@ -105,6 +105,7 @@ pub fn record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord {
         role,
         is_co_located: false,
         address: "127.0.0.1:1".into(),
+        kv_address: "127.0.0.1:1".into(),
         compatibility: CompatibilityHash([7; 32]),
         transports: vec!["grpc".into()],
         version: "test".into(),
@@ -146,6 +147,7 @@ async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: R
     let (listener, address) = serve::bind("127.0.0.1:0").await.expect("a free port");
     let mut record = record(name, rand::random(), role);
     record.address = address.to_string();
+    record.kv_address = address.to_string();
     let ops = Ops {
         role: role.name(),
         name: name.into(),

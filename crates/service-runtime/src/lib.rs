@@ -9,6 +9,7 @@ pub mod announce;
 pub mod clock;
 pub mod config;
 pub mod event_log;
+pub mod failpoints;
 pub mod health;
 pub mod membership;
 pub mod process;

@@ -28,6 +28,7 @@ fn record() -> NodeRecord {
         role: NodeRole::Prefill,
         is_co_located: false,
         address: "127.0.0.1:7410".to_owned(),
+        kv_address: "127.0.0.1:7410".to_owned(),
         compatibility: CompatibilityHash([7; 32]),
         transports: vec!["grpc".to_owned()],
         version: "0.1.0".to_owned(),

@@ -58,6 +58,12 @@ where
         {
             return fail(program, &error);
         }
+        #[cfg(feature = "failpoints")]
+        if let Some(folder) = std::env::var_os(crate::failpoints::FOLDER_VARIABLE)
+            && let Err(error) = crate::failpoints::serve(Path::new(&folder), config.name())
+        {
+            return fail(program, &error);
+        }
         let code = match watch(&config) {
             Ok(shutdown) => match run(config, shutdown).await {
                 Ok(()) => ExitCode::SUCCESS,

@@ -62,6 +62,8 @@ pub struct NodeRecord {
     pub is_co_located: bool,
     /// host:port of the node's services.
     pub address: String,
+    /// host:port at which prefill nodes reach its handoff service: `address`, unless KV has a network of its own.
+    pub kv_address: String,
     pub compatibility: CompatibilityHash,
     /// KV transports the node has, best first.
     pub transports: Vec<String>,

@@ -117,6 +117,7 @@ impl Script {
             },
             is_co_located: words.at(1) == "co-located",
             address: format!("{}:1", words.at(2)),
+            kv_address: format!("{}:1", words.at(2)),
             compatibility: CompatibilityHash([u8::try_from(words.number("group", 1)).expect("u8"); 32]),
             transports: vec!["grpc".into()],
             version: "scenario".into(),

@@ -54,6 +54,7 @@ fn register_to_wire(record: NodeRecord) -> v1::Register {
         .into(),
         co_located: record.is_co_located,
         address: record.address,
+        kv_address: record.kv_address,
         compatibility_hash: record.compatibility.0.to_vec(),
         transports: record.transports,
         version: record.version,
@@ -95,11 +96,17 @@ fn register_from_wire(wire: v1::Register) -> Result<NodeRecord> {
             allowed: "1 and up",
         });
     }
+    let address = name(wire.address, "register.address")?;
+    let kv_address = match wire.kv_address.is_empty() {
+        true => address.clone(),
+        false => name(wire.kv_address, "register.kv_address")?,
+    };
     Ok(NodeRecord {
         id: node_id(wire.node, "register.node")?,
         role,
         is_co_located: wire.co_located,
-        address: name(wire.address, "register.address")?,
+        address,
+        kv_address,
         compatibility: CompatibilityHash(hash32(&wire.compatibility_hash, "register.compatibility_hash")?),
         transports: names(wire.transports, "register.transports")?,
         version: name(wire.version, "register.version")?,

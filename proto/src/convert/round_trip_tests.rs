@@ -276,7 +276,7 @@ prop_compose! {
         numbers in any::<(u32, u32, u32, u32, u64)>(), block_tokens in 1u32.., state in state(),
     ) -> NodeRecord {
         NodeRecord {
-            id, role, is_co_located: co_located && role == NodeRole::Decode, address, compatibility, transports,
+            id, role, is_co_located: co_located && role == NodeRole::Decode, kv_address: format!("{address}:kv"), address, compatibility, transports,
             version: texts.0, model_name: texts.1, state,
             capacity: NodeCapacity {
                 kv_blocks: numbers.0, block_tokens, max_sequences: numbers.1, max_batch_tokens: numbers.2,

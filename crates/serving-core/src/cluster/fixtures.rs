@@ -39,6 +39,7 @@ pub(crate) fn node_record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord 
         role,
         is_co_located: false,
         address: format!("{name}:1"),
+        kv_address: format!("{name}:1"),
         compatibility: CompatibilityHash([1; 32]),
         transports: vec!["grpc".into()],
         version: "test".into(),

@@ -249,6 +249,10 @@ impl Membership {
                 "name",
             ),
             (record.address.is_empty() || record.address.len() > 256, "address"),
+            (
+                record.kv_address.is_empty() || record.kv_address.len() > 256,
+                "kv_address",
+            ),
             (capacity.kv_blocks == 0, "capacity.kv_blocks"),
             (capacity.block_tokens == 0, "capacity.block_tokens"),
             (capacity.max_sequences == 0, "capacity.max_num_seqs"),

@@ -1,0 +1,190 @@
+//! Named places in a request's life at which a fault can be made to happen: the fault matrix is driven by them.
+//!
+//! Compiled to nothing unless the feature `failpoints` is on. Then each process serves a Unix socket in the folder that
+//! `BATON_FAILPOINTS` names, and a line `point=actions` arms a point, in the language of the `fail` crate:
+//! `3*off->1*return(stop)` stops the process at the fourth passage. What a point can be told to do: `sleep(MS)`,
+//! `return(stop)` (the whole process stands still, as under SIGSTOP, until somebody continues or kills it: whoever injects
+//! the fault then acts at exactly this point), `return(fault)` (the point's own fault, see [`FaultPoint`]), `off`.
+
+/// Names the folder of the sockets.
+pub const FOLDER_VARIABLE: &str = "BATON_FAILPOINTS";
+
+/// F1..F12 of the targets, in the order of a request's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FaultPoint {
+    /// F1, coordinator: the request has arrived and waits for a place, or has just got one.
+    Queued,
+    /// F2, prefill node: the prompt's blocks are held.
+    PrefillScheduled,
+    /// F3, prefill node: before each step of the engine.
+    MidChunk,
+    /// F4, prefill node: the first token is drawn, nobody has heard of it.
+    PrefillDone,
+    /// F5, decode node: blocks are reserved, the ticket is not out.
+    DecodeReserved,
+    /// F6, prefill node: the first block is on its way.
+    TransferBegun,
+    /// F6, prefill node: half of the blocks are on their way.
+    TransferHalf,
+    /// F6, prefill node: every block is on its way, the last frame is not. Its fault: the transfer breaks here.
+    TransferNearlyDone,
+    /// F7, decode node: committed, the acknowledgement is not sent.
+    Committed,
+    /// F8, prefill node: the acknowledgement is there, the blocks are not yet released. Its fault: it never came.
+    Acked,
+    /// F9, coordinator: a first token has come, the client has not seen it.
+    FirstTokenUnflushed,
+    /// F10, decode node: after each step of the engine, its tokens not yet told.
+    MidDecode,
+    /// F11, decode node: the last token is drawn, the end is not sent.
+    LastToken,
+    /// F12, decode node: the end is sent.
+    TerminalSent,
+}
+
+impl FaultPoint {
+    pub const ALL: [Self; 14] = [
+        Self::Queued,
+        Self::PrefillScheduled,
+        Self::MidChunk,
+        Self::PrefillDone,
+        Self::DecodeReserved,
+        Self::TransferBegun,
+        Self::TransferHalf,
+        Self::TransferNearlyDone,
+        Self::Committed,
+        Self::Acked,
+        Self::FirstTokenUnflushed,
+        Self::MidDecode,
+        Self::LastToken,
+        Self::TerminalSent,
+    ];
+
+    /// As scripts and the matrix name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::PrefillScheduled => "prefill-scheduled",
+            Self::MidChunk => "mid-chunk",
+            Self::PrefillDone => "prefill-done",
+            Self::DecodeReserved => "decode-reserved",
+            Self::TransferBegun => "transfer-begun",
+            Self::TransferHalf => "transfer-half",
+            Self::TransferNearlyDone => "transfer-nearly-done",
+            Self::Committed => "committed",
+            Self::Acked => "acked",
+            Self::FirstTokenUnflushed => "first-token-unflushed",
+            Self::MidDecode => "mid-decode",
+            Self::LastToken => "last-token",
+            Self::TerminalSent => "terminal-sent",
+        }
+    }
+
+    /// Role of the process that passes it.
+    pub fn role(self) -> &'static str {
+        match self {
+            Self::Queued | Self::FirstTokenUnflushed => "coordinator",
+            Self::PrefillScheduled
+            | Self::MidChunk
+            | Self::PrefillDone
+            | Self::TransferBegun
+            | Self::TransferHalf
+            | Self::TransferNearlyDone
+            | Self::Acked => "prefill",
+            Self::DecodeReserved | Self::Committed | Self::MidDecode | Self::LastToken | Self::TerminalSent => "decode",
+        }
+    }
+
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|point| point.name() == name)
+    }
+}
+
+#[cfg(feature = "failpoints")]
+pub use armed::{hit, serve};
+
+/// Passes a point. True when its own fault is to happen here.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub fn hit(_: FaultPoint) -> bool {
+    false
+}
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use std::io::{self, BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::FaultPoint;
+
+    /// A client of the socket says its line and leaves; one that does not is left.
+    const LINE_TIME_LIMIT: Duration = Duration::from_secs(5);
+
+    /// Passes a point: waits, stops the process, or says that the point's own fault is to happen here.
+    pub fn hit(point: FaultPoint) -> bool {
+        let told = fail::eval(point.name(), |told| told.unwrap_or_default());
+        match told.as_deref() {
+            Some("stop") => {
+                // All threads stop before this returns, or as soon as the kernel reaches them.
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+                false
+            }
+            Some("fault") => true,
+            _ => false,
+        }
+    }
+
+    /// Arms points on behalf of whoever can write to `FOLDER/NAME.sock`, on a thread of its own.
+    ///
+    /// # Errors
+    /// No socket there.
+    pub fn serve(folder: &Path, name: &str) -> io::Result<()> {
+        let path = folder.join(format!("{name}.sock"));
+        // Of an earlier life of this process.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(path)?;
+        std::thread::Builder::new()
+            .name("failpoints".to_owned())
+            .spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    if let Err(error) = take(stream) {
+                        tracing::warn!(%error, "a line for the failpoints was lost");
+                    }
+                }
+            })?;
+        Ok(())
+    }
+
+    fn take(mut stream: UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(LINE_TIME_LIMIT))?;
+        let mut line = String::new();
+        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        let answer = match arm(line.trim()) {
+            Ok(()) => "ok\n".to_owned(),
+            Err(error) => format!("{error}\n"),
+        };
+        stream.write_all(answer.as_bytes())
+    }
+
+    fn arm(line: &str) -> Result<(), String> {
+        let (name, actions) = line.split_once('=').ok_or("expected point=actions")?;
+        let point = FaultPoint::of_name(name).ok_or_else(|| format!("no failpoint is called {name}"))?;
+        fail::cfg(point.name(), actions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_point_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<&str> = FaultPoint::ALL.iter().map(|point| point.name()).collect();
+        assert_eq!(names.len(), FaultPoint::ALL.len());
+        for point in FaultPoint::ALL {
+            assert_eq!(FaultPoint::of_name(point.name()), Some(point));
+        }
+    }
+}
