@@ -3,7 +3,7 @@
 //! The rules are those of PROTOCOL: one chain of phases for each request with one end, one end for each attempt on each
 //! node, one reservation, at most one commit and one end for each transfer, and no gap in any process's numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -27,20 +27,53 @@ pub struct Findings {
 /// # Errors
 /// The file cannot be read or has a line that is none.
 pub fn check_file(path: &Path) -> Result<Findings> {
+    Ok(check(&read(path)?))
+}
+
+/// The same for a run in which processes were killed: what ran on a process when it died has no end there. Lives that were
+/// followed by another one of the same process died; `dead` names those that were not.
+///
+/// # Errors
+/// As [`check_file`].
+pub fn check_file_with_dead(path: &Path, dead: &BTreeSet<String>) -> Result<Findings> {
+    Ok(check_with_dead(&read(path)?, dead))
+}
+
+fn read(path: &Path) -> Result<Vec<Line>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("no event log at {}", path.display()))?;
-    let mut lines = Vec::new();
-    for (i, line) in text.lines().enumerate() {
-        lines.push(serde_json::from_str(line).with_context(|| format!("line {} is no event: {line}", i + 1))?);
-    }
-    Ok(check(&lines))
+    let lines = text.lines().enumerate();
+    lines
+        .map(|(i, line)| serde_json::from_str(line).with_context(|| format!("line {} is no event: {line}", i + 1)))
+        .collect()
 }
 
 pub fn check(lines: &[Line]) -> Findings {
-    let mut checker = Checker::default();
+    check_with_dead(lines, &BTreeSet::new())
+}
+
+fn check_with_dead(lines: &[Line], dead: &BTreeSet<String>) -> Findings {
+    let mut last_life: BTreeMap<&str, &str> = BTreeMap::new();
+    for line in lines {
+        last_life.insert(&line.process, &line.epoch);
+    }
+    let has_died = |line: &Line| {
+        dead.contains(&line.process) || last_life.get(line.process.as_str()) != Some(&line.epoch.as_str())
+    };
+    let mut checker = Checker {
+        dead: lines.iter().filter(|line| has_died(line)).map(life_of).collect(),
+        ..Checker::default()
+    };
     for line in lines {
         checker.line(line);
     }
     checker.finish(lines.len())
+}
+
+/// One life of one process.
+type ProcessLife = (String, String);
+
+fn life_of(line: &Line) -> ProcessLife {
+    (line.process.clone(), line.epoch.clone())
 }
 
 /// One attempt on one process.
@@ -59,10 +92,11 @@ struct Transfer {
 #[derive(Debug, Default)]
 struct Checker {
     findings: Findings,
-    last_seq: BTreeMap<(String, String), u64>,
+    dead: BTreeSet<ProcessLife>,
+    last_seq: BTreeMap<ProcessLife, u64>,
     /// At the coordinator; `None` once ended.
-    phases: BTreeMap<String, Option<String>>,
-    attempts: BTreeMap<(String, String, u32), Life>,
+    phases: BTreeMap<(ProcessLife, String), Option<String>>,
+    attempts: BTreeMap<(ProcessLife, String, u32), Life>,
     transfers: BTreeMap<String, Transfer>,
 }
 
@@ -77,7 +111,7 @@ impl Checker {
     }
 
     fn line(&mut self, line: &Line) {
-        let life = (line.process.clone(), line.epoch.clone());
+        let life = life_of(line);
         let last = self.last_seq.insert(life, line.seq).unwrap_or(0);
         if line.seq != last + 1 {
             self.violation(line, format!("follows line {last}: lines are missing or double"));
@@ -93,7 +127,7 @@ impl Checker {
     }
 
     fn coordinator(&mut self, line: &Line) {
-        let request = line.request_id.clone().unwrap_or_default();
+        let request = (life_of(line), line.request_id.clone().unwrap_or_default());
         let known = self.phases.get(&request).cloned();
         match (&line.step, known) {
             (Step::Arrived, None) => {
@@ -116,7 +150,7 @@ impl Checker {
 
     fn node(&mut self, line: &Line) {
         let key = (
-            line.process.clone(),
+            life_of(line),
             line.request_id.clone().unwrap_or_default(),
             line.attempt.unwrap_or_default(),
         );
@@ -155,10 +189,12 @@ impl Checker {
     fn finish(mut self, lines: usize) -> Findings {
         let open_requests = self.phases.iter().filter(|(_, phase)| phase.is_some());
         let mut unfinished: Vec<String> = open_requests
-            .map(|(request, phase)| format!("request {request} never ended, its phase is {phase:?}"))
+            .filter(|((life, _), _)| !self.dead.contains(life))
+            .map(|((_, request), phase)| format!("request {request} never ended, its phase is {phase:?}"))
             .collect();
         let running = self.attempts.iter().filter(|(_, life)| **life == Life::Running);
-        unfinished.extend(running.map(|((process, request, attempt), _)| {
+        let running = running.filter(|((life, _, _), _)| !self.dead.contains(life));
+        unfinished.extend(running.map(|(((process, _), request, attempt), _)| {
             format!("{process}: request {request} attempt {attempt} never ended there")
         }));
         let twice = self.transfers.iter().filter(|(_, transfer)| transfer.ends > 1);

@@ -3,9 +3,11 @@
 //! Read first: `cluster::TestCluster`, then `wait::wait_until`.
 //! Tests: `tests/*.rs`, each named by the behaviour it checks; the house rules are `tests/tidy/`.
 
+pub mod chaos_proxy;
 pub mod cluster;
 pub mod configurations;
 pub mod event_check;
+pub mod fault_matrix;
 pub mod footprint;
 pub mod goldens;
 pub mod token_exact;

@@ -1,5 +1,6 @@
 //! What a local cluster is made of, and the flags each of its processes gets from that.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ pub struct LocalClusterOptions {
     pub coordinator_flags: Vec<OsString>,
     pub prefill_flags: Vec<OsString>,
     pub decode_flags: Vec<OsString>,
+    /// The same for single processes, by name.
+    pub flags_by_name: BTreeMap<String, Vec<OsString>>,
     /// Environment of every process, on top of the inherited one.
     pub environment: Vec<(String, String)>,
     /// Each process's stderr goes to `DIR/NAME.log` too.
@@ -46,6 +49,7 @@ impl LocalClusterOptions {
             coordinator_flags: Vec::new(),
             prefill_flags: Vec::new(),
             decode_flags: Vec::new(),
+            flags_by_name: BTreeMap::new(),
             environment: Vec::new(),
             log_dir: None,
             start_within: START_WITHIN,
@@ -262,7 +266,9 @@ impl LocalClusterOptions {
         };
         // The pipe at its stdin ends when this process does, however it dies: nothing outlives it.
         let arguments = [OsString::from(kind.verb()), OsString::from("--exit-with-stdin")];
-        let arguments = arguments.into_iter().chain(flags.0).chain(extra.iter().cloned());
+        let own = self.flags_by_name.get(&name).into_iter().flatten();
+        let extra = extra.iter().chain(own).cloned();
+        let arguments = arguments.into_iter().chain(flags.0).chain(extra);
         ProcessSpec {
             name,
             kind,
@@ -285,6 +291,9 @@ mod tests {
         let mut options = options("2p1d");
         options.settings.threads_per_node = Some(2);
         options.decode_flags.push("--hold-ms-max=5".into());
+        options
+            .flags_by_name
+            .insert("prefill-1".to_owned(), vec!["--advertise=h:1".into()]);
         let nodes = options.nodes("127.0.0.1:7400");
         let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         assert_eq!(names, ["prefill-0", "prefill-1", "decode-0"]);
@@ -300,6 +309,10 @@ mod tests {
             assert!(decode.contains(&flag.into()), "{flag} in {decode:?}");
         }
         assert!(!nodes[0].arguments.contains(&"--hold-ms-max=5".into()));
+        let is_advertised = nodes
+            .iter()
+            .map(|node| node.arguments.contains(&"--advertise=h:1".into()));
+        assert_eq!(is_advertised.collect::<Vec<_>>(), [false, true, false]);
         assert!(
             !decode
                 .iter()

@@ -1,0 +1,119 @@
+//! Many cells, one after another: the baseline first, a cluster for as long as it lasts, the event log at its end.
+
+use anyhow::{Context, Result};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::cells::Cell;
+use super::rig::{Rig, RigOptions, executable};
+use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
+use crate::PROSE;
+use crate::cluster::{TestCluster, options};
+use crate::token_exact::{self, Answer, Case, tokenize};
+
+/// Prompts of a campaign: so many that one comes again only after the small pools have forgotten it.
+const PROMPTS_MAX: usize = 96;
+/// Two to four chunks of the rig's 128 tokens.
+const PROMPT_TOKENS: std::ops::Range<usize> = 200..420;
+/// A cluster is made anew after so many cells, so that what a long life hides is looked at, too.
+const CELLS_PER_CLUSTER: usize = 25;
+
+/// What a campaign found.
+#[derive(Clone, Debug, Default)]
+pub struct Campaign {
+    pub reports: Vec<CellReport>,
+    /// Of the event logs: illegal, missing or double steps.
+    pub log_violations: Vec<String>,
+    pub log_lines: usize,
+    pub commits: usize,
+}
+
+impl Campaign {
+    pub fn violations(&self) -> Vec<String> {
+        let cells = self.reports.iter();
+        let of_cells = cells.flat_map(|report| report.violations.iter().map(|what| format!("{}: {what}", report.cell)));
+        of_cells.chain(self.log_violations.iter().cloned()).collect()
+    }
+}
+
+/// The same prompts on one co-located node without any fault.
+///
+/// # Errors
+/// The cluster does not start or does not answer.
+pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
+    let mut options = options("1c")?;
+    options.executable = executable()?;
+    let cluster = TestCluster::start_with(options).await?;
+    let text = tokenize(&cluster.http, cluster.cluster.base_url(), PROSE).await?;
+    let cases = cases(&text, prompts.min(PROMPTS_MAX), seed);
+    let answers = token_exact::run(cluster.cluster.base_url(), &cases).await?;
+    cluster.stop().await?;
+    Ok((cases, answers))
+}
+
+/// Half greedy, half sampled; none begins like another.
+fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let stride = text.len().saturating_sub(PROMPT_TOKENS.end) / count.max(1);
+    let case = |i: usize| {
+        let length = random.random_range(PROMPT_TOKENS);
+        let start = i * stride + random.random_range(0..stride.max(1));
+        let is_greedy = i % 2 == 0;
+        Case {
+            prompt: text[start..start + length].to_vec(),
+            temperature: if is_greedy { 0.0 } else { 0.8 },
+            top_p: if is_greedy { 1.0 } else { 0.95 },
+            seed: random.random(),
+        }
+    };
+    (0..count).map(case).collect()
+}
+
+/// Runs the cells in order, telling each report to `told`.
+///
+/// # Errors
+/// A rig that cannot be made or healed; the reports so far are lost, `told` has heard them.
+pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport)) -> Result<Campaign> {
+    let (cases, answers) = baseline(cells.len() * REQUESTS_PER_CELL, options.seed).await?;
+    let mut random = StdRng::seed_from_u64(options.seed);
+    let mut campaign = Campaign::default();
+    let mut rig: Option<(Rig, usize)> = None;
+    for (i, cell) in cells.iter().enumerate() {
+        let (mut current, age) = match rig.take() {
+            Some(rig) => rig,
+            None => (Rig::start(options).await?, 0),
+        };
+        let from = i * REQUESTS_PER_CELL;
+        let index = |k: usize| (from + k) % cases.len();
+        let of_cell: Vec<Case> = (0..REQUESTS_PER_CELL).map(|k| cases[index(k)].clone()).collect();
+        let expected: Vec<Answer> = (0..REQUESTS_PER_CELL).map(|k| answers[index(k)].clone()).collect();
+        let work = Workload {
+            cases: &of_cell,
+            baseline: &expected,
+        };
+        let report = strike(&mut current, *cell, work, &mut random);
+        let report = report.await.with_context(|| cell.to_string())?;
+        told(&report);
+        let is_spent = !current.has_coordinator() || age + 1 >= CELLS_PER_CLUSTER || !report.violations.is_empty();
+        campaign.reports.push(report);
+        if is_spent {
+            campaign.close(current).await?;
+        } else {
+            rig = Some((current, age + 1));
+        }
+    }
+    if let Some((current, _)) = rig {
+        campaign.close(current).await?;
+    }
+    Ok(campaign)
+}
+
+impl Campaign {
+    async fn close(&mut self, rig: Rig) -> Result<()> {
+        let findings = rig.stop().await?;
+        self.log_lines += findings.lines;
+        self.commits += findings.commits;
+        self.log_violations.extend(findings.violations);
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! The fault matrix (TARGETS T2 to T4): real processes, a faulty link, one fault at one exact point of a request's life,
+//! and a judge that compares every token with a fault-free run.
+//!
+//! `campaign` runs many cells, `cells` reads the matrix from its data file, `rig` is a cluster that can be hurt, `client` is one request as a client sees
+//! it, `strike` carries one cell out, `verdict` says what was wrong with it, `report` adds up.
+
+pub mod campaign;
+pub mod cells;
+pub mod client;
+pub mod report;
+pub mod rig;
+pub mod strike;
+pub mod verdict;

@@ -1,0 +1,389 @@
+//! A cluster that can be hurt: failpoints in every process, a faulty proxy before every decode node, short timers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cli::local_cluster::{ClusterEvent, Observer};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use service_runtime::failpoints::{FOLDER_VARIABLE, FaultPoint};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+
+use crate::chaos_proxy::{ChaosProxy, Fault};
+use crate::cluster::{ProcessFacts, TestCluster, options};
+use crate::event_check;
+use crate::wait::wait_until;
+
+/// TARGETS' test value; the coordinator's default is 5 s.
+pub const LEASE: Duration = Duration::from_secs(2);
+/// A process that stands still does not answer; one that runs does at once.
+const ARM_WITHIN: Duration = Duration::from_millis(500);
+/// Loading the model, connecting every pair, twice over on a busy machine.
+const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+/// How often the sum of every pool is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The flags of the rig: timers short enough that a fault's end is seen within the lease's order of magnitude, chunks short
+/// enough that a prompt has several, pools small enough that blocks are reused all the time.
+const COORDINATOR_FLAGS: [&str; 4] = [
+    "--lease-ms=2000",
+    "--open-timeout-ms=6000",
+    "--prefill-start-timeout-ms=6000",
+    "--stream-silence-ms-max=8000",
+];
+const PREFILL_FLAGS: [&str; 1] = ["--hold-ms-max=4000"];
+const DECODE_FLAGS: [&str; 1] = ["--reservation-ms-max=8000"];
+
+/// The binary with failpoints: `$BATON_FAILPOINTS_BIN`, else where `scripts/test` puts it.
+///
+/// # Errors
+/// It is not there; the error says how to make it.
+pub fn executable() -> Result<PathBuf> {
+    let beside = || {
+        let own = std::env::current_exe().ok()?;
+        Some(own.ancestors().nth(3)?.join("failpoints/baton"))
+    };
+    let path = std::env::var_os("BATON_FAILPOINTS_BIN")
+        .map(PathBuf::from)
+        .or_else(beside);
+    let path = path.context("no path for the binary with failpoints")?;
+    ensure!(
+        path.is_file(),
+        "{} is not there: run scripts/test, or `scripts/build-failpoints`",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// What a rig is made with.
+#[derive(Clone, Debug)]
+pub struct RigOptions {
+    pub topology: String,
+    pub kv_cache_memory: String,
+    /// `grpc` where the link's faults are wanted: shared memory has no link.
+    pub transports: &'static str,
+    pub seed: u64,
+    pub extra_prefill_flags: Vec<String>,
+}
+
+impl RigOptions {
+    pub fn new(topology: &str, seed: u64) -> Self {
+        Self {
+            topology: topology.to_owned(),
+            kv_cache_memory: "80MiB".to_owned(),
+            transports: "grpc",
+            seed,
+            extra_prefill_flags: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Rig {
+    pub cluster: TestCluster,
+    proxies: Arc<BTreeMap<String, ChaosProxy>>,
+    folder: tempfile::TempDir,
+    /// Killed and not started again.
+    dead: BTreeSet<String>,
+    sums: Sums,
+}
+
+impl Rig {
+    /// # Errors
+    /// What the cluster's start says.
+    pub async fn start(rig: &RigOptions) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut options = options(&rig.topology)?;
+        options.executable = executable()?;
+        let mut proxies = BTreeMap::new();
+        for index in 0..count_of(&rig.topology, 'd') {
+            let name = format!("decode-{index}");
+            let proxy = ChaosProxy::start(rig.seed.wrapping_add(index)).await?;
+            let advertise = format!("--kv-advertise={}", proxy.address());
+            options.flags_by_name.insert(name.clone(), vec![advertise.into()]);
+            proxies.insert(name, proxy);
+        }
+        let proxies = Arc::new(proxies);
+        let targets = proxies.clone();
+        options.observer = Observer::new(move |event| {
+            if let ClusterEvent::Listening { name, address } = event
+                && let Some(proxy) = targets.get(name)
+            {
+                proxy.set_target(address);
+            }
+        });
+        options.settings.threads_per_node = Some(1);
+        options.settings.kv_cache_memory = Some(rig.kv_cache_memory.clone());
+        options.settings.max_num_batched_tokens = Some(128);
+        options.coordinator_flags = COORDINATOR_FLAGS.map(Into::into).to_vec();
+        let transports = format!("--transports={}", rig.transports);
+        options.prefill_flags = PREFILL_FLAGS.map(Into::into).to_vec();
+        options.prefill_flags.push(transports.clone().into());
+        options
+            .prefill_flags
+            .extend(rig.extra_prefill_flags.iter().map(Into::into));
+        options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
+        options.decode_flags.push(transports.into());
+        let log = folder.path().join("events.jsonl");
+        options.environment = vec![
+            (FOLDER_VARIABLE.to_owned(), folder.path().display().to_string()),
+            ("BATON_EVENT_LOG".to_owned(), log.display().to_string()),
+        ];
+        let cluster = TestCluster::start_with(options).await?;
+        let sums = Sums::watch(&cluster);
+        Ok(Self {
+            cluster,
+            proxies,
+            folder,
+            dead: BTreeSet::new(),
+            sums,
+        })
+    }
+
+    pub fn base_url(&self) -> &str {
+        self.cluster.cluster.base_url()
+    }
+
+    /// Names of the running processes of a role.
+    pub fn names(&self, role: &str) -> Vec<String> {
+        let processes = self.cluster.cluster.processes().into_iter();
+        let of_role = processes.filter(|process| process.role == role && !self.dead.contains(&process.name));
+        of_role.map(|process| process.name).collect()
+    }
+
+    /// Arms a point of one process; false when the process does not answer, which one that stands still does not.
+    pub async fn arm(&self, name: &str, (point, actions): (FaultPoint, &str)) -> bool {
+        let path = self.folder.path().join(format!("{name}.sock"));
+        let line = format!("{}={actions}\n", point.name());
+        let armed = tokio::time::timeout(ARM_WITHIN, async {
+            let mut stream = UnixStream::connect(path).await?;
+            stream.write_all(line.as_bytes()).await?;
+            let mut answer = String::new();
+            BufReader::new(stream).read_line(&mut answer).await?;
+            std::io::Result::Ok(answer == "ok\n")
+        });
+        matches!(armed.await, Ok(Ok(true)))
+    }
+
+    fn pid(&self, name: &str) -> Option<Pid> {
+        let processes = self.cluster.cluster.processes();
+        let pid = processes.iter().find(|process| process.name == name)?.pid;
+        Pid::from_raw(i32::try_from(pid).ok()?)
+    }
+
+    fn signal(&self, name: &str, signal: Signal) {
+        if let Some(pid) = self.pid(name) {
+            // Gone is as good as told: whoever sent it looks at what the process does next.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+    pub fn pause(&self, name: &str) {
+        self.signal(name, Signal::STOP);
+    }
+    pub fn resume(&self, name: &str) {
+        self.signal(name, Signal::CONT);
+    }
+
+    /// Every thread of it stands still.
+    pub fn is_paused(&self, name: &str) -> bool {
+        let Some(pid) = self.pid(name) else { return false };
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        let state = stat.rsplit(')').next().map(str::trim_start);
+        state.is_some_and(|state| state.starts_with('T'))
+    }
+
+    pub async fn kill(&mut self, name: &str) -> Result<()> {
+        self.cluster.cluster.kill_node(name).await?;
+        self.dead.insert(name.to_owned());
+        self.sums.forget(name);
+        Ok(())
+    }
+
+    /// Starts a killed node again. A coordinator comes back at another port, so its cluster is made anew instead.
+    pub async fn restart(&mut self, name: &str) -> Result<()> {
+        self.cluster.cluster.restart_node(name).await?;
+        self.dead.remove(name);
+        Ok(())
+    }
+
+    pub fn has_coordinator(&self) -> bool {
+        !self.dead.contains("coordinator")
+    }
+
+    pub fn damage_links(&self, fault: Fault) {
+        for proxy in self.proxies.values() {
+            proxy.inject(fault);
+        }
+    }
+    pub fn heal_links(&self) {
+        for proxy in self.proxies.values() {
+            proxy.heal();
+        }
+    }
+    /// Chunks of KV that arrived with a bit turned, since the start.
+    pub fn flipped_chunks(&self) -> u64 {
+        self.proxies.values().map(ChaosProxy::flipped).sum()
+    }
+
+    /// Waits until every pair works again.
+    pub async fn wait_until_whole(&self) -> Result<()> {
+        let wanted = self.names("prefill").len() * self.names("decode").len();
+        wait_until("every pair usable", WHOLE_WITHIN, || async {
+            let answer = self.cluster.http.get(self.cluster.url("/ready")).send().await;
+            let ready: Value = answer
+                .map_err(|e| e.to_string())?
+                .json()
+                .await
+                .map_err(|e| e.to_string())?;
+            match ready["usable_pairs"].as_u64() {
+                Some(usable) if usable as usize >= wanted => Ok(()),
+                _ => Err(ready.to_string()),
+            }
+        })
+        .await
+    }
+
+    /// Waits until no block of any node is held, by the nodes' own account; says how long that took.
+    pub async fn wait_for_rest(&self, within: Duration) -> Result<Duration> {
+        let started = std::time::Instant::now();
+        let mut nodes = self.names("prefill");
+        nodes.extend(self.names("decode"));
+        let addresses = self.cluster.cluster.node_addresses();
+        wait_until("every KV block at rest", within, || async {
+            for name in &nodes {
+                let address = addresses.get(name).ok_or("no address")?;
+                let report = blocks(&self.cluster.http, address)
+                    .await
+                    .map_err(|e| format!("{name}: {e:#}"))?;
+                let busy = ["active", "reserved", "in_transfer", "quarantined"];
+                let is_busy = busy.iter().any(|state| report["blocks"][*state] != 0);
+                if is_busy || report["holders"].as_array().is_none_or(|holders| !holders.is_empty()) {
+                    return Err(format!("{name}: {report}"));
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(started.elapsed())
+    }
+
+    /// What was wrong with the sums of the pools since the last call.
+    pub fn wrong_sums(&self) -> Vec<String> {
+        self.sums.take()
+    }
+
+    /// Stops everything and reads the event log of every process, the dead ones too.
+    ///
+    /// # Errors
+    /// A process had to be killed, or there is no log.
+    pub async fn stop(self) -> Result<event_check::Findings> {
+        self.heal_links();
+        self.sums.stop();
+        let running: Vec<u32> = self
+            .cluster
+            .cluster
+            .processes()
+            .iter()
+            .map(|process| process.pid)
+            .collect();
+        self.cluster.stop().await?;
+        let left: Vec<u32> = running
+            .into_iter()
+            .filter(|pid| ProcessFacts::of(*pid).is_ok())
+            .collect();
+        ensure!(left.is_empty(), "processes left over: {left:?}");
+        event_check::check_file_with_dead(&self.folder.path().join("events.jsonl"), &self.dead)
+    }
+}
+
+/// `2p3d` has three of `d`.
+fn count_of(topology: &str, letter: char) -> u64 {
+    let end = topology.find(letter).unwrap_or(0);
+    let digits = topology[..end].rsplit(|c: char| !c.is_ascii_digit()).next();
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+async fn blocks(http: &reqwest::Client, address: &str) -> Result<Value> {
+    let answer = http.get(format!("http://{address}/admin/blocks")).send().await?;
+    Ok(answer.error_for_status()?.json().await?)
+}
+
+/// Looks at every pool all the time: its states add up to its size, whatever happens, and no handle was dropped.
+#[derive(Debug)]
+struct Sums {
+    sizes: Arc<Mutex<BTreeMap<String, u64>>>,
+    wrong: Arc<Mutex<Vec<String>>>,
+    looking: tokio::task::AbortHandle,
+}
+
+impl Sums {
+    fn watch(cluster: &TestCluster) -> Self {
+        let (sizes, wrong) = (
+            Arc::<Mutex<BTreeMap<String, u64>>>::default(),
+            Arc::<Mutex<Vec<String>>>::default(),
+        );
+        let addresses = cluster.cluster.node_addresses();
+        let (http, seen, told) = (cluster.http.clone(), sizes.clone(), wrong.clone());
+        let looking = tokio::spawn(async move {
+            loop {
+                for (name, address) in addresses.iter().filter(|(name, _)| *name != "coordinator") {
+                    // A paused or dead process does not answer, and has another address in its next life: only its first
+                    // life is watched here.
+                    let Ok(Ok(report)) = tokio::time::timeout(LOOK_EVERY, blocks(&http, address)).await else {
+                        continue;
+                    };
+                    let counts = report["blocks"].as_object().into_iter().flatten();
+                    let sum: u64 = counts.filter_map(|(_, count)| count.as_u64()).sum();
+                    let size = *lock(&seen).entry(name.clone()).or_insert(sum);
+                    if sum != size || report["dropped_handles_total"] != 0 {
+                        lock(&told).push(format!("{name}: a pool of {size} has {report}"));
+                    }
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        });
+        Self {
+            sizes,
+            wrong,
+            looking: looking.abort_handle(),
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        lock(&self.sizes).remove(name);
+    }
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.wrong))
+    }
+    fn stop(&self) {
+        self.looking.abort();
+    }
+}
+
+impl Drop for Sums {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_counted_by_their_letter() {
+        assert_eq!(
+            [count_of("2p3d", 'p'), count_of("2p3d", 'd'), count_of("12p1d", 'p')],
+            [2, 3, 12]
+        );
+        assert_eq!(count_of("2c", 'd'), 0);
+    }
+}

@@ -1,0 +1,227 @@
+//! One cell of the matrix, carried out: requests run, the point is reached, the fault strikes, everything is judged.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::future::join_all;
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::cells::{Cell, FaultKind, Victim};
+use super::client::{self, Manner, Seen};
+use super::rig::{LEASE, Rig};
+use super::verdict::{Outcome, judge};
+use crate::chaos_proxy::Fault;
+use crate::token_exact::{Answer, Case};
+
+/// Requests of a cell: at least two on each node of two pools.
+pub const REQUESTS_PER_CELL: usize = 6;
+/// A whole answer takes two seconds here, a fault's worst detection ten, and the machine is shared.
+const ENDED_WITHIN: Duration = Duration::from_secs(75);
+const REACHED_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// SIGSTOP of TARGETS' matrix.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Past the four seconds over which a pair judges its pace.
+const LINK_FAULT: Duration = Duration::from_secs(6);
+/// What a supervisor takes to start a dead process again.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+/// T4: "faults: at most two leases and a second".
+pub const REST_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs() + 1);
+
+/// The requests of one cell with their fault-free answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload<'a> {
+    pub cases: &'a [Case],
+    pub baseline: &'a [Answer],
+}
+
+/// What a cell came to.
+#[derive(Clone, Debug)]
+pub struct CellReport {
+    pub cell: Cell,
+    pub outcomes: Vec<Outcome>,
+    /// In words; empty when everything was as promised.
+    pub violations: Vec<String>,
+    pub to_rest: Duration,
+    pub took: Duration,
+}
+
+/// One request that runs.
+struct Running {
+    leave: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Seen>,
+}
+
+/// Carries out one cell on a whole cluster. Afterwards the cluster is whole again, unless its coordinator died.
+///
+/// # Errors
+/// The rig itself failed: nothing was learned.
+pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut StdRng) -> Result<CellReport> {
+    let started = Instant::now();
+    let armed = arm(rig, cell, random).await;
+    let mut running: Vec<Running> = work.cases.iter().map(|case| send(rig, case)).collect();
+    let mut violations = Vec::new();
+    match cell.fault {
+        FaultKind::LoseAck => {}
+        _ => match wait_for_the_point(rig, &armed, &running).await {
+            Some(stopped) => {
+                act(rig, cell, (&stopped, &mut running), random).await?;
+                disarm(rig, cell, &armed).await;
+            }
+            None => violations.push("the point was not reached".to_owned()),
+        },
+    }
+    let seen = join_all(running.into_iter().map(|request| request.task)).await;
+    let mut outcomes = Vec::new();
+    for (i, seen) in seen.into_iter().enumerate() {
+        let seen = seen.context("a client broke")?;
+        match judge(cell, &seen, &work.baseline[i].tokens) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(what) => violations.push(format!(
+                "request {i} after {:?}: {what}; {:?}",
+                seen.took, seen.terminals
+            )),
+        }
+    }
+    disarm(rig, cell, &armed).await;
+    rig.heal_links();
+    let to_rest = match rig.wait_for_rest(REST_WITHIN).await {
+        Ok(to_rest) => to_rest,
+        Err(error) => {
+            violations.push(format!("{error:#}"));
+            REST_WITHIN
+        }
+    };
+    violations.extend(rig.wrong_sums());
+    if rig.has_coordinator() {
+        rig.wait_until_whole().await?;
+    }
+    Ok(CellReport {
+        cell,
+        outcomes,
+        violations,
+        to_rest,
+        took: started.elapsed(),
+    })
+}
+
+fn send(rig: &Rig, case: &Case) -> Running {
+    let (leave, left) = oneshot::channel();
+    let (client, url, case) = (rig.cluster.http.clone(), rig.base_url().to_owned(), case.clone());
+    let manner = Manner {
+        leave: left,
+        within: ENDED_WITHIN,
+        deadline: None,
+    };
+    let task = tokio::spawn(async move { client::stream(&client, &url, &case, manner).await });
+    Running {
+        leave: Some(leave),
+        task,
+    }
+}
+
+/// Arms the point on every process that may pass it; the first to do so stands still.
+async fn arm(rig: &Rig, cell: Cell, random: &mut StdRng) -> Vec<String> {
+    let names = rig.names(cell.point.role());
+    let action = match cell.fault {
+        FaultKind::LoseAck => "fault",
+        _ => "stop",
+    };
+    let actions = format!("{}*off->1*return({action})", cell.passages(random));
+    for name in &names {
+        rig.arm(name, (cell.point, &actions)).await;
+    }
+    names
+}
+
+async fn wait_for_the_point(rig: &Rig, armed: &[String], running: &[Running]) -> Option<String> {
+    let started = Instant::now();
+    loop {
+        if let Some(stopped) = armed.iter().find(|name| rig.is_paused(name)) {
+            return Some(stopped.clone());
+        }
+        if started.elapsed() > REACHED_WITHIN || running.iter().all(|request| request.task.is_finished()) {
+            return None;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// No further passage stops anything; what stands still goes on.
+async fn disarm(rig: &Rig, cell: Cell, armed: &[String]) {
+    for name in armed {
+        if !rig.arm(name, (cell.point, "off")).await {
+            rig.resume(name);
+            rig.arm(name, (cell.point, "off")).await;
+        }
+    }
+}
+
+/// The fault, at the point: `stopped` stands still there and goes on afterwards, unless it is the victim.
+async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running]), random: &mut StdRng) -> Result<()> {
+    let link = match cell.fault {
+        FaultKind::Kill => {
+            let victim = victim(rig, cell, stopped, random);
+            rig.kill(&victim).await?;
+            rig.resume(stopped);
+            if cell.victim != Victim::Coordinator {
+                tokio::time::sleep(RESTART_AFTER).await;
+                rig.restart(&victim).await?;
+            }
+            return Ok(());
+        }
+        FaultKind::Pause => {
+            let victim = victim(rig, cell, stopped, random);
+            rig.pause(&victim);
+            if victim != stopped {
+                rig.resume(stopped);
+            }
+            tokio::time::sleep(PAUSE).await;
+            rig.resume(&victim);
+            return Ok(());
+        }
+        FaultKind::Leave => {
+            if let Some(leave) = running.first_mut().and_then(|request| request.leave.take()) {
+                // Finished already: it has nothing to leave.
+                let _ = leave.send(());
+            }
+            rig.resume(stopped);
+            return Ok(());
+        }
+        FaultKind::LoseAck => return Ok(()),
+        FaultKind::Reset => (Fault::Reset, None),
+        FaultKind::Blackhole => (Fault::Blackhole, Some(LINK_FAULT)),
+        FaultKind::Slow => {
+            let bytes_per_second = 1024;
+            (Fault::Rate { bytes_per_second }, Some(LINK_FAULT))
+        }
+        FaultKind::Flip => (Fault::FlipBits { chunks: 4 }, None),
+        FaultKind::Cut => {
+            let bytes = random.random_range(1..400_000);
+            (Fault::CutAfter { bytes }, None)
+        }
+        FaultKind::HalfClose => (Fault::HalfClose, None),
+    };
+    rig.damage_links(link.0);
+    rig.resume(stopped);
+    if let Some(lasts) = link.1 {
+        tokio::time::sleep(lasts).await;
+        rig.heal_links();
+    }
+    Ok(())
+}
+
+/// The process at the point when it has the victim's role, else one of that role.
+fn victim(rig: &Rig, cell: Cell, stopped: &str, random: &mut StdRng) -> String {
+    if cell.point.role() == cell.victim.name() {
+        return stopped.to_owned();
+    }
+    let names = rig.names(cell.victim.name());
+    match names.is_empty() {
+        true => stopped.to_owned(),
+        false => names[random.random_range(0..names.len())].clone(),
+    }
+}

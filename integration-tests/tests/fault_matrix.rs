@@ -1,0 +1,34 @@
+//! A seeded sample of the fault matrix, every kind of fault once. The whole: `examples/fault_matrix.rs`.
+
+use integration_tests::fault_matrix::report::table;
+use integration_tests::fault_matrix::rig::RigOptions;
+use integration_tests::fault_matrix::verdict::Outcome;
+use integration_tests::fault_matrix::{campaign, cells};
+
+/// One for each (victim, fault) of the file, at a point that the seed chooses: change it and other cells run.
+const CELLS: usize = 14;
+const SEED: u64 = 3;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_at_any_point_costs_no_wrong_token_no_second_end_and_no_block() {
+    let cells = cells::sample(CELLS, SEED).expect("cells");
+    let told = |report: &integration_tests::fault_matrix::strike::CellReport| {
+        println!(
+            "{}: {:?}, at rest after {:?}, {:?} in all",
+            report.cell, report.outcomes, report.to_rest, report.took
+        );
+    };
+    let options = RigOptions::new("2p2d", SEED);
+    let campaign = campaign::run(&cells, &options, told).await;
+    let campaign = campaign.expect("the rig works");
+    println!("{}", table(&campaign.reports));
+    assert_eq!(campaign.violations(), Vec::<String>::new());
+    let completed = campaign.reports.iter().flat_map(|report| &report.outcomes);
+    let completed = completed.filter(|outcome| **outcome == Outcome::Completed).count();
+    assert!(completed > CELLS * 3, "most requests outlive their fault: {completed}");
+    assert!(
+        campaign.commits > CELLS * 3,
+        "and were handed over: {}",
+        campaign.commits
+    );
+}
