@@ -70,7 +70,12 @@ pub fn model_path() -> anyhow::Result<PathBuf> {
 
 /// Options for `topology` (`1p1d`, `2c`) with the binary and the model under test, everything else at its default.
 pub fn options(topology: &str) -> anyhow::Result<LocalClusterOptions> {
-    let mut options = LocalClusterOptions::new(baton_executable()?, topology.parse()?, model_path()?);
+    options_of(baton_executable()?, topology)
+}
+
+/// The same with another binary.
+pub fn options_of(executable: PathBuf, topology: &str) -> anyhow::Result<LocalClusterOptions> {
+    let mut options = LocalClusterOptions::new(executable, topology.parse()?, model_path()?);
     // As `baton up` does for a model of its catalogue; the file's own name would differ.
     options.settings.served_model_name = Some(MODEL.to_owned());
     Ok(options)

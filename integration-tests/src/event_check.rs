@@ -30,13 +30,21 @@ pub fn check_file(path: &Path) -> Result<Findings> {
     Ok(check(&read(path)?))
 }
 
-/// The same for a run in which processes were killed: what ran on a process when it died has no end there. Lives that were
-/// followed by another one of the same process died; `dead` names those that were not.
+/// The same for a run in which the lives in `dead` were killed: what ran there has no end there.
 ///
 /// # Errors
 /// As [`check_file`].
-pub fn check_file_with_dead(path: &Path, dead: &BTreeSet<String>) -> Result<Findings> {
+pub fn check_file_with_dead(path: &Path, dead: BTreeSet<ProcessLife>) -> Result<Findings> {
     Ok(check_with_dead(&read(path)?, dead))
+}
+
+/// The life that wrote last of all lives of a process so far; `None` when none wrote.
+///
+/// # Errors
+/// As [`check_file`].
+pub fn last_life(path: &Path, process: &str) -> Result<Option<ProcessLife>> {
+    let lines = read(path)?;
+    Ok(lines.iter().rfind(|line| line.process == process).map(life_of))
 }
 
 fn read(path: &Path) -> Result<Vec<Line>> {
@@ -48,19 +56,12 @@ fn read(path: &Path) -> Result<Vec<Line>> {
 }
 
 pub fn check(lines: &[Line]) -> Findings {
-    check_with_dead(lines, &BTreeSet::new())
+    check_with_dead(lines, BTreeSet::new())
 }
 
-fn check_with_dead(lines: &[Line], dead: &BTreeSet<String>) -> Findings {
-    let mut last_life: BTreeMap<&str, &str> = BTreeMap::new();
-    for line in lines {
-        last_life.insert(&line.process, &line.epoch);
-    }
-    let has_died = |line: &Line| {
-        dead.contains(&line.process) || last_life.get(line.process.as_str()) != Some(&line.epoch.as_str())
-    };
+fn check_with_dead(lines: &[Line], dead: BTreeSet<ProcessLife>) -> Findings {
     let mut checker = Checker {
-        dead: lines.iter().filter(|line| has_died(line)).map(life_of).collect(),
+        dead,
         ..Checker::default()
     };
     for line in lines {
@@ -69,8 +70,8 @@ fn check_with_dead(lines: &[Line], dead: &BTreeSet<String>) -> Findings {
     checker.finish(lines.len())
 }
 
-/// One life of one process.
-type ProcessLife = (String, String);
+/// One life of one process: its name and its epoch.
+pub type ProcessLife = (String, String);
 
 fn life_of(line: &Line) -> ProcessLife {
     (line.process.clone(), line.epoch.clone())

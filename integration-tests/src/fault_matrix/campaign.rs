@@ -8,7 +8,7 @@ use super::cells::Cell;
 use super::rig::{Rig, RigOptions, executable};
 use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
 use crate::PROSE;
-use crate::cluster::{TestCluster, options};
+use crate::cluster::{TestCluster, options_of};
 use crate::token_exact::{self, Answer, Case, tokenize};
 
 /// Prompts of a campaign: so many that one comes again only after the small pools have forgotten it.
@@ -41,8 +41,7 @@ impl Campaign {
 /// # Errors
 /// The cluster does not start or does not answer.
 pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
-    let mut options = options("1c")?;
-    options.executable = executable()?;
+    let options = options_of(executable()?, "1c")?;
     let cluster = TestCluster::start_with(options).await?;
     let text = tokenize(&cluster.http, cluster.cluster.base_url(), PROSE).await?;
     let cases = cases(&text, prompts.min(PROMPTS_MAX), seed);

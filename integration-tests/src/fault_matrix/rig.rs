@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
 use crate::chaos_proxy::{ChaosProxy, Fault};
-use crate::cluster::{ProcessFacts, TestCluster, options};
+use crate::cluster::{ProcessFacts, TestCluster, options_of};
 use crate::event_check;
 use crate::wait::wait_until;
 
@@ -26,6 +26,8 @@ const ARM_WITHIN: Duration = Duration::from_millis(500);
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 /// How often the sum of every pool is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+const EVENT_LOG: &str = "events.jsonl";
 
 /// The flags of the rig: timers short enough that a fault's end is seen within the lease's order of magnitude, chunks short
 /// enough that a prompt has several, pools small enough that blocks are reused all the time.
@@ -89,6 +91,8 @@ pub struct Rig {
     folder: tempfile::TempDir,
     /// Killed and not started again.
     dead: BTreeSet<String>,
+    /// What they had been doing has no end in the event log.
+    dead_lives: BTreeSet<event_check::ProcessLife>,
     sums: Sums,
 }
 
@@ -97,8 +101,7 @@ impl Rig {
     /// What the cluster's start says.
     pub async fn start(rig: &RigOptions) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let mut options = options(&rig.topology)?;
-        options.executable = executable()?;
+        let mut options = options_of(executable()?, &rig.topology)?;
         let mut proxies = BTreeMap::new();
         for index in 0..count_of(&rig.topology, 'd') {
             let name = format!("decode-{index}");
@@ -128,7 +131,7 @@ impl Rig {
             .extend(rig.extra_prefill_flags.iter().map(Into::into));
         options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
         options.decode_flags.push(transports.into());
-        let log = folder.path().join("events.jsonl");
+        let log = folder.path().join(EVENT_LOG);
         options.environment = vec![
             (FOLDER_VARIABLE.to_owned(), folder.path().display().to_string()),
             ("BATON_EVENT_LOG".to_owned(), log.display().to_string()),
@@ -140,6 +143,7 @@ impl Rig {
             proxies,
             folder,
             dead: BTreeSet::new(),
+            dead_lives: BTreeSet::new(),
             sums,
         })
     }
@@ -199,6 +203,7 @@ impl Rig {
     pub async fn kill(&mut self, name: &str) -> Result<()> {
         self.cluster.cluster.kill_node(name).await?;
         self.dead.insert(name.to_owned());
+        self.dead_lives.extend(event_check::last_life(&self.event_log(), name)?);
         self.sums.forget(name);
         Ok(())
     }
@@ -208,6 +213,10 @@ impl Rig {
         self.cluster.cluster.restart_node(name).await?;
         self.dead.remove(name);
         Ok(())
+    }
+
+    fn event_log(&self) -> PathBuf {
+        self.folder.path().join(EVENT_LOG)
     }
 
     pub fn has_coordinator(&self) -> bool {
@@ -290,13 +299,14 @@ impl Rig {
             .iter()
             .map(|process| process.pid)
             .collect();
+        let log = self.event_log();
         self.cluster.stop().await?;
         let left: Vec<u32> = running
             .into_iter()
             .filter(|pid| ProcessFacts::of(*pid).is_ok())
             .collect();
         ensure!(left.is_empty(), "processes left over: {left:?}");
-        event_check::check_file_with_dead(&self.folder.path().join("events.jsonl"), &self.dead)
+        event_check::check_file_with_dead(&log, self.dead_lives)
     }
 }
 
