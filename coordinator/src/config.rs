@@ -59,6 +59,9 @@ pub struct Config {
     /// Placements of one request, the first included
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub attempts_max: u32,
+    /// Retries a minute beside the budget of one for five requests
+    #[arg(long, default_value_t = 10)]
+    pub retries_free_per_minute: u64,
     /// Longest wait for a decode node's answer to `Open`
     #[arg(long, default_value_t = 60_000)]
     pub open_timeout_ms: u64,
@@ -114,6 +117,7 @@ impl Config {
             prefill_start_timeout: Duration::from_millis(self.prefill_start_timeout_ms),
             stream_silence_max: Duration::from_millis(self.stream_silence_ms_max),
             attempts_max: self.attempts_max,
+            retries_free_per_minute: self.retries_free_per_minute,
             routing: match self.routing {
                 Routing::LeastLoaded => RoutingPolicy::LeastLoaded,
                 Routing::RoundRobin => RoutingPolicy::RoundRobin,

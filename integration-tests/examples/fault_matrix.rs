@@ -27,8 +27,8 @@ async fn main() -> anyhow::Result<ExitCode> {
             done.set(done.get() + 1);
             let (n, took) = (done.get(), report.took);
             eprintln!(
-                "seed {seed} {n}/{total} {}: {:?} {took:.1?} {:?}",
-                report.cell, report.outcomes, report.violations
+                "seed {seed} {n}/{total} {}: {:?} {:?} {took:.1?} {:?}",
+                report.cell, report.outcomes, report.errors, report.violations
             );
         };
         let campaign = campaign::run(&wanted, &RigOptions::new(&topology, seed), told).await?;

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::cells::{Cell, FaultKind, Victim};
-use super::client::{self, Manner, Seen};
+use super::client::{self, Manner, Seen, Terminal};
 use super::rig::{LEASE, Rig};
 use super::verdict::{Outcome, judge};
 use crate::chaos_proxy::Fault;
@@ -43,6 +43,8 @@ pub struct Workload<'a> {
 pub struct CellReport {
     pub cell: Cell,
     pub outcomes: Vec<Outcome>,
+    /// Codes of the explicit errors.
+    pub errors: Vec<String>,
     /// In words; empty when everything was as promised.
     pub violations: Vec<String>,
     pub to_rest: Duration,
@@ -75,9 +77,13 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
         },
     }
     let seen = join_all(running.into_iter().map(|request| request.task)).await;
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
     for (i, seen) in seen.into_iter().enumerate() {
         let seen = seen.context("a client broke")?;
+        errors.extend(seen.terminals.iter().filter_map(|terminal| match terminal {
+            Terminal::Error(code) => Some(code.clone()),
+            Terminal::Finished(_) => None,
+        }));
         match judge(cell, &seen, &work.baseline[i].tokens) {
             Ok(outcome) => outcomes.push(outcome),
             Err(what) => violations.push(format!(
@@ -102,6 +108,7 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
     Ok(CellReport {
         cell,
         outcomes,
+        errors,
         violations,
         to_rest,
         took: started.elapsed(),

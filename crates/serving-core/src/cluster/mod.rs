@@ -61,6 +61,9 @@ pub struct ClusterConfig {
     pub stream_silence_max: Duration,
     /// Placements of one request, the first included.
     pub attempts_max: u32,
+    /// Retries a minute that the budget of PROTOCOL rule 10 does not count: with a handful of requests a minute a ratio
+    /// would forbid the first one.
+    pub retries_free_per_minute: u64,
     pub routing: RoutingPolicy,
     pub on_illegal_transition: OnIllegalTransition,
 }
@@ -85,6 +88,7 @@ impl Default for ClusterConfig {
             prefill_start_timeout: Duration::from_secs(60),
             stream_silence_max: Duration::from_secs(60),
             attempts_max: 4,
+            retries_free_per_minute: 10,
             routing: RoutingPolicy::default(),
             on_illegal_transition: OnIllegalTransition::FailRequest,
         }

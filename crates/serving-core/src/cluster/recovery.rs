@@ -17,8 +17,6 @@ use super::stats::{HandoffOutcome, MigrationOutcome, count};
 /// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.
 const BUDGET_WINDOW: Duration = Duration::from_secs(60);
 const BUDGET_RETRIES_PER_REQUESTS: (u64, u64) = (1, 5);
-/// Retries a minute that are free of the ratio: with a handful of requests a minute a ratio would forbid the first one.
-const BUDGET_FREE_RETRIES: u64 = 10;
 /// Slots of the sliding window.
 const BUDGET_SLOTS: u64 = 12;
 
@@ -45,13 +43,13 @@ impl RetryBudget {
         self.slot(now).1 += 1;
     }
 
-    /// Takes one retry if the budget allows it.
-    pub(super) fn take_retry(&mut self, now: Time) -> bool {
+    /// Takes one retry if the budget allows it; so many a minute it always does.
+    pub(super) fn take_retry(&mut self, now: Time, free_per_minute: u64) -> bool {
         self.slot(now);
         let requests: u64 = self.slots.iter().map(|s| s.1).sum();
         let retries: u64 = self.slots.iter().map(|s| s.2).sum();
         let (part, whole) = BUDGET_RETRIES_PER_REQUESTS;
-        let allowed = (requests * part / whole).max(BUDGET_FREE_RETRIES);
+        let allowed = (requests * part / whole).max(free_per_minute);
         if retries + 1 > allowed {
             return false;
         }
@@ -275,7 +273,8 @@ impl Cluster {
         let placements = tracked.placements;
         if let Retry::Budgeted(label) | Retry::NodeGone(label) = retry {
             let is_free = matches!(retry, Retry::NodeGone(_));
-            if placements >= self.config.attempts_max || !(is_free || self.budget.take_retry(now)) {
+            let free = self.config.retries_free_per_minute;
+            if placements >= self.config.attempts_max || !(is_free || self.budget.take_retry(now, free)) {
                 if had_tokens {
                     count(&mut self.stats.migrations, MigrationOutcome::BudgetSpent);
                 }
@@ -346,22 +345,26 @@ mod tests {
     use super::*;
     use crate::ids::TokenId;
 
+    const FREE: u64 = 10;
+
     #[test]
     fn the_budget_is_a_fifth_of_the_requests_of_the_last_minute_but_never_below_its_floor() {
         let mut budget = RetryBudget::default();
-        for _ in 0..BUDGET_FREE_RETRIES {
-            assert!(budget.take_retry(Time::from_millis(1)));
+        for _ in 0..FREE {
+            assert!(budget.take_retry(Time::from_millis(1), FREE));
         }
-        assert!(!budget.take_retry(Time::from_millis(2)));
+        assert!(!budget.take_retry(Time::from_millis(2), FREE));
         for i in 0..100 {
             budget.count_request(Time::from_millis(10 + i));
         }
-        let allowed = (0..100).filter(|_| budget.take_retry(Time::from_millis(500))).count();
-        assert_eq!(allowed as u64, 100 / 5 - BUDGET_FREE_RETRIES);
-        let allowed_later = (0..100)
-            .filter(|_| budget.take_retry(Time::from_millis(61_000)))
+        let allowed = (0..100)
+            .filter(|_| budget.take_retry(Time::from_millis(500), FREE))
             .count();
-        assert_eq!(allowed_later as u64, BUDGET_FREE_RETRIES, "the old minute is forgotten");
+        assert_eq!(allowed as u64, 100 / 5 - FREE);
+        let allowed_later = (0..100)
+            .filter(|_| budget.take_retry(Time::from_millis(61_000), FREE))
+            .count();
+        assert_eq!(allowed_later as u64, FREE, "the old minute is forgotten");
     }
 
     #[test]
