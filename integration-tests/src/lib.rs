@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod configurations;
 pub mod event_check;
 pub mod fault_matrix;
+pub mod fault_runs;
 pub mod footprint;
 pub mod goldens;
 pub mod token_exact;

@@ -31,14 +31,11 @@ const EVENT_LOG: &str = "events.jsonl";
 
 /// Timers short enough that a fault's end is seen within the lease's order of magnitude, chunks short
 /// enough that a prompt has several, pools small enough that blocks are reused all the time.
-const COORDINATOR_FLAGS: [&str; 5] = [
+const COORDINATOR_FLAGS: [&str; 4] = [
     "--lease-ms=2000",
     "--open-timeout-ms=6000",
     "--prefill-start-timeout-ms=6000",
     "--stream-silence-ms-max=8000",
-    // Six requests in a few seconds, all hit: the ratio would turn most into errors, and what comes after a retry is what
-    // is to be judged here. T22 has the budget as it is.
-    "--retries-free-per-minute=100000",
 ];
 const PREFILL_FLAGS: [&str; 1] = ["--hold-ms-max=4000"];
 const DECODE_FLAGS: [&str; 1] = ["--reservation-ms-max=8000"];
@@ -72,7 +69,12 @@ pub struct RigOptions {
     /// `grpc` where the link's faults are wanted: shared memory has no link.
     pub transports: &'static str,
     pub seed: u64,
-    pub extra_prefill_flags: Vec<String>,
+    /// Tokens of a step: the chunk of a prompt.
+    pub chunk_tokens: u32,
+    pub prefix_cache: bool,
+    /// The matrix strikes six requests in a few seconds: the budget's ratio would turn most into errors, and what comes
+    /// after a retry is what is to be judged.
+    pub retries_free_per_minute: u64,
 }
 
 impl RigOptions {
@@ -82,7 +84,9 @@ impl RigOptions {
             kv_cache_memory: "80MiB".to_owned(),
             transports: "grpc",
             seed,
-            extra_prefill_flags: Vec::new(),
+            chunk_tokens: 128,
+            prefix_cache: true,
+            retries_free_per_minute: 100_000,
         }
     }
 }
@@ -126,14 +130,14 @@ impl Rig {
         });
         options.settings.threads_per_node = Some(1);
         options.settings.kv_cache_memory = Some(rig.kv_cache_memory.clone());
-        options.settings.max_num_batched_tokens = Some(128);
+        options.settings.max_num_batched_tokens = Some(rig.chunk_tokens);
+        options.settings.prefix_cache = Some(rig.prefix_cache);
         options.coordinator_flags = COORDINATOR_FLAGS.map(Into::into).to_vec();
+        let retries = format!("--retries-free-per-minute={}", rig.retries_free_per_minute);
+        options.coordinator_flags.push(retries.into());
         let transports = format!("--transports={}", rig.transports);
         options.prefill_flags = PREFILL_FLAGS.map(Into::into).to_vec();
         options.prefill_flags.push(transports.clone().into());
-        options
-            .prefill_flags
-            .extend(rig.extra_prefill_flags.iter().map(Into::into));
         options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
         options.decode_flags.push(transports.into());
         options.log_dir = std::env::var_os("BATON_RIG_LOGS").map(PathBuf::from);
@@ -262,27 +266,29 @@ impl Rig {
         .await
     }
 
-    /// Waits until no block of any node is held, by the nodes' own account; says how long that took.
+    /// Whether no block of any node is held, by the nodes' own account; an error says which is.
+    ///
+    /// # Errors
+    /// The first node that holds blocks, or does not answer.
+    pub async fn is_at_rest(&self) -> Result<(), String> {
+        let addresses = self.cluster.cluster.node_addresses();
+        for name in self.names("prefill").into_iter().chain(self.names("decode")) {
+            let address = addresses.get(&name).ok_or("no address")?;
+            let report = blocks(&self.cluster.http, address).await;
+            let report = report.map_err(|error| format!("{name}: {error:#}"))?;
+            let busy = ["active", "reserved", "in_transfer", "quarantined"];
+            let is_busy = busy.iter().any(|state| report["blocks"][*state] != 0);
+            if is_busy || report["holders"].as_array().is_none_or(|holders| !holders.is_empty()) {
+                return Err(format!("{name}: {report}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no block of any node is held; says how long that took.
     pub async fn wait_for_rest(&self, within: Duration) -> Result<Duration> {
         let started = std::time::Instant::now();
-        let mut nodes = self.names("prefill");
-        nodes.extend(self.names("decode"));
-        let addresses = self.cluster.cluster.node_addresses();
-        wait_until("every KV block at rest", within, || async {
-            for name in &nodes {
-                let address = addresses.get(name).ok_or("no address")?;
-                let report = blocks(&self.cluster.http, address)
-                    .await
-                    .map_err(|e| format!("{name}: {e:#}"))?;
-                let busy = ["active", "reserved", "in_transfer", "quarantined"];
-                let is_busy = busy.iter().any(|state| report["blocks"][*state] != 0);
-                if is_busy || report["holders"].as_array().is_none_or(|holders| !holders.is_empty()) {
-                    return Err(format!("{name}: {report}"));
-                }
-            }
-            Ok(())
-        })
-        .await?;
+        wait_until("every KV block at rest", within, || self.is_at_rest()).await?;
         Ok(started.elapsed())
     }
 

@@ -1,0 +1,180 @@
+//! The long runs under faults, for docs/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
+//!
+//!     faults matrix SEEDS [TOPOLOGY [FILTER]]   T2, T3, T4: every cell, once for each seed
+//!     faults cancels ROUNDS                     T9: so many at each of F1 to F11
+//!     faults deadlines REQUESTS                 T8
+//!     faults retries SECONDS                    T22
+//!     faults reuse ROUNDS TRANSPORT             T5: tiny pool, slow link
+//!     faults flips ROUNDS                       T5: turned bits
+//!
+//! Exit status 1 when a promise was broken.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use integration_tests::fault_matrix::report::table;
+use integration_tests::fault_matrix::rig::RigOptions;
+use integration_tests::fault_matrix::strike::CellReport;
+use integration_tests::fault_matrix::{campaign, cells};
+use integration_tests::fault_runs::{cancels, deadlines, flips, quantile, retries, reuse};
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize| -> Result<usize> {
+        let word = words
+            .get(i)
+            .with_context(|| format!("word {i} is missing; see the top of this file"))?;
+        Ok(word.parse()?)
+    };
+    let started = Instant::now();
+    let broken = match words.first().map(String::as_str) {
+        Some("matrix") => {
+            let topology = words.get(2).map_or("2p2d", String::as_str);
+            matrix(number(1)? as u64, topology, words.get(3).map_or("", String::as_str)).await?
+        }
+        Some("cancels") => all_cancels(number(1)?).await?,
+        Some("deadlines") => all_deadlines(number(1)?).await?,
+        Some("retries") => all_retries(number(1)? as u64).await?,
+        Some("reuse") => {
+            let transport = if words.get(2).is_some_and(|word| word == "shm") {
+                "shm"
+            } else {
+                "grpc"
+            };
+            all_reuse(number(1)?, transport).await?
+        }
+        Some("flips") => all_flips(number(1)?).await?,
+        other => bail!("no run is called {other:?}; see the top of this file"),
+    };
+    println!("{} promises broken, {:.0?} in all", broken.len(), started.elapsed());
+    for what in &broken {
+        println!("- {what}");
+    }
+    Ok(match broken.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+async fn matrix(seeds: u64, topology: &str, filter: &str) -> Result<Vec<String>> {
+    let (mut reports, mut violations, mut commits, mut lines) = (Vec::new(), Vec::new(), 0, 0);
+    for seed in 1..=seeds {
+        let all = cells::sample(usize::MAX, seed)?;
+        let wanted: Vec<_> = all
+            .into_iter()
+            .filter(|cell| cell.to_string().contains(filter))
+            .collect();
+        let (total, done) = (wanted.len(), std::cell::Cell::new(0));
+        let told = |report: &CellReport| {
+            done.set(done.get() + 1);
+            let CellReport {
+                cell, outcomes, errors, ..
+            } = report;
+            let (n, took, violations) = (done.get(), report.took, &report.violations);
+            eprintln!("seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} {violations:?}");
+        };
+        let campaign = campaign::run(&wanted, &RigOptions::new(topology, seed), told).await?;
+        violations.extend(
+            campaign
+                .violations()
+                .into_iter()
+                .map(|what| format!("seed {seed}: {what}")),
+        );
+        (commits, lines) = (commits + campaign.commits, lines + campaign.log_lines);
+        reports.extend(campaign.reports);
+    }
+    println!("{}", table(&reports));
+    println!("{topology}, seeds 1 to {seeds}: {commits} committed handoffs, {lines} lines of event log");
+    Ok(violations)
+}
+
+async fn all_cancels(rounds: usize) -> Result<Vec<String>> {
+    let run = cancels::run(rounds, 1).await?;
+    println!("| point | n | compute stop p50 | p99 | blocks free p50 | p99 |\n|---|---|---|---|---|---|");
+    let limit = run.chunk + Duration::from_millis(100);
+    let mut broken = Vec::new();
+    for samples in run.samples.chunks(rounds) {
+        let of = |time: fn(&cancels::Sample) -> Duration| samples.iter().map(time).collect::<Vec<_>>();
+        let (stop, free) = (of(|sample| sample.to_compute_stop), of(|sample| sample.to_blocks_free));
+        let point = samples[0].point.name();
+        let (stop99, free99) = (quantile(&stop, 0.99), quantile(&free, 0.99));
+        let n = samples.len();
+        println!(
+            "| {point} | {n} | {:.1?} | {stop99:.1?} | {:.1?} | {free99:.1?} |",
+            quantile(&stop, 0.5),
+            quantile(&free, 0.5)
+        );
+        if stop99 > limit {
+            broken.push(format!(
+                "{point}: computing stopped after {stop99:.1?}, the line is {limit:.1?}"
+            ));
+        }
+        if free99 > Duration::from_secs(1) {
+            broken.push(format!("{point}: blocks were free after {free99:.1?}, the line is 1 s"));
+        }
+    }
+    println!("a chunk of 16 tokens takes {:.1?}", run.chunk);
+    Ok(broken)
+}
+
+async fn all_deadlines(requests: usize) -> Result<Vec<String>> {
+    let run = deadlines::run(requests, 1).await?;
+    let (n, late) = (run.requests, run.late.len());
+    println!(
+        "{n} requests, {} completed, {} ended by an error, {} faults",
+        run.completed, run.failed, run.faults
+    );
+    let (p50, p99, max) = (
+        quantile(&run.late, 0.5),
+        quantile(&run.late, 0.99),
+        quantile(&run.late, 1.0),
+    );
+    println!(
+        "{late} ended after their deadline: p50 {p50:.0?}, p99 {p99:.0?}, max {max:.0?} (line 250 ms); at rest {:.0?} after the last answer",
+        run.to_rest
+    );
+    Ok(run.violations)
+}
+
+async fn all_retries(seconds: u64) -> Result<Vec<String>> {
+    let run = retries::run(Duration::from_secs(seconds), Duration::from_secs(15), 1).await?;
+    println!("{run:#?}\nattempts per request {:.3}", run.attempts_per_request());
+    let mut broken = Vec::new();
+    if run.attempts_per_request() > retries::ATTEMPTS_PER_REQUEST_MAX {
+        broken.push(format!("{:.3} attempts for a request", run.attempts_per_request()));
+    }
+    if run.recovered_after > retries::RECOVERED_WITHIN {
+        broken.push(format!(
+            "the last retry or failure came {:?} after the faults",
+            run.recovered_after
+        ));
+    }
+    if run.failed_transfers < 1.0 {
+        broken.push("no transfer failed: nothing was tried".to_owned());
+    }
+    Ok(broken)
+}
+
+async fn all_reuse(rounds: usize, transport: &'static str) -> Result<Vec<String>> {
+    let run = reuse::run(rounds, transport, 1).await?;
+    println!(
+        "{transport}: {} rounds, {} texts compared, {} left, {} ended by an error, {} transfers broken off",
+        run.rounds, run.compared_texts, run.left, run.failed, run.broken_off
+    );
+    Ok(run.violations)
+}
+
+async fn all_flips(rounds: usize) -> Result<Vec<String>> {
+    let run = flips::run(rounds, 1).await?;
+    println!(
+        "{} bits turned, {} detected, {} texts right",
+        run.flipped, run.detected, run.completed
+    );
+    let mut broken = run.violations;
+    if run.detected != run.flipped || run.flipped == 0 {
+        broken.push(format!("{} of {} turned bits were detected", run.detected, run.flipped));
+    }
+    Ok(broken)
+}

@@ -1,0 +1,136 @@
+//! T8: three times more work than fits, deadlines of 0.2 to 10 s, faults all the time: nobody waits beyond his deadline.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::StreamExt as _;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::oneshot;
+
+use crate::chaos_proxy::Fault;
+use crate::fault_matrix::campaign;
+use crate::fault_matrix::cells::{Cell, FaultKind, Victim};
+use crate::fault_matrix::client::{self, Manner};
+use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::fault_matrix::strike::REST_WITHIN;
+use crate::fault_matrix::verdict::{Outcome, judge};
+use service_runtime::failpoints::FaultPoint;
+
+/// T8's line: how late an answer may be.
+pub const LATE_MAX: Duration = Duration::from_millis(250);
+const DEADLINES_MS: std::ops::Range<f64> = 200.0..10_000.0;
+/// Four sequences run well on two cores with two nodes of each kind.
+const CONCURRENCY: usize = 24;
+const WITHIN: Duration = Duration::from_secs(60);
+const FAULT_EVERY: Duration = Duration::from_secs(3);
+
+/// What a run of deadlines measured.
+#[derive(Clone, Debug, Default)]
+pub struct Deadlines {
+    pub requests: usize,
+    pub completed: usize,
+    pub failed: usize,
+    pub faults: usize,
+    /// Beyond the deadline, of those that ended after it.
+    pub late: Vec<Duration>,
+    pub violations: Vec<String>,
+    /// After the last answer, until no node held a block or computed.
+    pub to_rest: Duration,
+}
+
+/// # Errors
+/// The rig broke.
+pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
+    let options = RigOptions::new("2p2d", seed);
+    let (cases, answers) = campaign::baseline(48, seed).await?;
+    let rig = Rig::start(&options).await?;
+    let mut random = StdRng::seed_from_u64(seed);
+    let plan = |i: usize| {
+        let deadline =
+            (DEADLINES_MS.start.ln() + random.random::<f64>() * (DEADLINES_MS.end / DEADLINES_MS.start).ln()).exp();
+        (i % cases.len(), Duration::from_secs_f64(deadline / 1000.0))
+    };
+    let plans: Vec<(usize, Duration)> = (0..requests).map(plan).collect();
+    let (rig_ref, cases_ref) = (&rig, &cases);
+    let running = futures::stream::iter(plans)
+        .map(|(which, deadline)| async move {
+            // Kept: a dropped end would be heard as a wish to leave.
+            let (_stay, left) = oneshot::channel();
+            let manner = Manner {
+                leave: left,
+                within: WITHIN,
+                deadline: Some(deadline),
+            };
+            let seen = client::stream(&rig_ref.cluster.http, rig_ref.base_url(), &cases_ref[which], manner).await;
+            (which, deadline, seen)
+        })
+        .buffer_unordered(CONCURRENCY)
+        .collect::<Vec<_>>();
+    let mut fault_random = StdRng::seed_from_u64(seed.wrapping_add(1));
+    let mut faults = 0;
+    let ended = tokio::select! {
+        ended = running => ended,
+        () = disturb(&rig, &mut fault_random, &mut faults) => Vec::new(),
+    };
+    heal(&rig);
+    let mut run = Deadlines {
+        requests: ended.len(),
+        faults,
+        ..Deadlines::default()
+    };
+    // No connection breaks here: the coordinator lives.
+    let cell = Cell {
+        victim: Victim::Link,
+        fault: FaultKind::Slow,
+        point: FaultPoint::Queued,
+    };
+    for (which, deadline, seen) in ended {
+        if let Some(late) = seen.took.checked_sub(deadline) {
+            run.late.push(late);
+            if late > LATE_MAX {
+                run.violations.push(format!(
+                    "{late:?} after a deadline of {deadline:?}: {:?}",
+                    seen.terminals
+                ));
+            }
+        }
+        match judge(cell, &seen, &answers[which].tokens) {
+            Ok(Outcome::Completed) => run.completed += 1,
+            Ok(_) => run.failed += 1,
+            Err(what) => run.violations.push(what),
+        }
+    }
+    run.to_rest = rig.wait_for_rest(REST_WITHIN).await?;
+    run.violations.extend(rig.wrong_sums());
+    run.violations.extend(rig.stop().await?.violations);
+    Ok(run)
+}
+
+/// One fault after another, for ever.
+async fn disturb(rig: &Rig, random: &mut StdRng, faults: &mut usize) {
+    loop {
+        tokio::time::sleep(FAULT_EVERY).await;
+        *faults += 1;
+        let lasts = Duration::from_millis(random.random_range(500..3_000));
+        let nodes: Vec<String> = ["prefill", "decode"].iter().flat_map(|role| rig.names(role)).collect();
+        match random.random_range(0..5) {
+            0 => rig.damage_links(Fault::Reset),
+            1 => rig.damage_links(Fault::Blackhole),
+            2 => rig.damage_links(Fault::Rate { bytes_per_second: 1024 }),
+            3 => rig.damage_links(Fault::FlipBits { chunks: 4 }),
+            _ => rig.pause(&nodes[random.random_range(0..nodes.len())]),
+        }
+        tokio::time::sleep(lasts).await;
+        heal(rig);
+    }
+}
+
+fn heal(rig: &Rig) {
+    rig.heal_links();
+    for role in ["prefill", "decode"] {
+        for name in rig.names(role) {
+            rig.resume(&name);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Longer runs under faults, each for one line of TARGETS: cancels (T9), deadlines (T8), retries (T22), reuse of blocks and
+//! turned bits (T5). They use the fault matrix's rig, client and judge.
+
+pub mod cancels;
+pub mod deadlines;
+pub mod flips;
+pub mod retries;
+pub mod reuse;
+
+use std::time::Duration;
+
+/// Nearest-rank quantile.
+pub fn quantile(of: &[Duration], q: f64) -> Duration {
+    let mut sorted = of.to_vec();
+    sorted.sort();
+    let rank = (sorted.len() as f64 * q).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_seen() {
+        let of: Vec<Duration> = (1..=100).rev().map(Duration::from_millis).collect();
+        assert_eq!(quantile(&of, 0.5), Duration::from_millis(50));
+        assert_eq!(quantile(&of, 0.99), Duration::from_millis(99));
+        assert_eq!(quantile(&of, 1.0), Duration::from_millis(100));
+        assert_eq!(quantile(&[], 0.5), Duration::ZERO);
+    }
+}
