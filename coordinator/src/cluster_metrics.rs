@@ -31,7 +31,14 @@ pub struct NodeSnapshot {
     pub prefix_query_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
     /// A prefill node's links: decode node, and whether it reports the link as usable.
-    pub pairs: Vec<(String, bool)>,
+    pub pairs: Vec<PairSnapshot>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PairSnapshot {
+    pub decode_node: String,
+    /// `None` while it can be used.
+    pub unusable_reason: Option<String>,
 }
 
 /// Everything the brain exports.
@@ -83,10 +90,13 @@ impl ClusterSnapshot {
     }
 }
 
-fn pairs(status: &NodeStatus) -> Vec<(String, bool)> {
+fn pairs(status: &NodeStatus) -> Vec<PairSnapshot> {
     let pairs = status.pairs.iter();
     pairs
-        .map(|pair| (pair.decode_node.name.to_string(), pair.unusable_reason.is_none()))
+        .map(|pair| PairSnapshot {
+            decode_node: pair.decode_node.name.to_string(),
+            unusable_reason: pair.unusable_reason.clone(),
+        })
         .collect()
 }
 
@@ -304,9 +314,14 @@ fn pairs_up(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error>
         "pair_up",
         "1 while a prefill node can push KV to a decode node",
         nodes.iter().flat_map(|n| {
-            n.pairs.iter().map(|(decode_node, is_usable)| {
-                let labels = vec![("prefill_node", n.name.as_str()), ("decode_node", decode_node.as_str())];
-                (labels, f64::from(u8::from(*is_usable)))
+            n.pairs.iter().map(|pair| {
+                let reason = pair.unusable_reason.as_deref();
+                let labels = vec![
+                    ("prefill_node", n.name.as_str()),
+                    ("decode_node", pair.decode_node.as_str()),
+                    ("reason", reason.unwrap_or("usable")),
+                ];
+                (labels, f64::from(u8::from(reason.is_none())))
             })
         }),
     )

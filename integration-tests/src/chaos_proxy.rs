@@ -325,3 +325,7 @@ fn damage(chunk: &mut [u8], now: Setting, shared: &Shared) {
     chunk[at] ^= 1 << random.random_range(0..8);
     shared.flipped.fetch_add(1, Ordering::Relaxed);
 }
+
+#[cfg(test)]
+#[path = "chaos_proxy_tests.rs"]
+mod tests;

@@ -96,6 +96,7 @@ pub struct LocalCluster {
     exits: mpsc::Receiver<String>,
     exits_sender: mpsc::Sender<String>,
     base_url: String,
+    control_address: String,
 }
 
 impl LocalCluster {
@@ -116,6 +117,7 @@ impl LocalCluster {
             processes: BTreeMap::new(),
             order: Vec::new(),
             base_url: String::new(),
+            control_address: String::new(),
             options,
             exits,
             exits_sender,
@@ -128,8 +130,8 @@ impl LocalCluster {
             .listening
             .unwrap_or_else(|| service_runtime::announce::Listening::coordinator(&name, "", ""));
         cluster.base_url = format!("http://{}", listening.http.unwrap_or_default());
-        let control_address = listening.control.unwrap_or_default();
-        for spec in cluster.options.nodes(&control_address) {
+        cluster.control_address = listening.control.unwrap_or_default();
+        for spec in cluster.options.nodes(&cluster.control_address) {
             cluster.start_process(spec)?;
         }
         for name in cluster.order.clone() {
@@ -142,6 +144,11 @@ impl LocalCluster {
     /// `http://HOST:PORT` of the API.
     pub fn base_url(&self) -> &str {
         &self.base_url
+    }
+
+    /// host:port that further nodes join at.
+    pub fn control_address(&self) -> &str {
+        &self.control_address
     }
 
     /// Name to address of every process that listens.

@@ -210,6 +210,14 @@ pub enum PairFault {
 }
 
 impl PairFault {
+    /// Only another start of one of the nodes can end it.
+    pub fn is_lasting(&self) -> bool {
+        matches!(
+            self,
+            PairFault::Incompatible | PairFault::Refused(_) | PairFault::NoTransport(_)
+        )
+    }
+
     /// Closed label for metrics and the coordinator.
     pub fn name(&self) -> &str {
         match self {

@@ -136,12 +136,7 @@ impl PairTransport {
         let mut state = pair.state.clone();
         let settled = state.wait_for(|state| match state {
             PairState::Usable(_) => true,
-            PairState::Unusable(fault) => {
-                matches!(
-                    fault,
-                    PairFault::Incompatible | PairFault::Refused(_) | PairFault::NoTransport(_) | PairFault::Closed
-                )
-            }
+            PairState::Unusable(fault) => fault.is_lasting() || *fault == PairFault::Closed,
         });
         let settled = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
         if let Ok(Ok(state)) = &settled

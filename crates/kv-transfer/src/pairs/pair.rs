@@ -97,20 +97,26 @@ struct Keeper {
 impl Keeper {
     async fn keep(self) {
         let mut back_off = BACK_OFF_FIRST;
+        let mut told: Option<PairFault> = None;
         loop {
             let fault = tokio::select! {
                 fault = self.one_stream() => fault,
                 () = self.closed.cancelled() => PairFault::Closed,
             };
+            let (peer, address) = (&self.peer.node, &self.peer.address);
             if self.lose(&fault) {
                 back_off = BACK_OFF_FIRST;
-                let (peer, address) = (&self.peer.node, &self.peer.address);
+                told = None;
                 match fault {
                     PairFault::Closed => tracing::info!(%peer, address, %fault, "a pair is closed"),
                     _ => tracing::warn!(%peer, address, %fault, "lost a pair; dialling again"),
                 }
+            } else if fault.is_lasting() && told.as_ref() != Some(&fault) {
+                // Once: it is tried for ever, and nothing but another start of either node will change it.
+                tracing::warn!(%peer, address, reason = fault.name(), %fault, "this pair is never used; start both nodes alike");
+                told = Some(fault);
             } else {
-                tracing::debug!(peer = %self.peer.node, %fault, "no pair yet");
+                tracing::debug!(%peer, %fault, "no pair yet");
             }
             if self.closed.is_cancelled() {
                 return;
