@@ -212,6 +212,11 @@ fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
         "Requests turned away for want of room or time",
         stats.shed.iter().map(|(l, n)| (vec![("lane", l.name())], *n)),
     )?;
+    w.counter(
+        "pair_rests",
+        "Pairs taken out of use for a while because their transfers kept failing",
+        stats.pair_rests,
+    )?;
     w.counter("stale_events", "Events of attempts that were over", stats.stale_events)?;
     w.counter(
         "protocol_violations",

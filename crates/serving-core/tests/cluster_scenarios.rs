@@ -94,6 +94,7 @@ fn config(words: &Words<'_>) -> ClusterConfig {
         local_prefill_below_tokens: u32::try_from(words.number("short", 0)).expect("short"),
         allow_local_prefill: words.number("local", 1) == 1,
         attempts_max: u32::try_from(words.number("attempts", 4)).expect("attempts"),
+        retries_free_per_minute: words.number("free_retries", 10),
         routing: match words.named.get("policy") {
             Some(&"round-robin") => RoutingPolicy::RoundRobin,
             _ => RoutingPolicy::LeastLoaded,

@@ -124,6 +124,7 @@ impl Cluster {
             Some(Phase::Opened | Phase::Prefilling | Phase::Transferring) if is_handoff => {
                 self.advance(now, key.request, Phase::Committed);
                 self.count_handoff(key.request, HandoffOutcome::Committed);
+                self.pair_succeeded(key.request);
             }
             _ => return self.violation(now, key, (Leg::Decode, "unexpected Committed")),
         }

@@ -15,6 +15,7 @@ mod handoff;
 mod legs;
 mod membership;
 mod nodes;
+mod pair_breaker;
 mod permits;
 mod placement;
 mod readiness;
@@ -35,6 +36,7 @@ pub use transition::{Change, Transition};
 
 use admission::{Enqueued, WaitingQueue};
 use handoff::Tracked;
+use pair_breaker::PairBreaker;
 use recovery::RetryBudget;
 use stats::count;
 
@@ -110,6 +112,7 @@ pub struct Cluster {
     wakes: BTreeSet<(Time, RequestId)>,
     router: Box<dyn Router>,
     budget: RetryBudget,
+    breaker: PairBreaker,
     stats: ClusterStats,
     is_draining: bool,
     peers_changed: bool,
@@ -126,6 +129,7 @@ impl Cluster {
             wakes: BTreeSet::new(),
             router: config.routing.build(),
             budget: RetryBudget::default(),
+            breaker: PairBreaker::default(),
             stats: ClusterStats::default(),
             is_draining: false,
             peers_changed: false,

@@ -162,12 +162,14 @@ impl Cluster {
         if decode.is_empty() {
             return Err(Blocked::NoNode);
         }
+        let rests = |p: &Node, d: &Node| self.breaker.is_resting(now, &(p.id().clone(), d.id().clone()));
         let partners = |d: &Node| -> Vec<NodeId> {
             let reaches = |p: &&&Node| {
                 p.record.compatibility == d.record.compatibility
                     && p.pair_is_usable(d.id())
                     && !avoid.nodes.contains(p.id())
                     && !avoid.pairs.contains(&(p.id().clone(), d.id().clone()))
+                    && !rests(p, d)
             };
             if d.record.is_co_located {
                 Vec::new()
@@ -185,7 +187,9 @@ impl Cluster {
                 () if is_short => Some(LocalPrefillReason::Short),
                 () if avoid.transfer_failures >= TRANSFER_FAILURES_MAX => Some(LocalPrefillReason::TransferFailed),
                 () if !partners.is_empty() => None,
-                () if avoid.transfer_failures > 0 => Some(LocalPrefillReason::TransferFailed),
+                () if avoid.transfer_failures > 0 || prefill.iter().any(|p| rests(p, d)) => {
+                    Some(LocalPrefillReason::TransferFailed)
+                }
                 () => Some(LocalPrefillReason::NoPrefillNode),
             };
             options.push((d.id().clone(), local, partners));

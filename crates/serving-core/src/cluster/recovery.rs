@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, RequestId};
 use crate::request::{AttemptKey, Request, RequestError};
 use crate::time::Time;
 
@@ -173,7 +173,8 @@ impl Cluster {
             if is_transfer_fault(&error) {
                 tracked.avoid.transfer_failures += 1;
                 if let (Some(p), Some(d)) = tracked.pair.clone() {
-                    tracked.avoid.pairs.insert((p, d));
+                    tracked.avoid.pairs.insert((p.clone(), d.clone()));
+                    self.stats.pair_rests += u64::from(self.breaker.failed(now, (p, d)));
                 }
             } else if let Some(node) = node {
                 tracked.avoid.nodes.insert(node);
@@ -307,9 +308,17 @@ impl Cluster {
         }
     }
 
+    pub(super) fn pair_succeeded(&mut self, request: RequestId) {
+        let pair = self.requests.get(&request).map(|tracked| tracked.pair.clone());
+        if let Some((Some(prefill), Some(decode))) = pair {
+            self.breaker.succeeded(&(prefill, decode));
+        }
+    }
+
     /// The node's life ended: everything that runs there goes on elsewhere.
     pub(super) fn node_lost(&mut self, now: Time, id: &NodeId, cause: DropCause) {
         self.members.lose(now, id);
+        self.breaker.forget(id);
         self.act(ClusterAction::DropNode {
             node: id.clone(),
             cause,
