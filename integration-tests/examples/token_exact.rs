@@ -1,7 +1,8 @@
-//! The whole token-exact comparison, as a Markdown table on stdout: `... --example token_exact -- [prompts] [portable prompts]`.
+//! The whole token-exact comparison, as a Markdown table on stdout: `... --example token_exact -- [prompts] [portable prompts] [prompts over three
+//! nodes]`.
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::configurations::{PAIRWISE, PORTABLE};
+use integration_tests::configurations::{MANY, PAIRWISE, PORTABLE};
 use integration_tests::token_exact::report;
 
 #[tokio::main]
@@ -9,9 +10,12 @@ async fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let prompts: usize = args.next().map_or(Ok(200), |a| a.parse()).context("prompts")?;
     let portable: usize = args.next().map_or(Ok(20), |a| a.parse()).context("portable prompts")?;
+    let many: usize = args.next().map_or(Ok(20), |a| a.parse()).context("prompts over three nodes")?;
     println!("{}", report::HEADER);
     let mut rows = report::run(&PAIRWISE, prompts).await?;
     rows.extend(report::run(&[PAIRWISE[0], PORTABLE], portable).await?.split_off(1));
+    let over_three: Vec<_> = [PAIRWISE[0]].into_iter().chain(MANY).collect();
+    rows.extend(report::run(&over_three, many).await?.split_off(1));
     ensure!(
         rows.iter().all(report::Row::is_good),
         "a row differs, or did not hand over every request"

@@ -1,3 +1,5 @@
+//! What a fault does to bytes, through real sockets.
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;

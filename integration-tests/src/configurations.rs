@@ -105,6 +105,27 @@ pub const PORTABLE: Configuration = Configuration {
     transport: "shm",
 };
 
+/// Three nodes in a pool: six processes on the machine, so on fewer prompts too.
+pub const MANY: [Configuration; 3] = [
+    Configuration {
+        topology: "3p1d",
+        chunk_tokens: 64,
+        ..BASELINE
+    },
+    Configuration {
+        topology: "1p3d",
+        prefix_cache: true,
+        transport: "shm",
+        ..BASELINE
+    },
+    Configuration {
+        topology: "3p3d",
+        prefix_cache: true,
+        chunk_tokens: 64,
+        ..BASELINE
+    },
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
