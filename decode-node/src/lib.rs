@@ -9,6 +9,7 @@ pub mod config;
 mod delivery;
 mod handoff;
 mod inbox;
+mod kv_pool;
 mod metrics;
 mod node;
 mod service;

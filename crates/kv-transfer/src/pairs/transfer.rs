@@ -10,14 +10,15 @@ use bytes::{Bytes, BytesMut};
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::TokenEvent;
+use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::live::{End, Lane, Live};
+use super::live::{End, Hearing, Lane, Live};
 use super::queue::{Queued, Room};
 use crate::choice::TransportKind;
 use crate::frame;
-use crate::shm::Slot;
+use crate::shm::{NoPlace, Slot};
 use crate::transport::{
     AbortReason, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
 };
@@ -48,27 +49,35 @@ type StagedFrame = (Staged, u64, Option<OwnedSemaphorePermit>);
 pub(super) struct PairTransfer {
     live: Arc<Live>,
     start: TransferStart,
-    end: watch::Receiver<Option<End>>,
+    hearing: Hearing,
     next_sequence_no: u32,
     blocks: u32,
     kv_bytes: u64,
     moving: Arc<AtomicU64>,
     last_written: Option<Instant>,
     /// The export that runs, also when the `push` that started it was dropped: `abort` waits for it.
-    exporting: Option<JoinHandle<Result<(Staged, u64), SourceError>>>,
+    exporting: Option<JoinHandle<Result<(Staged, u64), NotExported>>>,
+}
+
+#[derive(Debug, Error)]
+enum NotExported {
+    #[error("{0}")]
+    Source(#[from] SourceError),
+    #[error("{0}")]
+    Place(#[from] NoPlace),
 }
 
 impl PairTransfer {
     pub async fn begin(live: Arc<Live>, start: TransferStart) -> Result<Self, TransferError> {
         let transfer = start.ticket.transfer;
-        let end = live.register(transfer).map_err(|fault| TransferError::PairLost {
+        let hearing = live.register(transfer).map_err(|fault| TransferError::PairLost {
             node: live.node.clone(),
             fault,
         })?;
         let mut this = Self {
             live,
             start,
-            end,
+            hearing,
             next_sequence_no: 0,
             blocks: 0,
             kv_bytes: 0,
@@ -110,17 +119,17 @@ impl PairTransfer {
     async fn queue(&mut self, queued: Queued) -> Result<(), TransferError> {
         let sent = tokio::select! {
             biased;
-            end = Self::ended(&mut self.end) => Err(end),
+            end = Self::ended(&mut self.hearing.end) => Err(end),
             sent = self.live.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
         };
         sent.map_err(|end| self.error(end))
     }
 
     async fn push_layers(&mut self, block: PushedBlock, layers: Range<u32>) -> Result<(), TransferError> {
-        let (staged, checksum, room) = self.stage(block.block, layers.clone()).await?;
         let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
             return Err(self.no_such_block(block.ticket_index));
         };
+        let (staged, checksum, room) = self.stage(block.block, target, layers.clone()).await?;
         let data_bytes = staged.len() as u64;
         let (data, slot) = match staged {
             Staged::Own(data) => (data, None),
@@ -150,7 +159,12 @@ impl PairTransfer {
     }
 
     /// Copies layers out and waits for their room on the pair: before the copy where it goes into the room itself.
-    async fn stage(&mut self, block: BlockId, layers: Range<u32>) -> Result<StagedFrame, TransferError> {
+    async fn stage(
+        &mut self,
+        block: BlockId,
+        target: BlockId,
+        layers: Range<u32>,
+    ) -> Result<StagedFrame, TransferError> {
         let live = self.live.clone();
         match &live.lane {
             Lane::Stream { room, room_kib } => {
@@ -172,13 +186,25 @@ impl PairTransfer {
                 let (staged, checksum) = self.export(block, layers, Some(slot)).await?;
                 Ok((staged, checksum, None))
             }
+            Lane::Pool(pool) => {
+                let source = &self.start.source;
+                if !pool.fits(source.layer_count(), source.layer_bytes()) {
+                    return Err(self.no_place(NoPlace::Outside));
+                }
+                // Before the decode node has claimed it, the ticket may have expired and its blocks be somebody else's.
+                let mut begun = self.hearing.begun.clone();
+                self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
+                let slot = self.unless_ended(pool.place((target, layers.clone()))).await?;
+                let (staged, checksum) = self.export(block, layers, Some(slot)).await?;
+                Ok((staged, checksum, None))
+            }
         }
     }
 
     async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
         tokio::select! {
             biased;
-            end = Self::ended(&mut self.end) => Err(self.error(end)),
+            end = Self::ended(&mut self.hearing.end) => Err(self.error(end)),
             got = wait => Ok(got),
         }
     }
@@ -192,26 +218,50 @@ impl PairTransfer {
         slot: Option<Slot>,
     ) -> Result<(Staged, u64), TransferError> {
         let source = self.start.source.clone();
+        let gate = self.hearing.gate.clone();
+        let has_checksums = self.live.lane.has_checksums();
         let exporting = self.exporting.insert(tokio::task::spawn_blocking(move || {
             let bytes = layers.len() * source.layer_bytes();
+            let sum = |data: &[u8]| if has_checksums { frame::checksum(data) } else { 0 };
             match slot {
                 None => {
                     let mut data = BytesMut::zeroed(bytes);
                     source.export(block, layers, &mut data)?;
-                    let checksum = frame::checksum(&data);
+                    let checksum = sum(&data);
                     Ok((Staged::Own(data.freeze()), checksum))
                 }
                 Some(mut slot) => {
-                    let data = slot.bytes_mut(bytes);
-                    source.export(block, layers, data)?;
-                    let checksum = frame::checksum(data);
+                    let copy = || {
+                        slot.fill(bytes, |place| {
+                            source.export(block, layers, place)?;
+                            Ok::<u64, SourceError>(sum(place))
+                        })
+                    };
+                    // Closed: the transfer has ended, and the decode node was told that we write no more.
+                    let checksum = gate.pass(copy).unwrap_or(Err(NoPlace::Unmapped))??;
                     Ok((Staged::InSlot(slot, bytes), checksum))
                 }
             }
         }));
         let exported = exporting.await;
         self.exporting = None;
-        Ok(exported.map_err(|_| TransferError::Stopping)??)
+        match exported.map_err(|_| TransferError::Stopping)? {
+            Ok(exported) => Ok(exported),
+            Err(NotExported::Source(error)) => Err(error.into()),
+            Err(NotExported::Place(fault)) => Err(self.no_place(fault)),
+        }
+    }
+
+    fn no_place(&self, fault: NoPlace) -> TransferError {
+        let ended = self.hearing.end.borrow().clone();
+        match (ended, fault) {
+            (Some(end), _) => self.error(end),
+            (None, NoPlace::Unmapped) => self.error(End::PairLost(self.live.fault())),
+            (None, NoPlace::Outside | NoPlace::Taken) => TransferError::NoPlace {
+                node: self.live.node.clone(),
+                detail: fault.to_string(),
+            },
+        }
     }
 
     fn no_such_block(&self, ticket_index: u32) -> TransferError {
@@ -223,14 +273,14 @@ impl PairTransfer {
 
     /// Still registered: the other side has not ended it and nobody has aborted it.
     fn is_open(&self) -> bool {
-        self.end.borrow().is_none()
+        self.hearing.end.borrow().is_none()
     }
 
-    fn abort_frame(&self, reason: AbortReason) -> Queued {
-        Queued::control(KvFrame::Abort {
+    fn abort_frame(&self, reason: AbortReason) -> KvFrame {
+        KvFrame::Abort {
             transfer: self.transfer(),
             reason: reason.name().to_owned(),
-        })
+        }
     }
 }
 
@@ -282,7 +332,7 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {
-        match (Self::ended(&mut self.end).await, self.last_written) {
+        match (Self::ended(&mut self.hearing.end).await, self.last_written) {
             (End::Acked, Some(last_written)) => Ok(TransferReport {
                 kv_bytes: self.kv_bytes,
                 frames: self.next_sequence_no,
@@ -301,6 +351,11 @@ impl SendTransfer for PairTransfer {
             self.live.forget(self.transfer());
             // Frames hold copies of the blocks: nothing reads them any more. The receiver sees the abort behind every frame.
             let frame = self.abort_frame(reason);
+            if self.live.lane.kind().writes_in_place() {
+                // Never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
+                return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+            }
+            let frame = Queued::control(frame);
             let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.frames.send(frame)).await;
         }
     }
@@ -309,11 +364,16 @@ impl SendTransfer for PairTransfer {
 impl Drop for PairTransfer {
     fn drop(&mut self) {
         // Forgotten by `abort`, or ended: the watch's sender is gone or holds the end.
-        if self.end.borrow().is_some() || self.end.has_changed().is_err() {
+        if self.hearing.end.borrow().is_some() || self.hearing.end.has_changed().is_err() {
             return;
         }
         self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
+        if self.live.lane.kind().writes_in_place() {
+            // A copy whose `push` was dropped may still run: the word comes after it.
+            return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+        }
+        let frame = Queued::control(frame);
         let frames = self.live.frames.clone();
         if let Err(tokio::sync::mpsc::error::TrySendError::Full(frame)) = frames.try_send(frame)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
