@@ -25,6 +25,7 @@ use service_runtime::welcomes::Welcomes;
 use thiserror::Error;
 
 pub use config::Config;
+pub use kv_pool::KvPool;
 pub use node::{DecodeNode, NodeError};
 pub use service::EVENTS_QUEUED_MAX;
 

@@ -35,6 +35,7 @@ mod ring;
 mod socket;
 mod trust;
 mod welcome;
+mod yardstick;
 
 pub(crate) use connect::connect;
 pub(crate) use place::{NoPlace, Slot};
@@ -43,6 +44,7 @@ pub use receiver::{Serving, ShmConfig, serve};
 pub(crate) use ring::SendRing;
 pub use trust::{DirectSecret, NoSecret};
 pub use welcome::DirectOffer;
+pub use yardstick::Yardstick;
 
 /// What a prefill node needs to write its peers' pools in place.
 #[derive(Clone, Debug)]

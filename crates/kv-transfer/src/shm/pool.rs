@@ -79,6 +79,10 @@ impl SendPool {
         self.frame_bytes_max
     }
 
+    pub fn layers(&self) -> u32 {
+        self.shape.layers
+    }
+
     pub fn has_checksums(&self) -> bool {
         self.has_checksums
     }
