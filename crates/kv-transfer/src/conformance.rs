@@ -738,9 +738,8 @@ pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
     };
     let mut transfer = within("begin", bench.transport.begin(start)).await.unwrap();
     let block = nth(0);
-    let pushing = tokio::time::timeout(Duration::from_millis(50), transfer.push(block)).await;
-    assert!(pushing.is_err(), "the gate is closed");
-    assert_eq!(source.running.load(Ordering::SeqCst), 1);
+    within("push", transfer.push(block)).await.unwrap();
+    eventually("it is being read", || source.running.load(Ordering::SeqCst) == 1).await;
     let mut aborting = tokio::spawn(transfer.abort(AbortReason::Cancelled));
     let early = tokio::time::timeout(Duration::from_millis(50), &mut aborting).await;
     assert!(early.is_err(), "the abort was done while the block was being read");

@@ -229,7 +229,8 @@ impl IncomingPair {
         incoming.ledger.admit(&header)?;
         let kv_bytes = data.len() as u64;
         let sink = self.receiver.sink.clone();
-        blocking(move || {
+        let inline = LANDED_INLINE_BYTES_MAX;
+        off_the_stream((data.len(), inline), move || {
             data.read(|bytes| {
                 if frame::checksum(bytes) != block.checksum {
                     let sequence_no = block.sequence_no;
@@ -258,7 +259,7 @@ impl IncomingPair {
         let header = frame::header(&block, data_bytes);
         incoming.ledger.admit(&header)?;
         if let Some(pool) = summed {
-            blocking(move || {
+            off_the_stream((data_bytes, SUMMED_INLINE_BYTES_MAX), move || {
                 let mut is_good = |bytes: &[u8]| frame::checksum(bytes) == block.checksum;
                 match pool.verify(block.block, header.layers, &mut is_good) {
                     Ok(true) => Ok(()),
@@ -421,8 +422,19 @@ impl Drop for IncomingPair {
     }
 }
 
-/// Runs work on KV bytes off the async threads.
-async fn blocking(work: impl FnOnce() -> Result<(), RefuseReason> + Send + 'static) -> Result<(), RefuseReason> {
+/// A sum of so many bytes takes 20 us: as long as two changes of threads, and not too long for an async thread.
+const SUMMED_INLINE_BYTES_MAX: usize = 512 << 10;
+/// A sum and a copy or two of so many bytes take as long.
+const LANDED_INLINE_BYTES_MAX: usize = 128 << 10;
+
+/// Runs work on KV bytes on a blocking thread, unless it is so little that going there would take longer.
+async fn off_the_stream(
+    (bytes, inline_bytes_max): (usize, usize),
+    work: impl FnOnce() -> Result<(), RefuseReason> + Send + 'static,
+) -> Result<(), RefuseReason> {
+    if bytes <= inline_bytes_max {
+        return work();
+    }
     match tokio::task::spawn_blocking(work).await {
         Ok(landed) => landed,
         // The runtime is being torn down: this process is going, and must not blame the transfer with its last breath.

@@ -30,7 +30,8 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     /// A good frame has landed: the reservation timer restarts. Never blocks.
     fn progressed(&self, transfer: TransferId);
 
-    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread; must not wait for long.
+    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, small frames on an async one:
+    /// must not wait.
     ///
     /// # Errors
     /// The memory could not be written: the transfer is refused.
@@ -83,7 +84,7 @@ pub trait MappedPool: Send + Sync + Debug + 'static {
     fn memory(&self) -> BorrowedFd<'_>;
     fn shape(&self) -> PoolShape;
     /// Shows layers of a block, which stays claimed against this process's own writers meanwhile, and gives back what
-    /// `is_good` says. Called on a blocking thread.
+    /// `is_good` says. Called on a blocking thread, small frames on an async one: must not wait.
     ///
     /// # Errors
     /// The block does not exist or this process writes it itself: the transfer is refused.

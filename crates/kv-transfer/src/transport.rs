@@ -78,7 +78,8 @@ pub trait SendTransfer: Send + Debug {
     /// What carries this transfer.
     fn transport(&self) -> TransportKind;
 
-    /// Queues one block, whole; waits while the pair has its limit of bytes in flight.
+    /// Queues one block, whole; waits while the pair has its limit of bytes in flight. The block may still be read when it
+    /// returns; a failure to read it is told by a later call.
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError>;
 
     /// Queues the last frame and waits until it is written. Returns when it was.

@@ -89,7 +89,7 @@ impl Gate {
         is_open.then(copy)
     }
     /// After the copies that run. For a blocking thread.
-    fn close(&self) {
+    pub fn close(&self) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }

@@ -1,5 +1,6 @@
 //! A prefill node's pairs: one per decode node, each over the best transport both know, and transfers on them.
 
+mod copies;
 mod live;
 mod pair;
 pub(crate) mod queue;

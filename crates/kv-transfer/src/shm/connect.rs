@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures::{SinkExt as _, StreamExt as _};
+use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
 use proto::messages::{KvBlockFrame, KvFrame, KvReply, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
@@ -28,6 +28,8 @@ use crate::transport::{PairFault, PairPeer};
 
 /// A peer of the same host that does not answer within this is not waited for: the pair has gRPC.
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
+/// A frame is a hundred bytes.
+const FRAMES_WRITTEN_AT_ONCE: usize = 64;
 /// Longer than a healthy peer takes to read what is in the socket's buffer.
 const GOODBYE_TIME_LIMIT: Duration = Duration::from_secs(2);
 
@@ -182,22 +184,24 @@ impl Writer {
         }
     }
 
+    /// What has come up meanwhile goes out in one write.
     async fn write(&mut self, queue: &mut mpsc::Receiver<Queued>) -> io::Result<()> {
-        while let Some(mut queued) = queue.recv().await {
-            let written = queued.written.take();
-            match &self.tap {
-                None => {
-                    let frame = self.staged(queued);
-                    send(&mut self.frames, frame).await?;
-                }
-                Some(tap) => {
-                    for frame in tapped(&**tap, queued) {
-                        let frame = self.staged(frame);
-                        send(&mut self.frames, frame).await?;
-                    }
+        let mut batch = Vec::with_capacity(FRAMES_WRITTEN_AT_ONCE);
+        while queue.recv_many(&mut batch, FRAMES_WRITTEN_AT_ONCE).await > 0 {
+            let mut told = Vec::new();
+            for mut queued in batch.drain(..) {
+                told.extend(queued.written.take());
+                let frames = match &self.tap {
+                    None => vec![queued],
+                    Some(tap) => tapped(&**tap, queued),
+                };
+                for frame in frames {
+                    let bytes: Bytes = v1::StagedFrame::from(self.staged(frame)).encode_to_vec().into();
+                    self.frames.feed(bytes).await?;
                 }
             }
-            if let Some(written) = written {
+            SinkExt::<Bytes>::flush(&mut self.frames).await?;
+            for written in told {
                 let _ = written.send(Instant::now());
             }
         }

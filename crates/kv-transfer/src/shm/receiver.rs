@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{SinkExt as _, StreamExt as _};
+use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
 use proto::messages::{KvFrame, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
@@ -228,7 +228,10 @@ impl ServedPair {
             tokio::select! {
                 () = stop.cancelled() => return Ok(PeerEnd::Closed),
                 () = &mut hello_due, if !is_greeted => return Err(PairEnd::NoHello),
-                reply = self.pair.next_reply() => send(&mut self.replies, StagedReply::Reply(reply)).await?,
+                reply = self.pair.next_reply() => {
+                    send(&mut self.replies, StagedReply::Reply(reply)).await?;
+                    flush(&mut self.replies).await?;
+                }
                 message = self.frames.next() => {
                     let Some(message) = message else {
                         return Ok(PeerEnd::Closed);
@@ -242,6 +245,9 @@ impl ServedPair {
                     }
                     // Whatever came first was a good hello, or this line is not reached.
                     is_greeted = true;
+                    if self.frames.read_buffer().is_empty() {
+                        flush(&mut self.replies).await?;
+                    }
                 }
             }
         }
@@ -256,6 +262,7 @@ impl ServedPair {
         if let Err(PairError::HelloRefused(reason)) = &taken {
             let reply = self.pair.hello_reply(Some(reason));
             send(&mut self.replies, StagedReply::Reply(reply)).await?;
+            flush(&mut self.replies).await?;
         }
         // A begin that is not refused is a claim.
         match taken?.map(StagedReply::Reply).or(begun) {
@@ -288,8 +295,14 @@ impl ServedPair {
     }
 }
 
+/// Goes out with the next flush, or when the buffer is full.
 async fn send(replies: &mut Replies, reply: StagedReply) -> Result<(), PairEnd> {
     let bytes: Bytes = v1::StagedReply::from(reply).encode_to_vec().into();
-    let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.send(bytes)).await;
+    let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.feed(bytes)).await;
     Ok(sent.map_err(|_| PairEnd::NotReading)??)
+}
+
+async fn flush(replies: &mut Replies) -> Result<(), PairEnd> {
+    let flushed = tokio::time::timeout(REPLY_TIME_LIMIT, SinkExt::<Bytes>::flush(replies)).await;
+    Ok(flushed.map_err(|_| PairEnd::NotReading)??)
 }

@@ -143,7 +143,11 @@ pub(super) fn ring() -> ShmConfig {
 pub(super) fn fallback(transport: &PairTransport, reason: &str) -> u64 {
     let fallbacks = transport.fallbacks();
     let total: u64 = fallbacks.totals().map(|(_, _, total)| total).sum();
-    let of_reason = fallbacks.totals().filter(|(_, name, _)| *name == reason).map(|(_, _, total)| total).sum();
+    let of_reason = fallbacks
+        .totals()
+        .filter(|(_, name, _)| *name == reason)
+        .map(|(_, _, total)| total)
+        .sum();
     assert_eq!(total, of_reason, "{:?}", fallbacks.totals().collect::<Vec<_>>());
     total
 }

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use engine::KvMemory;
 use kv_transfer::receiver::PoolShape;
 use kv_transfer::shm::Yardstick;
@@ -132,25 +132,27 @@ async fn iperf3_once() -> anyhow::Result<f64> {
         .to_string();
     let mut server = Command::new("iperf3")
         .args(["-s", "-1", "-B", "127.0.0.1", "-p", &port])
+        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn()?;
     let deadline = Instant::now() + IPERF3_TIME_LIMIT;
-    let said = loop {
+    // Its exit status says nothing: it is 0 also when the server does not listen yet.
+    let rate = loop {
         let client = Command::new("iperf3")
             .args(["-c", "127.0.0.1", "-p", &port, "-J", "-t", &IPERF3_SECONDS.to_string()])
             .stderr(Stdio::null())
             .kill_on_drop(true)
             .output()
             .await?;
-        // It refuses until the server listens.
-        if client.status.success() || Instant::now() > deadline {
-            break client.stdout;
+        let said: serde_json::Value = serde_json::from_slice(&client.stdout)?;
+        let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
+        if let Some(bits) = bits {
+            break bits / 8.0;
         }
+        ensure!(Instant::now() < deadline, "it said no rate");
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     server.wait().await?;
-    let said: serde_json::Value = serde_json::from_slice(&said)?;
-    let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
-    Ok(bits.context("iperf3 said no rate")? / 8.0)
+    Ok(rate)
 }
