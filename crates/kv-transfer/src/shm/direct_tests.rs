@@ -273,7 +273,6 @@ async fn the_blocks_of_a_stopped_sender_stay_in_quarantine_until_it_has_woken_an
     let ticket = served.reserved(1, 2);
     let test = "the_blocks_of_a_stopped_sender_stay_in_quarantine_until_it_has_woken_and_stored";
     let mut sender = Sender::half_way(test, &served).await;
-    eventually("the first block has landed", || served.sink.written() == 1).await;
     sender.signal(Signal::STOP);
     assert!(served.receiver.abort(ticket.transfer, "cancelled"));
     still_in_quarantine(&served, 10..20).await;

@@ -143,7 +143,7 @@ pub(super) fn ring() -> ShmConfig {
 pub(super) fn fallback(transport: &PairTransport, reason: &str) -> u64 {
     let fallbacks = transport.fallbacks();
     let total: u64 = fallbacks.totals().map(|(_, _, total)| total).sum();
-    let of_reason = fallbacks
+    let of_reason: u64 = fallbacks
         .totals()
         .filter(|(_, name, _)| *name == reason)
         .map(|(_, _, total)| total)
