@@ -29,7 +29,10 @@ fn every_way_moves_every_byte_between_two_processes() {
         // Two that count and the first one; what arrived was compared with what was sent.
         assert_eq!(row["bytes_moved"], 3 * bytes, "{row}");
         assert_eq!(row["rounds"], 2, "{row}");
-        assert!(row["milliseconds_median"].as_f64().is_some_and(|took| took > 0.0), "{row}");
+        assert!(
+            row["milliseconds_median"].as_f64().is_some_and(|took| took > 0.0),
+            "{row}"
+        );
     }
     assert!(report["tcp_yardstick"].is_string());
 }

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::PairConfig;
-use super::queue::{FRAMES_QUEUED_MAX, Gauge, Queued};
+use super::queue::{Buffers, FRAMES_QUEUED_MAX, Gauge, Queued};
 use crate::choice::TransportKind;
 use crate::frame::FRAME_DATA_BYTES_MAX;
 use crate::shm::{SendPool, SendRing};
@@ -117,6 +117,7 @@ pub(crate) struct Live {
     pub frames: mpsc::Sender<Queued>,
     pub lane: Lane,
     pub gauge: Arc<Gauge>,
+    pub buffers: Arc<Buffers>,
     transfers: Mutex<BTreeMap<TransferId, Registered>>,
     fault: OnceLock<PairFault>,
     over: CancellationToken,
@@ -131,6 +132,7 @@ impl Live {
             frames,
             lane,
             gauge: Arc::default(),
+            buffers: Arc::default(),
             transfers: Mutex::default(),
             fault: OnceLock::new(),
             over: CancellationToken::new(),
