@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
 use kv_transfer::choice::TransportKind;
+use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
 use service_runtime::process::ProcessConfig;
 use service_runtime::units::ByteSize;
@@ -73,6 +74,14 @@ pub struct Config {
     /// pairs meet over it
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
     pub transports: Vec<TransportKind>,
+    /// Held by the nodes of one `baton up`, which draws it: prefill nodes of this host and user that hold the same write this
+    /// node's KV blocks in place over shm. Give it in the environment, where other users do not see it
+    #[arg(long, value_name = "TEXT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_direct_secret: Option<DirectSecret>,
+    /// Sum what is written in place at both ends; without it a fault of memory or program goes unnoticed
+    #[arg(long, action = ArgAction::Set, default_value_t = true)]
+    pub direct_checksums: bool,
     /// How long a reservation lives without a sign of its transfer once its prefill has begun; must exceed the prefill
     /// node's longest step (512 tokens in exact numerics on a shared core: 40 s)
     #[arg(long, default_value_t = 60_000)]
@@ -99,6 +108,11 @@ impl Config {
     pub fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.threads.unwrap_or_else(cores)
+    }
+    /// Trusted prefill nodes may write the KV memory in place: it must be made so that they can map it.
+    pub fn direct_secret(&self) -> Option<&DirectSecret> {
+        let secret = self.shm_direct_secret.as_ref();
+        secret.filter(|_| self.transports.contains(&TransportKind::Shm) && !self.co_located)
     }
     pub fn reservation(&self) -> Duration {
         Duration::from_millis(self.reservation_ms_max)

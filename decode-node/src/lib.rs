@@ -9,6 +9,7 @@ pub mod config;
 mod delivery;
 mod handoff;
 mod inbox;
+mod kv_pool;
 mod metrics;
 mod node;
 mod service;
@@ -24,6 +25,7 @@ use service_runtime::welcomes::Welcomes;
 use thiserror::Error;
 
 pub use config::Config;
+pub use kv_pool::KvPool;
 pub use node::{DecodeNode, NodeError};
 pub use service::EVENTS_QUEUED_MAX;
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{EngineError, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner, open_engine};
+use engine::{
+    EngineError, KvBacking, KvMemory, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner, open_engine,
+};
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::Receiver;
-use kv_transfer::shm::{self, ShmConfig};
+use kv_transfer::receiver::{MappedPool, Receiver};
+use kv_transfer::shm::{self, DirectOffer, ShmConfig};
 use prometheus_client::registry::Registry;
 use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use proto::v1::decode_service_server::DecodeServiceServer;
@@ -22,6 +24,7 @@ use tonic::service::{Routes, RoutesBuilder};
 use crate::config::Config;
 use crate::handoff::HandoffDesk;
 use crate::inbox::Inbox;
+use crate::kv_pool::KvPool;
 use crate::metrics::Metrics;
 use crate::service::DecodeApi;
 use crate::step_loop::{LoopParts, StepLoop};
@@ -97,9 +100,9 @@ impl DecodeNode {
             state: NodeState::Ready,
         };
         let inbox = Arc::new(Inbox::default());
-        let desk = Arc::new(HandoffDesk::new(kv, inbox.clone()));
+        let desk = Arc::new(HandoffDesk::new(kv.clone(), inbox.clone()));
         let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
-        let shared_memory = share_memory(config, (&receiver, model.kv.layer_bytes()));
+        let shared_memory = share_memory(config, (&receiver, &kv));
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         let batcher = DecodeBatcher::new(DecodeConfig {
@@ -177,11 +180,24 @@ impl DecodeNode {
 }
 
 /// A node that cannot share memory is a good node: its pairs use gRPC.
-fn share_memory(config: &Config, (receiver, layer_bytes): (&Arc<Receiver>, usize)) -> Option<shm::Serving> {
+fn share_memory(config: &Config, (receiver, kv): (&Arc<Receiver>, &Arc<KvMemory>)) -> Option<shm::Serving> {
     if !config.transports.contains(&TransportKind::Shm) {
         return None;
     }
-    shm::serve(receiver.clone(), ShmConfig::new(layer_bytes))
+    let direct = config.direct_secret().cloned().and_then(|secret| {
+        let pool: Arc<dyn MappedPool> = Arc::new(KvPool::of(kv)?);
+        let has_checksums = config.direct_checksums;
+        Some(DirectOffer {
+            secret,
+            pool,
+            has_checksums,
+        })
+    });
+    let shm_config = ShmConfig {
+        direct,
+        ..ShmConfig::new(kv.geometry().layer_bytes())
+    };
+    shm::serve(receiver.clone(), shm_config)
         .inspect_err(|error| tracing::warn!(%error, "no shared memory for prefill nodes of this host; they use gRPC"))
         .ok()
 }
@@ -194,6 +210,10 @@ fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
         kernel: config.kernel,
         threads: config.threads(),
         kv_bytes: config.kv_cache_memory.bytes(),
+        kv_backing: match config.direct_secret() {
+            Some(_) => KvBacking::Shareable,
+            None => KvBacking::Private,
+        },
         limits: config.engine_limits(),
         protocol_version: PROTOCOL_VERSION,
         progress: None,

@@ -11,7 +11,8 @@ pub struct Configuration {
     pub threads: u32,
     pub prefix_cache: bool,
     pub kernel: &'static str,
-    /// The only transport the nodes have: what cannot use it fails instead of falling back.
+    /// The only transport the nodes have: what cannot use it fails instead of falling back. `shm` is its staged mode,
+    /// `shm-direct` the other one.
     pub transport: &'static str,
 }
 
@@ -95,14 +96,14 @@ const BASELINE: Configuration = Configuration {
     transport: "grpc",
 };
 
-/// The portable path, compared on fewer prompts.
+/// The portable path and KV written in place, compared on fewer prompts.
 pub const PORTABLE: Configuration = Configuration {
     topology: "1p1d",
     chunk_tokens: 64,
     threads: 2,
     prefix_cache: true,
     kernel: "portable",
-    transport: "shm",
+    transport: "shm-direct",
 };
 
 /// Three nodes in a pool: six processes on the machine, so on fewer prompts too.

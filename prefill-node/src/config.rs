@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use engine::{EngineKind, EngineLimits, KernelChoice, Numerics, OpenError, OpenOptions, OpenedEngine, open_engine};
+use engine::{
+    EngineKind, EngineLimits, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine, open_engine,
+};
 use kv_transfer::choice::TransportKind;
+use kv_transfer::shm::DirectSecret;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
@@ -71,6 +74,10 @@ pub struct Config {
     /// takes the next
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
     pub transports: Vec<TransportKind>,
+    /// Held by the nodes of one `baton up`, which draws it: the KV blocks of decode nodes of this host and user that hold the
+    /// same are written in place over shm. Give it in the environment, where other users do not see it
+    #[arg(long, value_name = "TEXT")]
+    pub shm_direct_secret: Option<DirectSecret>,
     /// How long blocks are kept for a decode node that does not acknowledge them; must exceed its longest step (a dead
     /// one is noticed by its connection)
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
@@ -116,6 +123,7 @@ impl Config {
             kernel: self.kernel,
             threads: self.threads.map_or(cores, |threads| threads as usize),
             kv_bytes: self.kv_cache_memory.bytes(),
+            kv_backing: KvBacking::Private,
             limits: EngineLimits {
                 max_batch_tokens: self.max_num_batched_tokens,
                 // A step never has more sequences than tokens.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_transfer::choice::{Fallbacks, TransportKind};
+use kv_transfer::choice::Fallbacks;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -208,8 +208,8 @@ impl Metrics {
         waiting.set(i64::from(status.waiting_sequences));
         raise(&self.prefix_queries, status.prefix_query_tokens_total);
         raise(&self.prefix_hits, status.prefix_hit_tokens_total);
-        for (reason, total) in self.fallbacks.totals().filter(|(_, total)| *total > 0) {
-            let transport = TransportKind::Shm.name();
+        for (wanted, reason, total) in self.fallbacks.totals().filter(|(_, _, total)| *total > 0) {
+            let transport = wanted.name();
             raise(
                 &self
                     .transport_fallbacks

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use engine::{OpenedEngine, SampleError, StepRunner};
 use kv_transfer::pairs::{PairConfig, PairTransport};
+use kv_transfer::shm::DirectWish;
 use kv_transfer::transport::{PairPeer, Transport};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
@@ -68,7 +69,13 @@ impl Node {
         let record = record(config, (&runner, opened.compatibility), address)?;
         let limits = node_limits(config, &record.capacity, runner.engine().model().vocab_size);
         let pairs = PairConfig::new(record.id.clone(), opened.compatibility);
-        let pairs = PairTransport::new(pairs.over(config.transports.clone()));
+        let geometry = *runner.engine().kv().geometry();
+        let direct = config.shm_direct_secret.clone().map(|secret| DirectWish {
+            secret,
+            layers: geometry.layer_count,
+            layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
+        });
+        let pairs = PairTransport::new(pairs.writing_in_place(direct).over(config.transports.clone()));
         let metrics = Metrics::new(registry, pairs.fallbacks());
         let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);

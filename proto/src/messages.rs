@@ -342,9 +342,11 @@ pub enum StagedFrame {
     /// Anything but a block.
     Control(KvFrame),
     Block(StagedBlock),
+    /// Direct mode: the sender can write no block any more.
+    Goodbye,
 }
 
-/// A block whose bytes lie in a slot of the pair's ring.
+/// A block whose bytes lie in a slot of the pair's ring, or in their place already (direct mode).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedBlock {
     /// With empty `data`.
@@ -359,4 +361,6 @@ pub struct StagedBlock {
 pub enum StagedReply {
     Reply(KvReply),
     ReturnedSlot(u32),
+    /// Direct mode: the transfer is claimed, its blocks may be written.
+    Begun(TransferId),
 }

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::bench::BenchArgs;
+use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
@@ -17,6 +19,7 @@ Examples:
   baton up                                a cluster on this machine: coordinator, one prefill, one decode node
   baton up --topology 2p2d                two of each
   baton chat What is the capital of France?
+  baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -44,6 +47,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
+    /// Measure how fast parts of a cluster are on this machine.
+    Bench(BenchArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -54,6 +59,8 @@ pub enum Command {
     ServePrefill(ServeArgs),
     #[command(hide = true, disable_help_flag = true)]
     ServeDecode(ServeArgs),
+    #[command(hide = true)]
+    BenchTransferPeer(PeerArgs),
 }
 
 /// Runs one verb to its end and says on stderr what went wrong.
@@ -65,6 +72,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Up(args) => crate::up::run(*args),
         Command::Chat(args) => crate::chat::run(args),
         Command::Model(args) => crate::model::run(&args),
+        Command::Bench(args) => crate::bench::run(&args),
+        Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args),
     };

@@ -4,6 +4,7 @@
 //! Tests: beside the code; whole-cluster tests in `integration-tests` start clusters through `local_cluster`.
 
 pub mod args;
+pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod exit;

@@ -11,7 +11,9 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-pub use options::{ClusterEvent, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec};
+pub use options::{
+    ClusterEvent, ClusterSecret, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec,
+};
 use process::{Process, ProcessState};
 
 /// How often `/ready` is asked while the cluster starts.

@@ -33,7 +33,8 @@ Examples:
   baton up --topology 2p2d --threads-per-node 1
   baton up --topology 2c                     two co-located nodes, to compare with
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
-  BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment";
+  BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
+  BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]

@@ -54,6 +54,7 @@ fn main() -> Result<()> {
                 max_sequences: 1,
             },
             kv_size: KvSize::Blocks(chunk.div_ceil(16) as u32),
+            kv_backing: Default::default(),
             progress: None,
         },
     )?;

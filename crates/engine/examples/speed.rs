@@ -62,6 +62,7 @@ fn main() -> Result<()> {
             max_sequences: 16,
         },
         kv_size: KvSize::Blocks(1_024),
+        kv_backing: Default::default(),
         progress: None,
     };
     let started = Instant::now();

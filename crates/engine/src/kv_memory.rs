@@ -8,8 +8,14 @@
 //! claims what it reads and writes before it starts and releases after; an export claims as reader, an import as
 //! writer. A conflict is [`KvAccessError::Busy`], never a wait and never a data race. Which block belongs to which
 //! sequence is not decided here (that is `serving_core::kv`).
+//!
+//! **Shareable memory** may be mapped by other processes (PROTOCOL rule 11, the direct mode). They know no claim words: a
+//! prefill node stores into the blocks that a reservation gave it. That is no race with anything here, because a block that
+//! is reserved, in transfer or in quarantine is in no sequence's table, so no step touches it, and the handoff reads it
+//! only after the writer has said that the bytes are in place. The writer is trusted to write no other block.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serving_core::ids::BlockId;
@@ -110,6 +116,10 @@ pub enum KvMemoryError {
     NoBlocks,
     #[error("the system refused {bytes} bytes of KV memory; lower the KV memory size")]
     OutOfMemory { bytes: usize },
+    #[error(
+        "the system gave no {bytes} bytes of shareable memory: {error}; start the node without `shm_direct_secret`"
+    )]
+    NotShareable { bytes: usize, error: String },
 }
 
 /// Why a block could not be touched. Nothing was read or written.
@@ -126,6 +136,16 @@ pub enum KvAccessError {
     WrongLength { expected: usize, got: usize },
     #[error("{valid_tokens} tokens do not fit a block of {block_tokens}")]
     TooManyTokens { valid_tokens: u32, block_tokens: u32 },
+}
+
+/// Whose the memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvBacking {
+    /// This process's alone.
+    #[default]
+    Private,
+    /// In a memfd, for trusted processes of this host.
+    Shareable,
 }
 
 /// The memory itself. See the module text for layout and sharing.
@@ -152,6 +172,11 @@ impl std::fmt::Debug for KvMemory {
 impl KvMemory {
     /// One zeroed allocation, asking for huge pages.
     pub fn new(geometry: KvGeometry, block_count: u32) -> Result<Self, KvMemoryError> {
+        Self::backed(geometry, block_count, KvBacking::Private)
+    }
+
+    /// The same, this process's alone or shareable.
+    pub fn backed(geometry: KvGeometry, block_count: u32, backing: KvBacking) -> Result<Self, KvMemoryError> {
         if block_count == 0 {
             return Err(KvMemoryError::NoBlocks);
         }
@@ -161,7 +186,13 @@ impl KvMemory {
         let bytes = block_bytes
             .checked_mul(block_count as usize)
             .ok_or(KvMemoryError::OutOfMemory { bytes: usize::MAX })?;
-        let memory = HugeMemory::zeroed(bytes).ok_or(KvMemoryError::OutOfMemory { bytes })?;
+        let memory = match backing {
+            KvBacking::Private => HugeMemory::zeroed(bytes).ok_or(KvMemoryError::OutOfMemory { bytes })?,
+            KvBacking::Shareable => HugeMemory::shareable(bytes).map_err(|error| KvMemoryError::NotShareable {
+                bytes,
+                error: error.to_string(),
+            })?,
+        };
         let claims = (0..block_count).map(|_| AtomicU32::new(0)).collect();
         Ok(Self {
             geometry,
@@ -177,6 +208,11 @@ impl KvMemory {
 
     pub fn block_count(&self) -> u32 {
         self.block_count
+    }
+
+    /// Of shareable memory: exactly the blocks, sealed against any change of size.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.descriptor()
     }
 
     /// Copies one block over all layers into `out` (`block_bytes` long).
@@ -199,7 +235,9 @@ impl KvMemory {
     ) -> Result<R, KvAccessError> {
         let range = self.layer_range(block, &layers)?;
         let _claim = self.claim_for_reading(block)?;
-        // SAFETY: `range` is inside the block, whose reader claim keeps writers away until `_claim` drops.
+        // SAFETY: `range` is inside the block, whose reader claim keeps writers of this process away until `_claim` drops.
+        // Another process that has mapped shareable memory stores only into blocks that it was given and that nobody asks
+        // for here until it has said that they are complete (the module text).
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.start().add(range.start), range.len()) };
         Ok(read(bytes))
     }
@@ -224,7 +262,8 @@ impl KvMemory {
     ) -> Result<R, KvAccessError> {
         let range = self.layer_range(block, &layers)?;
         let _claim = self.claim_for_writing(block)?;
-        // SAFETY: `range` is inside the block, whose writer claim keeps everybody else away until `_claim` drops.
+        // SAFETY: `range` is inside the block, whose writer claim keeps everybody else of this process away until `_claim`
+        // drops. Another process stores only into blocks that were given to it, which nobody writes here.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.memory.start().add(range.start), range.len()) };
         Ok(write(bytes))
     }

@@ -10,8 +10,8 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use crate::{
-    CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvDtype, KvGeometry, KvSize, LoadProgress,
-    ModelFacts, Numerics, StandInConfig, StandInEngine, kv_memory, open_cpu_engine,
+    CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvBacking, KvDtype, KvGeometry, KvSize,
+    LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, kv_memory, open_cpu_engine,
 };
 
 /// Which engine a node runs.
@@ -31,6 +31,7 @@ pub struct OpenOptions<'a> {
     pub kernel: KernelChoice,
     pub threads: usize,
     pub kv_bytes: u64,
+    pub kv_backing: KvBacking,
     pub limits: EngineLimits,
     /// Version of the wire; part of the compatibility hash.
     pub protocol_version: u32,
@@ -106,6 +107,7 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
                 kernel: options.kernel,
                 limits: options.limits,
                 kv_size: KvSize::Bytes(options.kv_bytes),
+                kv_backing: options.kv_backing,
                 progress: options.progress,
             },
         )?),
@@ -131,6 +133,7 @@ fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<S
         vocab_size,
         context_length,
         block_count: blocks.clamp(1, MOST_BLOCKS) as u32,
+        kv_backing: options.kv_backing,
         limits: options.limits,
         nanoseconds_per_token: 0,
         nanoseconds_per_step: 0,
@@ -188,6 +191,7 @@ mod tests {
             kernel: KernelChoice::Auto,
             threads: 1,
             kv_bytes: 1 << 20,
+            kv_backing: KvBacking::Private,
             limits: EngineLimits {
                 max_batch_tokens: 64,
                 max_sequences: 4,

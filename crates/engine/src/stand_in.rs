@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::batch::BatchBounds;
 use crate::kv_memory::{StepClaim, hash_rows};
 use crate::{
-    Engine, EngineError, EngineLimits, KvAccessError, KvGeometry, KvMemory, LogitsSink, LogitsWanted, ModelFacts,
-    SequenceRows,
+    Engine, EngineError, EngineLimits, KvAccessError, KvBacking, KvGeometry, KvMemory, LogitsSink, LogitsWanted,
+    ModelFacts, SequenceRows,
 };
 
 /// Everything that defines a stand-in. Two with equal geometry, vocabulary and seed give equal tokens.
@@ -26,6 +26,7 @@ pub struct StandInConfig {
     pub vocab_size: u32,
     pub context_length: u32,
     pub block_count: u32,
+    pub kv_backing: KvBacking,
     pub limits: EngineLimits,
     /// Modelled cost of each row of a step; 0 runs as fast as the machine can.
     pub nanoseconds_per_token: u64,
@@ -47,7 +48,11 @@ pub struct StandInEngine {
 impl StandInEngine {
     pub fn new(config: StandInConfig) -> Result<Self, EngineError> {
         config.limits.check()?;
-        let kv = Arc::new(KvMemory::new(config.geometry, config.block_count)?);
+        let kv = Arc::new(KvMemory::backed(
+            config.geometry,
+            config.block_count,
+            config.kv_backing,
+        )?);
         let mut weights_sha256 = [0; 32];
         weights_sha256[..8].copy_from_slice(&config.seed.to_le_bytes());
         let facts = ModelFacts {

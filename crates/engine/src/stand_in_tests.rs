@@ -20,6 +20,7 @@ fn config() -> StandInConfig {
         vocab_size: 1_000,
         context_length: 200,
         block_count: 32,
+        kv_backing: Default::default(),
         limits: EngineLimits {
             max_batch_tokens: 128,
             max_sequences: 4,

@@ -26,6 +26,7 @@ fn runner(limits: EngineLimits) -> StepRunner {
         vocab_size: VOCAB,
         context_length: 1000,
         block_count: 40,
+        kv_backing: Default::default(),
         limits,
         nanoseconds_per_token: 0,
         nanoseconds_per_step: 0,

@@ -147,6 +147,7 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
             max_sequences: 8,
         },
         kv_size: KvSize::Blocks(96),
+        kv_backing: Default::default(),
         progress: None,
     }
 }

@@ -52,6 +52,7 @@ fn steps_and_draws_allocate_nothing() {
             max_sequences: 4,
         },
         kv_size: KvSize::Blocks(32),
+        kv_backing: Default::default(),
         progress: None,
     };
     let mut engine = open_cpu_engine(&GgufFile::open(&path).unwrap(), options).unwrap();

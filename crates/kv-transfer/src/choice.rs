@@ -11,6 +11,10 @@ use thiserror::Error;
 pub enum TransportKind {
     /// Memory shared by two processes of one host.
     Shm,
+    /// The mode of `Shm` between peers that trust each other: the prefill node writes the decode node's pool in place.
+    /// What a pair of kind `Shm` may turn out to be; never in a list of transports.
+    #[value(skip)]
+    ShmDirect,
     /// Works everywhere.
     Grpc,
 }
@@ -20,8 +24,15 @@ impl TransportKind {
     pub fn name(self) -> &'static str {
         match self {
             TransportKind::Shm => "shm",
+            TransportKind::ShmDirect => "shm-direct",
             TransportKind::Grpc => "grpc",
         }
+    }
+
+    /// The sender itself writes the receiver's blocks: whoever was given one may still write it until it has said that it
+    /// will not, or is gone (PROTOCOL rule 11).
+    pub fn writes_in_place(self) -> bool {
+        self == TransportKind::ShmDirect
     }
 }
 
@@ -83,18 +94,54 @@ impl ShmFault {
     }
 }
 
-/// How often a pair was made without the shared memory that was wanted, by reason.
+/// Why a pair stages its bytes where the direct mode was wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DirectFault {
+    #[error("the decode node holds no secret, or its KV memory cannot be mapped by others")]
+    NotOffered,
+    #[error("the two nodes hold different secrets: they were not started by one `baton up`")]
+    Secret,
+    #[error("the two nodes' blocks differ in shape; their compatibility hashes should have")]
+    Geometry,
+    /// Another process namespace, or a kernel before 5.3.
+    #[error("the decode node cannot watch this process: it would not know when a block can be written no more")]
+    Unwatched,
+}
+
+impl DirectFault {
+    const NAMES: [&'static str; 4] = ["not_offered", "secret", "geometry", "unwatched"];
+
+    /// Closed label for metrics.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+/// How often a pair was made without the transport that was wanted, by reason.
 #[derive(Debug, Default)]
-pub struct Fallbacks([AtomicU64; ShmFault::NAMES.len()]);
+pub struct Fallbacks {
+    shm: [AtomicU64; ShmFault::NAMES.len()],
+    direct: [AtomicU64; DirectFault::NAMES.len()],
+}
 
 impl Fallbacks {
     pub(crate) fn count(&self, fault: &ShmFault) {
-        self.0[fault.index()].fetch_add(1, Ordering::Relaxed);
+        self.shm[fault.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Totals since the start, by [`ShmFault::name`].
-    pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let totals = self.0.iter().map(|total| total.load(Ordering::Relaxed));
-        ShmFault::NAMES.into_iter().zip(totals)
+    pub(crate) fn count_staged(&self, fault: DirectFault) {
+        self.direct[fault as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Totals since the start: what was wanted, [`ShmFault::name`] or [`DirectFault::name`], how often.
+    pub fn totals(&self) -> impl Iterator<Item = (TransportKind, &'static str, u64)> {
+        let totals = |kind, names: &'static [&'static str], counts: &[AtomicU64]| {
+            let counted = names.iter().zip(counts);
+            let counted = counted.map(move |(name, count)| (kind, *name, count.load(Ordering::Relaxed)));
+            counted.collect::<Vec<_>>()
+        };
+        let shm = totals(TransportKind::Shm, &ShmFault::NAMES, &self.shm);
+        shm.into_iter()
+            .chain(totals(TransportKind::ShmDirect, &DirectFault::NAMES, &self.direct))
     }
 }

@@ -10,6 +10,7 @@
 pub mod choice;
 mod frame;
 pub mod grpc;
+mod incoming;
 pub mod pairs;
 pub mod receiver;
 pub mod shm;

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -29,7 +30,8 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     /// A good frame has landed: the reservation timer restarts. Never blocks.
     fn progressed(&self, transfer: TransferId);
 
-    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread; must not wait for long.
+    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, small frames on an async one:
+    /// must not wait.
     ///
     /// # Errors
     /// The memory could not be written: the transfer is refused.
@@ -41,8 +43,57 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     /// The request is gone or its first tokens make no sense: the transfer is refused.
     async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason>;
 
-    /// A claimed transfer is over without `commit`; nothing is written any more. Never blocks.
+    /// A claimed transfer is over without `commit`; nothing is written any more. Never blocks. Where the sender writes in
+    /// place this waits for its word that it stores no more, or for its exit.
     fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd);
+}
+
+/// How a node's KV memory is cut: `blocks` of `layers` of `layer_bytes` each, without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolShape {
+    pub blocks: u32,
+    pub layers: u32,
+    pub layer_bytes: u32,
+}
+
+impl PoolShape {
+    pub fn block_bytes(self) -> u64 {
+        u64::from(self.layers) * u64::from(self.layer_bytes)
+    }
+    /// `None` when it is empty or larger than an address.
+    pub(crate) fn bytes(self) -> Option<usize> {
+        let bytes = self.block_bytes().checked_mul(u64::from(self.blocks))?;
+        usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
+    }
+    /// Where some layers of a block lie, from the first byte of the pool on.
+    pub(crate) fn span(self, block: BlockId, layers: &Range<u32>) -> Option<Range<usize>> {
+        if block.0 >= self.blocks || layers.start > layers.end || layers.end > self.layers {
+            return None;
+        }
+        let layer_bytes = u64::from(self.layer_bytes);
+        let start = u64::from(block.0) * self.block_bytes() + u64::from(layers.start) * layer_bytes;
+        let end = start + layers.len() as u64 * layer_bytes;
+        Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+    }
+}
+
+/// A decode node's KV memory as processes that it trusts may map it: they write the blocks of their tickets in place, in
+/// the wire layout (PROTOCOL rules 11 and 14).
+pub trait MappedPool: Send + Sync + Debug + 'static {
+    /// A memfd that can change its size no more, exactly as long as the shape says.
+    fn memory(&self) -> BorrowedFd<'_>;
+    fn shape(&self) -> PoolShape;
+    /// Shows layers of a block, which stays claimed against this process's own writers meanwhile, and gives back what
+    /// `is_good` says. Called on a blocking thread, small frames on an async one: must not wait.
+    ///
+    /// # Errors
+    /// The block does not exist or this process writes it itself: the transfer is refused.
+    fn verify(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        is_good: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<bool, ImportError>;
 }
 
 /// A whole handoff, verified.

@@ -78,7 +78,8 @@ pub trait SendTransfer: Send + Debug {
     /// What carries this transfer.
     fn transport(&self) -> TransportKind;
 
-    /// Queues one block, whole; waits while the pair has its limit of bytes in flight.
+    /// Queues one block, whole; waits while the pair has its limit of bytes in flight. The block may still be read when it
+    /// returns; a failure to read it is told by a later call.
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError>;
 
     /// Queues the last frame and waits until it is written. Returns when it was.
@@ -159,6 +160,9 @@ pub enum TransferError {
         "a layer of a block is {layer_bytes} bytes, the pair's ring has slots of {slot_bytes}; leave `shm` out of `transports`"
     )]
     LayerTooLarge { layer_bytes: usize, slot_bytes: usize },
+    /// The coordinator's ticket, or this node's memory, does not fit the pool that the decode node has passed.
+    #[error("the pool of {node} cannot be written in place: {detail}; place the request anew")]
+    NoPlace { node: NodeId, detail: String },
     #[error("{0}")]
     Source(#[from] SourceError),
     #[error("the thread that exports blocks is gone; the process is stopping")]
@@ -174,6 +178,7 @@ impl TransferError {
             TransferError::AbortedByPeer { .. } => "aborted_by_peer",
             TransferError::NoSuchTicketBlock { .. } => "no_such_ticket_block",
             TransferError::LayerTooLarge { .. } => "layer_too_large",
+            TransferError::NoPlace { .. } => "no_place",
             TransferError::Source(_) => "source",
             TransferError::Stopping => "stopping",
         }

@@ -201,6 +201,7 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         kernel: node.config.kernel,
         threads: 1,
         kv_bytes: node.config.kv_cache_memory.bytes(),
+        kv_backing: Default::default(),
         limits: node.config.engine_limits(),
         protocol_version: PROTOCOL_VERSION,
         progress: None,

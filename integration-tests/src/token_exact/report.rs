@@ -97,7 +97,13 @@ async fn start(configuration: &Configuration) -> Result<TestCluster> {
     options.settings.max_num_batched_tokens = Some(configuration.chunk_tokens);
     options.settings.prefix_cache = Some(configuration.prefix_cache);
     options.settings.kernel = Some(configuration.kernel.to_owned());
-    let transports = format!("--transports={}", configuration.transport);
+    // `shm` is the staged mode: without the secret that `up` draws nobody writes in place.
+    let kind = configuration.transport.trim_end_matches("-direct");
+    if kind == configuration.transport {
+        let no_secret = ("BATON_SHM_DIRECT_SECRET".to_owned(), String::new());
+        options.environment.push(no_secret);
+    }
+    let transports = format!("--transports={kind}");
     options.prefill_flags.push(transports.clone().into());
     options.decode_flags.push(transports.into());
     options

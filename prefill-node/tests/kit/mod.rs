@@ -64,6 +64,7 @@ pub fn engine(spec: NodeSpec) -> StandInEngine {
         vocab_size: VOCAB,
         context_length: 4096,
         block_count: spec.blocks,
+        kv_backing: Default::default(),
         limits: EngineLimits {
             max_batch_tokens: spec.batch_tokens,
             max_sequences: 4,

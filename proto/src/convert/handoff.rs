@@ -186,14 +186,16 @@ fn hello_reply(wire: v1::HelloReply) -> Result<HelloReply> {
 impl From<StagedFrame> for v1::StagedFrame {
     fn from(staged: StagedFrame) -> Self {
         let (frame, data) = match staged {
-            StagedFrame::Control(frame) => (frame, None),
+            StagedFrame::Control(frame) => (Some(frame), None),
             StagedFrame::Block(block) => {
                 let (slot, bytes) = (block.slot, block.data_bytes);
-                (KvFrame::Block(block.header), Some(v1::StagedData { slot, bytes }))
+                (Some(KvFrame::Block(block.header)), Some(v1::StagedData { slot, bytes }))
             }
+            StagedFrame::Goodbye => (None, None),
         };
         Self {
-            frame: Some(frame.into()),
+            goodbye: frame.is_none(),
+            frame: frame.map(Into::into),
             data,
         }
     }
@@ -202,6 +204,9 @@ impl From<StagedFrame> for v1::StagedFrame {
 impl TryFrom<v1::StagedFrame> for StagedFrame {
     type Error = ConvertError;
     fn try_from(wire: v1::StagedFrame) -> Result<Self> {
+        if wire.goodbye && wire.frame.is_none() && wire.data.is_none() {
+            return Ok(StagedFrame::Goodbye);
+        }
         let frame = KvFrame::try_from(required(wire.frame, "staged.frame")?)?;
         match (frame, wire.data) {
             (KvFrame::Block(header), Some(data)) if header.data.is_empty() => Ok(StagedFrame::Block(StagedBlock {
@@ -219,6 +224,11 @@ impl TryFrom<v1::StagedFrame> for StagedFrame {
                 value: format!("slot {}", data.slot),
                 allowed: "none without a block",
             }),
+            (_, None) if wire.goodbye => Err(ConvertError::OutOfRange {
+                field: "staged.goodbye",
+                value: "true".to_owned(),
+                allowed: "alone",
+            }),
             (frame, None) => Ok(StagedFrame::Control(frame)),
         }
     }
@@ -230,6 +240,7 @@ impl From<StagedReply> for v1::StagedReply {
         let reply = match staged {
             StagedReply::Reply(reply) => Reply::KvReply(reply.into()),
             StagedReply::ReturnedSlot(slot) => Reply::ReturnedSlot(slot),
+            StagedReply::Begun(transfer) => Reply::BegunTransfer(id_to_wire(transfer.0)),
         };
         Self { reply: Some(reply) }
     }
@@ -242,6 +253,7 @@ impl TryFrom<v1::StagedReply> for StagedReply {
         Ok(match required(wire.reply, "staged_reply")? {
             Reply::KvReply(reply) => StagedReply::Reply(reply.try_into()?),
             Reply::ReturnedSlot(slot) => StagedReply::ReturnedSlot(slot),
+            Reply::BegunTransfer(transfer) => StagedReply::Begun(transfer_id(&transfer, "staged.begun_transfer")?),
         })
     }
 }

@@ -263,10 +263,16 @@ fn staged_bytes_are_in_a_slot_and_nowhere_else() {
         transfer: TransferId(1),
     };
     let slot_of_nothing = v1::StagedFrame {
-        frame: Some(begin.into()),
+        frame: Some(begin.clone().into()),
         ..good
     };
     assert_eq!(field(slot_of_nothing), "staged.data");
+    let goodbye_and_more = v1::StagedFrame {
+        frame: Some(begin.into()),
+        data: None,
+        goodbye: true,
+    };
+    assert_eq!(field(goodbye_and_more), "staged.goodbye");
     assert_eq!(field(v1::StagedFrame::default()), "staged.frame");
     assert_eq!(
         StagedReply::try_from(v1::StagedReply::default()).unwrap_err().field(),

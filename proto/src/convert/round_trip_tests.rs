@@ -409,6 +409,10 @@ fn kv_reply() -> impl Strategy<Value = KvReply> {
 }
 
 fn staged_frame() -> impl Strategy<Value = StagedFrame> {
+    prop_oneof![9 => staged_block_or_control(), 1 => Just(StagedFrame::Goodbye)]
+}
+
+fn staged_block_or_control() -> impl Strategy<Value = StagedFrame> {
     (kv_frame(), any::<[u32; 2]>()).prop_map(|(frame, [slot, data_bytes])| match frame {
         KvFrame::Block(header) => StagedFrame::Block(StagedBlock {
             header: KvBlockFrame {
@@ -426,6 +430,7 @@ fn staged_reply() -> impl Strategy<Value = StagedReply> {
     prop_oneof![
         kv_reply().prop_map(StagedReply::Reply),
         any::<u32>().prop_map(StagedReply::ReturnedSlot),
+        any::<u128>().prop_map(|transfer| StagedReply::Begun(TransferId(transfer))),
     ]
 }
 

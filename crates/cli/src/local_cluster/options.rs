@@ -30,6 +30,8 @@ pub struct LocalClusterOptions {
     pub flags_by_name: BTreeMap<String, Vec<OsString>>,
     /// Environment of every process, on top of the inherited one.
     pub environment: Vec<(String, String)>,
+    /// Lets the nodes of this start trust each other with their KV memory.
+    pub direct_secret: ClusterSecret,
     /// Each process's stderr goes to `DIR/NAME.log` too.
     pub log_dir: Option<PathBuf>,
     /// From start to ready.
@@ -51,10 +53,40 @@ impl LocalClusterOptions {
             decode_flags: Vec::new(),
             flags_by_name: BTreeMap::new(),
             environment: Vec::new(),
+            direct_secret: ClusterSecret::draw(),
             log_dir: None,
             start_within: START_WITHIN,
             observer: Observer::default(),
         }
+    }
+}
+
+/// Known to the nodes of one start only. It is given to them in the environment, which other users cannot read, never on a
+/// command line, which they can.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterSecret(String);
+
+impl ClusterSecret {
+    /// The nodes' `shm_direct_secret`.
+    const VARIABLE: &'static str = "BATON_SHM_DIRECT_SECRET";
+
+    fn draw() -> Self {
+        let word: [u8; 32] = rand::random();
+        Self(word.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// What to add to a process's environment. Whoever sets the variable, be it to nothing (no direct mode), has decided.
+    pub(super) fn variable(&self, kind: ProcessKind, set: &[(String, String)]) -> Option<(&'static str, &str)> {
+        let is_decided =
+            set.iter().any(|(name, _)| name == Self::VARIABLE) || std::env::var_os(Self::VARIABLE).is_some();
+        let is_wanted = matches!(kind, ProcessKind::Prefill | ProcessKind::Decode) && !is_decided;
+        is_wanted.then_some((Self::VARIABLE, self.0.as_str()))
+    }
+}
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redacted")
     }
 }
 
@@ -318,6 +350,25 @@ mod tests {
                 .iter()
                 .any(|flag| flag.to_string_lossy().starts_with("--max-num-seqs"))
         );
+    }
+
+    #[test]
+    fn each_start_has_a_secret_that_nodes_get_in_the_environment_and_nobody_sees() {
+        let (ours, others) = (options("1p1d"), options("1p1d"));
+        assert_ne!(ours.direct_secret, others.direct_secret);
+        let variable = |kind, set: &[_]| {
+            ours.direct_secret
+                .variable(kind, set)
+                .map(|(_, value)| value.to_owned())
+        };
+        let secret = variable(ProcessKind::Prefill, &[]).expect("drawn");
+        assert_eq!(secret.len(), 64);
+        assert_eq!(variable(ProcessKind::Decode, &[]), Some(secret.clone()));
+        assert_eq!(variable(ProcessKind::Coordinator, &[]), None);
+        let off = [("BATON_SHM_DIRECT_SECRET".to_owned(), String::new())];
+        assert_eq!(variable(ProcessKind::Decode, &off), None, "whoever sets it decides");
+        let shown = format!("{ours:?} {:?}", ours.nodes("127.0.0.1:7400"));
+        assert!(!shown.contains(&secret), "{shown}");
     }
 
     #[test]

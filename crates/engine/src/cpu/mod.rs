@@ -19,7 +19,9 @@ use serving_core::ids::BlockId;
 
 use crate::batch::BatchBounds;
 use crate::kv_memory::BLOCK_TOKENS;
-use crate::{Engine, EngineError, EngineLimits, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows};
+use crate::{
+    Engine, EngineError, EngineLimits, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows,
+};
 
 pub use weights::LoadProgress;
 
@@ -51,6 +53,7 @@ pub struct CpuEngineOptions<'a> {
     pub kernel: KernelChoice,
     pub limits: EngineLimits,
     pub kv_size: KvSize,
+    pub kv_backing: KvBacking,
     /// Called after each packed matrix.
     pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
 }
@@ -118,7 +121,7 @@ pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result
             .unwrap_or(u32::MAX)
             .max(1),
     };
-    let kv = Arc::new(KvMemory::new(geometry, block_count)?);
+    let kv = Arc::new(KvMemory::backed(geometry, block_count, options.kv_backing)?);
     let weights = weights::Weights::load(file, &config, options.numerics, options.progress)?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let facts = ModelFacts {

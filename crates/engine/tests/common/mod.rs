@@ -42,6 +42,7 @@ pub fn open(setup: Setup) -> CpuEngine {
             max_sequences: 64,
         },
         kv_size: KvSize::Blocks(320),
+        kv_backing: Default::default(),
         progress: None,
     };
     open_cpu_engine(&file, options).unwrap()

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::add_to_routes;
 use crate::choice::TransportKind;
-use crate::conformance::{Harness, Served, Setup, conformance_tests};
+use crate::conformance::{Harness, Recorder, Served, Setup, conformance_tests};
 use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::Receiver;
 use crate::test_process;
@@ -20,7 +20,7 @@ impl Harness for Grpc {
         TransportKind::Grpc
     }
 
-    async fn serve(&self, receiver: Arc<Receiver>, address: &str) -> Served {
+    async fn serve(&self, receiver: Arc<Receiver>, _: Arc<Recorder>, address: &str) -> Served {
         test_process::serve(address, move || {
             let mut routes = tonic::service::RoutesBuilder::default();
             add_to_routes(&mut routes, receiver);

@@ -5,7 +5,7 @@ mod connect;
 mod receiver;
 
 pub(crate) use connect::connect;
-pub use receiver::add_to_routes;
+pub use receiver::{add_to_routes, routes};
 
 #[cfg(test)]
 mod conformance_tests;

@@ -7,7 +7,7 @@ use proto::v1;
 use proto::v1::handoff_service_server::{HandoffService, HandoffServiceServer};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::service::RoutesBuilder;
+use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::choice::TransportKind;
@@ -22,6 +22,13 @@ pub fn add_to_routes(routes: &mut RoutesBuilder, receiver: Arc<Receiver>) {
         .max_decoding_message_size(KV_FRAME_BYTES_MAX)
         .max_encoding_message_size(KV_FRAME_BYTES_MAX);
     routes.add_service(service);
+}
+
+/// The handoff service alone, for a port that has no other.
+pub fn routes(receiver: Arc<Receiver>) -> Routes {
+    let mut routes = RoutesBuilder::default();
+    add_to_routes(&mut routes, receiver);
+    routes.routes()
 }
 
 #[derive(Debug)]

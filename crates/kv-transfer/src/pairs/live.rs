@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use proto::messages::KvReply;
+use proto::messages::{KvFrame, KvReply};
 use serving_core::ids::{NodeId, TransferId};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::PairConfig;
-use super::queue::{FRAMES_QUEUED_MAX, Gauge, Queued};
+use super::queue::{Buffers, FRAMES_QUEUED_MAX, Gauge, Queued};
 use crate::choice::TransportKind;
 use crate::frame::FRAME_DATA_BYTES_MAX;
-use crate::shm::SendRing;
+use crate::shm::{SendPool, SendRing};
 use crate::transport::PairFault;
 
 /// How a transfer on a stream has ended, as its sender learns it.
@@ -39,6 +39,8 @@ pub(crate) enum Lane {
     },
     /// Through the slots of a ring that both nodes map: as many are in flight as there are slots.
     Ring(Arc<SendRing>),
+    /// In their place before the frame is sent.
+    Pool(Arc<SendPool>),
 }
 
 impl Lane {
@@ -46,6 +48,14 @@ impl Lane {
         match self {
             Lane::Stream { .. } => TransportKind::Grpc,
             Lane::Ring(_) => TransportKind::Shm,
+            Lane::Pool(_) => TransportKind::ShmDirect,
+        }
+    }
+    /// Only a pool's owner can do without.
+    pub fn has_checksums(&self) -> bool {
+        match self {
+            Lane::Stream { .. } | Lane::Ring(_) => true,
+            Lane::Pool(pool) => pool.has_checksums(),
         }
     }
     /// Largest run of KV bytes in one frame.
@@ -53,6 +63,7 @@ impl Lane {
         match self {
             Lane::Stream { .. } => FRAME_DATA_BYTES_MAX,
             Lane::Ring(ring) => ring.slot_bytes(),
+            Lane::Pool(pool) => pool.frame_bytes_max(),
         }
     }
 }
@@ -64,6 +75,41 @@ pub(crate) struct Link {
     pub replies: BoxStream<'static, Result<KvReply, PairFault>>,
 }
 
+/// Whether a transfer may still touch what its copies write. Held for reading during a copy.
+#[derive(Debug)]
+pub(crate) struct Gate(RwLock<bool>);
+
+impl Gate {
+    fn open() -> Arc<Self> {
+        Arc::new(Self(RwLock::new(true)))
+    }
+    /// `None` when it is closed.
+    pub fn pass<R>(&self, copy: impl FnOnce() -> R) -> Option<R> {
+        let is_open = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        is_open.then(copy)
+    }
+    /// After the copies that run. For a blocking thread.
+    pub fn close(&self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+/// What a transfer hears from its stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Hearing {
+    pub end: watch::Receiver<Option<End>>,
+    /// The decode node has claimed it. Said only where the sender writes in place.
+    pub begun: watch::Receiver<bool>,
+    pub gate: Arc<Gate>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    end: watch::Sender<Option<End>>,
+    begun: watch::Sender<bool>,
+    gate: Arc<Gate>,
+}
+
 /// One life of the pair's stream.
 #[derive(Debug)]
 pub(crate) struct Live {
@@ -71,7 +117,8 @@ pub(crate) struct Live {
     pub frames: mpsc::Sender<Queued>,
     pub lane: Lane,
     pub gauge: Arc<Gauge>,
-    transfers: Mutex<BTreeMap<TransferId, watch::Sender<Option<End>>>>,
+    pub buffers: Arc<Buffers>,
+    transfers: Mutex<BTreeMap<TransferId, Registered>>,
     fault: OnceLock<PairFault>,
     over: CancellationToken,
 }
@@ -85,6 +132,7 @@ impl Live {
             frames,
             lane,
             gauge: Arc::default(),
+            buffers: Arc::default(),
             transfers: Mutex::default(),
             fault: OnceLock::new(),
             over: CancellationToken::new(),
@@ -97,15 +145,29 @@ impl Live {
         self.over.clone().cancelled_owned()
     }
 
-    /// The transfer hears of its end through the receiver.
-    pub fn register(&self, transfer: TransferId) -> Result<watch::Receiver<Option<End>>, PairFault> {
+    /// A transfer that begins.
+    pub fn register(&self, transfer: TransferId) -> Result<Hearing, PairFault> {
         let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fault) = self.fault.get() {
             return Err(fault.clone());
         }
-        let (end, receiver) = watch::channel(None);
-        transfers.insert(transfer, end);
-        Ok(receiver)
+        let (end_in, end) = watch::channel(None);
+        let (begun_in, begun) = watch::channel(false);
+        let gate = Gate::open();
+        let registered = Registered {
+            end: end_in,
+            begun: begun_in,
+            gate: gate.clone(),
+        };
+        transfers.insert(transfer, registered);
+        Ok(Hearing { end, begun, gate })
+    }
+
+    pub fn begun(&self, transfer: TransferId) {
+        let transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registered) = transfers.get(&transfer) {
+            registered.begun.send_replace(true);
+        }
     }
 
     pub fn forget(&self, transfer: TransferId) {
@@ -117,11 +179,35 @@ impl Live {
         self.fault.get().cloned().unwrap_or(PairFault::Closed)
     }
 
-    fn end(&self, transfer: TransferId, end: End) {
+    fn end(self: &Arc<Self>, transfer: TransferId, end: End) {
         let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(waiting) = transfers.remove(&transfer) {
-            waiting.send_replace(Some(end));
+        let Some(registered) = transfers.remove(&transfer) else {
+            return;
+        };
+        let is_answer_due = matches!(end, End::Refused { .. } | End::AbortedByPeer { .. });
+        registered.end.send_replace(Some(end));
+        if is_answer_due && self.lane.kind().writes_in_place() {
+            // Its blocks wait for our word that we store no more.
+            let stopped = KvFrame::Abort {
+                transfer,
+                reason: "stopped".to_owned(),
+            };
+            self.say_when_stopped(registered.gate, stopped);
         }
+    }
+
+    /// Sends a frame once no copy of the transfer runs and none can begin. Ends with the pair at the latest.
+    pub fn say_when_stopped(self: &Arc<Self>, gate: Arc<Gate>, frame: KvFrame) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            // The runtime is gone, the process follows: its exit says it.
+            return;
+        };
+        let live = self.clone();
+        runtime.spawn(async move {
+            if tokio::task::spawn_blocking(move || gate.close()).await.is_ok() {
+                let _ = live.frames.send(Queued::control(frame)).await;
+            }
+        });
     }
 
     /// Every transfer of the stream fails, the stream ends, nobody can register any more.
@@ -129,7 +215,7 @@ impl Live {
         let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
         let fault = self.fault.get_or_init(|| fault).clone();
         for waiting in std::mem::take(&mut *transfers).into_values() {
-            waiting.send_replace(Some(End::PairLost(fault.clone())));
+            waiting.end.send_replace(Some(End::PairLost(fault.clone())));
         }
         drop(transfers);
         self.over.cancel();
@@ -158,7 +244,7 @@ pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
     }
 }
 
-fn give(live: &Live, reply: KvReply) {
+fn give(live: &Arc<Live>, reply: KvReply) {
     match reply {
         KvReply::Hello(_) => {}
         KvReply::Ack { transfer } => live.end(transfer, End::Acked),

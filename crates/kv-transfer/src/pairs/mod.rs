@@ -1,5 +1,6 @@
 //! A prefill node's pairs: one per decode node, each over the best transport both know, and transfers on them.
 
+mod copies;
 mod live;
 mod pair;
 pub(crate) mod queue;
@@ -20,6 +21,7 @@ use self::pair::{Pair, PairState, Shared};
 use self::queue::FrameTap;
 use self::transfer::PairTransfer;
 use crate::choice::{Fallbacks, TransportKind};
+use crate::shm::DirectWish;
 use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
 
 /// Pairs that tickets may open beyond the kept ones, before the coordinator's list says better.
@@ -33,6 +35,8 @@ pub struct PairConfig {
     pub transports: Vec<TransportKind>,
     /// This process as its peers see it: shared memory is for peers of the same user.
     pub uid: u32,
+    /// To write the pools of decode nodes that hold the same secret in place, where memory is shared.
+    pub direct: Option<DirectWish>,
     /// KV bytes queued or being written, per pair over gRPC; with shared memory the decode node's ring is the limit.
     pub in_flight_bytes_max: u64,
     /// A pair that has bytes to move and moves fewer than the floor over this long is torn down.
@@ -52,6 +56,7 @@ impl PairConfig {
             compatibility,
             transports: vec![TransportKind::Shm, TransportKind::Grpc],
             uid: rustix::process::geteuid().as_raw(),
+            direct: None,
             in_flight_bytes_max: 32 << 20,
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
@@ -64,6 +69,12 @@ impl PairConfig {
     #[must_use]
     pub fn over(self, transports: Vec<TransportKind>) -> Self {
         Self { transports, ..self }
+    }
+
+    /// With the pools of trusted peers written in place, where that is wished.
+    #[must_use]
+    pub fn writing_in_place(self, direct: Option<DirectWish>) -> Self {
+        Self { direct, ..self }
     }
 
     /// At least one frame's worth, so that any frame fits.

@@ -161,9 +161,14 @@ impl Keeper {
                     }
                     return Ok(link);
                 }
-                TransportKind::Shm => {
+                TransportKind::Shm | TransportKind::ShmDirect => {
                     match shm::connect(&self.peer, hello.shared_memory.as_ref(), &self.config).await {
-                        Ok(shared) => {
+                        Ok((shared, staged)) => {
+                            if let Some(fault) = staged {
+                                let peer = &self.peer.node;
+                                self.fallbacks.count_staged(fault);
+                                tracing::info!(%peer, reason = fault.name(), %fault, "a peer's pool is not written in place");
+                            }
                             link.live.close(PairFault::Closed);
                             return Ok(shared);
                         }

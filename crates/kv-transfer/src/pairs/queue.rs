@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -76,6 +76,48 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         self.gauge.waiting_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Buffers of frames that were written, for the next ones: warm, and zeroed only once.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+/// More than are between a copy and the connection at a time would only grow cold.
+const BUFFERS_KEPT_MAX: usize = 16;
+
+impl Buffers {
+    /// Its content is whatever the last user left.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = kept.unwrap_or_default();
+        buffer.resize(bytes, 0);
+        Buffer {
+            bytes: buffer,
+            home: self.clone(),
+        }
+    }
+}
+
+/// Goes back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    pub bytes: Vec<u8>,
+    home: Arc<Buffers>,
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut kept = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < BUFFERS_KEPT_MAX {
+            kept.push(std::mem::take(&mut self.bytes));
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! One transfer on a pair's stream: exports blocks, sums them, queues frames within the pair's limit of bytes in flight.
+//! One transfer on a pair's stream: its order of calls, and its waits for room within the pair's limit of bytes in flight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,75 +6,54 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::TokenEvent;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
-use tokio::task::JoinHandle;
 
-use super::live::{End, Lane, Live};
-use super::queue::{Queued, Room};
+use super::copies::{Copies, Copy, NotCopied};
+use super::live::{End, Hearing, Lane, Live};
+use super::queue::Queued;
 use crate::choice::TransportKind;
 use crate::frame;
-use crate::shm::Slot;
-use crate::transport::{
-    AbortReason, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport, TransferStart,
-};
+use crate::shm::{NoPlace, Slot};
+use crate::transport::{AbortReason, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart};
 
 /// How long an abort may wait for room in a full queue; after it the receiver's own timer ends the transfer.
 const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
-
-/// A frame's bytes, copied out of the node's memory.
-#[derive(Debug)]
-enum Staged {
-    Own(Bytes),
-    InSlot(Slot, usize),
-}
-
-impl Staged {
-    fn len(&self) -> usize {
-        match self {
-            Staged::Own(data) => data.len(),
-            Staged::InSlot(_, bytes) => *bytes,
-        }
-    }
-}
-
-/// With its checksum, and its place in the byte limit where there is one.
-type StagedFrame = (Staged, u64, Option<OwnedSemaphorePermit>);
 
 #[derive(Debug)]
 pub(super) struct PairTransfer {
     live: Arc<Live>,
     start: TransferStart,
-    end: watch::Receiver<Option<End>>,
+    hearing: Hearing,
     next_sequence_no: u32,
     blocks: u32,
     kv_bytes: u64,
     moving: Arc<AtomicU64>,
     last_written: Option<Instant>,
-    /// The export that runs, also when the `push` that started it was dropped: `abort` waits for it.
-    exporting: Option<JoinHandle<Result<(Staged, u64), SourceError>>>,
+    copies: Arc<Copies>,
 }
 
 impl PairTransfer {
     pub async fn begin(live: Arc<Live>, start: TransferStart) -> Result<Self, TransferError> {
         let transfer = start.ticket.transfer;
-        let end = live.register(transfer).map_err(|fault| TransferError::PairLost {
+        let hearing = live.register(transfer).map_err(|fault| TransferError::PairLost {
             node: live.node.clone(),
             fault,
         })?;
+        let copies = Copies::new(start.source.clone(), live.clone(), hearing.gate.clone());
         let mut this = Self {
             live,
             start,
-            end,
+            hearing,
             next_sequence_no: 0,
             blocks: 0,
             kv_bytes: 0,
             moving: Arc::default(),
             last_written: None,
-            exporting: None,
+            copies,
         };
         this.queue(Queued::control(KvFrame::Begin { transfer })).await?;
         Ok(this)
@@ -110,23 +89,19 @@ impl PairTransfer {
     async fn queue(&mut self, queued: Queued) -> Result<(), TransferError> {
         let sent = tokio::select! {
             biased;
-            end = Self::ended(&mut self.end) => Err(end),
+            end = Self::ended(&mut self.hearing.end) => Err(end),
             sent = self.live.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
         };
         sent.map_err(|end| self.error(end))
     }
 
     async fn push_layers(&mut self, block: PushedBlock, layers: Range<u32>) -> Result<(), TransferError> {
-        let (staged, checksum, room) = self.stage(block.block, layers.clone()).await?;
         let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
             return Err(self.no_such_block(block.ticket_index));
         };
-        let data_bytes = staged.len() as u64;
-        let (data, slot) = match staged {
-            Staged::Own(data) => (data, None),
-            Staged::InSlot(slot, _) => (Bytes::new(), Some(slot)),
-        };
-        let frame = KvFrame::Block(KvBlockFrame {
+        let data_bytes = layers.len() * self.start.source.layer_bytes();
+        let (slot, permit) = self.room(target, layers.clone()).await?;
+        let header = KvBlockFrame {
             transfer: self.transfer(),
             sequence_no: self.next_sequence_no,
             ticket_index: block.ticket_index,
@@ -134,43 +109,51 @@ impl PairTransfer {
             generation,
             layer_begin: layers.start,
             layer_end: layers.end,
-            checksum,
-            data,
-        });
-        let queued = Queued {
-            room: Some(Room::take(data_bytes, &self.live.gauge, room)),
-            slot,
-            moving: Some(self.moving.clone()),
-            ..Queued::control(frame)
+            checksum: 0,
+            data: Bytes::new(),
         };
-        self.queue(queued).await?;
+        self.copies.add(Copy {
+            block: block.block,
+            layers,
+            slot,
+            header,
+            permit,
+            moving: self.moving.clone(),
+        });
         self.next_sequence_no += 1;
-        self.kv_bytes += data_bytes;
+        self.kv_bytes += data_bytes as u64;
         Ok(())
     }
 
-    /// Copies layers out and waits for their room on the pair: before the copy where it goes into the room itself.
-    async fn stage(&mut self, block: BlockId, layers: Range<u32>) -> Result<StagedFrame, TransferError> {
+    /// Waits for room on the pair for one frame.
+    async fn room(
+        &mut self,
+        target: BlockId,
+        layers: Range<u32>,
+    ) -> Result<(Option<Slot>, Option<OwnedSemaphorePermit>), TransferError> {
         let live = self.live.clone();
+        let layer_bytes = self.start.source.layer_bytes();
         match &live.lane {
             Lane::Stream { room, room_kib } => {
-                let (staged, checksum) = self.export(block, layers, None).await?;
-                let kib = u32::try_from(staged.len().div_ceil(1024)).unwrap_or(u32::MAX);
-                let acquire = room.clone().acquire_many_owned(kib.min(*room_kib));
-                let room = self.unless_ended(acquire).await?.ok();
-                Ok((staged, checksum, room))
+                let kib = (layers.len() * layer_bytes).div_ceil(1024);
+                let kib = u32::try_from(kib).unwrap_or(u32::MAX).min(*room_kib);
+                let permit = self.unless_ended(room.clone().acquire_many_owned(kib)).await?;
+                Ok((None, permit.ok()))
             }
-            Lane::Ring(ring) => {
-                let layer_bytes = self.start.source.layer_bytes();
-                if layer_bytes > ring.slot_bytes() {
-                    return Err(TransferError::LayerTooLarge {
-                        layer_bytes,
-                        slot_bytes: ring.slot_bytes(),
-                    });
+            Lane::Ring(ring) if layer_bytes > ring.slot_bytes() => Err(TransferError::LayerTooLarge {
+                layer_bytes,
+                slot_bytes: ring.slot_bytes(),
+            }),
+            Lane::Ring(ring) => Ok((Some(self.unless_ended(ring.slot()).await?), None)),
+            Lane::Pool(pool) => {
+                if !pool.fits(self.start.source.layer_count(), layer_bytes) {
+                    return Err(self.not_copied(NotCopied::Place(NoPlace::Outside)));
                 }
-                let slot = self.unless_ended(ring.slot()).await?;
-                let (staged, checksum) = self.export(block, layers, Some(slot)).await?;
-                Ok((staged, checksum, None))
+                // Before the decode node has claimed it, the ticket may have expired and its blocks be somebody else's.
+                let mut begun = self.hearing.begun.clone();
+                self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
+                let slot = self.unless_ended(pool.place((target, layers))).await?;
+                Ok((Some(slot), None))
             }
         }
     }
@@ -178,40 +161,26 @@ impl PairTransfer {
     async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
         tokio::select! {
             biased;
-            end = Self::ended(&mut self.end) => Err(self.error(end)),
+            end = Self::ended(&mut self.hearing.end) => Err(self.error(end)),
+            failed = self.copies.failed() => Err(self.not_copied(failed)),
             got = wait => Ok(got),
         }
     }
 
-    /// Off the async threads: copying and summing a block takes 0.1 ms for a small model, milliseconds for a large one.
-    /// A slot of a `push` that was dropped goes back to the ring when the copy into it is over.
-    async fn export(
-        &mut self,
-        block: BlockId,
-        layers: Range<u32>,
-        slot: Option<Slot>,
-    ) -> Result<(Staged, u64), TransferError> {
-        let source = self.start.source.clone();
-        let exporting = self.exporting.insert(tokio::task::spawn_blocking(move || {
-            let bytes = layers.len() * source.layer_bytes();
-            match slot {
-                None => {
-                    let mut data = BytesMut::zeroed(bytes);
-                    source.export(block, layers, &mut data)?;
-                    let checksum = frame::checksum(&data);
-                    Ok((Staged::Own(data.freeze()), checksum))
-                }
-                Some(mut slot) => {
-                    let data = slot.bytes_mut(bytes);
-                    source.export(block, layers, data)?;
-                    let checksum = frame::checksum(data);
-                    Ok((Staged::InSlot(slot, bytes), checksum))
-                }
+    fn not_copied(&self, failed: NotCopied) -> TransferError {
+        let ended = self.hearing.end.borrow().clone();
+        match (ended, failed) {
+            (Some(end), _) => self.error(end),
+            (None, NotCopied::Source(error)) => error.into(),
+            (None, NotCopied::Place(NoPlace::Unmapped) | NotCopied::NoStream) => {
+                self.error(End::PairLost(self.live.fault()))
             }
-        }));
-        let exported = exporting.await;
-        self.exporting = None;
-        Ok(exported.map_err(|_| TransferError::Stopping)??)
+            (None, NotCopied::Place(fault @ (NoPlace::Outside | NoPlace::Taken))) => TransferError::NoPlace {
+                node: self.live.node.clone(),
+                detail: fault.to_string(),
+            },
+            (None, NotCopied::BrokeOff) => TransferError::Stopping,
+        }
     }
 
     fn no_such_block(&self, ticket_index: u32) -> TransferError {
@@ -223,14 +192,14 @@ impl PairTransfer {
 
     /// Still registered: the other side has not ended it and nobody has aborted it.
     fn is_open(&self) -> bool {
-        self.end.borrow().is_none()
+        self.hearing.end.borrow().is_none()
     }
 
-    fn abort_frame(&self, reason: AbortReason) -> Queued {
-        Queued::control(KvFrame::Abort {
+    fn abort_frame(&self, reason: AbortReason) -> KvFrame {
+        KvFrame::Abort {
             transfer: self.transfer(),
             reason: reason.name().to_owned(),
-        })
+        }
     }
 }
 
@@ -254,6 +223,10 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn last(&mut self, first_tokens: Vec<TokenEvent>) -> Result<Instant, TransferError> {
+        let copies = self.copies.clone();
+        if let Err(failed) = self.unless_ended(copies.idle()).await? {
+            return Err(self.not_copied(failed));
+        }
         let (written, was_written) = oneshot::channel();
         let frame = KvFrame::Last(LastFrame {
             transfer: self.transfer(),
@@ -282,7 +255,12 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {
-        match (Self::ended(&mut self.end).await, self.last_written) {
+        let ended = tokio::select! {
+            biased;
+            end = Self::ended(&mut self.hearing.end) => end,
+            failed = self.copies.failed() => return Err(self.not_copied(failed)),
+        };
+        match (ended, self.last_written) {
             (End::Acked, Some(last_written)) => Ok(TransferReport {
                 kv_bytes: self.kv_bytes,
                 frames: self.next_sequence_no,
@@ -294,13 +272,18 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn abort(mut self: Box<Self>, reason: AbortReason) {
-        if let Some(exporting) = self.exporting.take() {
-            let _ = exporting.await;
-        }
+        // Waits for the copy that runs; those in line find the gate closed.
+        let gate = self.hearing.gate.clone();
+        let _ = tokio::task::spawn_blocking(move || gate.close()).await;
         if self.is_open() {
             self.live.forget(self.transfer());
             // Frames hold copies of the blocks: nothing reads them any more. The receiver sees the abort behind every frame.
             let frame = self.abort_frame(reason);
+            if self.live.lane.kind().writes_in_place() {
+                // Never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
+                return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+            }
+            let frame = Queued::control(frame);
             let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.frames.send(frame)).await;
         }
     }
@@ -309,11 +292,16 @@ impl SendTransfer for PairTransfer {
 impl Drop for PairTransfer {
     fn drop(&mut self) {
         // Forgotten by `abort`, or ended: the watch's sender is gone or holds the end.
-        if self.end.borrow().is_some() || self.end.has_changed().is_err() {
+        if self.hearing.end.borrow().is_some() || self.hearing.end.has_changed().is_err() {
             return;
         }
         self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
+        if self.live.lane.kind().writes_in_place() {
+            // A copy whose `push` was dropped may still run: the word comes after it.
+            return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+        }
+        let frame = Queued::control(frame);
         let frames = self.live.frames.clone();
         if let Err(tokio::sync::mpsc::error::TrySendError::Full(frame)) = frames.try_send(frame)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()

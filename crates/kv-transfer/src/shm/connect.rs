@@ -1,13 +1,11 @@
 //! The sender's end of a pair that shares memory: socket, greeting, ring, hello; then a writer and the replies.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures::{SinkExt as _, StreamExt as _};
+use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
 use proto::messages::{KvBlockFrame, KvFrame, KvReply, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
@@ -16,25 +14,34 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
-use super::ring::{SendRing, Slot};
-use super::socket::{self, Greeting};
-use crate::choice::ShmFault;
-use crate::pairs::queue::{FrameTap, Gauge, Pace, Queued, Room};
+use super::DirectWish;
+use super::lent::LentSlots;
+use super::place::Slot;
+use super::pool::SendPool;
+use super::ring::SendRing;
+use super::socket::{self, Ask, Grant, Welcome, Word32};
+use super::trust::Prover;
+use crate::choice::{DirectFault, ShmFault};
+use crate::pairs::queue::{FrameTap, Queued, Room};
 use crate::pairs::{Lane, Link, Live, PairConfig};
 use crate::transport::{PairFault, PairPeer};
 
 /// A peer of the same host that does not answer within this is not waited for: the pair has gRPC.
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
+/// A frame is a hundred bytes.
+const FRAMES_WRITTEN_AT_ONCE: usize = 64;
+/// Longer than a healthy peer takes to read what is in the socket's buffer.
+const GOODBYE_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 type Frames = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 type Replies = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
 
-/// Shares memory with a decode node that offers it, or says why not.
+/// Shares memory with a decode node that offers it, or says why not. The other fault is why it is not the direct mode.
 pub(crate) async fn connect(
     peer: &PairPeer,
     offer: Option<&SharedMemoryOffer>,
     config: &PairConfig,
-) -> Result<Link, ShmFault> {
+) -> Result<(Link, Option<DirectFault>), ShmFault> {
     let offer = offer.ok_or(ShmFault::Disabled)?;
     if socket::boot_id()? != offer.boot_id {
         return Err(ShmFault::NotSameHost);
@@ -43,49 +50,65 @@ pub(crate) async fn connect(
         let connected = UnixStream::connect(socket::path(&offer.socket)).await;
         let stream = connected.map_err(ShmFault::Unreachable)?;
         socket::check_user(&stream, config.uid)?;
-        let ring = take_ring(&stream).await?;
+        let (lane, staged) = take_memory(&stream, config.direct.as_ref()).await?;
         let (replies, frames) = stream.into_split();
         let mut frames = FramedWrite::new(frames, socket::codec());
         let mut replies = FramedRead::new(replies, socket::codec());
         send(&mut frames, StagedFrame::Control(KvFrame::Hello(config.hello(peer)))).await?;
         let first = replies.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
         match read(first) {
-            Ok(StagedReply::Reply(KvReply::Hello(reply))) if reply.refused.is_none() => Ok((ring, frames, replies)),
+            Ok(StagedReply::Reply(KvReply::Hello(reply))) if reply.refused.is_none() => {
+                Ok(((lane, staged), frames, replies))
+            }
             _ => Err(ShmFault::Refused("the hello that it took over gRPC")),
         }
     });
-    let (ring, frames, replies) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let (live, queue) = Live::new(peer.node.clone(), Lane::Ring(ring));
-    let lent = Arc::new(LentSlots {
-        slots: Mutex::default(),
-        gauge: live.gauge.clone(),
-    });
+    let ((lane, staged), frames, replies) = connected.await.map_err(|_| ShmFault::TimeOut)??;
+    let (live, queue) = Live::new(peer.node.clone(), lane);
+    let lent = LentSlots::new(live.gauge.clone());
     let writer = Writer {
         frames,
         lent: lent.clone(),
         tap: config.tap.clone(),
     };
-    let over = live.over();
-    tokio::spawn(async move {
-        tokio::select! {
-            () = over => {}
-            // The replies end too and say why.
-            _ = writer.write(queue) => {}
-        }
-    });
-    Ok(Link {
-        live,
-        replies: until_broken(replies, lent).boxed(),
-    })
+    tokio::spawn(writer.run(queue, live.clone()));
+    let replies = until_broken(replies, lent, live.clone()).boxed();
+    Ok((Link { live, replies }, staged))
 }
 
-async fn take_ring(stream: &UnixStream) -> Result<Arc<SendRing>, ShmFault> {
-    let (greeting, memory) = socket::greeted(stream).await?;
-    match greeting {
-        Greeting::Accepted(shape) => SendRing::map(&memory.ok_or(io::ErrorKind::InvalidData)?, shape),
-        Greeting::OtherUser => Err(ShmFault::Refused("this process runs as another user")),
-        Greeting::TooManyPairs => Err(ShmFault::Refused("it shares memory with as many nodes as it may")),
-        Greeting::NoMemory => Err(ShmFault::Refused("it could make no shared memory")),
+/// The pool where both sides want that and trust each other, else the ring.
+async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(Lane, Option<DirectFault>), ShmFault> {
+    let (welcome, _) = socket::heard(stream).await?;
+    let theirs = match welcome {
+        Welcome::Ask(nonce) => nonce,
+        Welcome::OtherUser => return Err(ShmFault::Refused("this process runs as another user")),
+        Welcome::TooManyPairs => return Err(ShmFault::Refused("it shares memory with as many nodes as it may")),
+    };
+    let ours: Word32 = rand::random();
+    let nonces = [&theirs, &ours];
+    let ask = wish.map_or(Ask::Staged, |wish| Ask::Direct {
+        nonce: ours,
+        proof: wish.secret.proof(Prover::Sender, nonces),
+        layers: wish.layers,
+        layer_bytes: wish.layer_bytes,
+    });
+    socket::say(stream, &ask, None).await?;
+    let (grant, memory) = socket::heard(stream).await?;
+    let memory = || memory.ok_or(io::ErrorKind::InvalidData);
+    match (grant, wish) {
+        (Grant::Ring(shape, staged), _) => Ok((Lane::Ring(SendRing::map(&memory()?, shape)?), staged)),
+        (Grant::Pool(terms, proof), Some(wish)) => {
+            if !wish.secret.is_proof(&proof, Prover::Receiver, nonces) {
+                return Err(ShmFault::Refused("it passed its pool without holding the secret"));
+            }
+            let pool = SendPool::map(&memory()?, terms)?;
+            if !pool.fits(wish.layers, wish.layer_bytes as usize) {
+                return Err(ShmFault::Refused("it passed a pool of other blocks"));
+            }
+            Ok((Lane::Pool(pool), None))
+        }
+        (Grant::Pool(..), None) => Err(ShmFault::Refused("it passed a pool that nobody asked for")),
+        (Grant::NoMemory, _) => Err(ShmFault::Refused("it could make no shared memory")),
     }
 }
 
@@ -107,74 +130,30 @@ fn read(bytes: BytesMut) -> Result<StagedReply, PairFault> {
 }
 
 /// The replies for transfers; returned slots are taken back on the way. The first error is the end.
-fn until_broken(replies: Replies, lent: Arc<LentSlots>) -> impl futures::Stream<Item = Result<KvReply, PairFault>> {
-    futures::stream::unfold(Some((replies, lent)), async |state| {
-        let (mut replies, lent) = state?;
+fn until_broken(
+    replies: Replies,
+    lent: Arc<LentSlots>,
+    live: Arc<Live>,
+) -> impl futures::Stream<Item = Result<KvReply, PairFault>> {
+    futures::stream::unfold(Some((replies, lent, live)), async |state| {
+        let (mut replies, lent, live) = state?;
         loop {
             let read = match replies.next().await? {
                 Ok(bytes) => read(bytes),
                 Err(error) => Err(PairFault::Broken(error.to_string())),
             };
             match read {
-                Ok(StagedReply::Reply(reply)) => return Some((Ok(reply), Some((replies, lent)))),
+                Ok(StagedReply::Reply(reply)) => return Some((Ok(reply), Some((replies, lent, live)))),
                 Ok(StagedReply::ReturnedSlot(slot)) if lent.take_back(slot, Instant::now()) => {}
                 Ok(StagedReply::ReturnedSlot(_)) => {
                     let fault = PairFault::Broken("the decode node returned a slot it did not have".to_owned());
                     return Some((Err(fault), None));
                 }
+                Ok(StagedReply::Begun(transfer)) => live.begun(transfer),
                 Err(fault) => return Some((Err(fault), None)),
             }
         }
     })
-}
-
-/// Slots that the receiver has: at most every slot of the ring.
-#[derive(Debug)]
-struct LentSlots {
-    slots: Mutex<(BTreeMap<u32, Lent>, Pace)>,
-    gauge: Arc<Gauge>,
-}
-
-/// What waits until its slot is given back; only then its bytes have moved.
-#[derive(Debug)]
-struct Lent {
-    _slot: Slot,
-    room: Option<Room>,
-    moving: Option<Arc<AtomicU64>>,
-    lent_at: Instant,
-}
-
-impl LentSlots {
-    fn lock(&self) -> MutexGuard<'_, (BTreeMap<u32, Lent>, Pace)> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lend(&self, slot: Slot, lent: (Option<Room>, Option<Arc<AtomicU64>>)) -> u32 {
-        let index = slot.index();
-        let lent = Lent {
-            _slot: slot,
-            room: lent.0,
-            moving: lent.1,
-            lent_at: Instant::now(),
-        };
-        self.lock().0.insert(index, lent);
-        index
-    }
-
-    /// False when the slot was not lent.
-    fn take_back(&self, slot: u32, now: Instant) -> bool {
-        let (slots, pace) = &mut *self.lock();
-        let Some(lent) = slots.remove(&slot) else {
-            return false;
-        };
-        if let Some(room) = &lent.room {
-            self.gauge.taken_bytes.fetch_add(room.bytes, Ordering::Relaxed);
-        }
-        if let Some(moving) = &lent.moving {
-            pace.moved(moving, lent.lent_at, now);
-        }
-        true
-    }
 }
 
 /// Takes frames off the pair's queue. Ends with the queue or the socket.
@@ -186,22 +165,43 @@ struct Writer {
 }
 
 impl Writer {
-    async fn write(mut self, mut queue: mpsc::Receiver<Queued>) -> io::Result<()> {
-        while let Some(mut queued) = queue.recv().await {
-            let written = queued.written.take();
-            match &self.tap {
-                None => {
-                    let frame = self.staged(queued);
-                    send(&mut self.frames, frame).await?;
-                }
-                Some(tap) => {
-                    for frame in tapped(&**tap, queued) {
-                        let frame = self.staged(frame);
-                        send(&mut self.frames, frame).await?;
-                    }
+    /// Writes until the pair is over. Of a pool it leaves nothing mapped, and says so: the decode node keeps the blocks of
+    /// our transfers out of use until then.
+    async fn run(mut self, mut queue: mpsc::Receiver<Queued>, live: Arc<Live>) {
+        tokio::select! {
+            () = live.over() => {}
+            // The replies end too and say why.
+            _ = self.write(&mut queue) => {}
+        }
+        if let Lane::Pool(pool) = &live.lane {
+            let pool = pool.clone();
+            // A copy under way sees its end first. Cancelled only with the process.
+            if tokio::task::spawn_blocking(move || pool.unmap()).await.is_ok() {
+                let goodbye = send(&mut self.frames, StagedFrame::Goodbye);
+                // A peer that does not read learns it from our exit.
+                let _ = tokio::time::timeout(GOODBYE_TIME_LIMIT, goodbye).await;
+            }
+        }
+    }
+
+    /// What has come up meanwhile goes out in one write.
+    async fn write(&mut self, queue: &mut mpsc::Receiver<Queued>) -> io::Result<()> {
+        let mut batch = Vec::with_capacity(FRAMES_WRITTEN_AT_ONCE);
+        while queue.recv_many(&mut batch, FRAMES_WRITTEN_AT_ONCE).await > 0 {
+            let mut told = Vec::new();
+            for mut queued in batch.drain(..) {
+                told.extend(queued.written.take());
+                let frames = match &self.tap {
+                    None => vec![queued],
+                    Some(tap) => tapped(&**tap, queued),
+                };
+                for frame in frames {
+                    let bytes: Bytes = v1::StagedFrame::from(self.staged(frame)).encode_to_vec().into();
+                    self.frames.feed(bytes).await?;
                 }
             }
-            if let Some(written) = written {
+            SinkExt::<Bytes>::flush(&mut self.frames).await?;
+            for written in told {
                 let _ = written.send(Instant::now());
             }
         }
@@ -234,17 +234,23 @@ fn tapped(tap: &dyn FrameTap, queued: Queued) -> Vec<Queued> {
         moving,
         ..
     } = queued;
-    let ring = slot.as_ref().map(|slot| slot.ring().clone());
     let gauge = room.as_ref().map(Room::gauge);
     if let (KvFrame::Block(block), Some(slot), Some(room)) = (&mut frame, &mut slot, &room) {
-        block.data = Bytes::copy_from_slice(slot.bytes_mut(room.bytes as usize));
+        let data = slot.fill(room.bytes as usize, |place| Bytes::copy_from_slice(place));
+        block.data = data.unwrap_or_default();
     }
-    let restage = |frame: KvFrame| match (frame, &ring, &gauge) {
-        (KvFrame::Block(block), Some(ring), Some(gauge)) => {
-            let mut slot = slot.take().or_else(|| ring.try_slot())?;
-            let place = slot.bytes_mut(block.data.len());
-            let bytes = place.len();
-            place.copy_from_slice(&block.data[..bytes]);
+    // Popped from the end: the frame's own first. One more is all that a tap doubles.
+    let more = slot.as_ref().and_then(Slot::another);
+    let mut slots: Vec<Slot> = more.into_iter().chain(slot).collect();
+    let mut restage = |frame: KvFrame| match (frame, &gauge) {
+        (KvFrame::Block(block), Some(gauge)) => {
+            let mut slot = slots.pop()?;
+            let filled = slot.fill(block.data.len(), |place| {
+                let bytes = place.len();
+                place.copy_from_slice(&block.data[..bytes]);
+                bytes
+            });
+            let bytes = filled.ok()?;
             let header = KvBlockFrame {
                 data: Bytes::new(),
                 ..block
@@ -256,7 +262,7 @@ fn tapped(tap: &dyn FrameTap, queued: Queued) -> Vec<Queued> {
                 ..Queued::control(KvFrame::Block(header))
             })
         }
-        (frame, ..) => Some(Queued::control(frame)),
+        (frame, _) => Some(Queued::control(frame)),
     };
-    tap.pass(frame).into_iter().filter_map(restage).collect()
+    tap.pass(frame).into_iter().filter_map(&mut restage).collect()
 }

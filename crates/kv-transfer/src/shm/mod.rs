@@ -1,29 +1,63 @@
-//! KV through memory shared by two processes of one host and one user: the staged mode of PROTOCOL rule 11.
+//! KV through memory shared by two processes of one host and one user: both modes of PROTOCOL rule 11.
 //!
-//! Per pair: one Unix socket, one ring of equal slots in a memfd. The sender copies a block's layers into a free slot and
-//! says so in a small message; the receiver copies the slot into memory of its own, then sums, checks and imports that
-//! copy, and gives the slot back. So a sender that changes a slot late, or breaks off in the middle, harms only its own
-//! transfer: it never holds the receiver's blocks, and a retry needs no quarantine beyond gRPC's (rule 10 is about the
-//! direct mode, which this version does not have). Blocks travel in the wire layout (rule 14), under the same ledger.
+//! *Staged*, the default. Per pair: one Unix socket, one ring of equal slots in a memfd. The sender copies a block's layers
+//! into a free slot and says so in a small message; the receiver copies the slot into memory of its own, then sums, checks
+//! and imports that copy, and gives the slot back. So a sender that changes a slot late, or breaks off in the middle, harms
+//! only its own transfer. The *receiver* makes the ring, as a gRPC receiver grants its windows: how much of a pair may be
+//! in flight, and whose memory it is, is decided by the side that takes untrusted input.
 //!
-//! The *receiver* makes the ring, as a gRPC receiver grants its windows: how much of a pair may be in flight, and whose
-//! memory it is, is then decided by the side that takes untrusted input. The memfd cannot be resized once passed (seals,
-//! which the sender verifies), so no access can fault. The socket's name is abstract and the memfd has none: whatever dies
-//! how, the kernel leaves nothing behind. The end of either process closes the socket, which is how the other one knows.
+//! *Direct*, between nodes that hold one secret because one `baton up` started them. The receiver passes its whole pool;
+//! the sender writes each block where its ticket says and then sends the frame; the receiver checks the frame with the
+//! same ledger, sums the bytes in place, and gives the credit back. One copy instead of three. The sender is *trusted*:
+//! it could write any block. What is not left to trust is time, because a sender that was paused in the middle of a store
+//! finishes it when it wakes, whatever was decided meanwhile:
+//! - it writes no block before the receiver has said that the reservation is claimed (`Begun`): an expired ticket's blocks
+//!   may be somebody else's by then;
+//! - a claimed transfer that does not commit ends (`HandoffSink::ended`, the end of its quarantine) only when the sender
+//!   has said that it stores no more (its `Abort`, sent when its running copy is over, also as the answer to a refusal or
+//!   to the receiver's abort), when it has unmapped the pool (`Goodbye`), or when its process has exited (pidfd). That
+//!   its socket closed proves nothing.
 //!
-//! Where a pair may share memory is found out over gRPC: `HelloReply` says boot id and socket. Both ends then compare the
-//! user behind the socket (SO_PEERCRED) with their own.
+//! The memory cannot be resized once passed (seals, which the sender verifies), so no access can fault. The socket's name
+//! is abstract and memfds have none: whatever dies how, the kernel leaves nothing behind.
+//!
+//! Where a pair may share memory is found out over gRPC: `HelloReply` says boot id and socket. Both ends compare the user
+//! behind the socket (SO_PEERCRED) with their own before they say anything else; then each proves that it holds the secret.
 
 mod connect;
+mod credits;
+mod lent;
+mod part;
+mod place;
+mod pool;
 mod receiver;
 mod ring;
 mod socket;
+mod trust;
+mod welcome;
+mod yardstick;
 
 pub(crate) use connect::connect;
+pub(crate) use place::{NoPlace, Slot};
+pub(crate) use pool::SendPool;
 pub use receiver::{Serving, ShmConfig, serve};
-pub(crate) use ring::{SendRing, Slot};
+pub(crate) use ring::SendRing;
+pub use trust::{DirectSecret, NoSecret};
+pub use welcome::DirectOffer;
+pub use yardstick::Yardstick;
+
+/// What a prefill node needs to write its peers' pools in place.
+#[derive(Clone, Debug)]
+pub struct DirectWish {
+    pub secret: DirectSecret,
+    /// Of this node's own blocks: only pools of the same shape are written.
+    pub layers: u32,
+    pub layer_bytes: u32,
+}
 
 #[cfg(test)]
 mod conformance_tests;
+#[cfg(test)]
+mod direct_tests;
 #[cfg(test)]
 mod tests;

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use futures::{SinkExt as _, StreamExt as _};
+use bytes::Bytes;
+use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
-use proto::messages::{SharedMemoryOffer, StagedFrame, StagedReply};
+use proto::messages::{KvFrame, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
 use thiserror::Error;
 use tokio::net::unix::OwnedWriteHalf;
@@ -16,8 +16,10 @@ use tokio::sync::Semaphore;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::ring::{ReceiveRing, RingShape};
-use super::socket::{self, Greeting};
+use super::part::{Frames, parted};
+use super::ring::RingShape;
+use super::socket;
+use super::welcome::{DirectOffer, Incoming, welcome};
 use crate::choice::{ShmFault, TransportKind};
 use crate::receiver::{IncomingPair, PairError, Receiver};
 
@@ -39,6 +41,8 @@ pub struct ShmConfig {
     pub hello_wait: Duration,
     /// This process as its peers see it.
     pub uid: u32,
+    /// Where the direct mode is offered too.
+    pub direct: Option<DirectOffer>,
 }
 
 impl ShmConfig {
@@ -52,10 +56,11 @@ impl ShmConfig {
             pairs_max: 64,
             hello_wait: Duration::from_secs(5),
             uid: rustix::process::geteuid().as_raw(),
+            direct: None,
         }
     }
 
-    fn shape(&self) -> RingShape {
+    pub(super) fn shape(&self) -> RingShape {
         let slots = self.ring_bytes / u64::from(self.slot_bytes.max(1));
         RingShape {
             // Two at least: one is filled while the other is copied out.
@@ -119,7 +124,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConf
         let sender = Sender {
             stream,
             is_one_too_many: permit.is_none(),
-            pair: receiver.incoming(TransportKind::Shm),
+            receiver: receiver.clone(),
             config: config.clone(),
         };
         let stop = pairs.clone();
@@ -159,96 +164,145 @@ type Replies = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 struct Sender {
     stream: UnixStream,
     is_one_too_many: bool,
-    pair: IncomingPair,
+    receiver: Arc<Receiver>,
     config: ShmConfig,
 }
 
 impl Sender {
     async fn serve(self, stop: CancellationToken) -> Result<(), PairEnd> {
-        let Some(ring) = self.welcome().await? else {
+        let welcomed = welcome(&self.stream, &self.config, self.is_one_too_many).await?;
+        let Some(incoming) = welcomed else {
             return Ok(());
         };
-        let mut pair = self.pair;
+        let kind = match &incoming {
+            Incoming::Ring(_) => TransportKind::Shm,
+            Incoming::Pool { .. } => TransportKind::ShmDirect,
+        };
         let (frames, replies) = self.stream.into_split();
-        let mut frames = FramedRead::new(frames, socket::codec());
-        let mut replies = FramedWrite::new(replies, socket::codec());
+        let mut serving = ServedPair {
+            pair: self.receiver.incoming(kind),
+            incoming,
+            frames: FramedRead::new(frames, socket::codec()),
+            replies: FramedWrite::new(replies, socket::codec()),
+        };
+        let ended = serving.carry(stop, self.config.hello_wait).await;
+        let ServedPair {
+            mut pair,
+            incoming,
+            frames,
+            replies,
+        } = serving;
+        if let Incoming::Pool { writer, .. } = &incoming {
+            drop(replies);
+            if !matches!(ended, Ok(PeerEnd::Goodbye)) {
+                parted(frames, writer).await;
+            }
+            pair.writer_is_gone();
+        }
+        ended.map(drop)
+    }
+}
+
+/// How a sender ends by itself, or this side's serving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerEnd {
+    Goodbye,
+    Closed,
+}
+
+/// A sender that has memory.
+#[derive(Debug)]
+struct ServedPair {
+    pair: IncomingPair,
+    incoming: Incoming,
+    frames: Frames,
+    replies: Replies,
+}
+
+impl ServedPair {
+    async fn carry(&mut self, stop: CancellationToken, hello_wait: Duration) -> Result<PeerEnd, PairEnd> {
         let mut is_greeted = false;
-        let hello_due = tokio::time::sleep(self.config.hello_wait);
+        let hello_due = tokio::time::sleep(hello_wait);
         tokio::pin!(hello_due);
         loop {
             tokio::select! {
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => return Ok(PeerEnd::Closed),
                 () = &mut hello_due, if !is_greeted => return Err(PairEnd::NoHello),
-                reply = pair.next_reply() => send(&mut replies, StagedReply::Reply(reply)).await?,
-                message = frames.next() => match message {
-                    Some(message) => {
-                        take(&mut pair, (&ring, message?), &mut replies).await?;
-                        // Whatever came first was a good hello, or this line is not reached.
-                        is_greeted = true;
+                reply = self.pair.next_reply() => {
+                    send(&mut self.replies, StagedReply::Reply(reply)).await?;
+                    flush(&mut self.replies).await?;
+                }
+                message = self.frames.next() => {
+                    let Some(message) = message else {
+                        return Ok(PeerEnd::Closed);
+                    };
+                    let bad = |error: &dyn std::fmt::Display| PairEnd::BadMessage(error.to_string());
+                    let frame = v1::StagedFrame::decode(message?).map_err(|error| bad(&error))?;
+                    match StagedFrame::try_from(frame).map_err(|error| bad(&error))? {
+                        StagedFrame::Goodbye => return Ok(PeerEnd::Goodbye),
+                        StagedFrame::Control(frame) => self.control(frame).await?,
+                        StagedFrame::Block(block) => self.block(block).await?,
                     }
-                    None => return Ok(()),
-                },
+                    // Whatever came first was a good hello, or this line is not reached.
+                    is_greeted = true;
+                    if self.frames.read_buffer().is_empty() {
+                        flush(&mut self.replies).await?;
+                    }
+                }
             }
         }
     }
 
-    /// Passes a ring to a process of the same user, if there is room for one more.
-    async fn welcome(&self) -> Result<Option<Arc<ReceiveRing>>, PairEnd> {
-        if let Err(fault) = socket::check_user(&self.stream, self.config.uid) {
-            socket::greet(&self.stream, Greeting::OtherUser, None).await?;
-            return Err(fault.into());
+    async fn control(&mut self, frame: KvFrame) -> Result<(), PairEnd> {
+        let begun = match (&frame, &self.incoming) {
+            (KvFrame::Begin { transfer }, Incoming::Pool { .. }) => Some(StagedReply::Begun(*transfer)),
+            _ => None,
+        };
+        let taken = self.pair.frame(frame).await;
+        if let Err(PairError::HelloRefused(reason)) = &taken {
+            let reply = self.pair.hello_reply(Some(reason));
+            send(&mut self.replies, StagedReply::Reply(reply)).await?;
+            flush(&mut self.replies).await?;
         }
-        if self.is_one_too_many {
-            socket::greet(&self.stream, Greeting::TooManyPairs, None).await?;
-            return Ok(None);
+        // A begin that is not refused is a claim.
+        match taken?.map(StagedReply::Reply).or(begun) {
+            Some(reply) => send(&mut self.replies, reply).await,
+            None => Ok(()),
         }
-        let (ring, memory) = match ReceiveRing::create(self.config.shape()) {
-            Ok(created) => created,
-            Err(fault) => {
-                socket::greet(&self.stream, Greeting::NoMemory, None).await?;
-                return Err(fault.into());
+    }
+
+    /// To its end: its answer, and its slot back.
+    async fn block(&mut self, block: StagedBlock) -> Result<(), PairEnd> {
+        let (slot, bytes) = (block.slot, block.data_bytes);
+        let refused = match &self.incoming {
+            Incoming::Ring(ring) => {
+                let shape = ring.shape();
+                let data = ring.data(slot, bytes);
+                let data = data.ok_or(PairEnd::OutsideRing { slot, bytes, shape })?;
+                self.pair.staged_block(block.header, data).await?
+            }
+            Incoming::Pool {
+                pool, has_checksums, ..
+            } => {
+                let pool = has_checksums.then(|| pool.clone());
+                self.pair.placed_block(block.header, bytes as usize, pool).await?
             }
         };
-        socket::greet(&self.stream, Greeting::Accepted(ring.shape()), Some(&memory)).await?;
-        Ok(Some(ring))
+        if let Some(refused) = refused {
+            send(&mut self.replies, StagedReply::Reply(refused)).await?;
+        }
+        send(&mut self.replies, StagedReply::ReturnedSlot(slot)).await
     }
 }
 
-/// One message of the sender, to its end: its answer, and its slot back.
-async fn take(
-    pair: &mut IncomingPair,
-    (ring, message): (&Arc<ReceiveRing>, BytesMut),
-    replies: &mut Replies,
-) -> Result<(), PairEnd> {
-    let bad = |error: &dyn std::fmt::Display| PairEnd::BadMessage(error.to_string());
-    let frame = v1::StagedFrame::decode(message).map_err(|error| bad(&error))?;
-    match StagedFrame::try_from(frame).map_err(|error| bad(&error))? {
-        StagedFrame::Control(frame) => {
-            let taken = pair.frame(frame).await;
-            if let Err(PairError::HelloRefused(reason)) = &taken {
-                let reply = pair.hello_reply(Some(reason));
-                send(replies, StagedReply::Reply(reply)).await?;
-            }
-            match taken? {
-                Some(reply) => send(replies, StagedReply::Reply(reply)).await,
-                None => Ok(()),
-            }
-        }
-        StagedFrame::Block(block) => {
-            let (slot, bytes) = (block.slot, block.data_bytes);
-            let shape = ring.shape();
-            let data = ring.data(slot, bytes);
-            let data = data.ok_or(PairEnd::OutsideRing { slot, bytes, shape })?;
-            if let Some(refused) = pair.staged_block(block.header, data).await? {
-                send(replies, StagedReply::Reply(refused)).await?;
-            }
-            send(replies, StagedReply::ReturnedSlot(slot)).await
-        }
-    }
-}
-
+/// Goes out with the next flush, or when the buffer is full.
 async fn send(replies: &mut Replies, reply: StagedReply) -> Result<(), PairEnd> {
     let bytes: Bytes = v1::StagedReply::from(reply).encode_to_vec().into();
-    let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.send(bytes)).await;
+    let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.feed(bytes)).await;
     Ok(sent.map_err(|_| PairEnd::NotReading)??)
+}
+
+async fn flush(replies: &mut Replies) -> Result<(), PairEnd> {
+    let flushed = tokio::time::timeout(REPLY_TIME_LIMIT, SinkExt::<Bytes>::flush(replies)).await;
+    Ok(flushed.map_err(|_| PairEnd::NotReading)??)
 }

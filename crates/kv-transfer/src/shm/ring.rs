@@ -8,17 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::credits::{Credit, Credits};
+use super::place::Slot;
 use crate::choice::ShmFault;
 use crate::frame::FrameData;
 
 /// Name of the memfd in `/proc/PID/maps`; no file has it.
 pub(super) const MEMFD_NAME: &str = "baton-kv-ring";
 /// Without them the other side could shrink the memory under a copy, which would kill the copying process.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// No slot list grows beyond this, whatever a peer announces.
-const SLOTS_MAX: u32 = 4096;
+pub(super) const SLOTS_MAX: u32 = 4096;
 /// No mapping is larger than this, whatever a peer announces.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
@@ -133,10 +134,7 @@ impl FrameData for RingData {
 pub(crate) struct SendRing {
     shape: RingShape,
     map: MmapRaw,
-    /// Last in, first out: the slot used last is still in the cache.
-    free: Mutex<Vec<u32>>,
-    /// One permit per free slot.
-    available: Arc<Semaphore>,
+    credits: Arc<Credits>,
 }
 
 impl Debug for SendRing {
@@ -157,8 +155,7 @@ impl SendRing {
         Ok(Arc::new(Self {
             shape,
             map: MmapOptions::new().len(shape.bytes() as usize).map_raw(memory)?,
-            free: Mutex::new((0..shape.slots).rev().collect()),
-            available: Arc::new(Semaphore::new(shape.slots as usize)),
+            credits: Credits::new(shape.slots),
         }))
     }
 
@@ -168,59 +165,25 @@ impl SendRing {
 
     /// Waits while every slot is filled and not yet given back. Cancel-safe.
     pub async fn slot(self: &Arc<Self>) -> Slot {
-        // The semaphore is never closed: without a permit there is nothing to do but to wait for the caller's end.
-        match self.available.clone().acquire_owned().await {
-            Ok(permit) => self.take(permit),
-            Err(_) => std::future::pending().await,
-        }
+        Slot::in_ring(self.credits.next().await, self)
     }
 
     pub fn try_slot(self: &Arc<Self>) -> Option<Slot> {
-        let permit = self.available.clone().try_acquire_owned().ok()?;
-        Some(self.take(permit))
+        Some(Slot::in_ring(self.credits.try_next()?, self))
     }
 
-    fn take(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Slot {
-        let index = lock(&self.free).pop();
-        Slot {
-            ring: self.clone(),
-            index: index.expect("a permit stands for an index on the list: `Slot` gives both back, the index first"),
-            _permit: permit,
+    /// The slot's first `bytes`, at most the whole slot. `credit` is one of this ring's.
+    pub(super) fn slot_of<'a>(&'a self, credit: &'a mut Credit, bytes: usize) -> &'a mut [u8] {
+        let slot_bytes = self.slot_bytes();
+        let index = credit.index().min(self.shape.slots - 1) as usize;
+        // SAFETY: the range is inside the mapping, which lives as long as this ring and cannot shrink (seals). A credit
+        // is the only one of its index, and it is borrowed: nothing else in this process refers to the range. The decode
+        // node has no business writing it; if it did, bytes are valid whatever they are, and it would spoil only what it
+        // receives.
+        unsafe {
+            let start = self.map.as_mut_ptr().add(index * slot_bytes);
+            std::slice::from_raw_parts_mut(start, bytes.min(slot_bytes))
         }
-    }
-}
-
-/// One slot, the holder's alone among the threads of this process. Free again when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    ring: Arc<SendRing>,
-    index: u32,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Slot {
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    pub fn ring(&self) -> &Arc<SendRing> {
-        &self.ring
-    }
-
-    /// The slot's first `bytes`, at most the whole slot.
-    pub fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
-        let slot_bytes = self.ring.slot_bytes();
-        let offset = self.index as usize * slot_bytes;
-        // SAFETY: the range is inside the mapping, which lives as long as `ring` and cannot shrink (seals). This value is
-        // the only one for its slot, so nothing else in this process refers to the range. The decode node has no
-        // business writing it; if it did, bytes are valid whatever they are, and it would spoil only what it receives.
-        unsafe { std::slice::from_raw_parts_mut(self.ring.map.as_mut_ptr().add(offset), bytes.min(slot_bytes)) }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        lock(&self.ring.free).push(self.index);
     }
 }
 
@@ -292,7 +255,7 @@ mod tests {
         assert_eq!(indices, [0, 1, 2, 3]);
         for slot in &mut slots {
             let value = slot.index() as u8 + 1;
-            slot.bytes_mut(usize::MAX).fill(value);
+            slot.fill(usize::MAX, |place| place.fill(value)).unwrap();
         }
         for slot in 0..4 {
             let data = receiving.data(slot, 4096).unwrap();

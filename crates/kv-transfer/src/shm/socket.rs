@@ -1,9 +1,9 @@
-//! The Unix socket of a pair: its name, who is behind it, and the greeting that passes the ring.
+//! The Unix socket of a pair: its name, who is behind it, and what is said before the first frame.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use proto::messages::STAGED_MESSAGE_BYTES_MAX;
@@ -14,51 +14,199 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio_util::codec::LengthDelimitedCodec;
 
+use super::pool::PoolTerms;
 use super::ring::RingShape;
-use crate::choice::ShmFault;
+use crate::choice::{DirectFault, ShmFault};
+use crate::sink::PoolShape;
 
 /// Says that the other side speaks this protocol, in this version.
-const MAGIC: u32 = u32::from_be_bytes(*b"KVR1");
-const GREETING_BYTES: usize = 16;
+const MAGIC: u32 = u32::from_be_bytes(*b"KVR2");
+/// A nonce or a proof.
+pub(super) type Word32 = [u8; 32];
 
-/// What the receiver says first: a ring is passed with `Accepted`, with nothing else.
+/// A message of the conversation before the first frame: a fixed number of 32-bit numbers, behind them 32 bytes.
+pub(super) trait Fixed: Sized {
+    const NUMBERS: usize;
+    const BYTES: usize = 4 * (1 + Self::NUMBERS) + 32;
+    fn encode(&self) -> (Vec<u32>, Word32);
+    fn decode(numbers: &[u32], word: Word32) -> Option<Self>;
+}
+
+/// What the receiver says first, once it knows whose process came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Greeting {
-    Accepted(RingShape),
+pub(super) enum Welcome {
+    /// Its nonce.
+    Ask(Word32),
     OtherUser,
     TooManyPairs,
+}
+
+impl Fixed for Welcome {
+    const NUMBERS: usize = 1;
+    fn encode(&self) -> (Vec<u32>, Word32) {
+        match self {
+            Welcome::Ask(nonce) => (vec![0], *nonce),
+            Welcome::OtherUser => (vec![1], [0; 32]),
+            Welcome::TooManyPairs => (vec![2], [0; 32]),
+        }
+    }
+    fn decode(numbers: &[u32], word: Word32) -> Option<Self> {
+        match numbers {
+            [0] => Some(Welcome::Ask(word)),
+            [1] => Some(Welcome::OtherUser),
+            [2] => Some(Welcome::TooManyPairs),
+            _ => None,
+        }
+    }
+}
+
+/// The mode that the sender wants, once it knows whose process listens. Its nonce is part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Staged,
+    Direct {
+        nonce: Word32,
+        proof: Word32,
+        /// Of its own blocks.
+        layers: u32,
+        layer_bytes: u32,
+    },
+}
+
+impl Fixed for Ask {
+    const NUMBERS: usize = 11;
+    fn encode(&self) -> (Vec<u32>, Word32) {
+        match self {
+            Ask::Staged => (vec![0; Self::NUMBERS], [0; 32]),
+            Ask::Direct {
+                nonce,
+                proof,
+                layers,
+                layer_bytes,
+            } => {
+                let nonce = nonce.as_chunks::<4>().0.iter().map(|bytes| u32::from_be_bytes(*bytes));
+                ([1, *layers, *layer_bytes].into_iter().chain(nonce).collect(), *proof)
+            }
+        }
+    }
+    fn decode(numbers: &[u32], proof: Word32) -> Option<Self> {
+        match numbers {
+            [0, ..] => Some(Ask::Staged),
+            [1, layers, layer_bytes, words @ ..] => {
+                let mut nonce = [0; 32];
+                for (place, word) in nonce.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                    *place = word.to_be_bytes();
+                }
+                Some(Ask::Direct {
+                    nonce,
+                    proof,
+                    layers: *layers,
+                    layer_bytes: *layer_bytes,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the sender gets: memory is passed with it unless there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grant {
+    /// Why it is not the pool, where that was asked for.
+    Ring(RingShape, Option<DirectFault>),
+    /// With the receiver's own proof.
+    Pool(PoolTerms, Word32),
     NoMemory,
 }
 
-impl Greeting {
-    fn encode(self) -> [u8; GREETING_BYTES] {
-        let (verdict, shape) = match self {
-            Greeting::Accepted(shape) => (0, shape),
-            Greeting::OtherUser => (1, RingShape::default()),
-            Greeting::TooManyPairs => (2, RingShape::default()),
-            Greeting::NoMemory => (3, RingShape::default()),
-        };
-        let words: [u32; 4] = [MAGIC, verdict, shape.slots, shape.slot_bytes];
-        let mut bytes = [0; GREETING_BYTES];
-        for (word, place) in words.iter().zip(bytes.chunks_exact_mut(4)) {
-            place.copy_from_slice(&word.to_be_bytes());
-        }
-        bytes
-    }
+impl Grant {
+    const FAULTS: [Option<DirectFault>; 5] = [
+        None,
+        Some(DirectFault::NotOffered),
+        Some(DirectFault::Secret),
+        Some(DirectFault::Geometry),
+        Some(DirectFault::Unwatched),
+    ];
+}
 
-    fn decode(bytes: [u8; GREETING_BYTES]) -> Option<Self> {
-        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let shape = RingShape {
-            slots: word(8),
-            slot_bytes: word(12),
-        };
-        match (word(0), word(4)) {
-            (MAGIC, 0) => Some(Greeting::Accepted(shape)),
-            (MAGIC, 1) => Some(Greeting::OtherUser),
-            (MAGIC, 2) => Some(Greeting::TooManyPairs),
-            (MAGIC, 3) => Some(Greeting::NoMemory),
+impl Fixed for Grant {
+    const NUMBERS: usize = 7;
+    fn encode(&self) -> (Vec<u32>, Word32) {
+        let mut numbers = vec![0; Self::NUMBERS];
+        let mut word = [0; 32];
+        match self {
+            Grant::Ring(shape, fault) => {
+                let fault = Self::FAULTS.iter().position(|known| known == fault).unwrap_or(0);
+                numbers[1..4].copy_from_slice(&[shape.slots, shape.slot_bytes, fault as u32]);
+            }
+            Grant::Pool(terms, proof) => {
+                let PoolTerms { shape, .. } = terms;
+                numbers = vec![
+                    1,
+                    terms.frames_in_flight,
+                    terms.frame_bytes_max,
+                    shape.blocks,
+                    shape.layers,
+                    shape.layer_bytes,
+                    u32::from(terms.has_checksums),
+                ];
+                word = *proof;
+            }
+            Grant::NoMemory => numbers[0] = 2,
+        }
+        (numbers, word)
+    }
+    fn decode(numbers: &[u32], word: Word32) -> Option<Self> {
+        match *numbers {
+            [0, slots, slot_bytes, fault, ..] => {
+                let fault = *Self::FAULTS.get(fault as usize)?;
+                Some(Grant::Ring(RingShape { slots, slot_bytes }, fault))
+            }
+            [
+                1,
+                frames_in_flight,
+                frame_bytes_max,
+                blocks,
+                layers,
+                layer_bytes,
+                has_checksums,
+            ] => {
+                let shape = PoolShape {
+                    blocks,
+                    layers,
+                    layer_bytes,
+                };
+                let terms = PoolTerms {
+                    shape,
+                    frames_in_flight,
+                    frame_bytes_max,
+                    has_checksums: has_checksums != 0,
+                };
+                Some(Grant::Pool(terms, word))
+            }
+            [2, ..] => Some(Grant::NoMemory),
             _ => None,
         }
+    }
+}
+
+fn to_bytes<M: Fixed>(message: &M) -> Vec<u8> {
+    let (numbers, word) = message.encode();
+    let numbers = std::iter::once(MAGIC).chain(numbers);
+    numbers.flat_map(u32::to_be_bytes).chain(word).collect()
+}
+
+fn from_bytes<M: Fixed>(bytes: &[u8]) -> Option<M> {
+    let (numbers, word) = bytes.split_at_checked(4 * (1 + M::NUMBERS))?;
+    let numbers: Vec<u32> = numbers
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|number| u32::from_be_bytes(*number))
+        .collect();
+    match numbers.split_first() {
+        Some((&MAGIC, numbers)) => M::decode(numbers, word.try_into().ok()?),
+        _ => None,
     }
 }
 
@@ -93,29 +241,29 @@ pub(super) fn codec() -> LengthDelimitedCodec {
         .new_codec()
 }
 
-/// Sends the greeting, with the ring's memory where there is one.
-pub(super) async fn greet(socket: &UnixStream, greeting: Greeting, memory: Option<&OwnedFd>) -> io::Result<()> {
-    let bytes = greeting.encode();
+/// Sends a message, with memory where there is some.
+pub(super) async fn say(socket: &UnixStream, message: &impl Fixed, memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let bytes = to_bytes(message);
     let send = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
-        let descriptors: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
+        let descriptors: Vec<BorrowedFd<'_>> = memory.into_iter().collect();
         if !descriptors.is_empty() {
             passed.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
         let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut passed, SendFlags::NOSIGNAL)?;
         Ok(sent)
     };
-    // A fresh socket has room for 16 bytes: all or nothing.
+    // A fresh socket has room for a hundred bytes: all or nothing.
     match socket.async_io(Interest::WRITABLE, send).await? {
-        GREETING_BYTES => Ok(()),
+        sent if sent == bytes.len() => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
-/// Takes the greeting and at most one descriptor; what else was passed is closed.
-pub(super) async fn greeted(socket: &UnixStream) -> io::Result<(Greeting, Option<OwnedFd>)> {
-    let mut bytes = [0; GREETING_BYTES];
+/// Takes a message and at most one descriptor; what else was passed is closed.
+pub(super) async fn heard<M: Fixed>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
+    let mut bytes = vec![0; M::BYTES];
     let receive = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut passed = RecvAncillaryBuffer::new(&mut space);
@@ -130,34 +278,57 @@ pub(super) async fn greeted(socket: &UnixStream) -> io::Result<(Greeting, Option
         Ok((received.bytes, memory))
     };
     let (received, memory) = socket.async_io(Interest::READABLE, receive).await?;
-    let greeting = (received == GREETING_BYTES).then(|| Greeting::decode(bytes)).flatten();
-    let greeting = greeting.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-    Ok((greeting, memory))
+    let message = (received == M::BYTES).then(|| from_bytes(&bytes)).flatten();
+    let message = message.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok((message, memory))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn survives<M: Fixed + PartialEq + std::fmt::Debug>(messages: &[M]) {
+        for message in messages {
+            let mut bytes = to_bytes(message);
+            assert_eq!(bytes.len(), M::BYTES);
+            assert_eq!(from_bytes::<M>(&bytes).as_ref(), Some(message));
+            for at in 0..8 {
+                bytes[at] ^= 0x80;
+                assert_eq!(from_bytes::<M>(&bytes), None, "byte {at}");
+                bytes[at] ^= 0x80;
+            }
+            assert_eq!(from_bytes::<M>(&bytes[1..]), None);
+        }
+    }
+
     #[test]
-    fn a_greeting_survives_and_nothing_else_is_one() {
+    fn a_message_survives_and_nothing_else_is_one() {
         let shape = RingShape {
             slots: 64,
             slot_bytes: 1 << 19,
         };
-        for greeting in [
-            Greeting::Accepted(shape),
-            Greeting::OtherUser,
-            Greeting::TooManyPairs,
-            Greeting::NoMemory,
-        ] {
-            assert_eq!(Greeting::decode(greeting.encode()), Some(greeting));
-            for at in 0..8 {
-                let mut bytes = greeting.encode();
-                bytes[at] ^= 0x80;
-                assert_eq!(Greeting::decode(bytes), None, "byte {at}");
-            }
-        }
+        let terms = PoolTerms {
+            shape: PoolShape {
+                blocks: 5,
+                layers: 6,
+                layer_bytes: 7,
+            },
+            frames_in_flight: 8,
+            frame_bytes_max: 9,
+            has_checksums: true,
+        };
+        survives(&[Welcome::Ask([3; 32]), Welcome::OtherUser, Welcome::TooManyPairs]);
+        let nonce = std::array::from_fn(|at| at as u8);
+        let direct = Ask::Direct {
+            nonce,
+            proof: [9; 32],
+            layers: 30,
+            layer_bytes: 12_288,
+        };
+        survives(&[Ask::Staged, direct]);
+        let rings = Grant::FAULTS.map(|fault| Grant::Ring(shape, fault));
+        survives(&rings);
+        survives(&[Grant::Pool(terms, [4; 32]), Grant::NoMemory]);
     }
 
     #[tokio::test]
@@ -166,7 +337,7 @@ mod tests {
             &b""[..],
             b"K",
             b"HTTP/1.1 400 Bad",
-            b"KVR1\0\0\0\x09\0\0\0\x01\0\0\0\x01",
+            b"KVR2\0\0\0\x09\0\0\0\x01\0\0\0\x01",
         ] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let mut written = 0;
@@ -175,7 +346,7 @@ mod tests {
                 written += theirs.try_write(&sent[written..]).unwrap_or(0);
             }
             drop(theirs);
-            assert!(greeted(&ours).await.is_err(), "{sent:?}");
+            assert!(heard::<Welcome>(&ours).await.is_err(), "{sent:?}");
         }
     }
 }

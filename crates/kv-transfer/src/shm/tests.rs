@@ -1,5 +1,6 @@
 //! What only shared memory can get wrong: who is behind the socket, what the ring is, what a peer writes into it when.
 
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +22,9 @@ use tokio::process::{Child, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing, Slot};
-use super::socket::{self, Greeting};
+use super::place::Slot;
+use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing};
+use super::socket::{self, Ask, Grant, Welcome};
 use super::{Serving, ShmConfig, serve};
 use crate::choice::{ShmFault, TransportKind};
 use crate::conformance::*;
@@ -31,7 +33,7 @@ use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::{ReceiveEnd, Receiver};
 use crate::transport::*;
 
-fn prefill() -> NodeId {
+pub(super) fn prefill() -> NodeId {
     node("prefill-0", 11)
 }
 
@@ -39,7 +41,7 @@ fn decode() -> NodeId {
     node("decode-0", 22)
 }
 
-fn config() -> PairConfig {
+pub(super) fn config() -> PairConfig {
     PairConfig::new(prefill(), compatibility(1))
 }
 
@@ -51,7 +53,7 @@ fn peer(address: &str) -> PairPeer {
     }
 }
 
-fn ticket(transfer: u128, blocks: u32, address: &str) -> Ticket {
+pub(super) fn ticket(transfer: u128, blocks: u32, address: &str) -> Ticket {
     let blocks = (0..blocks)
         .map(|i| (BlockId(transfer as u32 * 100 + i), Generation(i + 5)))
         .collect::<Vec<_>>();
@@ -67,15 +69,19 @@ fn ticket(transfer: u128, blocks: u32, address: &str) -> Ticket {
 }
 
 /// A decode node's end, and the address of its gRPC port.
-struct Served {
-    sink: Arc<Recorder>,
-    receiver: Arc<Receiver>,
-    serving: Option<Serving>,
-    address: String,
+pub(super) struct Served {
+    pub sink: Arc<Recorder>,
+    pub receiver: Arc<Receiver>,
+    pub serving: Option<Serving>,
+    pub address: String,
 }
 
 impl Served {
-    async fn new(shm: Option<ShmConfig>) -> Self {
+    pub async fn new(shm: Option<ShmConfig>) -> Self {
+        Self::made(|_| shm).await
+    }
+
+    pub async fn made(shm: impl FnOnce(&Arc<Recorder>) -> Option<ShmConfig>) -> Self {
         let sink = Recorder::new(CommitAnswer::Accept);
         let receiver = Receiver::new(decode(), compatibility(1), sink.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -84,7 +90,7 @@ impl Served {
         crate::grpc::add_to_routes(&mut routes, receiver.clone());
         let server = tonic::transport::Server::builder().add_routes(routes.routes());
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        let serving = shm.map(|shm| serve(receiver.clone(), shm).unwrap());
+        let serving = shm(&sink).map(|shm| serve(receiver.clone(), shm).unwrap());
         Self {
             sink,
             receiver,
@@ -100,14 +106,14 @@ impl Served {
         hello.shared_memory.unwrap()
     }
 
-    fn reserved(&self, transfer: u128, blocks: u32) -> Ticket {
+    pub fn reserved(&self, transfer: u128, blocks: u32) -> Ticket {
         let ticket = ticket(transfer, blocks, &self.address);
         self.sink.reserve(ticket.transfer, &prefill(), &ticket);
         ticket
     }
 
     /// One transfer of one block through `transport`; what carried it.
-    async fn carried_by(&self, transport: &PairTransport, id: u128) -> TransportKind {
+    pub async fn carried_by(&self, transport: &PairTransport, id: u128) -> TransportKind {
         let ticket = self.reserved(id, 1);
         let start = TransferStart {
             key: key(ticket.transfer),
@@ -126,7 +132,7 @@ impl Served {
     }
 }
 
-fn ring() -> ShmConfig {
+pub(super) fn ring() -> ShmConfig {
     ShmConfig {
         ring_bytes: 8 * BLOCK_BYTES as u64,
         slot_bytes: BLOCK_BYTES as u32,
@@ -134,10 +140,14 @@ fn ring() -> ShmConfig {
     }
 }
 
-fn fallback(transport: &PairTransport, reason: &str) -> u64 {
+pub(super) fn fallback(transport: &PairTransport, reason: &str) -> u64 {
     let fallbacks = transport.fallbacks();
-    let total: u64 = fallbacks.totals().map(|(_, total)| total).sum();
-    let of_reason = fallbacks.totals().find(|(name, _)| *name == reason).unwrap().1;
+    let total: u64 = fallbacks.totals().map(|(_, _, total)| total).sum();
+    let of_reason: u64 = fallbacks
+        .totals()
+        .filter(|(_, name, _)| *name == reason)
+        .map(|(_, _, total)| total)
+        .sum();
     assert_eq!(total, of_reason, "{:?}", fallbacks.totals().collect::<Vec<_>>());
     total
 }
@@ -246,7 +256,7 @@ async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<R
     };
     let (peer, config) = (peer(""), config());
     let sending = async {
-        let mut link = super::connect(&peer, Some(&offer), &config).await?;
+        let (mut link, _) = super::connect(&peer, Some(&offer), &config).await?;
         Ok(link.replies.next().await.unwrap())
     };
     // The play may outlast the sender: it ends with it.
@@ -260,6 +270,15 @@ async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<R
     .await
 }
 
+/// What a decode node says up to the ring.
+async fn pass(stream: &UnixStream, shape: RingShape, memory: Option<&OwnedFd>) {
+    socket::say(stream, &Welcome::Ask([1; 32]), None).await.unwrap();
+    let (ask, _) = socket::heard::<Ask>(stream).await.unwrap();
+    assert_eq!(ask, Ask::Staged);
+    let memory = memory.map(OwnedFd::as_fd);
+    socket::say(stream, &Grant::Ring(shape, None), memory).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_decode_node_cannot_pass_memory_that_changes_its_size() {
     let shape = RingShape {
@@ -269,21 +288,17 @@ async fn a_decode_node_cannot_pass_memory_that_changes_its_size() {
     let fault = played(async move |stream| {
         let memory = rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&memory, shape.bytes()).unwrap();
-        socket::greet(&stream, Greeting::Accepted(shape), Some(&memory))
-            .await
-            .unwrap();
+        pass(&stream, shape, Some(&memory)).await;
     });
     assert_eq!(fault.await.unwrap_err().name(), "seals");
     let fault = played(async move |stream| {
         let (_, memory) = ReceiveRing::create(shape).unwrap();
         let larger = RingShape { slots: 3, ..shape };
-        socket::greet(&stream, Greeting::Accepted(larger), Some(&memory))
-            .await
-            .unwrap();
+        pass(&stream, larger, Some(&memory)).await;
     });
     assert_eq!(fault.await.unwrap_err().name(), "geometry");
     let fault = played(async move |stream| {
-        socket::greet(&stream, Greeting::Accepted(shape), None).await.unwrap();
+        pass(&stream, shape, None).await;
     });
     assert_eq!(fault.await.unwrap_err().name(), "io");
     let fault = played(async |mut stream: UnixStream| stream.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap());
@@ -298,9 +313,7 @@ async fn a_slot_that_was_not_lent_cannot_come_back() {
             slot_bytes: 4096,
         };
         let (_ring, memory) = ReceiveRing::create(shape).unwrap();
-        socket::greet(&stream, Greeting::Accepted(shape), Some(&memory))
-            .await
-            .unwrap();
+        pass(&stream, shape, Some(&memory)).await;
         let mut stream = Framed::new(stream, socket::codec());
         stream.next().await.unwrap().unwrap();
         let hello = KvReply::Hello(proto::messages::HelloReply {
@@ -334,9 +347,12 @@ struct Raw {
 impl Raw {
     async fn silent(served: &Served) -> Self {
         let stream = UnixStream::connect(socket::path(&served.offer().socket)).await.unwrap();
-        let (greeting, memory) = within("the greeting", socket::greeted(&stream)).await.unwrap();
-        let Greeting::Accepted(shape) = greeting else {
-            panic!("{greeting:?}");
+        let (welcome, _) = within("the welcome", socket::heard(&stream)).await.unwrap();
+        assert!(matches!(welcome, Welcome::Ask(_)), "{welcome:?}");
+        socket::say(&stream, &Ask::Staged, None).await.unwrap();
+        let (grant, memory) = within("the ring", socket::heard(&stream)).await.unwrap();
+        let Grant::Ring(shape, None) = grant else {
+            panic!("{grant:?}");
         };
         Self {
             stream: Framed::new(stream, socket::codec()),
@@ -366,7 +382,7 @@ impl Raw {
     fn block(&self, ticket: &Ticket, index: u32) -> (StagedBlock, Slot) {
         let data = whole(BlockId(index));
         let mut slot = self.ring.try_slot().unwrap();
-        slot.bytes_mut(BLOCK_BYTES).copy_from_slice(&data);
+        slot.fill(BLOCK_BYTES, |place| place.copy_from_slice(&data)).unwrap();
         let (block, generation) = ticket.blocks[index as usize];
         let header = KvBlockFrame {
             transfer: ticket.transfer,
@@ -481,7 +497,9 @@ async fn bytes_that_change_after_their_header_was_sent_are_refused() {
     let (second, mut second_slot) = raw.block(&ticket, 1);
     raw.send(StagedFrame::Block(first)).await;
     raw.send(StagedFrame::Block(second)).await;
-    second_slot.bytes_mut(BLOCK_BYTES)[BLOCK_BYTES - 1] ^= 1;
+    second_slot
+        .fill(BLOCK_BYTES, |place| place[BLOCK_BYTES - 1] ^= 1)
+        .unwrap();
     served.sink.is_gated.store(false, Ordering::Relaxed);
     assert!(matches!(raw.reply().await, Some(StagedReply::ReturnedSlot(_))));
     let refused = raw.reply().await;
@@ -506,12 +524,12 @@ async fn a_sender_that_keeps_writing_gets_no_bad_byte_committed() {
         let scribbling = {
             let is_over = is_over.clone();
             std::thread::spawn(move || {
-                let good = slot.bytes_mut(BLOCK_BYTES)[9000];
+                let good = slot.fill(BLOCK_BYTES, |place| place[9000]).unwrap();
                 while !is_over.load(Ordering::Relaxed) {
-                    slot.bytes_mut(BLOCK_BYTES)[9000] = !good;
-                    std::hint::black_box(&mut slot);
-                    slot.bytes_mut(BLOCK_BYTES)[9000] = good;
-                    std::hint::black_box(&mut slot);
+                    for byte in [!good, good] {
+                        slot.fill(BLOCK_BYTES, |place| place[9000] = byte).unwrap();
+                        std::hint::black_box(&mut slot);
+                    }
                 }
             })
         };
@@ -531,7 +549,7 @@ async fn a_sender_that_keeps_writing_gets_no_bad_byte_committed() {
                 // The last frame of a transfer that was refused is refused once more.
                 StagedReply::Reply(KvReply::Refused { reason, .. }) if reason == "unknown_transfer" => break,
                 StagedReply::Reply(KvReply::Refused { .. }) => refused += 1,
-                StagedReply::Reply(other) => panic!("{other:?}"),
+                other @ (StagedReply::Reply(_) | StagedReply::Begun(_)) => panic!("{other:?}"),
             }
         }
         is_over.store(true, Ordering::Relaxed);

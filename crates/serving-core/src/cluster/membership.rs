@@ -364,7 +364,13 @@ impl Membership {
             .map(|s| s.pairs.as_slice());
         let pair = pairs.unwrap_or_default().iter().find(|p| p.decode_node == *decode);
         let reported = pair.and_then(|pair| pair.transport.as_ref());
-        let reported = reported.filter(|t| of(prefill).contains(t));
+        // A label: one of the node's own transports, or the direct mode of one.
+        let is_known = |t: &&String| {
+            of(prefill)
+                .iter()
+                .any(|own| *t == own || t.strip_prefix(own.as_str()) == Some("-direct"))
+        };
+        let reported = reported.filter(is_known);
         let shared = reported.or_else(|| of(prefill).iter().find(|t| of(decode).contains(t)));
         shared.cloned().unwrap_or_else(|| "none".into())
     }

@@ -119,7 +119,12 @@ fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
         "shm",
         "nothing better is known"
     );
-    for (said, expected) in [("grpc", "grpc"), ("shm", "shm"), ("carrier_pigeon", "shm")] {
+    for (said, expected) in [
+        ("grpc", "grpc"),
+        ("shm", "shm"),
+        ("shm-direct", "shm-direct"),
+        ("carrier_pigeon", "shm"),
+    ] {
         let mut status = ready_status(64);
         status.pairs = vec![PairHealth {
             decode_node: decode.id.clone(),

@@ -1,0 +1,129 @@
+//! `baton bench transfer`: the same blocks between the same two processes in every way, round by round in turn.
+
+mod memory;
+pub mod peer;
+mod report;
+mod sender;
+mod yardsticks;
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use crate::exit::Exit;
+use memory::Payload;
+use peer::Peer;
+use report::{Report, Row};
+use sender::Sender;
+use yardsticks::Yardsticks;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench transfer
+  baton bench transfer --rounds 50 --blocks 32 --json";
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct TransferArgs {
+    /// Rounds that count; in each every way has its turn. One more goes first to connect and to touch memory.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    #[command(flatten)]
+    payload: Payload,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A way for the blocks, in the order of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Memcpy,
+    DirectUnchecked,
+    Direct,
+    Staged,
+    Grpc,
+    TcpStream,
+}
+
+impl Way {
+    const ALL: [Way; 6] = [
+        Way::Memcpy,
+        Way::DirectUnchecked,
+        Way::Direct,
+        Way::Staged,
+        Way::Grpc,
+        Way::TcpStream,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Memcpy => "two-process memcpy",
+            Way::DirectUnchecked => "shm direct, checksums off",
+            Way::Direct => "shm direct",
+            Way::Staged => "shm staged",
+            Way::Grpc => "grpc",
+            Way::TcpStream => "one TCP stream",
+        }
+    }
+
+    /// What the sender, the kernel and the receiver do with each byte: who is slower is the limit.
+    fn limit(self) -> &'static str {
+        match self {
+            Way::Memcpy => "one copy by one thread",
+            Way::DirectUnchecked => "the same copy, and a message per block",
+            Way::Direct => "sender: a copy and a sum by one thread; receiver: a sum",
+            Way::Staged => "receiver: a copy, a sum and a copy by one thread",
+            Way::Grpc => "both: copies, a sum, and the kernel's TCP copies",
+            Way::TcpStream => "the kernel's TCP copies",
+        }
+    }
+}
+
+/// Runs the whole of it.
+pub fn run(args: &TransferArgs) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let report = runtime.block_on(measure(args))?;
+    // What the transports leave running must not hold the result back.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    report.print(args.json)?;
+    Ok(Exit::Ok)
+}
+
+async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
+    let source = memory::source(args.payload)?;
+    let mut peer = Peer::start(args.payload).await?;
+    let mut sender = Sender::new(source.clone(), args.payload, &peer)?;
+    let yardsticks = Yardsticks::open(source.clone(), args.payload, &peer)?;
+    let mut rows = Way::ALL.map(|way| Row::new(way, args.payload.bytes()));
+    for round in 0..=args.rounds {
+        for row in &mut rows {
+            let way = row.way;
+            if round == 0 {
+                memory::stamp(&source, way as u8)?;
+            }
+            let (took, bytes) = match way {
+                Way::Memcpy => yardsticks.memcpy().await?,
+                Way::TcpStream => yardsticks.tcp_stream().await?,
+                _ => sender.transfer(way).await?,
+            };
+            ensure!(bytes == args.payload.bytes(), "{}: {bytes} bytes moved", way.name());
+            row.moved(bytes);
+            match round {
+                // The bytes are what was sent, and not what an earlier way left there. The stream's are thrown away.
+                0 if way != Way::TcpStream => {
+                    let (ours, theirs) = (memory::digest(&source)?, peer.digest().await?);
+                    ensure!(ours == theirs, "{}: other bytes arrived than were sent", way.name());
+                }
+                0 => {}
+                _ => row.took.push(took),
+            }
+        }
+    }
+    let iperf3 = yardsticks::iperf3().await;
+    Ok(Report::new(args.payload, (args.rounds, rows.to_vec()), iperf3))
+}

@@ -1,0 +1,164 @@
+//! The table and the JSON object of a measurement.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Way;
+use super::memory::Payload;
+
+/// What was measured of one way.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub way: Way,
+    bytes: u64,
+    moved: u64,
+    pub took: Vec<Duration>,
+}
+
+impl Row {
+    pub fn new(way: Way, bytes: u64) -> Self {
+        Self {
+            way,
+            bytes,
+            moved: 0,
+            took: Vec::new(),
+        }
+    }
+
+    pub fn moved(&mut self, bytes: u64) {
+        self.moved += bytes;
+    }
+
+    /// At `share` of the sorted rounds.
+    fn quantile(&self, share: f64) -> Duration {
+        let mut sorted = self.took.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().saturating_sub(1);
+        sorted
+            .get((last as f64 * share).round() as usize)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn rate(&self, took: Duration) -> f64 {
+        self.bytes as f64 / took.as_secs_f64().max(1e-9)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    way: &'static str,
+    rounds: usize,
+    /// Over all rounds, the uncounted first one included.
+    bytes_moved: u64,
+    milliseconds_median: f64,
+    gigabytes_per_second_median: f64,
+    gigabytes_per_second_slow_tenth: f64,
+    gigabytes_per_second_fast_tenth: f64,
+    /// Of the yardstick: the memcpy for shared memory, the TCP stream for grpc.
+    share_of_yardstick: f64,
+    limit: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    bytes: u64,
+    blocks: u32,
+    block_bytes: usize,
+    rounds: u32,
+    cores: usize,
+    rows: Vec<Measured>,
+    /// One stream of iperf3, or null.
+    iperf3_gigabytes_per_second: Option<f64>,
+    /// What grpc is held against.
+    tcp_yardstick: String,
+}
+
+impl Report {
+    pub fn new(payload: Payload, (rounds, rows): (u32, Vec<Row>), iperf3: Result<f64, String>) -> Self {
+        let rate_of = |way| {
+            let row = rows.iter().find(|row| row.way == way);
+            row.map_or(0.0, |row| row.rate(row.quantile(0.5)))
+        };
+        let memcpy = rate_of(Way::Memcpy);
+        let tcp = iperf3.clone().unwrap_or_else(|_| rate_of(Way::TcpStream));
+        let measured = |row: &Row| {
+            let median = row.quantile(0.5);
+            let yardstick = if matches!(row.way, Way::Grpc | Way::TcpStream) {
+                tcp
+            } else {
+                memcpy
+            };
+            Measured {
+                way: row.way.name(),
+                rounds: row.took.len(),
+                bytes_moved: row.moved,
+                milliseconds_median: median.as_secs_f64() * 1e3,
+                gigabytes_per_second_median: row.rate(median) / 1e9,
+                gigabytes_per_second_slow_tenth: row.rate(row.quantile(0.9)) / 1e9,
+                gigabytes_per_second_fast_tenth: row.rate(row.quantile(0.1)) / 1e9,
+                share_of_yardstick: row.rate(median) / yardstick.max(1.0),
+                limit: row.way.limit(),
+            }
+        };
+        Self {
+            bytes: payload.bytes(),
+            blocks: payload.blocks,
+            block_bytes: payload.geometry().block_bytes(),
+            rounds,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            rows: rows.iter().map(measured).collect(),
+            iperf3_gigabytes_per_second: iperf3.as_ref().ok().map(|rate| rate / 1e9),
+            tcp_yardstick: iperf3.err().unwrap_or_else(|| "one stream of iperf3".to_owned()),
+        }
+    }
+
+    pub fn print(&self, is_json: bool) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if is_json {
+            writeln!(out, "{}", serde_json::to_string(self)?)?;
+            return Ok(());
+        }
+        writeln!(
+            out,
+            "{} blocks of {} bytes ({:.1} MB) between two processes, {} rounds in turn, medians, {} cores",
+            self.blocks,
+            self.block_bytes,
+            self.bytes as f64 / 1e6,
+            self.rounds,
+            self.cores
+        )?;
+        writeln!(
+            out,
+            "{:<26} {:>9} {:>7} {:>15} {:>14}  limit",
+            "way", "ms", "GB/s", "10%..90% GB/s", "of yardstick"
+        )?;
+        for row in &self.rows {
+            let spread = format!(
+                "{:.2}..{:.2}",
+                row.gigabytes_per_second_slow_tenth, row.gigabytes_per_second_fast_tenth
+            );
+            writeln!(
+                out,
+                "{:<26} {:>9.2} {:>7.2} {spread:>15} {:>12.0} %  {}",
+                row.way,
+                row.milliseconds_median,
+                row.gigabytes_per_second_median,
+                row.share_of_yardstick * 100.0,
+                row.limit
+            )?;
+        }
+        if let Some(rate) = self.iperf3_gigabytes_per_second {
+            writeln!(out, "{:<26} {:>9} {rate:>7.2}", "iperf3, one stream", "")?;
+        }
+        writeln!(
+            out,
+            "yardsticks: shm, the two-process memcpy (one thread copies every block into the other's memory, a byte there and \
+             back); grpc, {}",
+            self.tcp_yardstick
+        )?;
+        Ok(())
+    }
+}

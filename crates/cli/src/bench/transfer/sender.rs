@@ -1,0 +1,153 @@
+//! A prefill node's end of every transport.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use engine::KvMemory;
+use kv_transfer::choice::TransportKind;
+use kv_transfer::pairs::{PairConfig, PairTransport};
+use kv_transfer::shm::DirectWish;
+use kv_transfer::transport::{KvSource, PushedBlock, SourceError, TransferStart, Transport};
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
+use serving_core::node::{CompatibilityHash, Ticket};
+use serving_core::request::AttemptKey;
+
+use super::Way;
+use super::memory::Payload;
+use super::peer::Peer;
+
+/// Both processes are of this program: there is nothing to compare.
+pub(super) const COMPATIBILITY: CompatibilityHash = CompatibilityHash([0; 32]);
+/// Far more than a transfer takes; a pair that hangs must not hang the command.
+const TRANSFER_TIME_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn node(name: &str) -> NodeId {
+    NodeId {
+        name: NodeName::new(name),
+        epoch: NodeEpoch(1),
+    }
+}
+
+pub(super) fn key(transfer: TransferId) -> AttemptKey {
+    AttemptKey {
+        request: RequestId(transfer.0),
+        attempt: Attempt(0),
+    }
+}
+
+pub(super) fn blocks(payload: Payload) -> Vec<(BlockId, Generation)> {
+    (0..payload.blocks)
+        .map(|block| (BlockId(block), Generation(0)))
+        .collect()
+}
+
+#[derive(Debug)]
+struct Source(Arc<KvMemory>);
+
+impl KvSource for Source {
+    fn layer_count(&self) -> u32 {
+        self.0.geometry().layer_count
+    }
+    fn layer_bytes(&self) -> usize {
+        self.0.geometry().layer_bytes()
+    }
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+        let exported = self.0.export_layers(block, layers, out);
+        exported.map_err(|source| SourceError {
+            block,
+            source: Box::new(source),
+        })
+    }
+}
+
+/// One pair per way, kept over the rounds as a node keeps its pairs.
+#[derive(Debug)]
+pub(super) struct Sender {
+    source: Arc<Source>,
+    payload: Payload,
+    ways: Vec<(Way, PairTransport, String)>,
+    next_transfer: u128,
+}
+
+impl Sender {
+    pub fn new(memory: Arc<KvMemory>, payload: Payload, peer: &Peer) -> anyhow::Result<Self> {
+        let wish = DirectWish {
+            secret: peer.secret.clone(),
+            layers: payload.layers,
+            layer_bytes: u32::try_from(payload.geometry().layer_bytes())?,
+        };
+        let pair = |kind, wish| {
+            let config = PairConfig::new(node("prefill-0"), COMPATIBILITY);
+            PairTransport::new(config.over(vec![kind]).writing_in_place(wish))
+        };
+        let at = &peer.addresses;
+        let direct = || pair(TransportKind::Shm, Some(wish.clone()));
+        let ways = vec![
+            (Way::DirectUnchecked, direct(), at.direct_unchecked.clone()),
+            (Way::Direct, direct(), at.direct.clone()),
+            (Way::Staged, pair(TransportKind::Shm, None), at.staged.clone()),
+            (Way::Grpc, pair(TransportKind::Grpc, None), at.staged.clone()),
+        ];
+        Ok(Self {
+            source: Arc::new(Source(memory)),
+            payload,
+            ways,
+            next_transfer: 1,
+        })
+    }
+
+    /// One transfer from its begin to its acknowledgement: time and bytes.
+    pub async fn transfer(&mut self, way: Way) -> anyhow::Result<(Duration, u64)> {
+        let transfer = TransferId(self.next_transfer);
+        self.next_transfer += 1;
+        let found = self.ways.iter().find(|(known, ..)| *known == way);
+        let (_, transport, address) = found.context("not a way of the transports")?;
+        let ticket = Ticket {
+            transfer,
+            decode_node: node("decode-0"),
+            decode_address: address.clone(),
+            blocks: blocks(self.payload),
+            prefix_blocks: 0,
+            total_bytes: self.payload.bytes(),
+            expires_in: TRANSFER_TIME_LIMIT,
+        };
+        let start = TransferStart {
+            key: key(transfer),
+            ticket,
+            source: self.source.clone(),
+        };
+        let sent = tokio::time::timeout(TRANSFER_TIME_LIMIT, self.send(transport, (way, start)));
+        sent.await.with_context(|| format!("{}: no end in sight", way.name()))?
+    }
+
+    async fn send(
+        &self,
+        transport: &PairTransport,
+        (way, start): (Way, TransferStart),
+    ) -> anyhow::Result<(Duration, u64)> {
+        let started = Instant::now();
+        let mut transfer = transport.begin(start).await?;
+        let expected = match way {
+            Way::Grpc => TransportKind::Grpc,
+            Way::Staged => TransportKind::Shm,
+            _ => TransportKind::ShmDirect,
+        };
+        ensure!(
+            transfer.transport() == expected,
+            "{} fell back to another way",
+            way.name()
+        );
+        for index in 0..self.payload.blocks {
+            let block = PushedBlock {
+                ticket_index: index,
+                block: BlockId(index),
+            };
+            transfer.push(block).await?;
+        }
+        transfer.last(Vec::new()).await?;
+        let report = transfer.acked().await?;
+        Ok((started.elapsed(), report.kv_bytes))
+    }
+}

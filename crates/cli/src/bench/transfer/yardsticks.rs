@@ -1,0 +1,158 @@
+//! What the transports are held against: one copy between two processes, and one TCP stream between them.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use engine::KvMemory;
+use kv_transfer::receiver::PoolShape;
+use kv_transfer::shm::Yardstick;
+use serving_core::ids::BlockId;
+use tokio::process::Command;
+
+use super::memory::Payload;
+use super::peer::{Peer, STREAM_CHUNK_BYTES};
+
+/// iperf3 averages over this long; three times, the median counts.
+const IPERF3_SECONDS: u32 = 1;
+const IPERF3_RUNS: usize = 3;
+const IPERF3_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug)]
+pub(super) struct Yardsticks {
+    source: Arc<KvMemory>,
+    payload: Payload,
+    pool: Arc<Yardstick>,
+    control: Arc<Mutex<TcpStream>>,
+    stream: Arc<Mutex<TcpStream>>,
+}
+
+impl Yardsticks {
+    pub fn open(source: Arc<KvMemory>, payload: Payload, peer: &Peer) -> anyhow::Result<Self> {
+        let pool = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&peer.addresses.pool);
+        let pool = OwnedFd::from(pool.context("cannot open the other process's pool")?);
+        let shape = PoolShape {
+            blocks: payload.blocks,
+            layers: payload.layers,
+            layer_bytes: u32::try_from(payload.geometry().layer_bytes())?,
+        };
+        let connect = |address: &str| -> anyhow::Result<_> {
+            let stream = TcpStream::connect(address)?;
+            stream.set_nodelay(true)?;
+            Ok(Arc::new(Mutex::new(stream)))
+        };
+        Ok(Self {
+            source,
+            payload,
+            pool: Arc::new(Yardstick::map(&pool, shape)?),
+            control: connect(&peer.addresses.memcpy)?,
+            stream: connect(&peer.addresses.stream)?,
+        })
+    }
+
+    /// One thread copies block after block into the other process's memory, then tells it in a byte and hears one back.
+    pub async fn memcpy(&self) -> anyhow::Result<(Duration, u64)> {
+        let this = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut control = this.control.lock().unwrap_or_else(PoisonError::into_inner);
+            let started = Instant::now();
+            let mut moved = 0;
+            for block in (0..this.payload.blocks).map(BlockId) {
+                let copied = this.source.read_layers(block, 0..this.payload.layers, |bytes| {
+                    moved += bytes.len() as u64;
+                    this.pool.copy(block, bytes)
+                })?;
+                copied.context("the other pool has no such block")?;
+            }
+            control.write_all(&[0])?;
+            control.read_exact(&mut [0; 8])?;
+            Ok((started.elapsed(), moved))
+        })
+        .await?
+    }
+
+    /// The same blocks through a socket, in pieces of what iperf3 writes at a time, until the other side has read all.
+    pub async fn tcp_stream(&self) -> anyhow::Result<(Duration, u64)> {
+        let this = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut stream = this.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            let started = Instant::now();
+            let mut moved = 0;
+            stream.write_all(&this.payload.bytes().to_be_bytes())?;
+            for block in (0..this.payload.blocks).map(BlockId) {
+                this.source.read_layers(block, 0..this.payload.layers, |bytes| {
+                    moved += bytes.len() as u64;
+                    bytes
+                        .chunks(STREAM_CHUNK_BYTES)
+                        .try_for_each(|chunk| stream.write_all(chunk))
+                })??;
+            }
+            stream.read_exact(&mut [0; 1])?;
+            Ok((started.elapsed(), moved))
+        })
+        .await?
+    }
+}
+
+/// Bytes a second of one stream of the real iperf3, or why there is no figure.
+pub(super) async fn iperf3() -> Result<f64, String> {
+    let mut rates = Vec::new();
+    for _ in 0..IPERF3_RUNS {
+        let run = tokio::time::timeout(IPERF3_TIME_LIMIT, iperf3_once()).await;
+        match run {
+            Ok(Ok(rate)) => rates.push(rate),
+            Ok(Err(error)) if is_not_there(&error) => {
+                return Err("iperf3 not installed; own single TCP stream used".to_owned());
+            }
+            Ok(Err(error)) => return Err(format!("iperf3 failed ({error:#}); own single TCP stream used")),
+            Err(_) => return Err("iperf3 did not end in time; own single TCP stream used".to_owned()),
+        }
+    }
+    rates.sort_unstable_by(f64::total_cmp);
+    Ok(rates[rates.len() / 2])
+}
+
+fn is_not_there(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
+async fn iperf3_once() -> anyhow::Result<f64> {
+    // Free at this moment; iperf3 cannot pick one itself.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?
+        .local_addr()?
+        .port()
+        .to_string();
+    let mut server = Command::new("iperf3")
+        .args(["-s", "-1", "-B", "127.0.0.1", "-p", &port])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let deadline = Instant::now() + IPERF3_TIME_LIMIT;
+    // Its exit status says nothing: it is 0 also when the server does not listen yet.
+    let rate = loop {
+        let client = Command::new("iperf3")
+            .args(["-c", "127.0.0.1", "-p", &port, "-J", "-t", &IPERF3_SECONDS.to_string()])
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        let said: serde_json::Value = serde_json::from_slice(&client.stdout)?;
+        let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
+        if let Some(bits) = bits {
+            break bits / 8.0;
+        }
+        ensure!(Instant::now() < deadline, "it said no rate");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    server.wait().await?;
+    Ok(rate)
+}

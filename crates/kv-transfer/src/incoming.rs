@@ -1,0 +1,452 @@
+//! One stream at the receiver: each frame checked against the reservation, each transfer ended exactly once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proto::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::reservation::{LastHeader, ReservationLedger};
+use serving_core::request::AttemptKey;
+use thiserror::Error;
+use tokio::task::JoinSet;
+
+use crate::choice::TransportKind;
+use crate::frame::{self, FrameData};
+use crate::receiver::{AbortBox, Receiver, lock};
+use crate::sink::{Arrived, MappedPool, ReceiveEnd, RefuseReason};
+
+/// One stream from one prefill node, driven by its transport: `frame` for each frame, `next_reply` in between.
+#[derive(Debug)]
+pub struct IncomingPair {
+    receiver: Arc<Receiver>,
+    transport: TransportKind,
+    /// Known after a good hello; before it no frame is taken.
+    sender: Option<NodeId>,
+    transfers: BTreeMap<TransferId, Incoming>,
+    /// Over for this node; the sender may still write their blocks. They stay in `active`, so that an abort is told that
+    /// `ended` follows.
+    lingering: BTreeMap<TransferId, ReceiveEnd>,
+    is_writer_gone: bool,
+    aborts: Arc<AbortBox>,
+    commits: JoinSet<KvReply>,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    ledger: ReservationLedger,
+    kv_bytes: u64,
+    first_frame: Option<Instant>,
+}
+
+/// The sender breaks the protocol in a way that leaves nothing to say on this stream: close it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PairError {
+    #[error("the stream does not begin with a hello")]
+    NoHello,
+    #[error("a second hello came on one stream")]
+    SecondHello,
+    #[error("hello refused: {0}")]
+    HelloRefused(&'static str),
+}
+
+impl IncomingPair {
+    pub(crate) fn new(receiver: Arc<Receiver>, transport: TransportKind) -> Self {
+        Self {
+            receiver,
+            transport,
+            sender: None,
+            transfers: BTreeMap::new(),
+            lingering: BTreeMap::new(),
+            is_writer_gone: !transport.writes_in_place(),
+            aborts: Arc::default(),
+            commits: JoinSet::new(),
+        }
+    }
+
+    /// Takes one frame and says what to answer at once, if anything. An error ends the stream after the answer.
+    ///
+    /// # Errors
+    /// [`PairError`]; the reply to a refused hello is given by [`Self::hello_reply`].
+    pub async fn frame(&mut self, frame: KvFrame) -> Result<Option<KvReply>, PairError> {
+        if let KvFrame::Hello(hello) = frame {
+            return self.hello(&hello).map(Some);
+        }
+        let sender = self.sender.clone().ok_or(PairError::NoHello)?;
+        Ok(match frame {
+            KvFrame::Hello(_) => None,
+            KvFrame::Begin { transfer } => self.begin(transfer, &sender),
+            KvFrame::Block(mut block) => {
+                let data = std::mem::take(&mut block.data);
+                self.block(block, data, &sender).await
+            }
+            KvFrame::Last(last) => self.last(last, &sender),
+            KvFrame::Abort { transfer, reason } => Some(self.abort_by_sender(transfer, reason)),
+        })
+    }
+
+    /// Takes a block whose bytes came by another way than its header.
+    ///
+    /// # Errors
+    /// [`PairError::NoHello`].
+    pub(crate) async fn staged_block(
+        &mut self,
+        header: KvBlockFrame,
+        data: impl FrameData,
+    ) -> Result<Option<KvReply>, PairError> {
+        let sender = self.sender.clone().ok_or(PairError::NoHello)?;
+        Ok(self.block(header, data, &sender).await)
+    }
+
+    /// Takes a block that the sender has written in place. The pool shows the bytes when they are to be summed.
+    ///
+    /// # Errors
+    /// [`PairError::NoHello`].
+    pub(crate) async fn placed_block(
+        &mut self,
+        header: KvBlockFrame,
+        data_bytes: usize,
+        summed: Option<Arc<dyn MappedPool>>,
+    ) -> Result<Option<KvReply>, PairError> {
+        if self.sender.is_none() {
+            return Err(PairError::NoHello);
+        }
+        let transfer = header.transfer;
+        let placed = self.place(header, data_bytes, summed).await;
+        Ok(self.landed(transfer, placed))
+    }
+
+    /// The transport has proof that the sender can write no block any more: drop the pair next.
+    pub(crate) fn writer_is_gone(&mut self) {
+        self.is_writer_gone = true;
+    }
+
+    /// The next answer that no frame asked for: a commit is through, or this node aborts. Pends while there is none;
+    /// cancel-safe.
+    pub async fn next_reply(&mut self) -> KvReply {
+        loop {
+            if let Some(reply) = self.abort_here() {
+                return reply;
+            }
+            tokio::select! {
+                Some(done) = self.commits.join_next() => {
+                    // A commit that panicked has no answer: the sender's hold deadline ends it.
+                    if let Ok(reply) = done {
+                        return reply;
+                    }
+                }
+                () = self.aborts.notify.notified() => {}
+            }
+        }
+    }
+
+    /// Answer for a stream that ends with [`PairError::HelloRefused`].
+    pub fn hello_reply(&self, refused: Option<&str>) -> KvReply {
+        let offered = || lock(&self.receiver.shared_memory).clone();
+        KvReply::Hello(HelloReply {
+            node: self.receiver.node.clone(),
+            refused: refused.map(str::to_owned),
+            shared_memory: refused.is_none().then(offered).flatten(),
+        })
+    }
+
+    fn hello(&mut self, hello: &Hello) -> Result<KvReply, PairError> {
+        if self.sender.is_some() {
+            return Err(PairError::SecondHello);
+        }
+        self.receiver.check_hello(hello).map_err(PairError::HelloRefused)?;
+        self.sender = Some(hello.from.clone());
+        Ok(self.hello_reply(None))
+    }
+
+    fn begin(&mut self, transfer: TransferId, sender: &NodeId) -> Option<KvReply> {
+        match self.claimed(transfer, sender) {
+            Ok(_) => {
+                self.receiver.sink.began(transfer);
+                None
+            }
+            Err(reason) => Some(refusal(transfer, &reason)),
+        }
+    }
+
+    /// The transfer's entry; the first frame of a transfer claims its reservation.
+    fn claimed(&mut self, transfer: TransferId, sender: &NodeId) -> Result<&mut Incoming, RefuseReason> {
+        if !self.transfers.contains_key(&transfer) {
+            let incoming = self.claim(transfer, sender)?;
+            self.transfers.insert(transfer, incoming);
+        }
+        self.transfers.get_mut(&transfer).ok_or(RefuseReason::UnknownTransfer)
+    }
+
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Incoming, RefuseReason> {
+        let mut active = lock(&self.receiver.active);
+        if active.contains_key(&transfer) {
+            // Another stream is receiving it: tickets are for one stream of one node.
+            return Err(RefuseReason::UnknownTransfer);
+        }
+        let reservation = self.receiver.sink.claim(transfer, sender)?;
+        let ledger = ReservationLedger::new(reservation);
+        if let Err(error) = ledger.check_sender(sender) {
+            drop(active);
+            let reason = RefuseReason::Frame(error);
+            self.ended(transfer, ReceiveEnd::Refused(reason.clone()));
+            return Err(reason);
+        }
+        active.insert(transfer, self.aborts.clone());
+        Ok(Incoming {
+            ledger,
+            kv_bytes: 0,
+            first_frame: None,
+        })
+    }
+
+    async fn block(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Option<KvReply> {
+        let transfer = block.transfer;
+        let landed = self.land(block, data, sender).await;
+        self.landed(transfer, landed)
+    }
+
+    fn landed(&mut self, transfer: TransferId, landed: Result<(), RefuseReason>) -> Option<KvReply> {
+        match landed {
+            Ok(()) => {
+                self.receiver.sink.progressed(transfer);
+                None
+            }
+            Err(reason) => {
+                let reason = self.refuse(transfer, reason);
+                Some(refusal(transfer, &reason))
+            }
+        }
+    }
+
+    /// Header first, then checksum, and only then a byte is written. What is summed is what is written: bytes that the
+    /// sender can still change are copied before either.
+    async fn land(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Result<(), RefuseReason> {
+        let transfer = block.transfer;
+        let incoming = self.claimed(transfer, sender)?;
+        incoming.first_frame.get_or_insert_with(Instant::now);
+        let header = frame::header(&block, data.len());
+        incoming.ledger.admit(&header)?;
+        let kv_bytes = data.len() as u64;
+        let sink = self.receiver.sink.clone();
+        let inline = LANDED_INLINE_BYTES_MAX;
+        off_the_stream((data.len(), inline), move || {
+            data.read(|bytes| {
+                if frame::checksum(bytes) != block.checksum {
+                    let sequence_no = block.sequence_no;
+                    return Err(RefuseReason::Checksum { sequence_no });
+                }
+                sink.import(block.block, header.layers, bytes)
+                    .map_err(|error| RefuseReason::Import(error.to_string()))
+            })
+        })
+        .await?;
+        self.count(transfer, kv_bytes);
+        Ok(())
+    }
+
+    /// As [`Self::land`], of bytes that are in their block already. Only a claimed transfer may have written any: a frame
+    /// claims nothing here.
+    async fn place(
+        &mut self,
+        block: KvBlockFrame,
+        data_bytes: usize,
+        summed: Option<Arc<dyn MappedPool>>,
+    ) -> Result<(), RefuseReason> {
+        let incoming = self.transfers.get_mut(&block.transfer);
+        let incoming = incoming.ok_or(RefuseReason::UnknownTransfer)?;
+        incoming.first_frame.get_or_insert_with(Instant::now);
+        let header = frame::header(&block, data_bytes);
+        incoming.ledger.admit(&header)?;
+        if let Some(pool) = summed {
+            off_the_stream((data_bytes, SUMMED_INLINE_BYTES_MAX), move || {
+                let mut is_good = |bytes: &[u8]| frame::checksum(bytes) == block.checksum;
+                match pool.verify(block.block, header.layers, &mut is_good) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(RefuseReason::Checksum {
+                        sequence_no: block.sequence_no,
+                    }),
+                    Err(error) => Err(RefuseReason::Import(error.to_string())),
+                }
+            })
+            .await?;
+        }
+        self.count(block.transfer, data_bytes as u64);
+        Ok(())
+    }
+
+    fn count(&mut self, transfer: TransferId, kv_bytes: u64) {
+        if let Some(incoming) = self.transfers.get_mut(&transfer) {
+            incoming.ledger.landed();
+            incoming.kv_bytes += kv_bytes;
+        }
+    }
+
+    /// Commits run beside the stream: the node's step loop answers between two steps, other transfers go on.
+    fn last(&mut self, last: LastFrame, sender: &NodeId) -> Option<KvReply> {
+        let last_frame = Instant::now();
+        let transfer = last.transfer;
+        let key = AttemptKey {
+            request: last.request,
+            attempt: last.attempt,
+        };
+        let header = LastHeader {
+            key,
+            block_count: last.block_count,
+            frame_count: last.frame_count,
+        };
+        let finished = self
+            .claimed(transfer, sender)
+            .and_then(|incoming| Ok(incoming.ledger.finish(&header)?));
+        if let Err(reason) = finished {
+            let reason = self.refuse(transfer, reason);
+            return Some(refusal(transfer, &reason));
+        }
+        let incoming = match self.forget_unless_aborted(transfer)? {
+            Ok(incoming) => incoming,
+            Err(reason) => return Some(self.aborted_here(transfer, reason)),
+        };
+        let arrived = Arrived {
+            transfer,
+            key,
+            transport: self.transport,
+            first_tokens: last.first_tokens,
+            kv_bytes: incoming.kv_bytes,
+            frames: incoming.ledger.landed_frames(),
+            first_frame: incoming.first_frame,
+            last_frame,
+        };
+        let sink = self.receiver.sink.clone();
+        self.commits.spawn(async move {
+            match sink.commit(arrived).await {
+                Ok(()) => KvReply::Ack { transfer },
+                Err(reason) => refusal(transfer, &reason),
+            }
+        });
+        None
+    }
+
+    fn abort_by_sender(&mut self, transfer: TransferId, reason: String) -> KvReply {
+        // The sender's last word of it: where it writes in place it does so no more.
+        let end = match self.lingering.remove(&transfer) {
+            Some(end) => {
+                lock(&self.receiver.active).remove(&transfer);
+                Some(end)
+            }
+            None => self
+                .forget(transfer)
+                .map(|_| ReceiveEnd::AbortedBySender(reason.clone())),
+        };
+        if let Some(end) = end {
+            self.ended(transfer, end);
+        }
+        KvReply::Aborted { transfer, reason }
+    }
+
+    fn abort_here(&mut self) -> Option<KvReply> {
+        loop {
+            let (transfer, reason) = lock(&self.aborts.requests).pop()?;
+            if self.transfers.remove(&transfer).is_some() {
+                return Some(self.aborted_here(transfer, reason));
+            }
+        }
+    }
+
+    fn aborted_here(&mut self, transfer: TransferId, reason: String) -> KvReply {
+        self.over(transfer, ReceiveEnd::AbortedHere(reason.clone()));
+        KvReply::Aborted { transfer, reason }
+    }
+
+    /// The way to a commit. One lock decides between it and an abort: who was told that `ended` follows must hear it.
+    fn forget_unless_aborted(&mut self, transfer: TransferId) -> Option<Result<Incoming, String>> {
+        let incoming = self.transfers.remove(&transfer)?;
+        let mut active = lock(&self.receiver.active);
+        let mut requests = lock(&self.aborts.requests);
+        let requested = requests.iter().position(|(requested, _)| *requested == transfer);
+        Some(match requested {
+            Some(index) => Err(requests.swap_remove(index).1),
+            None => {
+                active.remove(&transfer);
+                Ok(incoming)
+            }
+        })
+    }
+
+    /// Ends a transfer that was claimed; gives the reason back for the reply.
+    fn refuse(&mut self, transfer: TransferId, reason: RefuseReason) -> RefuseReason {
+        if self.transfers.remove(&transfer).is_some() {
+            self.over(transfer, ReceiveEnd::Refused(reason.clone()));
+        }
+        reason
+    }
+
+    /// This node is done with a claimed transfer, which is no longer in `transfers` but still in `active`. Where the
+    /// sender writes in place its word must come first.
+    fn over(&mut self, transfer: TransferId, end: ReceiveEnd) {
+        if self.is_writer_gone {
+            lock(&self.receiver.active).remove(&transfer);
+            self.ended(transfer, end);
+        } else {
+            self.lingering.insert(transfer, end);
+        }
+    }
+
+    fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
+        self.receiver.sink.ended(transfer, self.transport, end);
+    }
+
+    fn forget(&mut self, transfer: TransferId) -> Option<Incoming> {
+        let incoming = self.transfers.remove(&transfer)?;
+        lock(&self.receiver.active).remove(&transfer);
+        Some(incoming)
+    }
+}
+
+/// The stream is over, in whatever way: what it carried is, too. Commits under way run to their end in the node.
+impl Drop for IncomingPair {
+    fn drop(&mut self) {
+        self.commits.detach_all();
+        if !self.is_writer_gone {
+            // Only when the runtime goes: what the writer may still touch stays out of use for the rest of this process.
+            return;
+        }
+        for (transfer, end) in std::mem::take(&mut self.lingering) {
+            lock(&self.receiver.active).remove(&transfer);
+            self.ended(transfer, end);
+        }
+        let transfers: Vec<TransferId> = self.transfers.keys().copied().collect();
+        for transfer in transfers {
+            self.forget(transfer);
+            self.ended(transfer, ReceiveEnd::PairLost);
+        }
+    }
+}
+
+/// A sum of so many bytes takes 20 us: as long as two changes of threads, and not too long for an async thread.
+const SUMMED_INLINE_BYTES_MAX: usize = 512 << 10;
+/// A sum and a copy or two of so many bytes take as long.
+const LANDED_INLINE_BYTES_MAX: usize = 128 << 10;
+
+/// Runs work on KV bytes on a blocking thread, unless it is so little that going there would take longer.
+async fn off_the_stream(
+    (bytes, inline_bytes_max): (usize, usize),
+    work: impl FnOnce() -> Result<(), RefuseReason> + Send + 'static,
+) -> Result<(), RefuseReason> {
+    if bytes <= inline_bytes_max {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(landed) => landed,
+        // The runtime is being torn down: this process is going, and must not blame the transfer with its last breath.
+        Err(error) if error.is_cancelled() => std::future::pending().await,
+        Err(error) => Err(RefuseReason::Import(error.to_string())),
+    }
+}
+
+fn refusal(transfer: TransferId, reason: &RefuseReason) -> KvReply {
+    KvReply::Refused {
+        transfer,
+        reason: reason.name().to_owned(),
+        detail: reason.to_string(),
+    }
+}

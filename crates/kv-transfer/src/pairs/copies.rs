@@ -1,0 +1,232 @@
+//! The copies of one transfer: a short line of blocks that one blocking thread exports, sums and queues as frames, one
+//! after the other. So `push` costs no change of threads per block, and the copy of one block overlaps with the next push.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use proto::messages::{KvBlockFrame, KvFrame};
+use serving_core::ids::BlockId;
+use thiserror::Error;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+
+use super::live::{Gate, Live};
+use super::queue::{Queued, Room};
+use crate::frame;
+use crate::shm::{NoPlace, Slot};
+use crate::transport::{KvSource, SourceError};
+
+/// Each batch wakes the stream's writer once; so many copies of a small model's blocks take 0.2 ms.
+const FRAMES_SENT_AT_ONCE: usize = 8;
+
+/// Why a copy was not made. The transfer ends.
+#[derive(Debug, Error)]
+pub(super) enum NotCopied {
+    #[error("{0}")]
+    Source(#[from] SourceError),
+    #[error("{0}")]
+    Place(#[from] NoPlace),
+    /// Nobody takes frames any more.
+    #[error("the pair's stream has ended")]
+    NoStream,
+    /// The source panicked; the process has said so.
+    #[error("a copy broke off")]
+    BrokeOff,
+}
+
+/// One frame to be made.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub block: BlockId,
+    pub layers: Range<u32>,
+    /// Where the bytes go; in memory of their own without one.
+    pub slot: Option<Slot>,
+    /// Complete but for bytes and checksum.
+    pub header: KvBlockFrame,
+    /// Its place in the byte limit, where a slot is not that.
+    pub permit: Option<OwnedSemaphorePermit>,
+    /// Where the transfer adds up its moving time.
+    pub moving: Arc<AtomicU64>,
+}
+
+/// Bounded by the pair's limit of bytes in flight: each copy has its room already.
+#[derive(Debug)]
+pub(super) struct Copies {
+    source: Arc<dyn KvSource>,
+    live: Arc<Live>,
+    gate: Arc<Gate>,
+    line: Mutex<Line>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiting: VecDeque<Copy>,
+    is_running: bool,
+    failed: Option<NotCopied>,
+}
+
+impl Copies {
+    pub fn new(source: Arc<dyn KvSource>, live: Arc<Live>, gate: Arc<Gate>) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            live,
+            gate,
+            line: Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Ends with the transfer's first failure, and takes it out.
+    pub async fn failed(&self) -> NotCopied {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(failed) = self.line().failed.take() {
+                return failed;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until every copy is made or one has failed.
+    pub async fn idle(&self) -> Result<(), NotCopied> {
+        loop {
+            let changed = self.changed.notified();
+            let (failed, is_running) = {
+                let mut line = self.line();
+                (line.failed.take(), line.is_running)
+            };
+            match failed {
+                Some(failed) => return Err(failed),
+                None if !is_running => return Ok(()),
+                None => changed.await,
+            }
+        }
+    }
+
+    pub fn add(self: &Arc<Self>, copy: Copy) {
+        let mut line = self.line();
+        line.waiting.push_back(copy);
+        if !line.is_running {
+            line.is_running = true;
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || this.run());
+        }
+    }
+
+    /// Until the line is empty or a copy fails.
+    fn run(self: Arc<Self>) {
+        let mut ending = Ending {
+            copies: &self,
+            failed: Some(NotCopied::BrokeOff),
+        };
+        let mut made = Vec::with_capacity(FRAMES_SENT_AT_ONCE);
+        while let Some(copy) = self.next(&mut made) {
+            let sent = self.make(copy).and_then(|queued| {
+                made.push(queued);
+                match made.len() {
+                    FRAMES_SENT_AT_ONCE => self.send(&mut made),
+                    _ => Ok(()),
+                }
+            });
+            if let Err(failed) = sent {
+                ending.failed = Some(failed);
+                return;
+            }
+        }
+        ending.failed = None;
+    }
+
+    /// The next copy; before the line is found empty what was made is sent, for who waits for an idle line sends next.
+    fn next(&self, made: &mut Vec<Queued>) -> Option<Copy> {
+        loop {
+            {
+                let mut line = self.line();
+                let next = line.waiting.pop_front();
+                if next.is_some() || made.is_empty() {
+                    line.is_running = next.is_some();
+                    return next;
+                }
+            }
+            if self.send(made).is_err() {
+                // Nobody takes frames: the pair has ended, and says so itself.
+                made.clear();
+            }
+        }
+    }
+
+    /// Room was taken before: the queue is full only of other transfers' frames.
+    fn send(&self, made: &mut Vec<Queued>) -> Result<(), NotCopied> {
+        for queued in made.drain(..) {
+            self.live
+                .frames
+                .blocking_send(queued)
+                .map_err(|_| NotCopied::NoStream)?;
+        }
+        Ok(())
+    }
+
+    fn make(&self, copy: Copy) -> Result<Queued, NotCopied> {
+        let Copy {
+            block,
+            layers,
+            slot,
+            mut header,
+            permit,
+            moving,
+        } = copy;
+        let bytes = layers.len() * self.source.layer_bytes();
+        let has_checksums = self.live.lane.has_checksums();
+        let sum = |data: &[u8]| if has_checksums { frame::checksum(data) } else { 0 };
+        let copied = self.gate.pass(|| match slot {
+            None => {
+                let mut data = self.live.buffers.take(bytes);
+                self.source.export(block, layers, &mut data.bytes)?;
+                header.checksum = sum(&data.bytes);
+                header.data = Bytes::from_owner(data);
+                Ok(None)
+            }
+            Some(mut slot) => {
+                let exported = slot.fill(bytes, |place| {
+                    self.source.export(block, layers, place)?;
+                    Ok::<u64, SourceError>(sum(place))
+                })?;
+                header.checksum = exported?;
+                header.data = Bytes::new();
+                Ok(Some(slot))
+            }
+        });
+        // Closed: the transfer has ended, and a decode node whose pool we write was told that we do so no more.
+        let slot = copied.unwrap_or(Err(NotCopied::Place(NoPlace::Unmapped)))?;
+        Ok(Queued {
+            room: Some(Room::take(bytes as u64, &self.live.gauge, permit)),
+            slot,
+            moving: Some(moving),
+            ..Queued::control(KvFrame::Block(header))
+        })
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says how the thread ended, also when a copy panicked.
+struct Ending<'a> {
+    copies: &'a Copies,
+    failed: Option<NotCopied>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(failed) = self.failed.take() {
+            let mut line = self.copies.line();
+            line.waiting.clear();
+            line.is_running = false;
+            line.failed = Some(failed);
+        }
+        self.copies.changed.notify_waiters();
+    }
+}

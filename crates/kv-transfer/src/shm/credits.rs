@@ -1,0 +1,69 @@
+//! The right to have a frame's bytes in flight: as many as the decode node says, each with an index that comes back.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+#[derive(Debug)]
+pub(super) struct Credits {
+    /// Last in, first out: the slot used last is still in the cache.
+    free: Mutex<Vec<u32>>,
+    /// One permit per free index.
+    available: Arc<Semaphore>,
+}
+
+impl Credits {
+    pub fn new(count: u32) -> Arc<Self> {
+        Arc::new(Self {
+            free: Mutex::new((0..count).rev().collect()),
+            available: Arc::new(Semaphore::new(count as usize)),
+        })
+    }
+
+    /// Waits while every one is out and not yet given back. Cancel-safe.
+    pub async fn next(self: &Arc<Self>) -> Credit {
+        // The semaphore is never closed: without a permit there is nothing to do but to wait for the caller's end.
+        match self.available.clone().acquire_owned().await {
+            Ok(permit) => self.take(permit),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    pub fn try_next(self: &Arc<Self>) -> Option<Credit> {
+        let permit = self.available.clone().try_acquire_owned().ok()?;
+        Some(self.take(permit))
+    }
+
+    fn take(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Credit {
+        let index = self.free().pop();
+        Credit {
+            credits: self.clone(),
+            index: index.expect("a permit stands for an index on the list: `Credit` gives both back, the index first"),
+            _permit: permit,
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of them, the holder's alone. Free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Credit {
+    credits: Arc<Credits>,
+    index: u32,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Credit {
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.credits.free().push(self.index);
+    }
+}

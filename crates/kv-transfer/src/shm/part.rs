@@ -1,0 +1,57 @@
+//! The end of a direct pair at the decode node: nothing is over before its sender can write no block any more.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures::StreamExt as _;
+use prost::Message as _;
+use proto::messages::StagedFrame;
+use proto::v1;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::OwnedReadHalf;
+use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
+
+use super::trust::PeerProcess;
+
+pub(super) type Frames = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
+
+/// A sender that takes longer is said to keep blocks out of use.
+const SAID_AFTER: Duration = Duration::from_secs(5);
+
+/// Waits for the sender's goodbye or the exit of its process, whichever comes first. This side's half of the socket is
+/// closed, which is how a sender that runs knows. There is no limit to the wait, on purpose: a paused sender may go on with
+/// a store at any time (PROTOCOL rule 11), and its blocks stay in quarantine for as long.
+pub(super) async fn parted(mut frames: Frames, writer: &PeerProcess) {
+    let parting = async {
+        tokio::select! {
+            () = writer.exited() => {}
+            () = goodbye(&mut frames) => {}
+        }
+    };
+    tokio::pin!(parting);
+    if tokio::time::timeout(SAID_AFTER, &mut parting).await.is_err() {
+        tracing::warn!("a sender is neither gone nor says goodbye: the blocks it was given stay in quarantine");
+        parting.await;
+    }
+}
+
+/// Pends for ever when none comes: then the exit decides.
+async fn goodbye(frames: &mut Frames) {
+    while let Some(message) = frames.next().await {
+        match message {
+            Ok(message) if is_goodbye(&message) => return,
+            // What else was on its way is of no interest any more.
+            Ok(_) => {}
+            // No message can be told from another from here on. Read on all the same, so that it does not block.
+            Err(_) => break,
+        }
+    }
+    let mut rest = [0; 4096];
+    while matches!(frames.get_mut().read(&mut rest).await, Ok(read) if read > 0) {}
+    std::future::pending().await
+}
+
+fn is_goodbye(message: &BytesMut) -> bool {
+    let frame = v1::StagedFrame::decode(&message[..]);
+    matches!(frame.map(StagedFrame::try_from), Ok(Ok(StagedFrame::Goodbye)))
+}

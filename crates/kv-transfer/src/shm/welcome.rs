@@ -1,0 +1,119 @@
+//! What a decode node gives to a process that came to its socket: nothing, a ring, or its pool.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use tokio::net::UnixStream;
+
+use super::pool::PoolTerms;
+use super::receiver::ShmConfig;
+use super::ring::{ReceiveRing, RingShape};
+use super::socket::{self, Ask, Grant, Welcome, Word32};
+use super::trust::{DirectSecret, PeerProcess, Prover};
+use crate::choice::{DirectFault, ShmFault};
+use crate::sink::MappedPool;
+
+/// The direct mode, for senders that hold the same secret.
+#[derive(Clone, Debug)]
+pub struct DirectOffer {
+    pub secret: DirectSecret,
+    pub pool: Arc<dyn MappedPool>,
+    /// Both ends sum every frame. Without it a fault of the memory or of this program goes unnoticed.
+    pub has_checksums: bool,
+}
+
+/// How a sender's bytes come in.
+#[derive(Debug)]
+pub(super) enum Incoming {
+    Ring(Arc<ReceiveRing>),
+    Pool {
+        pool: Arc<dyn MappedPool>,
+        has_checksums: bool,
+        /// Who can write the pool.
+        writer: PeerProcess,
+    },
+}
+
+/// Memory for a process of the same user, if there is room for one more.
+pub(super) async fn welcome(
+    stream: &UnixStream,
+    config: &ShmConfig,
+    is_one_too_many: bool,
+) -> Result<Option<Incoming>, ShmFault> {
+    if let Err(fault) = socket::check_user(stream, config.uid) {
+        socket::say(stream, &Welcome::OtherUser, None).await?;
+        return Err(fault);
+    }
+    if is_one_too_many {
+        socket::say(stream, &Welcome::TooManyPairs, None).await?;
+        return Ok(None);
+    }
+    // Before the nonce: who answers it is the process that is watched.
+    let process = PeerProcess::behind(stream);
+    let nonce: Word32 = rand::random();
+    socket::say(stream, &Welcome::Ask(nonce), None).await?;
+    let asked = tokio::time::timeout(config.hello_wait, socket::heard(stream)).await;
+    let (ask, _) = asked.map_err(|_| ShmFault::TimeOut)??;
+    let staged = match direct((&ask, &nonce), process, config) {
+        Ok((incoming, grant)) => {
+            if let Incoming::Pool { pool, .. } = &incoming {
+                socket::say(stream, &grant, Some(pool.memory())).await?;
+            }
+            return Ok(Some(incoming));
+        }
+        Err(fault) => fault,
+    };
+    let (ring, memory) = match ReceiveRing::create(config.shape()) {
+        Ok(created) => created,
+        Err(fault) => {
+            socket::say(stream, &Grant::NoMemory, None).await?;
+            return Err(fault);
+        }
+    };
+    socket::say(stream, &Grant::Ring(ring.shape(), staged), Some(memory.as_fd())).await?;
+    Ok(Some(Incoming::Ring(ring)))
+}
+
+/// The pool, or why it is not given; no reason where nobody asked for it.
+fn direct(
+    (ask, ours): (&Ask, &Word32),
+    process: io::Result<PeerProcess>,
+    config: &ShmConfig,
+) -> Result<(Incoming, Grant), Option<DirectFault>> {
+    let Ask::Direct {
+        nonce: theirs,
+        proof,
+        layers,
+        layer_bytes,
+    } = ask
+    else {
+        return Err(None);
+    };
+    let nonces = [ours, theirs];
+    let offer = config.direct.as_ref().ok_or(DirectFault::NotOffered)?;
+    if !offer.secret.is_proof(proof, Prover::Sender, nonces) {
+        return Err(Some(DirectFault::Secret));
+    }
+    let shape = offer.pool.shape();
+    if (shape.layers, shape.layer_bytes) != (*layers, *layer_bytes) {
+        return Err(Some(DirectFault::Geometry));
+    }
+    let RingShape { slots, slot_bytes } = config.shape();
+    let terms = PoolTerms {
+        shape,
+        frames_in_flight: slots,
+        frame_bytes_max: slot_bytes,
+        has_checksums: offer.has_checksums,
+    };
+    let grant = Grant::Pool(terms, offer.secret.proof(Prover::Receiver, nonces));
+    let incoming = Incoming::Pool {
+        pool: offer.pool.clone(),
+        has_checksums: offer.has_checksums,
+        writer: process.map_err(|error| {
+            tracing::warn!(%error, "cannot watch a sender's process");
+            DirectFault::Unwatched
+        })?,
+    };
+    Ok((incoming, grant))
+}

@@ -1,0 +1,54 @@
+//! This node's KV memory as trusted prefill nodes map it.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use engine::KvMemory;
+use kv_transfer::receiver::{ImportError, MappedPool, PoolShape};
+use serving_core::ids::BlockId;
+
+/// The blocks as they are: the memory's layout is the wire layout (PROTOCOL rule 14).
+#[derive(Debug)]
+pub struct KvPool {
+    kv: Arc<KvMemory>,
+    shape: PoolShape,
+}
+
+impl KvPool {
+    /// `None` when the memory is this process's alone.
+    pub fn of(kv: &Arc<KvMemory>) -> Option<Self> {
+        kv.descriptor()?;
+        let shape = PoolShape {
+            blocks: kv.block_count(),
+            layers: kv.geometry().layer_count,
+            layer_bytes: u32::try_from(kv.geometry().layer_bytes()).ok()?,
+        };
+        Some(Self { kv: kv.clone(), shape })
+    }
+}
+
+impl MappedPool for KvPool {
+    fn memory(&self) -> BorrowedFd<'_> {
+        self.kv
+            .descriptor()
+            .expect("`of` takes shareable memory only, and memory does not change its kind")
+    }
+
+    fn shape(&self) -> PoolShape {
+        self.shape
+    }
+
+    fn verify(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        is_good: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<bool, ImportError> {
+        let shown = self.kv.read_layers(block, layers, is_good);
+        shown.map_err(|source| ImportError {
+            block,
+            source: Box::new(source),
+        })
+    }
+}
