@@ -69,36 +69,15 @@ impl DecodeNode {
     /// [`NodeError`].
     pub async fn open(config: &Config, address: &str) -> Result<Self, NodeError> {
         let for_engine = config.clone();
-        let kv_address = config.kv_advertise.as_deref().unwrap_or(address);
         let opening = tokio::task::spawn_blocking(move || open(&for_engine));
         let opened = opening.await.map_err(|_| NodeError::OpeningPanicked)??;
-        let model = opened.engine.model().clone();
         let kv = opened.engine.kv().clone();
         let limits = node_limits(config, &opened);
         let id = NodeId {
             name: NodeName::new(&config.name),
             epoch: NodeEpoch(rand::random()),
         };
-        let record = NodeRecord {
-            id: id.clone(),
-            role: NodeRole::Decode,
-            is_co_located: config.co_located,
-            address: address.to_owned(),
-            kv_address: kv_address.to_owned(),
-            compatibility: opened.compatibility,
-            transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            capacity: NodeCapacity {
-                kv_blocks: limits.kv_blocks,
-                block_tokens: limits.block_tokens,
-                max_sequences: limits.max_sequences,
-                max_batch_tokens: limits.max_batch_tokens,
-                max_model_tokens: limits.max_model_tokens,
-                block_bytes: model.kv.block_bytes() as u64,
-            },
-            model_name: config.served_model_name.clone(),
-            state: NodeState::Ready,
-        };
+        let record = record(config, (&id, address), &opened);
         let inbox = Arc::new(Inbox::default());
         let desk = Arc::new(HandoffDesk::new(kv.clone(), inbox.clone()));
         let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
@@ -112,7 +91,7 @@ impl DecodeNode {
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
         let parts = LoopParts {
             node: id,
-            kv_address: kv_address.to_owned(),
+            kv_address: record.kv_address.clone(),
             reservation: config.reservation(),
             inbox: inbox.clone(),
             desk,
@@ -218,6 +197,31 @@ fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
         protocol_version: PROTOCOL_VERSION,
         progress: None,
     })
+}
+
+/// What the node says of itself when it joins.
+fn record(config: &Config, (id, address): (&NodeId, &str), opened: &OpenedEngine) -> NodeRecord {
+    let limits = node_limits(config, opened);
+    NodeRecord {
+        id: id.clone(),
+        role: NodeRole::Decode,
+        is_co_located: config.co_located,
+        address: address.to_owned(),
+        kv_address: config.kv_advertise.clone().unwrap_or_else(|| address.to_owned()),
+        compatibility: opened.compatibility,
+        transports: config.transports.iter().map(|kind| kind.name().to_owned()).collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        capacity: NodeCapacity {
+            kv_blocks: limits.kv_blocks,
+            block_tokens: limits.block_tokens,
+            max_sequences: limits.max_sequences,
+            max_batch_tokens: limits.max_batch_tokens,
+            max_model_tokens: limits.max_model_tokens,
+            block_bytes: opened.engine.model().kv.block_bytes() as u64,
+        },
+        model_name: config.served_model_name.clone(),
+        state: NodeState::Ready,
+    }
 }
 
 fn node_limits(config: &Config, opened: &OpenedEngine) -> NodeLimits {

@@ -1,11 +1,13 @@
 //! The long runs under faults, for docs/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
 //!
-//!     faults matrix SEEDS [TOPOLOGY [FILTER]]   T2, T3, T4: every cell, once for each seed
-//!     faults cancels ROUNDS                     T9: so many at each of F1 to F11
-//!     faults deadlines REQUESTS                 T8
-//!     faults retries SECONDS                    T22
-//!     faults reuse ROUNDS TRANSPORT             T5: tiny pool, slow link
-//!     faults flips ROUNDS                       T5: turned bits
+//!     faults matrix SEEDS [TOPOLOGY [TRANSPORT [FILTER]]]   T2, T3, T4: every cell, once for each seed
+//!     faults cancels ROUNDS                                 T9: so many at each of F1 to F11
+//!     faults deadlines REQUESTS                             T8
+//!     faults retries SECONDS                                T22
+//!     faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
+//!     faults flips ROUNDS                                   T5: turned bits
+//!
+//! TRANSPORT is grpc (the default), shm or shm-staged.
 //!
 //! Exit status 1 when a promise was broken.
 
@@ -32,19 +34,13 @@ async fn main() -> Result<ExitCode> {
     let broken = match words.first().map(String::as_str) {
         Some("matrix") => {
             let topology = words.get(2).map_or("2p2d", String::as_str);
-            matrix(number(1)? as u64, topology, words.get(3).map_or("", String::as_str)).await?
+            let filter = words.get(4).map_or("", String::as_str);
+            matrix(number(1)? as u64, (topology, transport(words.get(3))?), filter).await?
         }
         Some("cancels") => all_cancels(number(1)?).await?,
         Some("deadlines") => all_deadlines(number(1)?).await?,
         Some("retries") => all_retries(number(1)? as u64).await?,
-        Some("reuse") => {
-            let transport = if words.get(2).is_some_and(|word| word == "shm") {
-                "shm"
-            } else {
-                "grpc"
-            };
-            all_reuse(number(1)?, transport).await?
-        }
+        Some("reuse") => all_reuse(number(1)?, transport(words.get(2))?).await?,
         Some("flips") => all_flips(number(1)?).await?,
         other => bail!("no run is called {other:?}; see the top of this file"),
     };
@@ -58,14 +54,30 @@ async fn main() -> Result<ExitCode> {
     })
 }
 
-async fn matrix(seeds: u64, topology: &str, filter: &str) -> Result<Vec<String>> {
+/// Shared memory is written in place unless it is `shm-staged`.
+fn transport(word: Option<&String>) -> Result<&'static str> {
+    let known = ["grpc", "shm", "shm-staged"];
+    let wanted = word.map_or("grpc", String::as_str);
+    known
+        .into_iter()
+        .find(|name| *name == wanted)
+        .with_context(|| format!("no transport is called {wanted}; there are {known:?}"))
+}
+
+async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter: &str) -> Result<Vec<String>> {
     let (mut reports, mut violations, mut commits, mut lines) = (Vec::new(), Vec::new(), 0, 0);
     for seed in 1..=seeds {
         let all = cells::sample(usize::MAX, seed)?;
         let wanted: Vec<_> = all
             .into_iter()
             .filter(|cell| cell.to_string().contains(filter))
+            // Shared memory has no link.
+            .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
             .collect();
+        let options = RigOptions {
+            transports,
+            ..RigOptions::new(topology, seed)
+        };
         let (total, done) = (wanted.len(), std::cell::Cell::new(0));
         let told = |report: &CellReport| {
             done.set(done.get() + 1);
@@ -75,7 +87,7 @@ async fn matrix(seeds: u64, topology: &str, filter: &str) -> Result<Vec<String>>
             let (n, took, violations) = (done.get(), report.took, &report.violations);
             eprintln!("seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} {violations:?}");
         };
-        let campaign = campaign::run(&wanted, &RigOptions::new(topology, seed), told).await?;
+        let campaign = campaign::run(&wanted, &options, told).await?;
         violations.extend(
             campaign
                 .violations()
@@ -86,7 +98,7 @@ async fn matrix(seeds: u64, topology: &str, filter: &str) -> Result<Vec<String>>
         reports.extend(campaign.reports);
     }
     println!("{}", table(&reports));
-    println!("{topology}, seeds 1 to {seeds}: {commits} committed handoffs, {lines} lines of event log");
+    println!("{topology}, {transports}, seeds 1 to {seeds}: {commits} committed handoffs, {lines} lines of event log");
     Ok(violations)
 }
 

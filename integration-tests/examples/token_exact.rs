@@ -10,7 +10,10 @@ async fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let prompts: usize = args.next().map_or(Ok(200), |a| a.parse()).context("prompts")?;
     let portable: usize = args.next().map_or(Ok(20), |a| a.parse()).context("portable prompts")?;
-    let many: usize = args.next().map_or(Ok(20), |a| a.parse()).context("prompts over three nodes")?;
+    let many: usize = args
+        .next()
+        .map_or(Ok(20), |a| a.parse())
+        .context("prompts over three nodes")?;
     println!("{}", report::HEADER);
     let mut rows = report::run(&PAIRWISE, prompts).await?;
     rows.extend(report::run(&[PAIRWISE[0], PORTABLE], portable).await?.split_off(1));

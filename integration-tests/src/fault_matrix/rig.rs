@@ -66,7 +66,8 @@ pub fn executable() -> Result<PathBuf> {
 pub struct RigOptions {
     pub topology: String,
     pub kv_cache_memory: String,
-    /// `grpc` where the link's faults are wanted: shared memory has no link.
+    /// `grpc` where the link's faults are wanted: shared memory has no link. `shm` is written in place; `shm-staged` goes
+    /// through a ring.
     pub transports: &'static str,
     pub seed: u64,
     /// Tokens of a step: the chunk of a prompt.
@@ -135,7 +136,8 @@ impl Rig {
         options.coordinator_flags = COORDINATOR_FLAGS.map(Into::into).to_vec();
         let retries = format!("--retries-free-per-minute={}", rig.retries_free_per_minute);
         options.coordinator_flags.push(retries.into());
-        let transports = format!("--transports={}", rig.transports);
+        let kind = rig.transports.trim_end_matches("-staged");
+        let transports = format!("--transports={kind}");
         options.prefill_flags = PREFILL_FLAGS.map(Into::into).to_vec();
         options.prefill_flags.push(transports.clone().into());
         options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
@@ -146,6 +148,11 @@ impl Rig {
             (FOLDER_VARIABLE.to_owned(), folder.path().display().to_string()),
             ("BATON_EVENT_LOG".to_owned(), log.display().to_string()),
         ];
+        if kind != rig.transports {
+            // Without the secret that `up` draws nobody writes in place.
+            let no_secret = ("BATON_SHM_DIRECT_SECRET".to_owned(), String::new());
+            options.environment.push(no_secret);
+        }
         let cluster = TestCluster::start_with(options).await?;
         let sums = Sums::watch(&cluster);
         Ok(Self {
