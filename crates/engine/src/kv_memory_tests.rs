@@ -236,3 +236,21 @@ proptest! {
         prop_assert_eq!(before != after, token < valid as usize);
     }
 }
+
+#[test]
+fn shareable_memory_is_the_blocks_and_nothing_more_behind_a_descriptor_of_fixed_size() {
+    use std::io::Read as _;
+    assert!(memory(2).descriptor().is_none(), "private memory has none");
+    let memory = KvMemory::backed(geometry(), 2, KvBacking::Shareable).unwrap();
+    let bytes = geometry().block_bytes();
+    let block: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
+    memory.import_block(BlockId(1), &block).unwrap();
+    let mut file = std::fs::File::from(memory.descriptor().unwrap().try_clone_to_owned().unwrap());
+    let mut seen = Vec::new();
+    file.read_to_end(&mut seen).unwrap();
+    assert_eq!(seen.len(), 2 * bytes);
+    assert!(seen[..bytes].iter().all(|byte| *byte == 0));
+    assert_eq!(seen[bytes..], block);
+    assert!(file.set_len(0).is_err(), "it can shrink");
+    assert!(file.set_len(1 << 30).is_err(), "it can grow");
+}
