@@ -7,7 +7,7 @@
 //!     faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
 //!     faults flips ROUNDS                                   T5: turned bits
 //!
-//! TRANSPORT is grpc (the default), shm or shm-staged.
+//! FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.
 //!
 //! Exit status 1 when a promise was broken.
 
@@ -70,7 +70,7 @@ async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter
         let all = cells::sample(usize::MAX, seed)?;
         let wanted: Vec<_> = all
             .into_iter()
-            .filter(|cell| cell.to_string().contains(filter))
+            .filter(|cell| cell.to_string().starts_with(filter))
             // Shared memory has no link.
             .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
             .collect();
