@@ -57,7 +57,7 @@ fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
     let case = |i: usize| {
         let length = random.random_range(PROMPT_TOKENS);
         let start = i * stride + random.random_range(0..stride.max(1));
-        let is_greedy = i % 2 == 0;
+        let is_greedy = i.is_multiple_of(2);
         Case {
             prompt: text[start..start + length].to_vec(),
             temperature: if is_greedy { 0.0 } else { 0.8 },
