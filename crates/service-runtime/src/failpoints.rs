@@ -115,9 +115,16 @@ mod armed {
     use std::io::{self, BufRead as _, BufReader, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
+    use rustix::process::Signal;
+    use tokio::signal::unix::{SignalKind, signal};
+
     use super::FaultPoint;
+
+    /// How soon a continued process goes on from its point.
+    const LOOK_EVERY: Duration = Duration::from_micros(200);
 
     /// A client of the socket says its line and leaves; one that does not is left.
     const LINE_TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -127,8 +134,7 @@ mod armed {
         let told = fail::eval(point.name(), |told| told.unwrap_or_default());
         match told.as_deref() {
             Some("stop") => {
-                // All threads stop before this returns, or as soon as the kernel reaches them.
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+                stand_still();
                 false
             }
             Some("fault") => true,
@@ -136,11 +142,45 @@ mod armed {
         }
     }
 
+    /// How often this process was continued.
+    static CONTINUED: AtomicU64 = AtomicU64::new(0);
+
+    /// Stops the process and returns once it was continued. The kernel stops each thread when it next runs, so on a busy
+    /// machine the one that asked for it could go on for milliseconds: it waits for the end of the stop instead.
+    fn stand_still() {
+        let before = CONTINUED.load(Ordering::Relaxed);
+        if rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).is_err() {
+            return;
+        }
+        while CONTINUED.load(Ordering::Relaxed) == before {
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Counts SIGCONT, on a thread of its own.
+    fn count_continues() -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut continues = {
+            let _guard = runtime.enter();
+            signal(SignalKind::from_raw(Signal::CONT.as_raw()))?
+        };
+        let count = move || {
+            runtime.block_on(async {
+                while continues.recv().await.is_some() {
+                    CONTINUED.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        };
+        std::thread::Builder::new().name("continues".to_owned()).spawn(count)?;
+        Ok(())
+    }
+
     /// Arms points on behalf of whoever can write to `FOLDER/NAME.sock`, on a thread of its own.
     ///
     /// # Errors
     /// No socket there.
     pub fn serve(folder: &Path, name: &str) -> io::Result<()> {
+        count_continues()?;
         let path = folder.join(format!("{name}.sock"));
         // Of an earlier life of this process.
         let _ = std::fs::remove_file(&path);
