@@ -204,50 +204,47 @@ fn reset(stream: &TcpStream) {
 
 type Halves = (OwnedReadHalf, OwnedWriteHalf);
 
-/// Reads, damages and delays in one task, writes in another, so that a delay is not a rate.
+/// What is due to be written, and when; `None` is the end of the direction, which is passed on as FIN.
+type Due = (Instant, Option<Vec<u8>>);
+
+/// Reads, damages and delays beside the writing, so that a delay is not a rate.
 async fn pump(direction: Direction, (mut reader, mut writer): Halves, shared: Arc<Shared>) -> (End, Halves) {
-    let (chunks, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(CHUNKS_IN_FLIGHT_MAX);
-    let reading = async {
-        let end = read(direction, (&mut reader, chunks), &shared).await;
-        (end, reader)
-    };
-    let writing = async {
-        while let Some((at, chunk)) = due.recv().await {
-            sleep_until(at).await;
-            if writer.write_all(&chunk).await.is_err() {
-                return (false, writer);
-            }
+    let (chunks, due) = mpsc::channel::<Due>(CHUNKS_IN_FLIGHT_MAX);
+    let end = {
+        let reading = read(direction, (&mut reader, chunks), &shared);
+        let writing = write(&mut writer, due);
+        tokio::pin!(reading, writing);
+        tokio::select! {
+            biased;
+            end = &mut reading => match end {
+                // At once: nothing that waits goes out, and above all no FIN.
+                End::Reset => End::Reset,
+                end => if writing.await.is_ok() { end } else { End::Reset },
+            },
+            _ = &mut writing => End::Reset,
         }
-        let _ = writer.shutdown().await;
-        (true, writer)
-    };
-    let ((end, reader), (is_written, writer)) = tokio::join!(reading, writing);
-    let end = if is_written || end != End::Closed {
-        end
-    } else {
-        End::Reset
     };
     (end, (reader, writer))
 }
 
-async fn read(
-    direction: Direction,
-    (reader, chunks): (&mut OwnedReadHalf, mpsc::Sender<(Instant, Vec<u8>)>),
-    shared: &Shared,
-) -> End {
+async fn write(writer: &mut OwnedWriteHalf, mut due: mpsc::Receiver<Due>) -> std::io::Result<()> {
+    while let Some((at, chunk)) = due.recv().await {
+        sleep_until(at).await;
+        match chunk {
+            Some(chunk) => writer.write_all(&chunk).await?,
+            None => return writer.shutdown().await,
+        }
+    }
+    Ok(())
+}
+
+async fn read(direction: Direction, (reader, chunks): (&mut OwnedReadHalf, mpsc::Sender<Due>), shared: &Shared) -> End {
     let mut settings = shared.setting.subscribe();
-    let mut now = *settings.borrow_and_update();
     // What was wrong before this connection came and is over at once does not concern it.
+    let mut now = *settings.borrow_and_update();
     let mut left_until_cut = cut_after(now.fault, direction);
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        let grain = match now.fault {
-            Some(Fault::Rate { bytes_per_second }) => {
-                (bytes_per_second / GRAINS_PER_SECOND).clamp(1, CHUNK_BYTES as u64)
-            }
-            _ => left_until_cut.unwrap_or(u64::MAX).clamp(1, CHUNK_BYTES as u64),
-        };
-        let is_held = now.fault == Some(Fault::Blackhole);
         let read = tokio::select! {
             biased;
             changed = settings.changed() => {
@@ -258,15 +255,15 @@ async fn read(
                 left_until_cut = cut_after(now.fault, direction);
                 match (now.fault, direction) {
                     (Some(Fault::Reset), _) => return End::Reset,
-                    (Some(Fault::HalfClose), Direction::Forward) => return End::Closed,
+                    (Some(Fault::HalfClose), Direction::Forward) => return closed(&chunks, now).await,
                     _ => continue,
                 }
             }
             () = chunks.closed() => return End::Reset,
-            read = reader.read(&mut buffer[..grain as usize]), if !is_held => read,
+            read = reader.read(&mut buffer[..grain(now.fault, left_until_cut)]), if now.fault != Some(Fault::Blackhole) => read,
         };
         let length = match read {
-            Ok(0) => return End::Closed,
+            Ok(0) => return closed(&chunks, now).await,
             Ok(length) => length,
             Err(_) => return End::Reset,
         };
@@ -275,11 +272,7 @@ async fn read(
             shared.forwarded.fetch_add(length as u64, Ordering::Relaxed);
             damage(&mut chunk, now, shared);
         }
-        let delay = match now.fault {
-            Some(Fault::Delay(delay)) => delay,
-            _ => Duration::ZERO,
-        };
-        if chunks.send((Instant::now() + delay, chunk)).await.is_err() {
+        if chunks.send((due_at(now.fault), Some(chunk))).await.is_err() {
             return End::Reset;
         }
         if let Some(Fault::Rate { bytes_per_second }) = now.fault {
@@ -292,6 +285,30 @@ async fn read(
             }
         }
     }
+}
+
+/// The direction's reader has said FIN, or is to: it is passed on behind what still waits.
+async fn closed(chunks: &mpsc::Sender<Due>, now: Setting) -> End {
+    match chunks.send((due_at(now.fault), None)).await {
+        Ok(()) => End::Closed,
+        Err(_) => End::Reset,
+    }
+}
+
+fn due_at(fault: Option<Fault>) -> Instant {
+    match fault {
+        Some(Fault::Delay(delay)) => Instant::now() + delay,
+        _ => Instant::now(),
+    }
+}
+
+/// Most bytes of the next read.
+fn grain(fault: Option<Fault>, left_until_cut: Option<u64>) -> usize {
+    let most = match fault {
+        Some(Fault::Rate { bytes_per_second }) => bytes_per_second / GRAINS_PER_SECOND,
+        _ => left_until_cut.unwrap_or(u64::MAX),
+    };
+    most.clamp(1, CHUNK_BYTES as u64) as usize
 }
 
 fn cut_after(fault: Option<Fault>, direction: Direction) -> Option<u64> {

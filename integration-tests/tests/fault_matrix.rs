@@ -1,12 +1,12 @@
-//! A seeded sample of the fault matrix, every kind of fault once. The whole: `examples/fault_matrix.rs`.
+//! A seeded sample of the fault matrix, no kind of fault twice. The whole: `examples/fault_matrix.rs`.
 
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::verdict::Outcome;
 use integration_tests::fault_matrix::{campaign, cells};
 
-/// One for each (victim, fault) of the file, at a point that the seed chooses: change it and other cells run.
-const CELLS: usize = 14;
+/// Of the 14 pairs of victim and fault, each at a point that the seed chooses: change it and other cells run.
+const CELLS: usize = 10;
 const SEED: u64 = 3;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,10 +48,10 @@ async fn failing_transfers_are_retried_within_the_budget() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_are_reused_at_once_never_carry_anothers_tokens() {
     for transport in ["grpc", "shm"] {
-        let run = reuse::run(5, transport, 5).await.expect("the run");
+        let run = reuse::run(4, transport, 5).await.expect("the run");
         println!("{transport} {run:?}");
         assert_eq!(run.violations, Vec::<String>::new(), "{transport}");
-        assert!(run.compared_texts >= 5 && run.left > 2, "{run:?}");
+        assert!(run.compared_texts >= 4 && run.left > 2, "{run:?}");
     }
 }
 

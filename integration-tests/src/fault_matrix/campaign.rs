@@ -54,7 +54,7 @@ pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answe
 }
 
 /// Half greedy, half sampled; none begins like another.
-fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
+pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
     let mut random = StdRng::seed_from_u64(seed);
     let stride = text.len().saturating_sub(PROMPT_TOKENS.end) / count.max(1);
     let case = |i: usize| {

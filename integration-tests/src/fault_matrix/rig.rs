@@ -40,7 +40,7 @@ const COORDINATOR_FLAGS: [&str; 4] = [
 const PREFILL_FLAGS: [&str; 1] = ["--hold-ms-max=4000"];
 const DECODE_FLAGS: [&str; 1] = ["--reservation-ms-max=8000"];
 
-/// The binary with failpoints: `$BATON_FAILPOINTS_BIN`, else where `scripts/test` puts it.
+/// The binary with failpoints: `$BATON_FAILPOINTS_BIN` (scripts/test names its own), else where `scripts/build-failpoints` puts it.
 ///
 /// # Errors
 /// It is not there; the error says how to make it.
@@ -55,7 +55,7 @@ pub fn executable() -> Result<PathBuf> {
     let path = path.context("no path for the binary with failpoints")?;
     ensure!(
         path.is_file(),
-        "{} is not there: run scripts/test, or `scripts/build-failpoints`",
+        "{} is not there: run scripts/build-failpoints (scripts/test does without it)",
         path.display()
     );
     Ok(path)

@@ -22,6 +22,8 @@ pub const LATE_MAX: Duration = Duration::from_millis(250);
 const DEADLINES_MS: std::ops::Range<f64> = 200.0..10_000.0;
 /// Four sequences run well on two cores with two nodes of each kind.
 const CONCURRENCY: usize = 24;
+/// Different prompts; the pools forget one before it comes again.
+const PROMPTS_MAX: usize = 48;
 const WITHIN: Duration = Duration::from_secs(60);
 const FAULT_EVERY: Duration = Duration::from_secs(3);
 
@@ -43,7 +45,7 @@ pub struct Deadlines {
 /// The rig broke.
 pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
     let options = RigOptions::new("2p2d", seed);
-    let (cases, answers) = campaign::baseline(48, seed).await?;
+    let (cases, answers) = campaign::baseline(requests.min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
     let mut random = StdRng::seed_from_u64(seed);
     let plan = |i: usize| {

@@ -13,6 +13,8 @@ use crate::fault_matrix::client::{self, Manner};
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::verdict::{Outcome, judge};
 
+/// Different prompts; without a prefix cache they may come again.
+const PROMPTS_MAX: usize = 32;
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// What a run measured.
@@ -34,7 +36,7 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Flips> {
         prefix_cache: false,
         ..RigOptions::new("1p1d", seed)
     };
-    let (cases, answers) = campaign::baseline(32, seed).await?;
+    let (cases, answers) = campaign::baseline(rounds.min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
     let cell = Cell {
         victim: Victim::Link,

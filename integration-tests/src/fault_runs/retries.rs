@@ -7,13 +7,17 @@ use futures::StreamExt as _;
 use service_runtime::failpoints::FaultPoint;
 use tokio::sync::oneshot;
 
+use crate::PROSE;
 use crate::fault_matrix::campaign;
 use crate::fault_matrix::client::{self, Ending, Manner, Terminal};
 use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::token_exact::tokenize;
 
 /// TARGETS T22.
 pub const ATTEMPTS_PER_REQUEST_MAX: f64 = 1.2;
 pub const RECOVERED_WITHIN: Duration = Duration::from_secs(10);
+/// Texts are not compared here: the matrix does that.
+const PROMPTS: usize = 24;
 const CONCURRENCY: usize = 6;
 const WITHIN: Duration = Duration::from_secs(60);
 
@@ -45,8 +49,9 @@ pub async fn run(faulty: Duration, healed: Duration, seed: u64) -> Result<Retrie
         prefix_cache: false,
         ..RigOptions::new("2p2d", seed)
     };
-    let (cases, _) = campaign::baseline(24, seed).await?;
     let rig = Rig::start(&options).await?;
+    let text = tokenize(&rig.cluster.http, rig.base_url(), PROSE).await?;
+    let cases = campaign::cases(&text, PROMPTS, seed);
     for name in rig.names("prefill") {
         let armed = rig
             .arm(&name, (FaultPoint::TransferNearlyDone, "30%return(fault)"))

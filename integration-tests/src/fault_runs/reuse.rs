@@ -22,6 +22,8 @@ const POOL: &str = "20MiB";
 /// A prompt's KV takes a third of a second.
 const LINK_BYTES_PER_SECOND: u64 = 24 << 20;
 const REQUESTS: usize = 4;
+/// Different prompts; the tiny pool forgets one before it comes again.
+const PROMPTS_MAX: usize = 48;
 /// Of these so many leave, at a time at which their transfer is most likely under way.
 const LEAVING: usize = 2;
 const LEAVE_WITHIN: Duration = Duration::from_millis(900);
@@ -47,7 +49,7 @@ pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<R
         transports,
         ..RigOptions::new("1p1d", seed)
     };
-    let (cases, answers) = campaign::baseline(48, seed).await?;
+    let (cases, answers) = campaign::baseline((rounds * REQUESTS).min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
     rig.damage_links(Fault::Rate {
         bytes_per_second: LINK_BYTES_PER_SECOND,
