@@ -4,14 +4,14 @@
 //! is from whoever connects to the target; a fault is for both directions unless it says otherwise.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -167,50 +167,40 @@ async fn connection(near: TcpStream, shared: Arc<Shared>) {
     for stream in [&near, &far] {
         let _ = stream.set_nodelay(true);
     }
-    let (near_reader, near_writer) = near.into_split();
-    let (far_reader, far_writer) = far.into_split();
+    let (Ok(near_handle), Ok(far_handle)) = (near.as_fd().try_clone_to_owned(), far.as_fd().try_clone_to_owned())
+    else {
+        return reset(&near);
+    };
+    // Halves that do not say FIN when they are dropped.
+    let (near_reader, near_writer) = tokio::io::split(near);
+    let (far_reader, far_writer) = tokio::io::split(far);
     let forward = pump(Direction::Forward, (near_reader, far_writer), shared.clone());
     let backward = pump(Direction::Backward, (far_reader, near_writer), shared);
     tokio::pin!(forward, backward);
-    let (first, halves) = tokio::select! {
-        (end, halves) = &mut forward => match end {
-            End::Closed => {
-                let (end, others) = backward.await;
-                (end, [Some(halves), Some(others)])
-            }
-            end => (end, [Some(halves), None]),
-        },
-        (end, halves) = &mut backward => match end {
-            End::Closed => {
-                let (end, others) = forward.await;
-                (end, [Some(halves), Some(others)])
-            }
-            end => (end, [Some(halves), None]),
-        },
+    let end = tokio::select! {
+        end = &mut forward => if end == End::Closed { backward.await } else { end },
+        end = &mut backward => if end == End::Closed { forward.await } else { end },
     };
-    if first == End::Reset {
-        // One reader and one writer are at hand whichever direction ended: that is both sockets.
-        for (reader, writer) in halves.into_iter().flatten() {
-            reset(reader.as_ref());
-            reset(writer.as_ref());
-        }
+    if end == End::Reset {
+        reset(&near_handle);
+        reset(&far_handle);
     }
 }
 
 /// Closing it now sends RST instead of FIN.
-fn reset(stream: &TcpStream) {
-    let _ = stream.set_zero_linger();
+fn reset(socket: &impl AsFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-type Halves = (OwnedReadHalf, OwnedWriteHalf);
+type Halves = (ReadHalf<TcpStream>, WriteHalf<TcpStream>);
 
 /// What is due to be written, and when; `None` is the end of the direction, which is passed on as FIN.
 type Due = (Instant, Option<Vec<u8>>);
 
 /// Reads, damages and delays beside the writing, so that a delay is not a rate.
-async fn pump(direction: Direction, (mut reader, mut writer): Halves, shared: Arc<Shared>) -> (End, Halves) {
+async fn pump(direction: Direction, (mut reader, mut writer): Halves, shared: Arc<Shared>) -> End {
     let (chunks, due) = mpsc::channel::<Due>(CHUNKS_IN_FLIGHT_MAX);
-    let end = {
+    {
         let reading = read(direction, (&mut reader, chunks), &shared);
         let writing = write(&mut writer, due);
         tokio::pin!(reading, writing);
@@ -223,11 +213,10 @@ async fn pump(direction: Direction, (mut reader, mut writer): Halves, shared: Ar
             },
             _ = &mut writing => End::Reset,
         }
-    };
-    (end, (reader, writer))
+    }
 }
 
-async fn write(writer: &mut OwnedWriteHalf, mut due: mpsc::Receiver<Due>) -> std::io::Result<()> {
+async fn write(writer: &mut WriteHalf<TcpStream>, mut due: mpsc::Receiver<Due>) -> std::io::Result<()> {
     while let Some((at, chunk)) = due.recv().await {
         sleep_until(at).await;
         match chunk {
@@ -238,7 +227,11 @@ async fn write(writer: &mut OwnedWriteHalf, mut due: mpsc::Receiver<Due>) -> std
     Ok(())
 }
 
-async fn read(direction: Direction, (reader, chunks): (&mut OwnedReadHalf, mpsc::Sender<Due>), shared: &Shared) -> End {
+async fn read(
+    direction: Direction,
+    (reader, chunks): (&mut ReadHalf<TcpStream>, mpsc::Sender<Due>),
+    shared: &Shared,
+) -> End {
     let mut settings = shared.setting.subscribe();
     // What was wrong before this connection came and is over at once does not concern it.
     let mut now = *settings.borrow_and_update();

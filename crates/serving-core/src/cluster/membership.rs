@@ -343,14 +343,11 @@ impl Membership {
         }
     }
 
-    /// Decode nodes a prefill node of this record should keep links to.
-    pub(super) fn peers_of(&self, prefill: &NodeRecord) -> Vec<NodeRecord> {
-        let fits = |n: &&Node| {
-            n.record.role == NodeRole::Decode
-                && !n.record.is_co_located
-                && n.health() != NodeHealth::Lost
-                && n.record.compatibility == prefill.compatibility
-        };
+    /// Decode nodes that prefill nodes should keep links to. Also those of another compatibility: a prefill node never dials
+    /// them, and says so in its log and in `baton_pair_up`.
+    pub(super) fn peers(&self) -> Vec<NodeRecord> {
+        let fits =
+            |n: &&Node| n.record.role == NodeRole::Decode && !n.record.is_co_located && n.health() != NodeHealth::Lost;
         self.nodes.values().filter(fits).map(|n| n.record.clone()).collect()
     }
 
@@ -376,9 +373,9 @@ impl Membership {
     }
 
     /// Every connected prefill node with its stream, in order of name.
-    pub(super) fn prefill_streams(&self) -> impl Iterator<Item = (StreamId, &NodeRecord)> {
+    pub(super) fn prefill_streams(&self) -> impl Iterator<Item = StreamId> {
         self.nodes.values().filter_map(|n| match n.life {
-            Life::Connected { stream } if n.record.role == NodeRole::Prefill => Some((stream, &n.record)),
+            Life::Connected { stream } if n.record.role == NodeRole::Prefill => Some(stream),
             _ => None,
         })
     }

@@ -71,7 +71,7 @@ impl Cluster {
         let lists: Vec<_> = self
             .members
             .prefill_streams()
-            .map(|(s, r)| (s, self.members.peers_of(r)))
+            .map(|stream| (stream, self.members.peers()))
             .collect();
         for (stream, peers) in lists {
             self.act(ClusterAction::SendPeers { stream, peers });
