@@ -53,6 +53,17 @@ pub struct Manner {
     pub deadline: Option<Duration>,
 }
 
+impl Manner {
+    /// Stays to the end: a sender that is gone asks for nothing.
+    pub fn staying(within: Duration) -> Self {
+        Self {
+            leave: oneshot::channel().1,
+            within,
+            deadline: None,
+        }
+    }
+}
+
 /// Streams one completion.
 pub async fn stream(client: &reqwest::Client, base_url: &str, case: &Case, manner: Manner) -> Seen {
     let mut seen = Seen::default();

@@ -86,7 +86,7 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
             Terminal::Error(code) => Some(code.clone()),
             Terminal::Finished(_) => None,
         }));
-        match judge(cell, &seen, &work.baseline[i].tokens) {
+        match judge(cell.into(), &seen, &work.baseline[i].tokens) {
             Ok(outcome) => outcomes.push(outcome),
             Err(what) => violations.push(format!(
                 "request {i} after {:?}: {what}; {:?}",

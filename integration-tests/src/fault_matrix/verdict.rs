@@ -16,11 +16,28 @@ pub enum Outcome {
     Left,
 }
 
+/// Whether a connection may end before its answer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    Holds,
+    /// The process at its other end dies.
+    MayBreak,
+}
+
+impl From<Cell> for Connection {
+    fn from(cell: Cell) -> Self {
+        match (cell.victim, cell.fault) {
+            (Victim::Coordinator, FaultKind::Kill) => Connection::MayBreak,
+            _ => Connection::Holds,
+        }
+    }
+}
+
 /// Judges one request against its fault-free tokens.
 ///
 /// # Errors
 /// In words, what no fault excuses.
-pub fn judge(cell: Cell, seen: &Seen, baseline: &[u32]) -> Result<Outcome, String> {
+pub fn judge(connection: Connection, seen: &Seen, baseline: &[u32]) -> Result<Outcome, String> {
     let told = seen.tokens.len();
     let differs = seen.tokens.iter().zip(baseline).position(|(a, b)| a != b);
     if let Some(at) = differs {
@@ -42,7 +59,7 @@ pub fn judge(cell: Cell, seen: &Seen, baseline: &[u32]) -> Result<Outcome, Strin
         (Some(Ending::Whole), [Terminal::Finished(_)]) if seen.is_done_seen => Ok(Outcome::Completed),
         (Some(Ending::Whole), [Terminal::Error(_)]) if seen.is_done_seen => Ok(Outcome::Failed),
         (Some(Ending::Status(status)), [Terminal::Error(_)]) if *status >= 400 => Ok(Outcome::Failed),
-        (Some(Ending::Broken(_)), []) if may_break(cell) => Ok(Outcome::ConnectionLost),
+        (Some(Ending::Broken(_)), []) if connection == Connection::MayBreak => Ok(Outcome::ConnectionLost),
         (Some(Ending::Left), _) => Ok(Outcome::Left),
         (Some(Ending::Stuck), _) => Err(format!("no end within the limit, after {told} tokens")),
         (ending, terminals) => Err(format!(
@@ -50,11 +67,6 @@ pub fn judge(cell: Cell, seen: &Seen, baseline: &[u32]) -> Result<Outcome, Strin
             if seen.is_done_seen { "seen" } else { "missing" }
         )),
     }
-}
-
-/// Only the death of the process that holds the connection breaks it.
-fn may_break(cell: Cell) -> bool {
-    (cell.victim, cell.fault) == (Victim::Coordinator, FaultKind::Kill)
 }
 
 #[cfg(test)]
@@ -84,11 +96,15 @@ mod tests {
         let length = Terminal::Finished("length".to_owned());
         let error = Terminal::Error("node_lost".to_owned());
         assert_eq!(
-            judge(KILL_D, &whole(&[1, 2], std::slice::from_ref(&length)), &[1, 2]),
+            judge(
+                Connection::Holds,
+                &whole(&[1, 2], std::slice::from_ref(&length)),
+                &[1, 2]
+            ),
             Ok(Outcome::Completed)
         );
         assert_eq!(
-            judge(KILL_D, &whole(&[1], std::slice::from_ref(&error)), &[1, 2]),
+            judge(Connection::Holds, &whole(&[1], std::slice::from_ref(&error)), &[1, 2]),
             Ok(Outcome::Failed)
         );
         for (what, seen) in [
@@ -102,7 +118,7 @@ mod tests {
             ("no end", whole(&[1, 2], &[])),
             ("two ends", whole(&[1, 2], &[length.clone(), error.clone()])),
         ] {
-            assert!(judge(KILL_D, &seen, &[1, 2]).is_err(), "{what}");
+            assert!(judge(Connection::Holds, &seen, &[1, 2]).is_err(), "{what}");
         }
     }
 
@@ -113,11 +129,11 @@ mod tests {
             ending: Some(Ending::Broken("reset".to_owned())),
             ..Seen::default()
         };
-        assert!(judge(KILL_D, &broken, &[1, 2]).is_err());
+        assert!(judge(KILL_D.into(), &broken, &[1, 2]).is_err());
         let kill_c = Cell {
             victim: Victim::Coordinator,
             ..KILL_D
         };
-        assert_eq!(judge(kill_c, &broken, &[1, 2]), Ok(Outcome::ConnectionLost));
+        assert_eq!(judge(kill_c.into(), &broken, &[1, 2]), Ok(Outcome::ConnectionLost));
     }
 }

@@ -6,16 +6,13 @@ use anyhow::Result;
 use futures::StreamExt as _;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use tokio::sync::oneshot;
 
 use crate::chaos_proxy::Fault;
 use crate::fault_matrix::campaign;
-use crate::fault_matrix::cells::{Cell, FaultKind, Victim};
 use crate::fault_matrix::client::{self, Manner};
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::REST_WITHIN;
-use crate::fault_matrix::verdict::{Outcome, judge};
-use service_runtime::failpoints::FaultPoint;
+use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 
 /// T8's line: how late an answer may be.
 pub const LATE_MAX: Duration = Duration::from_millis(250);
@@ -57,12 +54,9 @@ pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
     let (rig_ref, cases_ref) = (&rig, &cases);
     let running = futures::stream::iter(plans)
         .map(|(which, deadline)| async move {
-            // Kept: a dropped end would be heard as a wish to leave.
-            let (_stay, left) = oneshot::channel();
             let manner = Manner {
-                leave: left,
-                within: WITHIN,
                 deadline: Some(deadline),
+                ..Manner::staying(WITHIN)
             };
             let seen = client::stream(&rig_ref.cluster.http, rig_ref.base_url(), &cases_ref[which], manner).await;
             (which, deadline, seen)
@@ -81,12 +75,6 @@ pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
         faults,
         ..Deadlines::default()
     };
-    // No connection breaks here: the coordinator lives.
-    let cell = Cell {
-        victim: Victim::Link,
-        fault: FaultKind::Slow,
-        point: FaultPoint::Queued,
-    };
     for (which, deadline, seen) in ended {
         if let Some(late) = seen.took.checked_sub(deadline) {
             run.late.push(late);
@@ -97,7 +85,7 @@ pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
                 ));
             }
         }
-        match judge(cell, &seen, &answers[which].tokens) {
+        match judge(Connection::Holds, &seen, &answers[which].tokens) {
             Ok(Outcome::Completed) => run.completed += 1,
             Ok(_) => run.failed += 1,
             Err(what) => run.violations.push(what),

@@ -3,15 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use service_runtime::failpoints::FaultPoint;
-use tokio::sync::oneshot;
 
 use crate::chaos_proxy::Fault;
 use crate::fault_matrix::campaign;
-use crate::fault_matrix::cells::{Cell, FaultKind, Victim};
 use crate::fault_matrix::client::{self, Manner};
 use crate::fault_matrix::rig::{Rig, RigOptions};
-use crate::fault_matrix::verdict::{Outcome, judge};
+use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 
 /// Different prompts; without a prefix cache they may come again.
 const PROMPTS_MAX: usize = 32;
@@ -38,11 +35,6 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Flips> {
     };
     let (cases, answers) = campaign::baseline(rounds.min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
-    let cell = Cell {
-        victim: Victim::Link,
-        fault: FaultKind::Flip,
-        point: FaultPoint::TransferBegun,
-    };
     let mut run = Flips::default();
     for round in 0..rounds {
         rig.wait_until_whole().await?;
@@ -50,14 +42,9 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Flips> {
         let flipped = rig.flipped_chunks();
         rig.damage_links(Fault::FlipBits { chunks: 1 });
         let which = round % cases.len();
-        let (_stay, left) = oneshot::channel();
-        let manner = Manner {
-            leave: left,
-            within: WITHIN,
-            deadline: None,
-        };
+        let manner = Manner::staying(WITHIN);
         let seen = client::stream(&rig.cluster.http, rig.base_url(), &cases[which], manner).await;
-        match judge(cell, &seen, &answers[which].tokens) {
+        match judge(Connection::Holds, &seen, &answers[which].tokens) {
             Ok(Outcome::Completed) => run.completed += 1,
             Ok(_) => {}
             Err(what) => run.violations.push(format!("round {round}: {what}")),

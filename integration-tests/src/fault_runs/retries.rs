@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::StreamExt as _;
 use service_runtime::failpoints::FaultPoint;
-use tokio::sync::oneshot;
 
 use crate::PROSE;
 use crate::fault_matrix::campaign;
@@ -110,12 +109,7 @@ async fn load(rig: &Rig, cases: &[crate::token_exact::Case], lasts: Duration) ->
     let endless = (0..).take_while(|_| started.elapsed() < lasts);
     futures::stream::iter(endless)
         .map(|i: usize| async move {
-            let (_stay, left) = oneshot::channel();
-            let manner = Manner {
-                leave: left,
-                within: WITHIN,
-                deadline: None,
-            };
+            let manner = Manner::staying(WITHIN);
             let seen = client::stream(&rig.cluster.http, rig.base_url(), &cases[i % cases.len()], manner).await;
             let is_finished = matches!(seen.terminals.as_slice(), [Terminal::Finished(_)]);
             (Instant::now(), seen.ending == Some(Ending::Whole) && is_finished)

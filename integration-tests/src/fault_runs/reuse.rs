@@ -6,16 +6,14 @@ use anyhow::{Context as _, Result};
 use futures::future::join_all;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use service_runtime::failpoints::FaultPoint;
 use tokio::sync::oneshot;
 
 use crate::chaos_proxy::Fault;
 use crate::fault_matrix::campaign;
-use crate::fault_matrix::cells::{Cell, FaultKind, Victim};
 use crate::fault_matrix::client::{self, Manner};
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::REST_WITHIN;
-use crate::fault_matrix::verdict::{Outcome, judge};
+use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 
 /// 56 blocks of the default model: two requests of this run at most.
 const POOL: &str = "20MiB";
@@ -71,7 +69,7 @@ pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<R
             .map(|(which, leave_after)| one(&rig, &cases[*which], *leave_after));
         let seen = join_all(running).await;
         for ((which, leave_after), seen) in requests.iter().zip(seen) {
-            match judge(any_cell(), &seen, &answers[*which].tokens) {
+            match judge(Connection::Holds, &seen, &answers[*which].tokens) {
                 Ok(Outcome::Left) => run.left += 1,
                 Ok(Outcome::Completed) => run.compared_texts += 1,
                 Ok(_) => run.failed += 1,
@@ -98,31 +96,14 @@ async fn one(rig: &Rig, case: &crate::token_exact::Case, leave_after: Option<Dur
     let (leave, left) = oneshot::channel();
     let manner = Manner {
         leave: left,
-        within: WITHIN,
-        deadline: None,
+        ..Manner::staying(WITHIN)
     };
     let leaving = async {
-        match leave_after {
-            Some(after) => {
-                tokio::time::sleep(after).await;
-                let _ = leave.send(());
-            }
-            // Kept until the other side is done.
-            None => std::future::pending().await,
+        if let Some(after) = leave_after {
+            tokio::time::sleep(after).await;
+            let _ = leave.send(());
         }
-        std::future::pending::<()>().await;
     };
-    tokio::select! {
-        seen = client::stream(&rig.cluster.http, rig.base_url(), case, manner) => seen,
-        () = leaving => unreachable!("never ends"),
-    }
-}
-
-/// The judge wants to know whether a connection may break: here none may.
-fn any_cell() -> Cell {
-    Cell {
-        victim: Victim::Client,
-        fault: FaultKind::Leave,
-        point: FaultPoint::Queued,
-    }
+    let streaming = client::stream(&rig.cluster.http, rig.base_url(), case, manner);
+    tokio::join!(streaming, leaving).0
 }
