@@ -176,7 +176,7 @@ async fn a_client_that_goes_frees_its_blocks_in_every_state() {
             node.wait_for(|status| status.running_sequences == 1).await;
         } else {
             let ticket = events.ticket().await;
-                node.wait_for(|status| status.kv_blocks.reserved > 0).await;
+            node.wait_for(|status| status.kv_blocks.reserved > 0).await;
             if state != "reserved" {
                 let computed = compute(&node, &wanted);
                 let pair = Pusher::connect(&node).await;

@@ -11,5 +11,6 @@ pub mod v1 {
 }
 
 pub mod convert;
+pub mod kv_stream;
 pub mod messages;
 pub mod status;

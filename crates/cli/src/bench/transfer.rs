@@ -9,19 +9,20 @@ mod yardsticks;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use memory::Payload;
 use peer::Peer;
 use report::{Report, Row};
 use sender::Sender;
-use yardsticks::Yardsticks;
+use yardsticks::{Iperf3, Yardsticks};
 
 const EXAMPLES: &str = "\
 Examples:
   baton bench transfer
-  baton bench transfer --rounds 50 --blocks 32 --json";
+  baton bench transfer --rounds 50 --blocks 32 --json
+  baton bench transfer --ways grpc --rounds 100";
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -31,19 +32,24 @@ pub struct TransferArgs {
     rounds: u32,
     #[command(flatten)]
     payload: Payload,
+    /// Only these ways, with the yardsticks.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    ways: Vec<Way>,
     /// One JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }
 
 /// A way for the blocks, in the order of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Way {
+    #[value(skip)]
     Memcpy,
     DirectUnchecked,
     Direct,
     Staged,
     Grpc,
+    #[value(skip)]
     TcpStream,
 }
 
@@ -56,6 +62,11 @@ impl Way {
         Way::Grpc,
         Way::TcpStream,
     ];
+
+    /// The others are yardsticks.
+    fn is_transport(self) -> bool {
+        !matches!(self, Way::Memcpy | Way::TcpStream)
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -99,8 +110,21 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
     let mut peer = Peer::start(args.payload).await?;
     let mut sender = Sender::new(source.clone(), args.payload, &peer)?;
     let yardsticks = Yardsticks::open(source.clone(), args.payload, &peer)?;
-    let mut rows = Way::ALL.map(|way| Row::new(way, args.payload.bytes()));
+    let is_wanted = |way: &Way| args.ways.is_empty() || !way.is_transport() || args.ways.contains(way);
+    let ways: Vec<Way> = Way::ALL.into_iter().filter(is_wanted).collect();
+    let mut rows: Vec<Row> = ways.iter().map(|way| Row::new(*way, args.payload.bytes())).collect();
+    let mut iperf3 = Iperf3::default();
     for round in 0..=args.rounds {
+        // At the start, in the middle and at the end.
+        if [1, args.rounds.div_ceil(2), args.rounds].contains(&round) {
+            iperf3.run().await;
+        }
+        // All of a round begin before the first is timed: a node says it when the prefill starts, one chunk or more before
+        // there is a block to send.
+        let mut begun = Vec::new();
+        for way in ways.iter().copied().filter(|way| way.is_transport()) {
+            begun.push(sender.begin(way).await?);
+        }
         for row in &mut rows {
             let way = row.way;
             if round == 0 {
@@ -109,7 +133,10 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
             let (took, bytes) = match way {
                 Way::Memcpy => yardsticks.memcpy().await?,
                 Way::TcpStream => yardsticks.tcp_stream().await?,
-                _ => sender.transfer(way).await?,
+                _ => {
+                    let next = begun.iter().position(|begun| begun.way == way);
+                    begun.remove(next.context("every transport has begun")?).send().await?
+                }
             };
             ensure!(bytes == args.payload.bytes(), "{}: {bytes} bytes moved", way.name());
             row.moved(bytes);
@@ -124,6 +151,5 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
             }
         }
     }
-    let iperf3 = yardsticks::iperf3().await;
-    Ok(Report::new(args.payload, (args.rounds, rows.to_vec()), iperf3))
+    Ok(Report::new(args.payload, (args.rounds, rows), iperf3.rate()))
 }

@@ -1,14 +1,26 @@
 //! The sender's end of a gRPC stream: connects, says hello, and hears which other transports the decode node offers.
 
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, stream};
+use http::header::{CONTENT_TYPE, HeaderValue, TE};
+use http::{Method, Request, Uri};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use proto::kv_stream::{self, PUSH_PATH};
 use proto::messages::{HelloReply, KV_FRAME_BYTES_MAX, KvFrame, KvReply};
 use proto::v1;
-use proto::v1::handoff_service_client::HandoffServiceClient;
 use tokio::sync::Semaphore;
-use tonic::transport::Endpoint;
+use tonic::body::Body;
+use tonic::codec::Codec as _;
+use tonic::metadata::GRPC_CONTENT_TYPE;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+use tonic_prost::ProstCodec;
+use tower::Service as _;
 
 use crate::pairs::queue::{Outgoing, Queued};
 use crate::pairs::{Lane, Link, Live, PairConfig};
@@ -24,7 +36,7 @@ const REPLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Every pair begins here, whatever carries its bytes afterwards: the port is the one address a peer is known by.
 pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Link, HelloReply), PairFault> {
-    let mut client = client(peer).await?;
+    let channel = channel(peer).await?;
     let room = Arc::new(Semaphore::new(config.room_kib() as usize));
     let lane = Lane::Stream {
         room,
@@ -36,7 +48,7 @@ pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Lin
     let _ = live.frames.send(Queued::control(hello)).await;
     let shake_hands = async {
         let outgoing = outgoing.take_until(live.over());
-        let mut replies = client.push(outgoing).await.map_err(broken)?.into_inner();
+        let mut replies = push(channel, outgoing).await.map_err(broken)?;
         let first = replies.message().await.map_err(broken)?;
         match first.map(KvReply::try_from) {
             Some(Ok(KvReply::Hello(reply))) => match reply.refused {
@@ -59,7 +71,7 @@ pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Lin
     }
 }
 
-async fn client(peer: &PairPeer) -> Result<HandoffServiceClient<tonic::transport::Channel>, PairFault> {
+async fn channel(peer: &PairPeer) -> Result<Channel, PairFault> {
     let unreachable = |error: &dyn std::fmt::Display| PairFault::Unreachable(error.to_string());
     let endpoint = Endpoint::from_shared(format!("http://{}", peer.address))
         .map_err(|error| unreachable(&error))?
@@ -70,10 +82,41 @@ async fn client(peer: &PairPeer) -> Result<HandoffServiceClient<tonic::transport
         .keep_alive_while_idle(true)
         .initial_stream_window_size(REPLY_WINDOW_BYTES)
         .initial_connection_window_size(REPLY_WINDOW_BYTES);
-    let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
-    Ok(HandoffServiceClient::new(channel)
-        .max_encoding_message_size(KV_FRAME_BYTES_MAX)
-        .max_decoding_message_size(KV_FRAME_BYTES_MAX))
+    endpoint.connect().await.map_err(|error| unreachable(&error))
+}
+
+/// Calls `Push`. Not by the generated client, whose encoder would copy every block once more.
+async fn push(
+    mut channel: Channel,
+    frames: impl Stream<Item = KvFrame> + Send + 'static,
+) -> Result<Streaming<v1::KvReply>, Status> {
+    let parts =
+        frames.flat_map(|frame| stream::iter(kv_stream::encode(frame).into_iter().filter(|part| !part.is_empty())));
+    let body = parts.map(|part| Ok::<_, Infallible>(Frame::data(part)));
+    let mut request = Request::new(Body::new(StreamBody::new(body)));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_static(PUSH_PATH);
+    let headers = request.headers_mut();
+    headers.insert(TE, HeaderValue::from_static("trailers"));
+    headers.insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    let failed = |error: tonic::transport::Error| Status::from_error(error.into());
+    poll_fn(|context| channel.poll_ready(context)).await.map_err(failed)?;
+    let response = channel.call(request).await.map_err(failed)?;
+    // A refusal may come without a body: its status is then in the headers.
+    let status = Status::from_header_map(response.headers());
+    if let Some(refused) = status.filter(|status| status.code() != Code::Ok) {
+        return Err(refused);
+    }
+    let decoder = ProstCodec::<v1::KvFrame, v1::KvReply>::default().decoder();
+    let http_status = response.status();
+    let body = response.into_body();
+    Ok(Streaming::new_response(
+        decoder,
+        body,
+        http_status,
+        None,
+        Some(KV_FRAME_BYTES_MAX),
+    ))
 }
 
 fn broken(status: tonic::Status) -> PairFault {

@@ -1,14 +1,25 @@
 //! The gRPC end of the receiver: a task per pair's stream that feeds frames and sends replies.
 
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use http::header::CONTENT_TYPE;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use proto::kv_stream::{self, FrameReader, StreamError};
 use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame, KvReply};
 use proto::v1;
-use proto::v1::handoff_service_server::{HandoffService, HandoffServiceServer};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
+use tonic::metadata::GRPC_CONTENT_TYPE;
+use tonic::server::NamedService;
 use tonic::service::{Routes, RoutesBuilder};
-use tonic::{Request, Response, Status, Streaming};
+use tonic_prost::ProstCodec;
 
 use crate::choice::TransportKind;
 use crate::receiver::{IncomingPair, PairError, Receiver};
@@ -18,10 +29,7 @@ const REPLIES_QUEUED_MAX: usize = 256;
 
 /// Adds the handoff service to a node's port.
 pub fn add_to_routes(routes: &mut RoutesBuilder, receiver: Arc<Receiver>) {
-    let service = HandoffServiceServer::new(Service { receiver })
-        .max_decoding_message_size(KV_FRAME_BYTES_MAX)
-        .max_encoding_message_size(KV_FRAME_BYTES_MAX);
-    routes.add_service(service);
+    routes.add_service(Service { receiver });
 }
 
 /// The handoff service alone, for a port that has no other.
@@ -31,48 +39,107 @@ pub fn routes(receiver: Arc<Receiver>) -> Routes {
     routes.routes()
 }
 
-#[derive(Debug)]
+/// Not the generated server, whose decoder would copy every block once more.
+#[derive(Clone, Debug)]
 struct Service {
     receiver: Arc<Receiver>,
 }
 
-#[tonic::async_trait]
-impl HandoffService for Service {
-    type PushStream = ReceiverStream<Result<v1::KvReply, Status>>;
+impl NamedService for Service {
+    const NAME: &'static str = kv_stream::SERVICE;
+}
 
-    async fn push(&self, request: Request<Streaming<v1::KvFrame>>) -> Result<Response<Self::PushStream>, Status> {
-        let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let pair = self.receiver.incoming(TransportKind::Grpc);
-        // A task of its own: it must see a running import through when the connection drops.
-        tokio::spawn(run(pair, request.into_inner(), replies));
-        Ok(Response::new(ReceiverStream::new(queue)))
+impl tower::Service<Request<Body>> for Service {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        ready(Ok(if request.uri().path() == kv_stream::PUSH_PATH {
+            self.push(request.into_body())
+        } else {
+            Status::unimplemented(format!("{} has the method Push alone", kv_stream::SERVICE)).into_http()
+        }))
     }
 }
 
-async fn run(
-    mut pair: IncomingPair,
-    mut frames: Streaming<v1::KvFrame>,
-    replies: mpsc::Sender<Result<v1::KvReply, Status>>,
-) {
+impl Service {
+    fn push(&self, frames: Body) -> Response<Body> {
+        let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
+        let pair = self.receiver.incoming(TransportKind::Grpc);
+        // A task of its own: it must see a running import through when the connection drops.
+        tokio::spawn(run(pair, Frames::of(frames), replies));
+        let body = EncodeBody::new_server(
+            ProstCodec::<v1::KvReply, v1::KvFrame>::default().encoder(),
+            ReceiverStream::new(queue),
+            None,
+            SingleMessageCompressionOverride::default(),
+            Some(KV_FRAME_BYTES_MAX),
+        );
+        let mut response = Response::new(Body::new(body));
+        response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+        response
+    }
+}
+
+/// The frames of one stream.
+#[derive(Debug)]
+struct Frames {
+    body: Body,
+    reader: FrameReader,
+}
+
+/// Why there is no further frame.
+enum NoFrame {
+    /// The sender has closed its end.
+    End,
+    Broken(Status),
+    Unreadable(StreamError),
+}
+
+impl Frames {
+    fn of(body: Body) -> Self {
+        Self {
+            body,
+            reader: FrameReader::default(),
+        }
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> Result<KvFrame, NoFrame> {
+        loop {
+            if let Some(frame) = self.reader.next_frame().map_err(NoFrame::Unreadable)? {
+                return Ok(frame);
+            }
+            match self.body.frame().await {
+                // Trailers of a request mean nothing to gRPC.
+                Some(Ok(frame)) => self.reader.add(frame.into_data().unwrap_or_default()),
+                Some(Err(status)) => return Err(NoFrame::Broken(status)),
+                None => return Err(NoFrame::End),
+            }
+        }
+    }
+}
+
+async fn run(mut pair: IncomingPair, mut frames: Frames, replies: mpsc::Sender<Result<v1::KvReply, Status>>) {
     loop {
         let reply = tokio::select! {
             // The sender is gone: nobody reads replies.
             () = replies.closed() => return,
             reply = pair.next_reply() => Some(reply),
-            frame = frames.message() => match frame {
-                Ok(Some(frame)) => match take(&mut pair, frame).await {
-                    Ok(reply) => reply,
-                    Err(end) => {
-                        if let Some(reply) = end.reply {
-                            let _ = replies.send(Ok(reply.into())).await;
-                        }
-                        let _ = replies.send(Err(end.status)).await;
-                        return;
+            frame = frames.next() => match take(&mut pair, frame).await {
+                Ok(reply) => reply,
+                Err(end) => {
+                    if let Some(reply) = end.reply {
+                        let _ = replies.send(Ok(reply.into())).await;
                     }
-                },
-                Ok(None) => return,
-                Err(status) => {
-                    tracing::debug!(%status, "a handoff stream broke");
+                    if let Some(status) = end.status {
+                        let _ = replies.send(Err(status)).await;
+                    }
                     return;
                 }
             },
@@ -85,17 +152,26 @@ async fn run(
     }
 }
 
+/// How a stream ends, and what is said last.
+#[derive(Default)]
 struct StreamEnd {
     reply: Option<KvReply>,
-    status: Status,
+    status: Option<Status>,
 }
 
-async fn take(pair: &mut IncomingPair, frame: v1::KvFrame) -> Result<Option<KvReply>, StreamEnd> {
-    let frame = KvFrame::try_from(frame).map_err(|error| {
-        tracing::warn!(%error, "a handoff stream breaks the contract; closing it");
-        StreamEnd {
-            reply: None,
-            status: proto::status::convert_status(&error),
+async fn take(pair: &mut IncomingPair, frame: Result<KvFrame, NoFrame>) -> Result<Option<KvReply>, StreamEnd> {
+    let frame = frame.map_err(|end| match end {
+        NoFrame::End => StreamEnd::default(),
+        NoFrame::Broken(status) => {
+            tracing::debug!(%status, "a handoff stream broke");
+            StreamEnd::default()
+        }
+        NoFrame::Unreadable(error) => {
+            tracing::warn!(%error, "a handoff stream breaks the contract; closing it");
+            StreamEnd {
+                reply: None,
+                status: Some(error.status()),
+            }
         }
     })?;
     pair.frame(frame).await.map_err(|error| {
@@ -106,7 +182,7 @@ async fn take(pair: &mut IncomingPair, frame: v1::KvFrame) -> Result<Option<KvRe
         };
         StreamEnd {
             reply,
-            status: Status::failed_precondition(error.to_string()),
+            status: Some(Status::failed_precondition(error.to_string())),
         }
     })
 }

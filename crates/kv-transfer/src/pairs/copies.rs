@@ -51,6 +51,14 @@ pub(super) struct Copy {
     pub moving: Arc<AtomicU64>,
 }
 
+/// What stands in line.
+#[derive(Debug)]
+enum Work {
+    Copy(Copy),
+    /// Ready as it is.
+    Frame(Queued),
+}
+
 /// Bounded by the pair's limit of bytes in flight: each copy has its room already.
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -63,7 +71,7 @@ pub(super) struct Copies {
 
 #[derive(Debug, Default)]
 struct Line {
-    waiting: VecDeque<Copy>,
+    waiting: VecDeque<Work>,
     is_running: bool,
     failed: Option<NotCopied>,
 }
@@ -83,32 +91,37 @@ impl Copies {
     pub async fn failed(&self) -> NotCopied {
         loop {
             let changed = self.changed.notified();
-            if let Some(failed) = self.line().failed.take() {
+            if let Some(failed) = self.take_failed() {
                 return failed;
             }
             changed.await;
         }
     }
 
-    /// Waits until every copy is made or one has failed.
-    pub async fn idle(&self) -> Result<(), NotCopied> {
-        loop {
-            let changed = self.changed.notified();
-            let (failed, is_running) = {
-                let mut line = self.line();
-                (line.failed.take(), line.is_running)
-            };
-            match failed {
-                Some(failed) => return Err(failed),
-                None if !is_running => return Ok(()),
-                None => changed.await,
-            }
+    pub fn take_failed(&self) -> Option<NotCopied> {
+        self.line().failed.take()
+    }
+
+    /// Lines a frame up behind the copies, so that it leaves in one write with the last of them. Gives it back when none
+    /// is under way.
+    ///
+    /// # Errors
+    /// The transfer's first failure, taken out.
+    pub fn add_behind(&self, frame: Queued) -> Result<Option<Queued>, NotCopied> {
+        let mut line = self.line();
+        if let Some(failed) = line.failed.take() {
+            return Err(failed);
         }
+        if !line.is_running {
+            return Ok(Some(frame));
+        }
+        line.waiting.push_back(Work::Frame(frame));
+        Ok(None)
     }
 
     pub fn add(self: &Arc<Self>, copy: Copy) {
         let mut line = self.line();
-        line.waiting.push_back(copy);
+        line.waiting.push_back(Work::Copy(copy));
         if !line.is_running {
             line.is_running = true;
             let this = self.clone();
@@ -123,8 +136,12 @@ impl Copies {
             failed: Some(NotCopied::BrokeOff),
         };
         let mut made = Vec::with_capacity(FRAMES_SENT_AT_ONCE);
-        while let Some(copy) = self.next(&mut made) {
-            let sent = self.make(copy).and_then(|queued| {
+        while let Some(work) = self.next(&mut made) {
+            let queued = match work {
+                Work::Copy(copy) => self.make(copy),
+                Work::Frame(frame) => Ok(frame),
+            };
+            let sent = queued.and_then(|queued| {
                 made.push(queued);
                 match made.len() {
                     FRAMES_SENT_AT_ONCE => self.send(&mut made),
@@ -139,8 +156,8 @@ impl Copies {
         ending.failed = None;
     }
 
-    /// The next copy; before the line is found empty what was made is sent, for who waits for an idle line sends next.
-    fn next(&self, made: &mut Vec<Queued>) -> Option<Copy> {
+    /// The next work; before the line is found empty what was made is sent, for who finds it so sends the next frame himself.
+    fn next(&self, made: &mut Vec<Queued>) -> Option<Work> {
         loop {
             {
                 let mut line = self.line();
@@ -223,9 +240,10 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if let Some(failed) = self.failed.take() {
             let mut line = self.copies.line();
-            line.waiting.clear();
-            line.is_running = false;
+            // Set before a frame in line is dropped, whose owner then looks here for the reason.
             line.failed = Some(failed);
+            line.is_running = false;
+            line.waiting.clear();
         }
         self.copies.changed.notify_waiters();
     }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use futures::Stream;
 use proto::messages::KvFrame;
-use proto::v1;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::shm::Slot;
@@ -183,19 +182,19 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 impl Stream for Outgoing {
-    type Item = v1::KvFrame;
+    type Item = KvFrame;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(frame) = self.tapped.pop_front() {
-                return Poll::Ready(Some(frame.into()));
+                return Poll::Ready(Some(frame));
             }
             let Some(queued) = std::task::ready!(self.queue.poll_recv(context)) else {
                 return Poll::Ready(None);
             };
             let frame = self.taken(queued);
             match &self.tap {
-                None => return Poll::Ready(Some(frame.into())),
+                None => return Poll::Ready(Some(frame)),
                 Some(tap) => self.tapped = tap.pass(frame).into(),
             }
         }

@@ -223,11 +223,7 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn last(&mut self, first_tokens: Vec<TokenEvent>) -> Result<Instant, TransferError> {
-        let copies = self.copies.clone();
-        if let Err(failed) = self.unless_ended(copies.idle()).await? {
-            return Err(self.not_copied(failed));
-        }
-        let (written, was_written) = oneshot::channel();
+        let (written, mut was_written) = oneshot::channel();
         let frame = KvFrame::Last(LastFrame {
             transfer: self.transfer(),
             request: self.start.key.request,
@@ -240,14 +236,29 @@ impl SendTransfer for PairTransfer {
             written: Some(written),
             ..Queued::control(frame)
         };
-        self.queue(queued).await?;
-        // Its acknowledgement may overtake the news that it was written: not an end that came from elsewhere.
-        match was_written.await {
-            Ok(at) => {
+        let copies = self.copies.clone();
+        match copies.add_behind(queued) {
+            Ok(None) => {}
+            Ok(Some(queued)) => self.queue(queued).await?,
+            Err(failed) => return Err(self.not_copied(failed)),
+        }
+        let was_written = tokio::select! {
+            biased;
+            at = &mut was_written => at,
+            failed = self.copies.failed() => return Err(self.not_copied(failed)),
+            end = Self::ended(&mut self.hearing.end) => match end {
+                // It may overtake the news that the frame was written: not an end that came from elsewhere.
+                End::Acked => was_written.await,
+                end => return Err(self.error(end)),
+            },
+        };
+        match (was_written, self.copies.take_failed()) {
+            (Ok(at), _) => {
                 self.last_written = Some(at);
                 Ok(at)
             }
-            Err(_) => {
+            (Err(_), Some(failed)) => Err(self.not_copied(failed)),
+            (Err(_), None) => {
                 let fault = self.live.fault();
                 Err(self.error(End::PairLost(fault)))
             }
@@ -277,7 +288,8 @@ impl SendTransfer for PairTransfer {
         let _ = tokio::task::spawn_blocking(move || gate.close()).await;
         if self.is_open() {
             self.live.forget(self.transfer());
-            // Frames hold copies of the blocks: nothing reads them any more. The receiver sees the abort behind every frame.
+            // Frames hold copies of the blocks: nothing reads them any more. The few that are made but not queued may still
+            // come behind the abort; the receiver refuses them, for their reservation is gone.
             let frame = self.abort_frame(reason);
             if self.live.lane.kind().writes_in_place() {
                 // Never given up while the pair lives: the decode node keeps the blocks out of use until it comes.

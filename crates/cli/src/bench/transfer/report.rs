@@ -42,6 +42,16 @@ impl Row {
             .unwrap_or_default()
     }
 
+    /// Median over the rounds of this way's rate as a share of another's in the same round.
+    fn share_of(&self, yardstick: &Row) -> f64 {
+        let rounds = self.took.iter().zip(&yardstick.took);
+        let mut shares: Vec<f64> = rounds
+            .map(|(took, of)| of.as_secs_f64() / took.as_secs_f64().max(1e-9))
+            .collect();
+        shares.sort_unstable_by(f64::total_cmp);
+        shares.get(shares.len() / 2).copied().unwrap_or_default()
+    }
+
     fn rate(&self, took: Duration) -> f64 {
         self.bytes as f64 / took.as_secs_f64().max(1e-9)
     }
@@ -57,7 +67,8 @@ struct Measured {
     gigabytes_per_second_median: f64,
     gigabytes_per_second_slow_tenth: f64,
     gigabytes_per_second_fast_tenth: f64,
-    /// Of the yardstick: the memcpy for shared memory, the TCP stream for grpc.
+    /// Of the yardstick: for shared memory the median of its ratios to the memcpy of the same round, for TCP the ratio of
+    /// its median to that of iperf3.
     share_of_yardstick: f64,
     limit: &'static str,
 }
@@ -77,19 +88,16 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub fn new(payload: Payload, (rounds, rows): (u32, Vec<Row>), iperf3: Result<f64, String>) -> Self {
-        let rate_of = |way| {
-            let row = rows.iter().find(|row| row.way == way);
-            row.map_or(0.0, |row| row.rate(row.quantile(0.5)))
-        };
-        let memcpy = rate_of(Way::Memcpy);
-        let tcp = iperf3.clone().unwrap_or_else(|_| rate_of(Way::TcpStream));
+    pub fn new(payload: Payload, (rounds, rows): (u32, Vec<Row>), iperf3: Result<(f64, usize), String>) -> Self {
+        let row_of = |way| rows.iter().find(|row| row.way == way);
+        let tcp_rate = iperf3.as_ref().ok().map(|(rate, _)| *rate);
         let measured = |row: &Row| {
             let median = row.quantile(0.5);
-            let yardstick = if matches!(row.way, Way::Grpc | Way::TcpStream) {
-                tcp
-            } else {
-                memcpy
+            let is_tcp = matches!(row.way, Way::Grpc | Way::TcpStream);
+            let share = match (is_tcp, tcp_rate) {
+                (true, Some(tcp)) => row.rate(median) / tcp.max(1.0),
+                (true, None) => row_of(Way::TcpStream).map_or(0.0, |yardstick| row.share_of(yardstick)),
+                (false, _) => row_of(Way::Memcpy).map_or(0.0, |yardstick| row.share_of(yardstick)),
             };
             Measured {
                 way: row.way.name(),
@@ -99,7 +107,7 @@ impl Report {
                 gigabytes_per_second_median: row.rate(median) / 1e9,
                 gigabytes_per_second_slow_tenth: row.rate(row.quantile(0.9)) / 1e9,
                 gigabytes_per_second_fast_tenth: row.rate(row.quantile(0.1)) / 1e9,
-                share_of_yardstick: row.rate(median) / yardstick.max(1.0),
+                share_of_yardstick: share,
                 limit: row.way.limit(),
             }
         };
@@ -110,8 +118,11 @@ impl Report {
             rounds,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             rows: rows.iter().map(measured).collect(),
-            iperf3_gigabytes_per_second: iperf3.as_ref().ok().map(|rate| rate / 1e9),
-            tcp_yardstick: iperf3.err().unwrap_or_else(|| "one stream of iperf3".to_owned()),
+            iperf3_gigabytes_per_second: tcp_rate.map(|rate| rate / 1e9),
+            tcp_yardstick: match iperf3 {
+                Ok((_, runs)) => format!("one stream of iperf3, median of {runs} x 1 s between the rounds"),
+                Err(failed) => format!("{failed}; our own single TCP stream"),
+            },
         }
     }
 
@@ -123,7 +134,7 @@ impl Report {
         }
         writeln!(
             out,
-            "{} blocks of {} bytes ({:.1} MB) between two processes, {} rounds in turn, medians, {} cores",
+            "{} blocks of {} bytes ({:.1} MB) between two processes, {} rounds in turn, first block to acknowledgement, medians, {} cores",
             self.blocks,
             self.block_bytes,
             self.bytes as f64 / 1e6,

@@ -9,7 +9,7 @@ use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::shm::DirectWish;
-use kv_transfer::transport::{KvSource, PushedBlock, SourceError, TransferStart, Transport};
+use kv_transfer::transport::{KvSource, PushedBlock, SendTransfer, SourceError, TransferStart, Transport};
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
 use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::AttemptKey;
@@ -98,8 +98,8 @@ impl Sender {
         })
     }
 
-    /// One transfer from its begin to its acknowledgement: time and bytes.
-    pub async fn transfer(&mut self, way: Way) -> anyhow::Result<(Duration, u64)> {
+    /// Tells the decode node of a transfer, as a prefill node does when it starts to compute.
+    pub async fn begin(&mut self, way: Way) -> anyhow::Result<Begun> {
         let transfer = TransferId(self.next_transfer);
         self.next_transfer += 1;
         let found = self.ways.iter().find(|(known, ..)| *known == way);
@@ -118,17 +118,7 @@ impl Sender {
             ticket,
             source: self.source.clone(),
         };
-        let sent = tokio::time::timeout(TRANSFER_TIME_LIMIT, self.send(transport, (way, start)));
-        sent.await.with_context(|| format!("{}: no end in sight", way.name()))?
-    }
-
-    async fn send(
-        &self,
-        transport: &PairTransport,
-        (way, start): (Way, TransferStart),
-    ) -> anyhow::Result<(Duration, u64)> {
-        let started = Instant::now();
-        let mut transfer = transport.begin(start).await?;
+        let transfer = transport.begin(start).await?;
         let expected = match way {
             Way::Grpc => TransportKind::Grpc,
             Way::Staged => TransportKind::Shm,
@@ -139,15 +129,41 @@ impl Sender {
             "{} fell back to another way",
             way.name()
         );
-        for index in 0..self.payload.blocks {
+        Ok(Begun {
+            way,
+            transfer,
+            blocks: self.payload.blocks,
+        })
+    }
+}
+
+/// A transfer whose blocks are ready to go.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub way: Way,
+    transfer: Box<dyn SendTransfer>,
+    blocks: u32,
+}
+
+impl Begun {
+    /// From the first block to the acknowledgement: time and bytes.
+    pub async fn send(self) -> anyhow::Result<(Duration, u64)> {
+        let way = self.way;
+        let sent = tokio::time::timeout(TRANSFER_TIME_LIMIT, self.push_all());
+        sent.await.with_context(|| format!("{}: no end in sight", way.name()))?
+    }
+
+    async fn push_all(mut self) -> anyhow::Result<(Duration, u64)> {
+        let started = Instant::now();
+        for index in 0..self.blocks {
             let block = PushedBlock {
                 ticket_index: index,
                 block: BlockId(index),
             };
-            transfer.push(block).await?;
+            self.transfer.push(block).await?;
         }
-        transfer.last(Vec::new()).await?;
-        let report = transfer.acked().await?;
+        self.transfer.last(Vec::new()).await?;
+        let report = self.transfer.acked().await?;
         Ok((started.elapsed(), report.kv_bytes))
     }
 }

@@ -17,9 +17,8 @@ use tokio::process::Command;
 use super::memory::Payload;
 use super::peer::{Peer, STREAM_CHUNK_BYTES};
 
-/// iperf3 averages over this long; three times, the median counts.
+/// iperf3 averages over this long.
 const IPERF3_SECONDS: u32 = 1;
-const IPERF3_RUNS: usize = 3;
 const IPERF3_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -101,22 +100,39 @@ impl Yardsticks {
     }
 }
 
-/// Bytes a second of one stream of the real iperf3, or why there is no figure.
-pub(super) async fn iperf3() -> Result<f64, String> {
-    let mut rates = Vec::new();
-    for _ in 0..IPERF3_RUNS {
-        let run = tokio::time::timeout(IPERF3_TIME_LIMIT, iperf3_once()).await;
-        match run {
-            Ok(Ok(rate)) => rates.push(rate),
-            Ok(Err(error)) if is_not_there(&error) => {
-                return Err("iperf3 not installed; own single TCP stream used".to_owned());
-            }
-            Ok(Err(error)) => return Err(format!("iperf3 failed ({error:#}); own single TCP stream used")),
-            Err(_) => return Err("iperf3 did not end in time; own single TCP stream used".to_owned()),
+/// The real iperf3, run now and then between the rounds: what else the machine does, it meets too.
+#[derive(Debug, Default)]
+pub(super) struct Iperf3 {
+    rates: Vec<f64>,
+    failed: Option<String>,
+}
+
+impl Iperf3 {
+    /// One stream for [`IPERF3_SECONDS`]; nothing once it has failed.
+    pub async fn run(&mut self) {
+        if self.failed.is_some() {
+            return;
+        }
+        match tokio::time::timeout(IPERF3_TIME_LIMIT, iperf3_once()).await {
+            Ok(Ok(rate)) => self.rates.push(rate),
+            Ok(Err(error)) if is_not_there(&error) => self.failed = Some("iperf3 is not installed".to_owned()),
+            Ok(Err(error)) => self.failed = Some(format!("iperf3 failed ({error:#})")),
+            Err(_) => self.failed = Some("iperf3 did not end in time".to_owned()),
         }
     }
-    rates.sort_unstable_by(f64::total_cmp);
-    Ok(rates[rates.len() / 2])
+
+    /// The median in bytes a second and of how many, or why there is no figure.
+    pub fn rate(mut self) -> Result<(f64, usize), String> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        self.rates.sort_unstable_by(f64::total_cmp);
+        let runs = self.rates.len();
+        let median = self.rates.get(runs / 2);
+        median
+            .map(|rate| (*rate, runs))
+            .ok_or_else(|| "iperf3 did not run".to_owned())
+    }
 }
 
 fn is_not_there(error: &anyhow::Error) -> bool {
