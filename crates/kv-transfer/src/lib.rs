@@ -9,6 +9,7 @@
 
 pub mod choice;
 mod frame;
+pub mod freed_memory;
 pub mod grpc;
 mod incoming;
 pub mod pairs;

@@ -12,6 +12,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
+use kv_transfer::freed_memory;
 use memory::Payload;
 use peer::Peer;
 use report::{Report, Row};
@@ -94,6 +95,8 @@ impl Way {
 
 /// Runs the whole of it.
 pub fn run(args: &TransferArgs) -> anyhow::Result<Exit> {
+    // As the nodes do, here and in the other process.
+    freed_memory::keep();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -12,6 +12,7 @@ use clap::Args;
 use decode_node::KvPool;
 use engine::{KvBacking, KvMemory};
 use kv_transfer::choice::TransportKind;
+use kv_transfer::freed_memory;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
 use kv_transfer::shm::{self, DirectOffer, DirectSecret, ShmConfig};
 use serde::{Deserialize, Serialize};
@@ -102,6 +103,7 @@ impl Peer {
 
 /// The life of the other process: until its stdin ends.
 pub fn run(args: &PeerArgs) -> anyhow::Result<Exit> {
+    freed_memory::keep();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(args.payload))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
