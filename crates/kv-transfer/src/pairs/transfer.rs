@@ -223,7 +223,7 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn last(&mut self, first_tokens: Vec<TokenEvent>) -> Result<Instant, TransferError> {
-        let (written, mut was_written) = oneshot::channel();
+        let (written, was_written) = oneshot::channel();
         let frame = KvFrame::Last(LastFrame {
             transfer: self.transfer(),
             request: self.start.key.request,
@@ -242,15 +242,12 @@ impl SendTransfer for PairTransfer {
             Ok(Some(queued)) => self.queue(queued).await?,
             Err(failed) => return Err(self.not_copied(failed)),
         }
+        // Not until the other side ends the transfer: its word on the last frame may overtake the news that it was written.
+        // A pair that is lost drops the frame.
         let was_written = tokio::select! {
             biased;
-            at = &mut was_written => at,
-            failed = self.copies.failed() => return Err(self.not_copied(failed)),
-            end = Self::ended(&mut self.hearing.end) => match end {
-                // It may overtake the news that the frame was written: not an end that came from elsewhere.
-                End::Acked => was_written.await,
-                end => return Err(self.error(end)),
-            },
+            at = was_written => at,
+            failed = copies.failed() => return Err(self.not_copied(failed)),
         };
         match (was_written, self.copies.take_failed()) {
             (Ok(at), _) => {
