@@ -228,11 +228,23 @@ impl TestCluster {
     }
 }
 
+/// `RssAnon` and `RssShmem` of a `/proc/PID/status`.
+fn resident_kib(status: &str) -> u64 {
+    let of = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        let is_counted = matches!(name, "RssAnon" | "RssShmem");
+        is_counted.then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok())?
+    };
+    status.lines().filter_map(of).sum()
+}
+
 /// What a process holds, from `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessFacts {
     pub thread_count: usize,
     pub descriptor_count: usize,
+    /// Memory in use that no file stands behind: its own and what it shares.
+    pub memory_kib: u64,
 }
 
 impl ProcessFacts {
@@ -252,6 +264,7 @@ impl ProcessFacts {
         Ok(Self {
             thread_count: count("task")?,
             descriptor_count: count("fd")?,
+            memory_kib: resident_kib(&std::fs::read_to_string(format!("/proc/{pid}/status"))?),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What the processes of a cluster hold of the operating system and of their runtime: tasks, threads, descriptors.
+//! What the processes of a cluster hold of the operating system and of their runtime: tasks, threads, descriptors, memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,19 @@ impl Footprint {
         Ok(Self(held))
     }
 
-    /// Waits until no process holds more than it did in `self`, up to a settling time.
+    /// By how much the memory of the process that grew most has grown since `earlier`, in MiB.
+    pub fn memory_grown_mib(&self, earlier: &Self) -> Result<(String, u64)> {
+        let grown = self.0.iter().map(|(name, now)| {
+            let before = earlier.0.get(name).with_context(|| format!("{name} is new"))?;
+            let kib = now.facts.memory_kib.saturating_sub(before.facts.memory_kib);
+            Ok((name.clone(), kib >> 10))
+        });
+        let grown: Vec<(String, u64)> = grown.collect::<Result<_>>()?;
+        let most = grown.into_iter().max_by_key(|(_, mib)| *mib);
+        most.context("no process")
+    }
+
+    /// Waits until no process holds more tasks, threads or descriptors than it did in `self`, up to a settling time.
     pub async fn assert_not_grown(&self, cluster: &TestCluster) -> Result<()> {
         let deadline = tokio::time::Instant::now() + SETTLE;
         loop {

@@ -1,16 +1,16 @@
 //! The suite every transport must pass, against a receiver that remembers everything. A transport brings a [`Harness`]
 //! and calls `conformance_tests!`; faults are put into its frames by a tap.
 
-use std::collections::BTreeMap;
+mod memory;
+mod recorder;
+
 use std::fmt::Debug;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use memmap2::{MmapOptions, MmapRaw};
 use proto::messages::{KvBlockFrame, KvFrame};
 use serving_core::ids::*;
 use serving_core::kv::reservation::Reservation;
@@ -19,8 +19,12 @@ use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
 use crate::pairs::queue::FrameTap;
-use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, Receiver, RefuseReason};
+use crate::receiver::{ReceiveEnd, Receiver, RefuseReason};
 use crate::transport::*;
+
+use memory::{DeviceSource, MemoryKind};
+pub(crate) use memory::{Pattern, whole};
+pub(crate) use recorder::{CommitAnswer, Recorder};
 
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
@@ -36,6 +40,29 @@ pub(crate) trait Harness: Send + Sync {
     /// Serves `receiver`; `address` as tickets carry it, empty to let the harness choose. `sink` is the receiver's.
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served;
     fn transport(&self, setup: Setup) -> Box<dyn Transport>;
+    /// What the KV lies in, at both ends.
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+/// The same transport between nodes whose KV lies in the memory of an accelerator.
+pub(crate) struct OnDevice<H>(pub H);
+
+#[async_trait]
+impl<H: Harness> Harness for OnDevice<H> {
+    fn kind(&self) -> TransportKind {
+        self.0.kind()
+    }
+    async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
+        self.0.serve(receiver, sink, address).await
+    }
+    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
+        self.0.transport(setup)
+    }
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
 }
 
 pub(crate) struct Served {
@@ -93,194 +120,6 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
     tokio::time::timeout(PATIENCE, future)
         .await
         .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
-}
-
-/// The sender's memory: block b, layer l is filled with a pattern of both.
-#[derive(Debug)]
-pub(crate) struct Pattern;
-
-fn pattern(block: BlockId, layer: u32) -> Vec<u8> {
-    let start = block.0.wrapping_mul(31).wrapping_add(layer * 7);
-    (0..LAYER_BYTES).map(|i| (start as usize + i * 13) as u8).collect()
-}
-
-pub(crate) fn whole(block: BlockId) -> Vec<u8> {
-    (0..LAYERS).flat_map(|layer| pattern(block, layer)).collect()
-}
-
-impl KvSource for Pattern {
-    fn layer_count(&self) -> u32 {
-        LAYERS
-    }
-    fn layer_bytes(&self) -> usize {
-        LAYER_BYTES
-    }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
-        for (layer, part) in layers.zip(out.chunks_mut(LAYER_BYTES)) {
-            part.copy_from_slice(&pattern(block, layer));
-        }
-        Ok(())
-    }
-}
-
-/// How the recording sink answers a commit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum CommitAnswer {
-    Accept,
-    Refuse,
-    Never,
-}
-
-/// The decode node's double: gives out reservations, keeps bytes, remembers every call.
-#[derive(Debug)]
-pub(crate) struct Recorder {
-    reservations: Mutex<BTreeMap<TransferId, Reservation>>,
-    memory: Mutex<BTreeMap<BlockId, Vec<u8>>>,
-    commits: Mutex<Vec<Arrived>>,
-    ended: Mutex<Vec<(TransferId, ReceiveEnd)>>,
-    began: Mutex<Vec<TransferId>>,
-    progressed: Mutex<Vec<TransferId>>,
-    answer: CommitAnswer,
-    /// Imports wait while it is set.
-    pub(crate) is_gated: AtomicBool,
-    /// Where senders that write in place write. Made when it is asked for; sparse, so its size costs nothing.
-    pool: OnceLock<(OwnedFd, MmapRaw)>,
-}
-
-/// Every block that a ticket of these tests names.
-const POOL_SHAPE: PoolShape = PoolShape {
-    blocks: 1 << 17,
-    layers: LAYERS,
-    layer_bytes: LAYER_BYTES as u32,
-};
-
-impl Recorder {
-    fn pool(&self) -> &(OwnedFd, MmapRaw) {
-        self.pool.get_or_init(|| {
-            use rustix::fs::{MemfdFlags, SealFlags};
-            let memory = rustix::fs::memfd_create("t-pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-            rustix::fs::ftruncate(&memory, POOL_SHAPE.bytes().unwrap() as u64).unwrap();
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
-            let map = MmapOptions::new().map_raw_read_only(&memory).unwrap();
-            (memory, map)
-        })
-    }
-
-    /// What a sender has written in place, verified or not.
-    pub(crate) fn in_pool(&self, block: BlockId) -> Vec<u8> {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        let (memory, _) = self.pool();
-        rustix::io::pread(memory, &mut bytes, u64::from(block.0) * BLOCK_BYTES as u64).unwrap();
-        bytes
-    }
-
-    pub(crate) fn new(answer: CommitAnswer) -> Arc<Self> {
-        Arc::new(Self {
-            reservations: Mutex::default(),
-            memory: Mutex::default(),
-            commits: Mutex::default(),
-            ended: Mutex::default(),
-            began: Mutex::default(),
-            progressed: Mutex::default(),
-            answer,
-            is_gated: AtomicBool::new(false),
-            pool: OnceLock::new(),
-        })
-    }
-    pub(crate) fn reserve(&self, transfer: TransferId, sender: &NodeId, ticket: &Ticket) {
-        let reservation = Reservation {
-            transfer,
-            key: key(transfer),
-            sender: sender.clone(),
-            blocks: ticket.blocks.clone(),
-            layer_count: LAYERS,
-            layer_bytes: LAYER_BYTES,
-        };
-        self.reservations.lock().unwrap().insert(transfer, reservation);
-    }
-    pub(crate) fn has_whole(&self, target: BlockId, source: BlockId) -> bool {
-        self.memory
-            .lock()
-            .unwrap()
-            .get(&target)
-            .is_some_and(|bytes| *bytes == whole(source))
-    }
-    pub(crate) fn ends(&self) -> Vec<(TransferId, ReceiveEnd)> {
-        self.ended.lock().unwrap().clone()
-    }
-    pub(crate) fn commit_count(&self) -> usize {
-        self.commits.lock().unwrap().len()
-    }
-    pub(crate) fn written(&self) -> usize {
-        self.memory.lock().unwrap().len()
-    }
-}
-
-#[async_trait]
-impl HandoffSink for Recorder {
-    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, RefuseReason> {
-        self.reservations
-            .lock()
-            .unwrap()
-            .remove(&transfer)
-            .ok_or(RefuseReason::UnknownTransfer)
-    }
-    fn began(&self, transfer: TransferId) {
-        self.began.lock().unwrap().push(transfer);
-    }
-    fn progressed(&self, transfer: TransferId) {
-        self.progressed.lock().unwrap().push(transfer);
-    }
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
-        while self.is_gated.load(Ordering::Relaxed) {
-            std::thread::park_timeout(Duration::from_millis(1));
-        }
-        let mut memory = self.memory.lock().unwrap();
-        let bytes = memory.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
-        bytes[layers.start as usize * LAYER_BYTES..layers.end as usize * LAYER_BYTES].copy_from_slice(data);
-        Ok(())
-    }
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
-        self.commits.lock().unwrap().push(arrived);
-        match self.answer {
-            CommitAnswer::Accept => Ok(()),
-            CommitAnswer::Refuse => Err(RefuseReason::NotCommitted {
-                label: "cancelled",
-                detail: "the client left".to_owned(),
-            }),
-            CommitAnswer::Never => std::future::pending().await,
-        }
-    }
-    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
-        self.ended.lock().unwrap().push((transfer, end));
-    }
-}
-
-/// The pool of a node that trusts its senders. What verifies is what landed.
-impl MappedPool for Recorder {
-    fn memory(&self) -> BorrowedFd<'_> {
-        self.pool().0.as_fd()
-    }
-    fn shape(&self) -> PoolShape {
-        POOL_SHAPE
-    }
-    fn verify(
-        &self,
-        block: BlockId,
-        layers: Range<u32>,
-        is_good: &mut dyn FnMut(&[u8]) -> bool,
-    ) -> Result<bool, ImportError> {
-        let span = POOL_SHAPE.span(block, &layers).unwrap();
-        let (_, map) = self.pool();
-        // SAFETY: inside the mapping, whose size is sealed. The test's sender writes no frame's bytes after its header.
-        let bytes = unsafe { std::slice::from_raw_parts(map.as_ptr().add(span.start), span.len()) };
-        let is_good = is_good(bytes);
-        if is_good {
-            self.import(block, layers, bytes)?;
-        }
-        Ok(is_good)
-    }
 }
 
 /// A tap made of a closure.
@@ -353,7 +192,7 @@ impl Plan {
 impl<'a> Bench<'a> {
     async fn new(harness: &'a dyn Harness, plan: Plan) -> Self {
         let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
-        let sink = Recorder::new(plan.answer);
+        let sink = Recorder::of((harness.memory(), plan.answer));
         let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
         let served = harness.serve(receiver.clone(), sink.clone(), "").await;
         let transport = harness.transport(Setup {
@@ -401,7 +240,10 @@ impl<'a> Bench<'a> {
         let start = TransferStart {
             ticket: ticket.clone(),
             key: key(ticket.transfer),
-            source: Arc::new(Pattern),
+            source: match self.harness.memory() {
+                MemoryKind::Host => Arc::new(Pattern),
+                MemoryKind::Device => Arc::new(DeviceSource::new()),
+            },
         };
         within("begin", self.transport.begin(start)).await
     }
@@ -533,7 +375,7 @@ pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Ha
     let bench = Bench::new(harness, Plan::tapped(flip)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "checksum").await;
-    assert!(!bench.sink.memory.lock().unwrap().contains_key(&ticket.blocks[2].0));
+    assert!(!bench.sink.has_any(ticket.blocks[2].0));
     let end = ReceiveEnd::Refused(RefuseReason::Checksum { sequence_no: 2 });
     eventually("it ends", || bench.sink.ends() == [(ticket.transfer, end.clone())]).await;
 }

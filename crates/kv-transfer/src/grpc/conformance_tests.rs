@@ -46,3 +46,7 @@ impl Harness for Grpc {
 }
 
 conformance_tests!(Grpc);
+
+mod on_device {
+    crate::conformance::conformance_tests!(crate::conformance::OnDevice(super::Grpc));
+}

@@ -1,0 +1,184 @@
+//! What the KV of the conformance suite lies in: plain memory, or a double of an accelerator's. The double is what a sink
+//! and a source in device memory will be: no byte of it has an address here, copies run one after the other on a stream
+//! of their own, and a call that asked for one has returned long before.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use serving_core::ids::BlockId;
+
+use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS};
+use crate::transport::{KvSource, SourceError};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryKind {
+    Host,
+    Device,
+}
+
+/// A receiver's blocks.
+pub(super) trait BlockMemory: Send + Sync + Debug {
+    /// Never waits; `data` may be gone when it has returned.
+    fn write(&self, block: BlockId, start: usize, data: &[u8]);
+    /// Calls back when all that was written before is in its place.
+    fn after_writes(&self, then: Box<dyn FnOnce() + Send>);
+    /// As a reader would find it now; `None` when nothing was written there.
+    fn get(&self, block: BlockId) -> Option<Vec<u8>>;
+    fn count(&self) -> usize;
+}
+
+#[derive(Debug, Default)]
+pub(super) struct HostMemory(Mutex<BTreeMap<BlockId, Vec<u8>>>);
+
+impl BlockMemory for HostMemory {
+    fn write(&self, block: BlockId, start: usize, data: &[u8]) {
+        let mut blocks = self.0.lock().unwrap();
+        let bytes = blocks.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
+        bytes[start..start + data.len()].copy_from_slice(data);
+    }
+    fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
+        then();
+    }
+    fn get(&self, block: BlockId) -> Option<Vec<u8>> {
+        self.0.lock().unwrap().get(&block).cloned()
+    }
+    fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+/// Work of a device's stream.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// In order, each a while after it was asked for. Ends with its last handle.
+#[derive(Clone, Debug)]
+struct Stream(mpsc::Sender<Job>);
+
+/// As long as a copy of a block over PCIe with its launch: long enough for who does not wait to be seen.
+const COPY_TAKES: Duration = Duration::from_micros(100);
+
+impl Stream {
+    fn new() -> Self {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        std::thread::spawn(move || {
+            for job in queue {
+                std::thread::park_timeout(COPY_TAKES);
+                job();
+            }
+        });
+        Self(jobs)
+    }
+    fn launch(&self, job: impl FnOnce() + Send + 'static) {
+        self.0.send(Box::new(job)).unwrap();
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    blocks: Arc<HostMemory>,
+    stream: Stream,
+}
+
+impl DeviceMemory {
+    pub fn new() -> Self {
+        Self {
+            blocks: Arc::default(),
+            stream: Stream::new(),
+        }
+    }
+}
+
+impl BlockMemory for DeviceMemory {
+    fn write(&self, block: BlockId, start: usize, data: &[u8]) {
+        // The copy that a pinned buffer would take.
+        let (blocks, staged) = (self.blocks.clone(), data.to_vec());
+        self.stream.launch(move || blocks.write(block, start, &staged));
+    }
+    fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
+        self.stream.launch(then);
+    }
+    fn get(&self, block: BlockId) -> Option<Vec<u8>> {
+        self.blocks.get(block)
+    }
+    fn count(&self) -> usize {
+        self.blocks.count()
+    }
+}
+
+/// The sender's memory: block b, layer l is filled with a pattern of both.
+#[derive(Debug)]
+pub(crate) struct Pattern;
+
+fn pattern(block: BlockId, layer: u32) -> Vec<u8> {
+    let start = block.0.wrapping_mul(31).wrapping_add(layer * 7);
+    (0..LAYER_BYTES).map(|i| (start as usize + i * 13) as u8).collect()
+}
+
+pub(crate) fn whole(block: BlockId) -> Vec<u8> {
+    (0..LAYERS).flat_map(|layer| pattern(block, layer)).collect()
+}
+
+impl KvSource for Pattern {
+    fn layer_count(&self) -> u32 {
+        LAYERS
+    }
+    fn layer_bytes(&self) -> usize {
+        LAYER_BYTES
+    }
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+        for (layer, part) in layers.zip(out.chunks_mut(LAYER_BYTES)) {
+            part.copy_from_slice(&pattern(block, layer));
+        }
+        Ok(())
+    }
+}
+
+/// The same blocks in device memory: an export is launched, and waited for.
+#[derive(Debug)]
+pub(super) struct DeviceSource(Stream);
+
+impl DeviceSource {
+    pub fn new() -> Self {
+        Self(Stream::new())
+    }
+}
+
+impl KvSource for DeviceSource {
+    fn layer_count(&self) -> u32 {
+        LAYERS
+    }
+    fn layer_bytes(&self) -> usize {
+        LAYER_BYTES
+    }
+    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+        let (copied, bytes) = mpsc::channel();
+        self.0.launch(move || {
+            let all: Vec<u8> = layers.flat_map(|layer| pattern(block, layer)).collect();
+            // The reader waits below.
+            copied.send(all).unwrap();
+        });
+        out.copy_from_slice(&bytes.recv().unwrap());
+        Ok(())
+    }
+}
+
+#[test]
+fn the_double_shows_who_does_not_wait() {
+    let memory = DeviceMemory::new();
+    let (go_on, held) = mpsc::channel::<()>();
+    memory.after_writes(Box::new(move || held.recv().unwrap()));
+    memory.write(BlockId(1), 0, &whole(BlockId(9)));
+    assert_eq!(
+        memory.get(BlockId(1)),
+        None,
+        "a reader that does not wait finds nothing"
+    );
+    go_on.send(()).unwrap();
+    let (settled, all_written) = mpsc::channel();
+    memory.after_writes(Box::new(move || settled.send(()).unwrap()));
+    all_written.recv().unwrap();
+    assert_eq!(memory.get(BlockId(1)), Some(whole(BlockId(9))));
+}

@@ -1,0 +1,196 @@
+//! The decode node's double of the conformance suite: gives out reservations, keeps bytes, remembers every call.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use memmap2::{MmapOptions, MmapRaw};
+use serving_core::ids::*;
+use serving_core::kv::reservation::Reservation;
+use serving_core::node::Ticket;
+use tokio::sync::oneshot;
+
+use super::memory::{BlockMemory, DeviceMemory, HostMemory, MemoryKind, whole};
+use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS, key};
+use crate::choice::TransportKind;
+use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, RefuseReason};
+
+/// How the recording sink answers a commit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum CommitAnswer {
+    Accept,
+    Refuse,
+    Never,
+}
+
+/// The decode node's double: gives out reservations, keeps bytes, remembers every call.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    pub(super) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
+    memory: Box<dyn BlockMemory>,
+    pub(super) commits: Mutex<Vec<Arrived>>,
+    ended: Arc<Mutex<Vec<(TransferId, ReceiveEnd)>>>,
+    pub(super) began: Mutex<Vec<TransferId>>,
+    pub(super) progressed: Mutex<Vec<TransferId>>,
+    answer: CommitAnswer,
+    /// Imports wait while it is set.
+    pub(crate) is_gated: AtomicBool,
+    /// Where senders that write in place write. Made when it is asked for; sparse, so its size costs nothing.
+    pool: OnceLock<(OwnedFd, MmapRaw)>,
+}
+
+/// Every block that a ticket of these tests names.
+const POOL_SHAPE: PoolShape = PoolShape {
+    blocks: 1 << 17,
+    layers: LAYERS,
+    layer_bytes: LAYER_BYTES as u32,
+};
+
+impl Recorder {
+    fn pool(&self) -> &(OwnedFd, MmapRaw) {
+        self.pool.get_or_init(|| {
+            use rustix::fs::{MemfdFlags, SealFlags};
+            let memory = rustix::fs::memfd_create("t-pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::ftruncate(&memory, POOL_SHAPE.bytes().unwrap() as u64).unwrap();
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
+            let map = MmapOptions::new().map_raw_read_only(&memory).unwrap();
+            (memory, map)
+        })
+    }
+
+    /// What a sender has written in place, verified or not.
+    pub(crate) fn in_pool(&self, block: BlockId) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK_BYTES];
+        let (memory, _) = self.pool();
+        rustix::io::pread(memory, &mut bytes, u64::from(block.0) * BLOCK_BYTES as u64).unwrap();
+        bytes
+    }
+
+    pub(crate) fn new(answer: CommitAnswer) -> Arc<Self> {
+        Self::of((MemoryKind::Host, answer))
+    }
+
+    pub(super) fn of((memory, answer): (MemoryKind, CommitAnswer)) -> Arc<Self> {
+        Arc::new(Self {
+            reservations: Mutex::default(),
+            memory: match memory {
+                MemoryKind::Host => Box::new(HostMemory::default()),
+                MemoryKind::Device => Box::new(DeviceMemory::new()),
+            },
+            commits: Mutex::default(),
+            ended: Arc::default(),
+            began: Mutex::default(),
+            progressed: Mutex::default(),
+            answer,
+            is_gated: AtomicBool::new(false),
+            pool: OnceLock::new(),
+        })
+    }
+    pub(crate) fn reserve(&self, transfer: TransferId, sender: &NodeId, ticket: &Ticket) {
+        let reservation = Reservation {
+            transfer,
+            key: key(transfer),
+            sender: sender.clone(),
+            blocks: ticket.blocks.clone(),
+            layer_count: LAYERS,
+            layer_bytes: LAYER_BYTES,
+        };
+        self.reservations.lock().unwrap().insert(transfer, reservation);
+    }
+    pub(crate) fn has_whole(&self, target: BlockId, source: BlockId) -> bool {
+        self.memory.get(target).is_some_and(|bytes| bytes == whole(source))
+    }
+    pub(crate) fn ends(&self) -> Vec<(TransferId, ReceiveEnd)> {
+        self.ended.lock().unwrap().clone()
+    }
+    pub(crate) fn commit_count(&self) -> usize {
+        self.commits.lock().unwrap().len()
+    }
+    /// Blocks that any byte was written to.
+    pub(crate) fn written(&self) -> usize {
+        self.memory.count()
+    }
+    pub(super) fn has_any(&self, block: BlockId) -> bool {
+        self.memory.get(block).is_some()
+    }
+}
+
+#[async_trait]
+impl HandoffSink for Recorder {
+    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, RefuseReason> {
+        self.reservations
+            .lock()
+            .unwrap()
+            .remove(&transfer)
+            .ok_or(RefuseReason::UnknownTransfer)
+    }
+    fn began(&self, transfer: TransferId) {
+        self.began.lock().unwrap().push(transfer);
+    }
+    fn progressed(&self, transfer: TransferId) {
+        self.progressed.lock().unwrap().push(transfer);
+    }
+    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
+        while self.is_gated.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.memory.write(block, layers.start as usize * LAYER_BYTES, data);
+        Ok(())
+    }
+    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+        // A step may read the blocks once this has returned: what is still on its way to them must be there.
+        let (settled, all_written) = oneshot::channel();
+        let told = move || {
+            let _ = settled.send(());
+        };
+        self.memory.after_writes(Box::new(told));
+        let _ = all_written.await;
+        self.commits.lock().unwrap().push(arrived);
+        match self.answer {
+            CommitAnswer::Accept => Ok(()),
+            CommitAnswer::Refuse => Err(RefuseReason::NotCommitted {
+                label: "cancelled",
+                detail: "the client left".to_owned(),
+            }),
+            CommitAnswer::Never => std::future::pending().await,
+        }
+    }
+    fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
+        // The blocks are another's after this: again, what is still on its way comes first.
+        let ended = self.ended.clone();
+        let then = move || ended.lock().unwrap().push((transfer, end));
+        self.memory.after_writes(Box::new(then));
+    }
+}
+
+/// The pool of a node that trusts its senders. What verifies is what landed.
+impl MappedPool for Recorder {
+    fn memory(&self) -> BorrowedFd<'_> {
+        self.pool().0.as_fd()
+    }
+    fn shape(&self) -> PoolShape {
+        POOL_SHAPE
+    }
+    fn verify(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        is_good: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<bool, ImportError> {
+        let span = POOL_SHAPE.span(block, &layers).unwrap();
+        let (_, map) = self.pool();
+        // SAFETY: inside the mapping, whose size is sealed. The test's sender writes no frame's bytes after its header.
+        let bytes = unsafe { std::slice::from_raw_parts(map.as_ptr().add(span.start), span.len()) };
+        let is_good = is_good(bytes);
+        if is_good {
+            self.import(block, layers, bytes)?;
+        }
+        Ok(is_good)
+    }
+}
