@@ -55,7 +55,6 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`].
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
-    kv_transfer::freed_memory::keep();
     let (listener, bound) = serve::bind(&config.listen).await?;
     let address = config.advertise.clone().unwrap_or_else(|| bound.to_string());
     let mut node = DecodeNode::open(&config, &address).await?;

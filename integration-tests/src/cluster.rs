@@ -228,14 +228,11 @@ impl TestCluster {
     }
 }
 
-/// `RssAnon` and `RssShmem` of a `/proc/PID/status`.
+/// `RssAnon` of a `/proc/PID/status`.
 fn resident_kib(status: &str) -> u64 {
-    let of = |line: &str| {
-        let (name, value) = line.split_once(':')?;
-        let is_counted = matches!(name, "RssAnon" | "RssShmem");
-        is_counted.then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok())?
-    };
-    status.lines().filter_map(of).sum()
+    let value = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = value.and_then(|value| value.trim().trim_end_matches(" kB").parse().ok());
+    kib.unwrap_or_default()
 }
 
 /// What a process holds, from `/proc`.
@@ -243,7 +240,7 @@ fn resident_kib(status: &str) -> u64 {
 pub struct ProcessFacts {
     pub thread_count: usize,
     pub descriptor_count: usize,
-    /// Memory in use that no file stands behind: its own and what it shares.
+    /// Memory of its own, in use: not what it shares with another process, such as a pool it writes in place.
     pub memory_kib: u64,
 }
 

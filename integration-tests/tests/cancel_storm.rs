@@ -17,8 +17,8 @@ const CONCURRENCY: usize = 24;
 /// The promise: blocks of a cancelled request are free, cached or quarantined within 1 s, and none stays quarantined.
 const TO_REST: Duration = Duration::from_secs(1);
 
-/// Of one process in the second half of the storm. A block of KV that leaks with every tenth dropped request would be ten
-/// times this; the allocator's own drift is less.
+/// Of one process in the second half of the storm, in which each node sees some ninety dropped requests of 500, and more
+/// of a longer storm: less than the buffers of a handoff (4.6 MB for 200 tokens) that leaked with every tenth of them.
 const MEMORY_GROWN_MIB_MAX: u64 = 24;
 
 /// A client that waits for its answer however long the queue is.

@@ -58,7 +58,6 @@ pub enum RunError {
 /// # Errors
 /// The configuration, the model file or the port cannot be used, or the step loop has died.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
-    kv_transfer::freed_memory::keep();
     let (listener, bound) = serve::bind(&config.listen).await?;
     let opening = config.clone();
     let opened = tokio::task::spawn_blocking(move || opening.open_engine()).await??;

@@ -25,11 +25,13 @@ pub fn coordinator(args: ServeArgs) -> ExitCode {
 }
 
 pub fn prefill_node(args: ServeArgs) -> ExitCode {
+    kv_transfer::freed_memory::keep();
     let program = prefill_node::PROGRAM;
     process::main(program, args.behind(program.name), prefill_node::run)
 }
 
 pub fn decode_node(args: ServeArgs) -> ExitCode {
+    kv_transfer::freed_memory::keep();
     let program = decode_node::PROGRAM;
     process::main(program, args.behind(program.name), decode_node::run)
 }

@@ -375,9 +375,9 @@ pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Ha
     let bench = Bench::new(harness, Plan::tapped(flip)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "checksum").await;
-    assert!(!bench.sink.has_any(ticket.blocks[2].0));
     let end = ReceiveEnd::Refused(RefuseReason::Checksum { sequence_no: 2 });
     eventually("it ends", || bench.sink.ends() == [(ticket.transfer, end.clone())]).await;
+    assert!(!bench.sink.has_any(ticket.blocks[2].0));
 }
 
 pub(crate) async fn frames_that_contradict_the_reservation_are_refused(harness: &dyn Harness) {
@@ -780,6 +780,34 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
 }
 
 /// Whatever one field of one frame says: the sender hears the truth and no wrong byte is ever committed.
+/// As few as fit into what may be in flight: no push ever waits.
+pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn Harness) {
+    let plan = Plan {
+        stall_window: Duration::from_millis(300),
+        ..Plan::good()
+    };
+    let bench = Bench::new(harness, plan).await;
+    bench.sink.is_gated.store(true, Ordering::Relaxed);
+    let ticket = bench.reserved(1, 40);
+    let mut transfer = bench.begin(&ticket).await.unwrap();
+    for i in 0..40 {
+        within("push", transfer.push(nth(i))).await.unwrap();
+    }
+    let end = async {
+        match transfer.last(first_tokens()).await {
+            Ok(_) => transfer.acked().await.unwrap_err(),
+            Err(error) => error,
+        }
+    };
+    let error = within("the stall is noticed", end).await;
+    let fault = match error {
+        TransferError::PairLost { fault, .. } => fault,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(fault, PairFault::Stalled { .. }), "{fault:?}");
+    bench.sink.is_gated.store(false, Ordering::Relaxed);
+}
+
 pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harness) {
     use rand::{Rng as _, SeedableRng as _};
     for seed in 0..60 {
@@ -881,6 +909,7 @@ macro_rules! conformance_tests {
             a_pair_comes_back_by_itself
             a_sender_that_dies_ends_its_transfers_at_the_receiver
             a_pair_that_does_not_move_is_torn_down
+            a_stall_behind_the_last_block_is_noticed_too
             no_change_to_a_frame_commits_wrong_bytes
         );
     };

@@ -11,18 +11,20 @@ const MAPPED_BYTES_MIN: i32 = 32 << 20;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const KEPT_BYTES_MAX: i32 = 64 << 20;
 
-/// For a process that moves KV: called once, when it starts. An arena then keeps up to 64 MiB that are free. With another
-/// libc nothing is changed.
+/// Arenas, whatever the number of cores: with the limit above they keep 256 MiB at the most.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const ARENAS_MAX: i32 = 4;
+
+/// For a process that moves KV: the first thing it does. With another libc nothing is changed.
 pub fn keep() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    for (parameter, bytes) in [
+    for (parameter, value) in [
         (libc::M_TRIM_THRESHOLD, KEPT_BYTES_MAX),
         (libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN),
+        (libc::M_ARENA_MAX, ARENAS_MAX),
     ] {
-        // SAFETY: both are numbers of the allocator's policy, which it reads under its own lock; no memory is touched.
-        let is_set = unsafe { libc::mallopt(parameter, bytes) } == 1;
-        if !is_set {
-            tracing::debug!(parameter, bytes, "the allocator keeps its own policy");
-        }
+        // SAFETY: they are numbers of the allocator's policy; no memory is touched. No other thread runs yet that could
+        // read one while it is written. A value it does not like leaves its own policy as it is.
+        unsafe { libc::mallopt(parameter, value) };
     }
 }

@@ -103,7 +103,10 @@ async fn one(rig: &Rig, case: &crate::token_exact::Case, leave_after: Option<Dur
             tokio::time::sleep(after).await;
             let _ = leave.send(());
         }
+        std::future::pending().await
     };
-    let streaming = client::stream(&rig.cluster.http, rig.base_url(), case, manner);
-    tokio::join!(streaming, leaving).0
+    tokio::select! {
+        seen = client::stream(&rig.cluster.http, rig.base_url(), case, manner) => seen,
+        never = leaving => never,
+    }
 }

@@ -55,14 +55,17 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// In order, each a while after it was asked for. Ends with its last handle.
 #[derive(Clone, Debug)]
-struct Stream(mpsc::Sender<Job>);
+struct Stream(mpsc::SyncSender<Job>);
 
 /// As long as a copy of a block over PCIe with its launch: long enough for who does not wait to be seen.
 const COPY_TAKES: Duration = Duration::from_micros(100);
 
+/// More than any test has under way; a real stream makes its caller wait, which a sink must never do.
+const LAUNCHED_MAX: usize = 1 << 16;
+
 impl Stream {
     fn new() -> Self {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::sync_channel::<Job>(LAUNCHED_MAX);
         std::thread::spawn(move || {
             for job in queue {
                 std::thread::park_timeout(COPY_TAKES);
@@ -72,7 +75,7 @@ impl Stream {
         Self(jobs)
     }
     fn launch(&self, job: impl FnOnce() + Send + 'static) {
-        self.0.send(Box::new(job)).unwrap();
+        self.0.try_send(Box::new(job)).expect("room on the stream");
     }
 }
 
@@ -154,7 +157,7 @@ impl KvSource for DeviceSource {
         LAYER_BYTES
     }
     fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
-        let (copied, bytes) = mpsc::channel();
+        let (copied, bytes) = mpsc::sync_channel(1);
         self.0.launch(move || {
             let all: Vec<u8> = layers.flat_map(|layer| pattern(block, layer)).collect();
             // The reader waits below.
@@ -168,7 +171,7 @@ impl KvSource for DeviceSource {
 #[test]
 fn the_double_shows_who_does_not_wait() {
     let memory = DeviceMemory::new();
-    let (go_on, held) = mpsc::channel::<()>();
+    let (go_on, held) = mpsc::sync_channel::<()>(1);
     memory.after_writes(Box::new(move || held.recv().unwrap()));
     memory.write(BlockId(1), 0, &whole(BlockId(9)));
     assert_eq!(
@@ -177,7 +180,7 @@ fn the_double_shows_who_does_not_wait() {
         "a reader that does not wait finds nothing"
     );
     go_on.send(()).unwrap();
-    let (settled, all_written) = mpsc::channel();
+    let (settled, all_written) = mpsc::sync_channel(1);
     memory.after_writes(Box::new(move || settled.send(()).unwrap()));
     all_written.recv().unwrap();
     assert_eq!(memory.get(BlockId(1)), Some(whole(BlockId(9))));

@@ -97,6 +97,8 @@ struct Frames {
 enum NoFrame {
     /// The sender has closed its end.
     End,
+    /// It did so in the middle of a frame.
+    Cut,
     Broken(Status),
     Unreadable(StreamError),
 }
@@ -119,7 +121,8 @@ impl Frames {
                 // Trailers of a request mean nothing to gRPC.
                 Some(Ok(frame)) => self.reader.add(frame.into_data().unwrap_or_default()),
                 Some(Err(status)) => return Err(NoFrame::Broken(status)),
-                None => return Err(NoFrame::End),
+                None if self.reader.is_between_frames() => return Err(NoFrame::End),
+                None => return Err(NoFrame::Cut),
             }
         }
     }
@@ -162,6 +165,10 @@ struct StreamEnd {
 async fn take(pair: &mut IncomingPair, frame: Result<KvFrame, NoFrame>) -> Result<Option<KvReply>, StreamEnd> {
     let frame = frame.map_err(|end| match end {
         NoFrame::End => StreamEnd::default(),
+        NoFrame::Cut => {
+            tracing::debug!("a handoff stream ended in the middle of a frame");
+            StreamEnd::default()
+        }
         NoFrame::Broken(status) => {
             tracing::debug!(%status, "a handoff stream broke");
             StreamEnd::default()

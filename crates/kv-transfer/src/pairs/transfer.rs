@@ -243,23 +243,19 @@ impl SendTransfer for PairTransfer {
             Err(failed) => return Err(self.not_copied(failed)),
         }
         // Not until the other side ends the transfer: its word on the last frame may overtake the news that it was written.
-        // A pair that is lost drops the frame.
         let was_written = tokio::select! {
             biased;
-            at = was_written => at,
+            at = was_written => at.ok(),
             failed = copies.failed() => return Err(self.not_copied(failed)),
+            // A stream whose peer reads no more keeps its frames.
+            () = self.live.over() => None,
         };
-        match (was_written, self.copies.take_failed()) {
-            (Ok(at), _) => {
-                self.last_written = Some(at);
-                Ok(at)
-            }
-            (Err(_), Some(failed)) => Err(self.not_copied(failed)),
-            (Err(_), None) => {
-                let fault = self.live.fault();
-                Err(self.error(End::PairLost(fault)))
-            }
+        if let Some(at) = was_written {
+            self.last_written = Some(at);
+            return Ok(at);
         }
+        // Dropped: by a copy that failed, or by a pair that has ended.
+        Err(self.not_copied(copies.take_failed().unwrap_or(NotCopied::NoStream)))
     }
 
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {

@@ -8,6 +8,14 @@ use serde::Serialize;
 use super::Way;
 use super::memory::Payload;
 
+/// Of the middle two where there are two.
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = values.get(values.len() / 2);
+    let lower = values.get(values.len().saturating_sub(1) / 2);
+    lower.zip(upper).map_or(0.0, |(lower, upper)| (lower + upper) / 2.0)
+}
+
 /// What was measured of one way.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
@@ -48,8 +56,7 @@ impl Row {
         let mut shares: Vec<f64> = rounds
             .map(|(took, of)| of.as_secs_f64() / took.as_secs_f64().max(1e-9))
             .collect();
-        shares.sort_unstable_by(f64::total_cmp);
-        shares.get(shares.len() / 2).copied().unwrap_or_default()
+        median(&mut shares)
     }
 
     fn rate(&self, took: Duration) -> f64 {

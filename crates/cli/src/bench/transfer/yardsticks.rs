@@ -16,6 +16,7 @@ use tokio::process::Command;
 
 use super::memory::Payload;
 use super::peer::{Peer, STREAM_CHUNK_BYTES};
+use super::report::median;
 
 /// iperf3 averages over this long.
 const IPERF3_SECONDS: u32 = 1;
@@ -126,12 +127,10 @@ impl Iperf3 {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        self.rates.sort_unstable_by(f64::total_cmp);
-        let runs = self.rates.len();
-        let median = self.rates.get(runs / 2);
-        median
-            .map(|rate| (*rate, runs))
-            .ok_or_else(|| "iperf3 did not run".to_owned())
+        match self.rates.len() {
+            0 => Err("iperf3 did not run".to_owned()),
+            runs => Ok((median(&mut self.rates), runs)),
+        }
     }
 }
 
