@@ -754,10 +754,10 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
     };
     let bench = Bench::new(harness, plan).await;
     bench.sink.is_gated.store(true, Ordering::Relaxed);
-    let ticket = bench.reserved(1, 10_000);
+    let ticket = bench.reserved(1, 2_000);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     let stalled = async {
-        for i in 0..10_000 {
+        for i in 0..2_000 {
             if let Err(error) = transfer.push(nth(i)).await {
                 return error;
             }

@@ -40,13 +40,13 @@ pub(crate) struct Recorder {
     answer: CommitAnswer,
     /// Imports wait while it is set.
     pub(crate) is_gated: AtomicBool,
-    /// Where senders that write in place write. Made when it is asked for; sparse, so its size costs nothing.
+    /// Where senders that write in place write. Made when it is asked for.
     pool: OnceLock<(OwnedFd, MmapRaw)>,
 }
 
 /// Every block that a ticket of these tests names.
 const POOL_SHAPE: PoolShape = PoolShape {
-    blocks: 1 << 17,
+    blocks: 1 << 13,
     layers: LAYERS,
     layer_bytes: LAYER_BYTES as u32,
 };

@@ -105,6 +105,7 @@ async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(
             if !pool.fits(wish.layers, wish.layer_bytes as usize) {
                 return Err(ShmFault::Refused("it passed a pool of other blocks"));
             }
+            pool.warm();
             Ok((Lane::Pool(pool), None))
         }
         (Grant::Pool(..), None) => Err(ShmFault::Refused("it passed a pool that nobody asked for")),

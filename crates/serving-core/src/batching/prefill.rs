@@ -22,8 +22,9 @@ pub struct PrefillConfig {
     pub limits: NodeLimits,
     /// How long computed blocks are kept for a decode node that does not acknowledge.
     pub hold: Duration,
-    /// Cuts the end of a prompt that nothing else waits behind into a chunk of its own, at most this long: the rest of
-    /// its KV moves while this chunk is computed, and only this chunk's KV is left between first and second token.
+    /// Cuts the end of a prompt of several chunks that nothing else waits behind into a chunk of its own, at most this
+    /// long: the rest of its KV moves while this chunk is computed, and only this chunk's KV is left between first and
+    /// second token.
     pub last_chunk_tokens: Option<NonZeroU32>,
 }
 

@@ -37,8 +37,10 @@ impl PrefillBatcher {
             }
             entry.chunk_planned(now);
             let pending = entry.sequence.pending();
+            // A prompt of one chunk is left whole: the step more would take as long as the bytes it hides.
+            let is_cut_anyway = entry.sequence.computed > entry.cached_tokens;
             let token_count = match self.config.last_chunk_tokens {
-                Some(last) if is_alone && entry.is_handed_over() && pending <= budget => {
+                Some(last) if is_alone && is_cut_anyway && entry.is_handed_over() && pending <= budget => {
                     before_last_chunk(&entry.sequence, limits.block_tokens, last).unwrap_or(pending)
                 }
                 _ => pending.min(budget),

@@ -312,17 +312,18 @@ fn chunks(prompt: u32, handoff_skip_blocks: Option<u32>, others: u32) -> Vec<u32
 
 #[test]
 fn the_end_of_a_lonely_prompt_is_a_chunk_of_its_own() {
-    // Cut where a block ends, so that at most 6 remain.
-    assert_eq!(chunks(30, Some(0), 0), [24, 6]);
-    assert_eq!(chunks(29, Some(0), 0), [24, 5]);
-    assert_eq!(chunks(27, Some(0), 0), [24, 3]);
-    // The budget still cuts the rest.
+    // The budget cuts first; the rest is cut where a block ends, so that at most 6 remain.
+    assert_eq!(chunks(94, Some(0), 0), [64, 24, 6]);
+    assert_eq!(chunks(93, Some(0), 0), [64, 24, 5]);
+    assert_eq!(chunks(91, Some(0), 0), [64, 24, 3]);
     assert_eq!(chunks(100, Some(0), 0), [64, 32, 4]);
 }
 
 #[test]
 fn short_crowded_or_kept_prompts_are_not_cut_again() {
-    assert_eq!(chunks(11, Some(0), 0), [11]);
-    assert_eq!(chunks(30, Some(0), 1), [30]);
-    assert_eq!(chunks(30, None, 0), [30]);
+    assert_eq!(chunks(30, Some(0), 0), [30], "one chunk");
+    assert_eq!(chunks(64, Some(0), 0), [64], "one chunk");
+    assert_eq!(chunks(75, Some(0), 0), [64, 11], "a short rest");
+    assert_eq!(chunks(94, Some(0), 1), [64, 30], "another prompt waits");
+    assert_eq!(chunks(94, None, 0), [64, 30], "it stays here");
 }
