@@ -54,6 +54,9 @@ pub struct Config {
     /// Memory for KV blocks
     #[arg(long, default_value = "512MiB")]
     pub kv_cache_memory: ByteSize,
+    /// Tokens of a KV block: a multiple of 16, at most 256; all nodes of a cluster need the same
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::BLOCK_TOKENS)]
+    pub block_size: u32,
     /// Most sequences in one step; as many again may wait
     #[arg(long, default_value_t = 16)]
     pub max_num_seqs: u32,

@@ -188,6 +188,7 @@ fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
         numerics: config.numerics,
         kernel: config.kernel,
         threads: config.threads(),
+        block_tokens: config.block_size,
         kv_bytes: config.kv_cache_memory.bytes(),
         kv_backing: match config.direct_secret() {
             Some(_) => KvBacking::Shareable,

@@ -9,6 +9,8 @@ pub struct Configuration {
     /// `--max-num-batched-tokens`: the chunk budget.
     pub chunk_tokens: u32,
     pub threads: u32,
+    /// `--block-size`: the hashes of KV blocks are compared between rows of one size.
+    pub block_tokens: u32,
     pub prefix_cache: bool,
     pub kernel: &'static str,
     /// The only transport the nodes have: what cannot use it fails instead of falling back. `shm` is its staged mode,
@@ -27,18 +29,19 @@ impl fmt::Display for Configuration {
         let cache = if self.prefix_cache { "on" } else { "off" };
         write!(
             f,
-            "{} chunk={} threads={} prefix-cache={cache} kernel={} transport={}",
-            self.topology, self.chunk_tokens, self.threads, self.kernel, self.transport
+            "{} chunk={} threads={} block={} prefix-cache={cache} kernel={} transport={}",
+            self.topology, self.chunk_tokens, self.threads, self.block_tokens, self.kernel, self.transport
         )
     }
 }
 
 /// Row 0 is the baseline: one co-located node. `auto` is the best kernel of the machine (AVX-512 VNNI where there is one).
-/// Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels} x {2 transports}; the portable kernel, slow
-/// by design, has a row of its own in `PORTABLE`.
+/// Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels} x {2 transports} x {2 block sizes}; the
+/// portable kernel, slow by design, has a row of its own in `PORTABLE`.
 pub const PAIRWISE: [Configuration; 8] = [
     BASELINE,
     Configuration {
+        block_tokens: 32,
         chunk_tokens: 64,
         threads: 2,
         prefix_cache: true,
@@ -47,6 +50,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         ..BASELINE
     },
     Configuration {
+        block_tokens: 32,
         topology: "2c",
         chunk_tokens: 64,
         kernel: "avx2",
@@ -67,6 +71,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         ..BASELINE
     },
     Configuration {
+        block_tokens: 32,
         topology: "1p1d",
         chunk_tokens: 64,
         threads: 2,
@@ -81,6 +86,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         ..BASELINE
     },
     Configuration {
+        block_tokens: 32,
         topology: "2p2d",
         transport: "shm",
         ..BASELINE
@@ -91,6 +97,7 @@ const BASELINE: Configuration = Configuration {
     topology: "1c",
     chunk_tokens: 512,
     threads: 1,
+    block_tokens: 16,
     prefix_cache: false,
     kernel: "auto",
     transport: "grpc",
@@ -101,6 +108,7 @@ pub const PORTABLE: Configuration = Configuration {
     topology: "1p1d",
     chunk_tokens: 64,
     threads: 2,
+    block_tokens: 16,
     prefix_cache: true,
     kernel: "portable",
     transport: "shm-direct",
@@ -132,7 +140,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn factors(c: &Configuration) -> [String; 6] {
+    fn factors(c: &Configuration) -> [String; 7] {
         [
             c.topology.to_owned(),
             c.chunk_tokens.to_string(),
@@ -140,14 +148,15 @@ mod tests {
             c.prefix_cache.to_string(),
             c.kernel.to_owned(),
             c.transport.to_owned(),
+            c.block_tokens.to_string(),
         ]
     }
 
     #[test]
     fn every_pair_of_settings_occurs_together() {
-        let rows: Vec<[String; 6]> = PAIRWISE.iter().map(factors).collect();
-        for a in 0..6 {
-            for b in a + 1..6 {
+        let rows: Vec<[String; 7]> = PAIRWISE.iter().map(factors).collect();
+        for a in 0..7 {
+            for b in a + 1..7 {
                 let left: BTreeSet<_> = rows.iter().map(|r| r[a].clone()).collect();
                 let right: BTreeSet<_> = rows.iter().map(|r| r[b].clone()).collect();
                 let seen: BTreeSet<_> = rows.iter().map(|r| (r[a].clone(), r[b].clone())).collect();

@@ -54,6 +54,9 @@ pub struct Config {
     /// Memory for KV blocks
     #[arg(long, default_value = "512MiB")]
     pub kv_cache_memory: ByteSize,
+    /// Tokens of a KV block: a multiple of 16, at most 256; all nodes of a cluster need the same
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::BLOCK_TOKENS)]
+    pub block_size: u32,
     /// Sequences in one step
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_num_seqs: u32,
@@ -122,6 +125,7 @@ impl Config {
             numerics: self.numerics,
             kernel: self.kernel,
             threads: self.threads.map_or(cores, |threads| threads as usize),
+            block_tokens: self.block_size,
             kv_bytes: self.kv_cache_memory.bytes(),
             kv_backing: KvBacking::Private,
             limits: EngineLimits {

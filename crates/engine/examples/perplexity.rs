@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::{CpuEngineOptions, EngineLimits, KernelChoice, KvSize, Numerics, open_cpu_engine};
+use engine::{BLOCK_TOKENS, CpuEngineOptions, EngineLimits, KernelChoice, KvSize, Numerics, open_cpu_engine};
 use model_files::gguf::GgufFile;
 use model_files::testing::model_path;
 use model_files::tokenizer::Tokenizer;
@@ -53,6 +53,7 @@ fn main() -> Result<()> {
                 max_batch_tokens: STEP_ROWS as u32,
                 max_sequences: 1,
             },
+            block_tokens: BLOCK_TOKENS,
             kv_size: KvSize::Blocks(chunk.div_ceil(16) as u32),
             kv_backing: Default::default(),
             progress: None,

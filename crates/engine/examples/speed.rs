@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use engine::{
-    CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SequenceRows,
+    open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
 use serving_core::ids::{BlockId, TokenId};
@@ -61,6 +62,7 @@ fn main() -> Result<()> {
             max_batch_tokens: 512,
             max_sequences: 16,
         },
+        block_tokens: BLOCK_TOKENS,
         kv_size: KvSize::Blocks(1_024),
         kv_backing: Default::default(),
         progress: None,

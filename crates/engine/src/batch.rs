@@ -1,6 +1,6 @@
 //! The limits of a step and the one check of a batch against them, used by every engine.
 
-use crate::kv_memory::KvGeometry;
+use crate::kv_geometry::KvGeometry;
 use crate::{EngineError, SequenceRows};
 
 /// Sizes fixed when an engine is opened, so that a step allocates nothing. A larger batch is refused.

@@ -23,95 +23,18 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::SequenceRows;
+use crate::kv_geometry::{BLOCK_TOKENS_MAX, KvGeometry, TILE_TOKENS};
 use crate::memory::HugeMemory;
-
-/// How one KV value is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvDtype {
-    /// IEEE half; the default.
-    F16,
-    /// For the exact numerics.
-    F32,
-}
-
-impl KvDtype {
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::F16 => 2,
-            KvDtype::F32 => 4,
-        }
-    }
-    /// As it stands in compatibility hashes and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvDtype::F16 => "f16",
-            KvDtype::F32 => "f32",
-        }
-    }
-}
-
-/// Shape of the KV cache. Two nodes exchange KV only if theirs are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct KvGeometry {
-    pub layer_count: u32,
-    pub kv_head_count: u32,
-    pub head_dim: u32,
-    /// Tokens per block: [`BLOCK_TOKENS`].
-    pub block_tokens: u32,
-    pub dtype: KvDtype,
-}
-
-/// The block size of this version. The attention tile of the CPU engine has the same size (see `numerics`).
-pub const BLOCK_TOKENS: u32 = 16;
-
-impl KvGeometry {
-    /// Bytes of one block over all layers.
-    pub fn block_bytes(&self) -> usize {
-        self.layer_bytes() * self.layer_count as usize
-    }
-    /// Bytes of one (block, layer): K and V of all heads.
-    pub fn layer_bytes(&self) -> usize {
-        2 * self.kv_head_count as usize * self.head_bytes()
-    }
-    /// Bytes of one token over all layers.
-    pub fn token_bytes(&self) -> usize {
-        2 * self.layer_count as usize * self.kv_head_count as usize * self.row_bytes()
-    }
-    /// Bytes of one (block, layer, K or V, head): the wire unit.
-    pub fn head_bytes(&self) -> usize {
-        self.block_tokens as usize * self.row_bytes()
-    }
-    /// Bytes of one token in one (layer, K or V, head).
-    pub fn row_bytes(&self) -> usize {
-        self.head_dim as usize * self.dtype.bytes()
-    }
-    /// How many blocks hold `tokens` tokens.
-    pub fn blocks_for(&self, tokens: u32) -> u32 {
-        tokens.div_ceil(self.block_tokens.max(1))
-    }
-
-    /// [`Self::block_bytes`] with every overflow caught: the numbers may come from a file.
-    fn checked_block_bytes(&self) -> Option<usize> {
-        let factors = [
-            self.layer_count,
-            2,
-            self.kv_head_count,
-            self.block_tokens,
-            self.head_dim,
-        ];
-        let mut bytes = self.dtype.bytes();
-        for factor in factors {
-            bytes = bytes.checked_mul(factor as usize)?;
-        }
-        (bytes > 0).then_some(bytes)
-    }
-}
 
 /// Why the memory could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KvMemoryError {
     #[error("the KV geometry {0:?} has a zero or an absurd dimension; check the model file")]
     BadGeometry(KvGeometry),
+    #[error(
+        "a KV block of {block_tokens} tokens is not supported: it must be a multiple of {TILE_TOKENS}, at most {BLOCK_TOKENS_MAX}; change the block size"
+    )]
+    BadBlockSize { block_tokens: u32 },
     #[error("a KV memory needs at least one block; raise the KV memory size")]
     NoBlocks,
     #[error("the system refused {bytes} bytes of KV memory; lower the KV memory size")]

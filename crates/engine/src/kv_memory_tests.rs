@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::LogitsWanted;
+use crate::{BLOCK_TOKENS, KvDtype};
 
 fn geometry() -> KvGeometry {
     KvGeometry {

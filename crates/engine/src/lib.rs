@@ -9,6 +9,7 @@
 mod batch;
 pub mod cpu;
 mod error;
+mod kv_geometry;
 pub mod kv_memory;
 pub mod math;
 mod memory;
@@ -25,7 +26,8 @@ use serving_core::ids::{BlockId, TokenId};
 pub use batch::EngineLimits;
 pub use cpu::{CpuEngine, CpuEngineOptions, KernelChoice, KvSize, LoadProgress, open_cpu_engine};
 pub use error::EngineError;
-pub use kv_memory::{KvAccessError, KvBacking, KvDtype, KvGeometry, KvMemory, KvMemoryError};
+pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};
+pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError};
 pub use numerics::Numerics;
 pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility_hash, open_engine};
 pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};

@@ -9,9 +9,10 @@ use serving_core::node::CompatibilityHash;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
+use crate::kv_geometry::check_block_tokens;
 use crate::{
-    CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvBacking, KvDtype, KvGeometry, KvSize,
-    LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, kv_memory, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvBacking, KvDtype, KvGeometry,
+    KvSize, LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, open_cpu_engine,
 };
 
 /// Which engine a node runs.
@@ -30,6 +31,8 @@ pub struct OpenOptions<'a> {
     pub numerics: Numerics,
     pub kernel: KernelChoice,
     pub threads: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
     pub kv_bytes: u64,
     pub kv_backing: KvBacking,
     pub limits: EngineLimits,
@@ -73,12 +76,12 @@ pub enum OpenError {
 /// Context of a stand-in without a model file, and its vocabulary: those of SmolLM2.
 const STAND_IN_CONTEXT: u32 = 8192;
 const STAND_IN_VOCAB: u32 = 49_152;
-/// A block of 2 KiB: handoffs stay cheap, every byte still counts.
+/// A block of 2 KiB at 16 tokens: handoffs stay cheap, every byte still counts.
 const STAND_IN_GEOMETRY: KvGeometry = KvGeometry {
     layer_count: 4,
     kv_head_count: 1,
     head_dim: 8,
-    block_tokens: kv_memory::BLOCK_TOKENS,
+    block_tokens: BLOCK_TOKENS,
     dtype: KvDtype::F16,
 };
 const STAND_IN_SEED: u64 = 0xba70;
@@ -106,6 +109,7 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
                 threads: options.threads,
                 kernel: options.kernel,
                 limits: options.limits,
+                block_tokens: options.block_tokens,
                 kv_size: KvSize::Bytes(options.kv_bytes),
                 kv_backing: options.kv_backing,
                 progress: options.progress,
@@ -125,11 +129,16 @@ fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<S
         }
         None => (STAND_IN_VOCAB, STAND_IN_CONTEXT),
     };
-    let blocks = options.kv_bytes / STAND_IN_GEOMETRY.block_bytes() as u64;
+    check_block_tokens(options.block_tokens)?;
+    let geometry = KvGeometry {
+        block_tokens: options.block_tokens,
+        ..STAND_IN_GEOMETRY
+    };
+    let blocks = options.kv_bytes / geometry.block_bytes() as u64;
     // Blocks are tiny: as many as a real model's pool would have are plenty.
     const MOST_BLOCKS: u64 = 4096;
     StandInEngine::new(StandInConfig {
-        geometry: STAND_IN_GEOMETRY,
+        geometry,
         vocab_size,
         context_length,
         block_count: blocks.clamp(1, MOST_BLOCKS) as u32,
@@ -190,6 +199,7 @@ mod tests {
             numerics: Numerics::Int8Blocks,
             kernel: KernelChoice::Auto,
             threads: 1,
+            block_tokens: BLOCK_TOKENS,
             kv_bytes: 1 << 20,
             kv_backing: KvBacking::Private,
             limits: EngineLimits {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::KvDtype;
-use crate::kv_memory::BLOCK_TOKENS;
+use crate::kv_geometry::BLOCK_TOKENS;
 
 fn engine() -> StandInEngine {
     StandInEngine::new(config()).unwrap()

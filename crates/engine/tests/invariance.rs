@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use common::{Setup, feed, goldens, open, setup, table};
 use engine::{
-    CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics,
-    SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvSize, LogitsWanted,
+    Numerics, SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::{GgmlType, GgufFile};
 use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
@@ -87,6 +87,53 @@ fn chunks_threads_and_phase_do_not_change_the_real_model() {
     }
 }
 
+/// Two attention tiles, or four, in one block: the same rows in other places.
+#[test]
+fn the_block_size_does_not_change_the_real_model() {
+    let tokens = prose(150);
+    let logits = |block_tokens: u32| {
+        let file = GgufFile::open(&model_files::testing::model_path()).unwrap();
+        let options = CpuEngineOptions {
+            block_tokens,
+            ..options(Numerics::Int8Blocks, 2, KernelChoice::Auto)
+        };
+        let mut engine = open_cpu_engine(&file, options).unwrap();
+        let blocks = (tokens.len() as u32).div_ceil(block_tokens);
+        // Out of order, so that a wrong stride shows.
+        let table: Vec<BlockId> = (0..blocks).rev().map(|block| BlockId(2 * block)).collect();
+        let mut logits = BTreeMap::new();
+        for (sent, chunk) in [(0..70, 30), (70..150, 1)] {
+            feed(
+                &mut engine,
+                (&tokens[sent.clone()], sent.start as u32, &table),
+                (chunk, LogitsWanted::All),
+                |position, row| {
+                    logits.insert(position, bits(row));
+                },
+            );
+        }
+        assert_eq!(logits.len(), tokens.len());
+        logits
+    };
+    let expected = logits(16);
+    for block_tokens in [32, 48, 64] {
+        assert!(logits(block_tokens) == expected, "blocks of {block_tokens}");
+    }
+}
+
+#[test]
+fn a_block_that_is_not_whole_tiles_is_refused() {
+    let model = TinyLlama::default();
+    for block_tokens in [0, 8, 24, 272] {
+        let options = CpuEngineOptions {
+            block_tokens,
+            ..options(Numerics::Exact, 1, KernelChoice::Portable)
+        };
+        let refused = tiny(&model, options).unwrap_err().to_string();
+        assert!(refused.contains("multiple of 16"), "{refused}");
+    }
+}
+
 #[test]
 fn instruction_sets_do_not_change_the_real_model() {
     let tokens = prose(20);
@@ -146,6 +193,7 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
             max_batch_tokens: 96,
             max_sequences: 8,
         },
+        block_tokens: BLOCK_TOKENS,
         kv_size: KvSize::Blocks(96),
         kv_backing: Default::default(),
         progress: None,

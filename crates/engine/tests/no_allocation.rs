@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use engine::{
-    CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SampleInput, Sampler,
-    SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SampleInput,
+    Sampler, SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
 use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
@@ -51,6 +51,7 @@ fn steps_and_draws_allocate_nothing() {
             max_batch_tokens: 64,
             max_sequences: 4,
         },
+        block_tokens: BLOCK_TOKENS,
         kv_size: KvSize::Blocks(32),
         kv_backing: Default::default(),
         progress: None,

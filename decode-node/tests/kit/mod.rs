@@ -200,6 +200,7 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         numerics: node.config.numerics,
         kernel: node.config.kernel,
         threads: 1,
+        block_tokens: node.config.block_size,
         kv_bytes: node.config.kv_cache_memory.bytes(),
         kv_backing: Default::default(),
         limits: node.config.engine_limits(),

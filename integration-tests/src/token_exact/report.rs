@@ -1,11 +1,12 @@
 //! Runs the cases on one configuration after the other, the first being the baseline, and tells what each row showed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Answer, Case, Differences, cases, compare, timed_run, tokenize};
+use super::{Answer, Baseline, Case, Differences, cases, compare, timed_run, tokenize};
 use crate::PROSE;
 use crate::cluster::{TestCluster, options};
 use crate::configurations::Configuration;
@@ -62,6 +63,8 @@ impl fmt::Display for Row {
 /// The first configuration is the baseline and is compared with itself: its row shows its counters and its time.
 pub async fn run(configurations: &[Configuration], prompts: usize) -> Result<Vec<Row>> {
     let mut baseline: Option<(Vec<Case>, Vec<Answer>)> = None;
+    // The first answers with each block size.
+    let mut by_block_tokens: BTreeMap<u32, Vec<Answer>> = BTreeMap::new();
     let mut rows = Vec::new();
     for configuration in configurations {
         let cluster = start(configuration).await.with_context(|| configuration.to_string())?;
@@ -74,6 +77,14 @@ pub async fn run(configurations: &[Configuration], prompts: usize) -> Result<Vec
         let metrics = cluster.metrics().await?;
         let sum = |name: &str, labels: &[(&str, &str)]| metrics.sum(name, labels).unwrap_or(0.0) as u64;
         let (cases, reference) = baseline.get_or_insert_with(|| (all, answers.clone()));
+        let same_blocks = by_block_tokens
+            .entry(configuration.block_tokens)
+            .or_insert_with(|| answers.clone());
+        let reference = Baseline {
+            tokens: reference,
+            kv_hashes: same_blocks,
+            block_tokens: configuration.block_tokens as usize,
+        };
         let row = Row {
             configuration: *configuration,
             differences: compare(cases, reference, &answers),
@@ -95,6 +106,7 @@ async fn start(configuration: &Configuration) -> Result<TestCluster> {
     let mut options = options(configuration.topology)?;
     options.settings.threads_per_node = Some(configuration.threads);
     options.settings.max_num_batched_tokens = Some(configuration.chunk_tokens);
+    options.settings.block_size = Some(configuration.block_tokens);
     options.settings.prefix_cache = Some(configuration.prefix_cache);
     options.settings.kernel = Some(configuration.kernel.to_owned());
     // `shm` is the staged mode: without the secret that `up` draws nobody writes in place.

@@ -99,6 +99,9 @@ pub struct ClusterSettings {
     /// KV cache memory of each node, such as 512MiB.
     #[arg(long, value_name = "SIZE")]
     pub kv_cache_memory: Option<String>,
+    /// Tokens of a KV block: a multiple of 16, at most 256 [default: 16].
+    #[arg(long, value_name = "TOKENS")]
+    pub block_size: Option<u32>,
     /// Sequences a node runs at a time.
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<u32>,
@@ -276,6 +279,7 @@ impl LocalClusterOptions {
         flags.set("model", &self.model);
         flags.set_some("threads", &settings.threads_per_node);
         flags.set_some("kv-cache-memory", &settings.kv_cache_memory);
+        flags.set_some("block-size", &settings.block_size);
         flags.set_some("max-num-seqs", &settings.max_num_seqs);
         flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
         flags.set_some("max-model-len", &settings.max_model_len);

@@ -77,7 +77,7 @@ fn run_tile(step: &Step<'_>, (item, thread): (AttentionItem, usize), (layer, kv_
         group,
         head_dim,
         first_position: position as usize,
-        keys_of: &|block| step.keys_of(sequence as usize, block, (layer, kv_head)),
+        keys_of: &|tile| step.keys_of(sequence as usize, tile, (layer, kv_head)),
         values_offset: step.values_offset(),
         dtype: step.geometry.dtype,
     };

@@ -17,6 +17,7 @@ use super::plan::{AttentionItem, Plan, Row};
 use super::pool::Pool;
 use super::rope::RopeTable;
 use super::weights::{Layer, Matrix, Weights};
+use crate::kv_geometry::TILE_TOKENS;
 use crate::{EngineLimits, KvDtype, KvGeometry, LogitsSink, Numerics};
 
 /// Up to this many rows each thread prepares the inputs of a matrix for itself.
@@ -213,9 +214,9 @@ impl Step<'_> {
             self.rope.turn(position as usize, head);
         }
         self.rope.turn(position as usize, key);
-        let block = (position / self.geometry.block_tokens) as usize;
-        let slot = (position % self.geometry.block_tokens) as usize * self.geometry.row_bytes();
-        let keys = self.keys_of(sequence as usize, block, (layer, kv_head)) as *mut u8;
+        let tile = (position / TILE_TOKENS) as usize;
+        let slot = (position % TILE_TOKENS) as usize * self.geometry.row_bytes();
+        let keys = self.keys_of(sequence as usize, tile, (layer, kv_head)) as *mut u8;
         // SAFETY: the position is within the claimed block; the caller rules out other users of this row.
         unsafe {
             store_row(keys.add(slot), self.geometry.dtype, key);
@@ -223,12 +224,16 @@ impl Step<'_> {
         }
     }
 
-    /// Start of a head's keys in a block of a sequence.
-    pub(super) fn keys_of(&self, sequence: usize, block: usize, (layer, kv_head): (usize, usize)) -> *const u8 {
-        let block = self.plan.blocks[self.plan.tables[sequence] + block] as usize;
+    /// Start of a head's keys in an attention tile of a sequence: a block's tiles follow each other, keys and values apart.
+    pub(super) fn keys_of(&self, sequence: usize, tile: usize, (layer, kv_head): (usize, usize)) -> *const u8 {
         let geometry = &self.geometry;
-        let offset = block * geometry.block_bytes() + layer * geometry.layer_bytes() + kv_head * geometry.head_bytes();
-        // SAFETY: the claim checked the block id; layer and head are within the geometry.
+        let tiles = (geometry.block_tokens / TILE_TOKENS) as usize;
+        let block = self.plan.blocks[self.plan.tables[sequence] + tile / tiles] as usize;
+        let offset = block * geometry.block_bytes()
+            + layer * geometry.layer_bytes()
+            + kv_head * geometry.head_bytes()
+            + tile % tiles * TILE_TOKENS as usize * geometry.row_bytes();
+        // SAFETY: the claim checked the block id; layer, head and tile are within the geometry.
         unsafe { self.kv.0.add(offset) }
     }
 

@@ -18,7 +18,7 @@ use model_files::gguf::GgufFile;
 use serving_core::ids::BlockId;
 
 use crate::batch::BatchBounds;
-use crate::kv_memory::BLOCK_TOKENS;
+use crate::kv_geometry::check_block_tokens;
 use crate::{
     Engine, EngineError, EngineLimits, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows,
 };
@@ -52,6 +52,8 @@ pub struct CpuEngineOptions<'a> {
     pub threads: usize,
     pub kernel: KernelChoice,
     pub limits: EngineLimits,
+    /// Tokens of a KV block: see [`check_block_tokens`].
+    pub block_tokens: u32,
     pub kv_size: KvSize,
     pub kv_backing: KvBacking,
     /// Called after each packed matrix.
@@ -100,6 +102,7 @@ impl std::fmt::Debug for CpuEngine {
 /// A model or tensor type this engine has no code for, a kernel this CPU lacks, limits or sizes out of range.
 pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
     options.limits.check()?;
+    check_block_tokens(options.block_tokens)?;
     let kernels = kernels::choose(options.kernel)?;
     let config = LlamaConfig::from_gguf(file)?;
     if !config.head_dim.is_multiple_of(kernels::LANES) {
@@ -112,7 +115,7 @@ pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result
         layer_count: config.layer_count as u32,
         kv_head_count: config.kv_head_count as u32,
         head_dim: config.head_dim as u32,
-        block_tokens: BLOCK_TOKENS,
+        block_tokens: options.block_tokens,
         dtype: options.numerics.kv_dtype(),
     };
     let block_count = match options.kv_size {

@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 
 use engine::{
-    CpuEngine, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SequenceRows,
-    open_cpu_engine,
+    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics,
+    SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
 use model_files::testing::model_path;
@@ -41,6 +41,7 @@ pub fn open(setup: Setup) -> CpuEngine {
             max_batch_tokens: MAX_ROWS,
             max_sequences: 64,
         },
+        block_tokens: BLOCK_TOKENS,
         kv_size: KvSize::Blocks(320),
         kv_backing: Default::default(),
         progress: None,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use engine::kv_memory::BLOCK_TOKENS;
+use engine::BLOCK_TOKENS;
 use engine::{KvBacking, KvDtype, KvGeometry, KvMemory};
 use serving_core::ids::BlockId;
 

@@ -150,16 +150,16 @@ pub(crate) struct AttendCall<'a> {
     pub head_dim: usize,
     /// Of row 0.
     pub first_position: usize,
-    /// Start of the keys of a block (by index in the sequence) for this layer and head.
+    /// Start of the keys of a tile (by index in the sequence) for this layer and head.
     pub keys_of: &'a dyn Fn(usize) -> *const u8,
-    /// From a block's keys to its values, in bytes.
+    /// From a tile's keys to its values, in bytes.
     pub values_offset: usize,
     pub dtype: KvDtype,
 }
 
 /// Scratch memory of one thread.
 pub(crate) struct AttendScratch<'a> {
-    /// `[head_dim]` x 16 tokens: a block's keys, transposed.
+    /// `[head_dim]` x 16 tokens: a tile's keys, transposed.
     pub keys: &'a mut [f32],
     /// 16 tokens x `[head_dim]`.
     pub values: &'a mut [f32],
@@ -169,8 +169,9 @@ pub(crate) struct AttendScratch<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Tokens of an attention tile: one KV block, one vector of scores.
+/// Tokens of an attention tile: one vector of scores. A KV block holds a whole number of them, side by side.
 const TILE: usize = LANES;
+const _: () = assert!(TILE == crate::kv_geometry::TILE_TOKENS as usize);
 
 /// # Safety
 /// The pointers of `call` are valid for what its fields say, the KV rows up to the last query's position are written
@@ -217,7 +218,7 @@ pub(crate) unsafe fn attend<V: Vector>(call: &AttendCall<'_>, scratch: &mut Atte
     }
 }
 
-/// Reads the first `tokens` tokens of a block: keys transposed, values as they are. What older tiles left behind them
+/// Reads the first `tokens` tokens of a tile: keys transposed, values as they are. What older tiles left behind them
 /// is masked by the caller.
 ///
 /// # Safety
