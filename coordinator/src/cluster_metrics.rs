@@ -10,6 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use serving_core::cluster::{Cluster, ClusterStats, Life, NodeHealth};
+use serving_core::ids::NodeEpoch;
 use serving_core::node::{KvBlockCounts, NodeStatus};
 use serving_core::request::Lane;
 use serving_core::time::Time;
@@ -18,6 +19,12 @@ use serving_core::time::Time;
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSnapshot {
     pub name: String,
+    pub epoch: NodeEpoch,
+    pub address: String,
+    pub version: String,
+    pub transports: Vec<String>,
+    pub block_tokens: u32,
+    pub is_co_located: bool,
     pub role: &'static str,
     pub health: NodeHealth,
     pub is_suspected: bool,
@@ -67,6 +74,12 @@ impl ClusterSnapshot {
             let is_lost = matches!(n.life, Life::Lost { .. });
             NodeSnapshot {
                 name: n.record.id.name.to_string(),
+                epoch: n.record.id.epoch,
+                address: n.record.address.clone(),
+                version: n.record.version.clone(),
+                transports: n.record.transports.clone(),
+                block_tokens: n.record.capacity.block_tokens,
+                is_co_located: n.record.is_co_located,
                 role: n.record.role.name(),
                 health: n.health(),
                 is_suspected: n.is_suspected(now),

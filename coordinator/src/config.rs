@@ -74,6 +74,15 @@ pub struct Config {
     /// How long running requests may go on after a stop was asked for
     #[arg(long, default_value_t = 30_000)]
     pub drain_ms_max: u64,
+    /// Which SLO profile judges a request without an `x-slo` header: model:NAME=PROFILE or lane:interactive=PROFILE
+    #[arg(long, value_delimiter = ',', value_name = "RULE")]
+    pub slo: Vec<String>,
+    /// Generation requests that are remembered for /admin/requests, baton trace and the console
+    #[arg(long, default_value_t = 10_000)]
+    pub request_records: usize,
+    /// Memory for them; the oldest are forgotten first
+    #[arg(long, default_value = "64MiB")]
+    pub request_record_memory: ByteSize,
     /// Append one JSON line for each step of each request to this file; several processes may share one
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -25,6 +25,7 @@ use crate::control_handle::{Bell, ControlHandle, Input, Reply};
 use crate::dispatch::{self, Channels, LegContext};
 use crate::membership::{NodeStreams, Terms};
 use crate::metrics::Metrics;
+use crate::node_clocks::NodeClocks;
 use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
 use crate::token_stream::RequestStream;
 
@@ -51,6 +52,7 @@ pub(crate) struct LoopParts {
     pub cluster: ClusterConfig,
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
+    pub clocks: NodeClocks,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,7 @@ pub(crate) struct ControlLoop {
     bell: Arc<Bell>,
     readiness: watch::Sender<Readiness>,
     metrics: Arc<Metrics>,
+    clocks: NodeClocks,
     nodes: NodeStreams,
     channels: Channels,
     live: BTreeMap<RequestId, Live>,
@@ -81,6 +84,7 @@ impl ControlLoop {
             bell,
             readiness,
             metrics: parts.metrics,
+            clocks: parts.clocks,
             nodes: NodeStreams::new(parts.terms),
             channels: Channels::default(),
             live: BTreeMap::new(),
@@ -267,6 +271,7 @@ impl ControlLoop {
             ClusterAction::RequestDrain { stream } => self.nodes.drain(stream),
             ClusterAction::DropNode { node, cause } => {
                 tell_dropped(&node, cause);
+                self.clocks.forget(&node);
                 self.channels.close(&node);
                 self.nodes.close_node(&node);
             }
@@ -330,6 +335,7 @@ impl ControlLoop {
             choice_count,
             stream: live.stream.clone(),
             inbox: self.to_self.clone(),
+            clocks: self.clocks.clone(),
             parent: live.parent.clone(),
         };
         let channel = self.channels.get(&target);

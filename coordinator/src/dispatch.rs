@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proto::messages::{
     CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, Fault, OpenRequest, PrefillEvent, PrefillOutcome, PrefillRequest,
-    RefusedReason,
+    RefusedReason, TokenBatch,
 };
 use proto::status::{CallFailure, call_failure};
 use proto::v1;
@@ -20,14 +20,15 @@ use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster as core;
 use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, RefuseReason, Target};
 use serving_core::ids::NodeId;
-use serving_core::request::{AttemptKey, TokenEvent};
+use serving_core::request::AttemptKey;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tonic::transport::Channel;
 use tracing::Instrument as _;
 
 use crate::control_handle::Input;
-use crate::token_stream::{Delivery, RequestStream};
+use crate::node_clocks::NodeClocks;
+use crate::token_stream::{Delivery, ReceivedTokens, RequestStream};
 
 /// How often a leg tells the brain that tokens still come. A tenth of a second would do for any silence limit; this
 /// keeps a thousand streams at four thousand events a second.
@@ -66,6 +67,7 @@ pub(crate) struct LegContext {
     pub choice_count: u32,
     pub stream: Arc<RequestStream>,
     pub inbox: mpsc::Sender<Input>,
+    pub clocks: NodeClocks,
     /// The request's root span.
     pub parent: opentelemetry::Context,
 }
@@ -215,11 +217,12 @@ impl LegContext {
         let attempt = self.key.attempt;
         match event {
             DecodeEvent::Opened(opened) => {
-                self.stream.mark(attempt, |clock, now| clock.opened(now));
+                let there = self.clocks.instant(&self.node, opened.at);
+                self.stream.mark(attempt, |clock, now| clock.opened(now, there));
                 self.stream.cached(attempt, opened.cached_tokens);
                 self.tell(LegEvent::Opened { ticket: opened.ticket }).await;
             }
-            DecodeEvent::Tokens(tokens) => return self.tokens(tokens, progress).await,
+            DecodeEvent::Tokens(batch) => return self.tokens(batch, progress).await,
             DecodeEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
             DecodeEvent::Committed { timings } => {
                 self.stream.node_timings(attempt, &timings);
@@ -244,14 +247,15 @@ impl LegContext {
     async fn prefill_event(&self, event: PrefillEvent, progress: &mut Progress) -> Result<Next, LegError> {
         let attempt = self.key.attempt;
         match event {
-            PrefillEvent::Accepted { cached_tokens } => {
-                self.stream.mark(attempt, |clock, now| clock.accepted(now));
+            PrefillEvent::Accepted { cached_tokens, at } => {
+                let there = self.clocks.instant(&self.node, at);
+                self.stream.mark(attempt, |clock, now| clock.accepted(now, there));
                 self.stream.cached(attempt, cached_tokens);
                 self.tell(LegEvent::PrefillAccepted).await;
             }
-            PrefillEvent::Tokens(tokens) => return self.tokens(tokens, progress).await,
+            PrefillEvent::Tokens(batch) => return self.tokens(batch, progress).await,
             PrefillEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
-            PrefillEvent::FirstToken { timings } => self.stream.node_timings(attempt, &timings),
+            PrefillEvent::FirstToken { timings, .. } => self.stream.node_timings(attempt, &timings),
             PrefillEvent::Finished(finished) => {
                 let outcome = match finished.outcome {
                     PrefillOutcome::HandedOver => core::PrefillOutcome::HandedOver,
@@ -273,12 +277,17 @@ impl LegContext {
     }
 
     /// Tokens go straight to the client; the brain hears of the first ones, of ends, and now and then that more came.
-    async fn tokens(&self, tokens: Vec<TokenEvent>, progress: &mut Progress) -> Result<Next, LegError> {
-        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    async fn tokens(&self, batch: TokenBatch, progress: &mut Progress) -> Result<Next, LegError> {
+        let count = u32::try_from(batch.tokens.len()).unwrap_or(u32::MAX);
         if !progress.had_tokens {
             failpoints::hit(FaultPoint::FirstTokenUnflushed);
         }
-        match self.stream.deliver(self.key, self.leg, tokens) {
+        let received = ReceivedTokens {
+            tokens: batch.tokens,
+            sampled_at: self.clocks.instant(&self.node, batch.sampled_at),
+            step: batch.step,
+        };
+        match self.stream.deliver(self.key, self.leg, received) {
             Delivery::Stale => return Ok(Next::Over),
             Delivery::Violation(detail) => return Err(LegError::Protocol { detail }),
             Delivery::Broken(error) => {

@@ -4,15 +4,19 @@
 //! Tests: beside the code, `tests/` (real gRPC against scripted nodes), and whole-cluster tests in `integration-tests`.
 
 pub mod api;
-mod cluster_metrics;
+pub mod cluster_metrics;
 pub mod config;
 pub mod control_handle;
 mod control_loop;
 mod dispatch;
+pub mod insight;
 mod membership;
 pub mod metrics;
+pub mod node_clocks;
+pub mod records;
 pub mod request_handle;
 pub mod serve;
+pub mod slo;
 mod stage_clock;
 pub mod text;
 mod token_stream;

@@ -10,14 +10,16 @@ use futures::{Stream, StreamExt as _};
 use proto::messages::{CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::MembershipService;
+use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
-use serving_core::ids::{NodeEpoch, NodeId};
+use serving_core::ids::NodeId;
 use serving_core::node::NodeRecord;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control_handle::Input;
+use crate::node_clocks::NodeClocks;
 
 /// A new stream must register within this time.
 const REGISTER_TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -39,13 +41,15 @@ pub(crate) struct NodeStream {
 #[derive(Debug)]
 pub(crate) struct MembershipEndpoint {
     inbox: mpsc::Sender<Input>,
+    clocks: NodeClocks,
     next_stream: Arc<AtomicU64>,
 }
 
 impl MembershipEndpoint {
-    pub(crate) fn new(inbox: mpsc::Sender<Input>) -> Self {
+    pub(crate) fn new(inbox: mpsc::Sender<Input>, clocks: NodeClocks) -> Self {
         Self {
             inbox,
+            clocks,
             next_stream: Arc::new(AtomicU64::new(1)),
         }
     }
@@ -69,7 +73,7 @@ impl MembershipService for MembershipEndpoint {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (reports, outgoing) = mpsc::channel(REPORTS_QUEUED_MAX);
         let (closed, is_closed) = oneshot::channel();
-        let epoch = record.id.epoch;
+        let node = record.id.clone();
         let node_stream = NodeStream {
             node: record.id.clone(),
             reports,
@@ -86,19 +90,26 @@ impl MembershipService for MembershipEndpoint {
             .map_err(|_| Status::unavailable("the coordinator is stopping"))?;
         let reader = Reader {
             stream,
-            epoch,
+            node,
             inbox: self.inbox.clone(),
+            clocks: self.clocks.clone(),
         };
         tokio::spawn(reader.run(incoming, is_closed));
         let outgoing = ReceiverStream::new(outgoing).map(|report| Ok(report.into()));
         Ok(Response::new(Box::pin(outgoing)))
     }
+
+    async fn read_clock(&self, _: Request<v1::ClockQuestion>) -> Result<Response<v1::ClockReading>, Status> {
+        Ok(Response::new(clock_offset::read_clock()))
+    }
 }
 
+/// Reads one node's reports.
 struct Reader {
     stream: StreamId,
-    epoch: NodeEpoch,
+    node: NodeId,
     inbox: mpsc::Sender<Input>,
+    clocks: NodeClocks,
 }
 
 impl Reader {
@@ -114,7 +125,8 @@ impl Reader {
                 Err(status) => Err(format!("{:?}: {}", status.code(), status.message())),
             };
             match event {
-                Ok(event) => {
+                Ok(None) => {}
+                Ok(Some(event)) => {
                     let is_last = matches!(event, ClusterEvent::NodeLeft { .. });
                     if self.inbox.send(Input::Event(event)).await.is_err() || is_last {
                         return;
@@ -130,15 +142,20 @@ impl Reader {
             .await;
     }
 
-    /// A report that breaks the contract ends the stream: the node reconnects, and its log says why.
-    fn event(&self, message: v1::NodeReport) -> Result<ClusterEvent, String> {
+    /// A report that breaks the contract ends the stream: the node reconnects, and its log says why. `None`: nothing that
+    /// anything is decided by.
+    fn event(&self, message: v1::NodeReport) -> Result<Option<ClusterEvent>, String> {
         let stream = self.stream;
         match NodeReport::try_from(message).map_err(|error| error.to_string())? {
-            NodeReport::Status { epoch, status } if epoch == self.epoch => {
-                Ok(ClusterEvent::NodeReported { stream, status })
+            NodeReport::Status { epoch, status } if epoch == self.node.epoch => {
+                Ok(Some(ClusterEvent::NodeReported { stream, status }))
             }
             NodeReport::Status { .. } => Err("a status of another epoch".to_owned()),
-            NodeReport::Leave { .. } => Ok(ClusterEvent::NodeLeft { stream }),
+            NodeReport::Leave { .. } => Ok(Some(ClusterEvent::NodeLeft { stream })),
+            NodeReport::Clock(offset) => {
+                self.clocks.report(&self.node, offset);
+                Ok(None)
+            }
             NodeReport::Register(_) => Err("a second registration".to_owned()),
         }
     }

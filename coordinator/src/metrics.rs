@@ -1,6 +1,7 @@
 //! The coordinator's registry: what the HTTP edge reports, what the streams measure, what the brain counts.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,12 +9,15 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use serving_core::request::Lane;
 
 use crate::api::{EdgeMetrics, EndedRequest};
 use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot};
+use crate::insight::ClusterView;
+use crate::slo::OBJECTIVE;
 
 /// Edges of TELEMETRY 3.4; the bold ones there are usual SLO limits, so that attainment can be read off exactly.
 const TTFT_EDGES: &[f64] = &[
@@ -35,8 +39,6 @@ const E2E_EDGES: &[f64] = &[
 const TOKEN_EDGES: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
 ];
-/// A gap this long is a stall a reader notices.
-const STALL: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
@@ -48,6 +50,25 @@ struct OutcomeLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LaneLabel {
     lane: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StallLabels {
+    lane: &'static str,
+    cause: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloLabels {
+    slo: &'static str,
+    lane: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BreachLabels {
+    slo: &'static str,
+    lane: &'static str,
+    breach: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -82,7 +103,11 @@ pub struct Metrics {
     requests: Family<OutcomeLabels, Counter>,
     ttft: Family<LaneLabel, HistogramWithExemplars<TraceLabel>, Edges>,
     itl: PerLane,
-    itl_stalls: Family<LaneLabel, Counter>,
+    itl_stalls: Family<StallLabels, Counter>,
+    slo_total: Family<SloLabels, Counter>,
+    slo_good: Family<SloLabels, Counter>,
+    slo_breaches: Family<BreachLabels, Counter>,
+    slo_objective: Gauge<f64, AtomicU64>,
     tpot: PerLane,
     e2e: PerLane,
     prompt_tokens: Histogram,
@@ -115,6 +140,10 @@ impl Metrics {
             ttft: Family::new_with_constructor(Edges(TTFT_EDGES)),
             itl: Family::new_with_constructor(Edges(ITL_EDGES)),
             itl_stalls: Family::default(),
+            slo_total: Family::default(),
+            slo_good: Family::default(),
+            slo_breaches: Family::default(),
+            slo_objective: Gauge::default(),
             tpot: Family::new_with_constructor(Edges(ITL_EDGES)),
             e2e: Family::new_with_constructor(Edges(E2E_EDGES)),
             prompt_tokens: Histogram::new(TOKEN_EDGES.iter().copied()),
@@ -145,7 +174,20 @@ impl Metrics {
             self.ttft.clone(),
         );
         r.register("itl_seconds", "Gap between two tokens of one choice", self.itl.clone());
-        r.register("itl_stalls", "Gaps of at least 0.5 s", self.itl_stalls.clone());
+        r.register(
+            "itl_stalls",
+            "Gaps over four times the request's median, by cause",
+            self.itl_stalls.clone(),
+        );
+        self.slo_objective.set(OBJECTIVE);
+        r.register("slo", "Requests judged by an SLO profile", self.slo_total.clone());
+        r.register("slo_good", "Requests that kept it", self.slo_good.clone());
+        r.register("slo_breaches", "What the others did wrong", self.slo_breaches.clone());
+        r.register(
+            "slo_objective",
+            "Share of good requests promised",
+            self.slo_objective.clone(),
+        );
         r.register(
             "tpot_seconds",
             "(last token - first token) / (tokens - 1)",
@@ -180,9 +222,35 @@ impl Metrics {
         self.first_to_second_token.observe(gap.as_secs_f64());
     }
 
+    fn judged(&self, ended: &EndedRequest<'_>) {
+        let lane = ended.lane.name();
+        for cause in ended.stalls {
+            let cause = cause.name();
+            self.itl_stalls.get_or_create(&StallLabels { lane, cause }).inc();
+        }
+        let Some((slo, breaches)) = ended.slo else { return };
+        let labels = SloLabels { slo, lane };
+        self.slo_total.get_or_create(&labels).inc();
+        let good = self.slo_good.get_or_create(&labels);
+        // Made even when it stays zero: a rate needs both series.
+        good.inc_by(u64::from(breaches.is_empty()));
+        for breach in breaches {
+            let breach = breach.name();
+            self.slo_breaches
+                .get_or_create(&BreachLabels { slo, lane, breach })
+                .inc();
+        }
+    }
+
     /// Replaces what `/metrics` shows of the cluster.
     pub fn publish(&self, update: impl FnOnce(&mut ClusterSnapshot)) {
         update(&mut self.cluster.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl ClusterView for Metrics {
+    fn snapshot(&self) -> ClusterSnapshot {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -211,6 +279,7 @@ impl EdgeMetrics for Metrics {
         self.e2e.get_or_create(&lane).observe(ended.e2e.as_secs_f64());
         self.prompt_tokens.observe(f64::from(ended.prompt_tokens));
         self.output_tokens.observe(f64::from(ended.output_tokens));
+        self.judged(ended);
         for (stage, duration) in &ended.stages.0 {
             let labels = StageLabels {
                 stage: stage.name(),
@@ -223,9 +292,6 @@ impl EdgeMetrics for Metrics {
     fn token_gap(&self, lane: Lane, gap: Duration) {
         let lane = LaneLabel { lane: lane.name() };
         self.itl.get_or_create(&lane).observe(gap.as_secs_f64());
-        if gap >= STALL {
-            self.itl_stalls.get_or_create(&lane).inc();
-        }
     }
 
     fn handler_panicked(&self) {
@@ -243,6 +309,8 @@ impl EdgeMetrics for Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::stalls::StallCause;
+    use crate::slo::Breach;
     use serving_core::stage::{Stage, StageTimings};
 
     #[test]
@@ -263,6 +331,8 @@ mod tests {
             output_tokens: 20,
             stages: &stages,
             trace_id: "0af7651916cd43dd8448eb211c80319c",
+            stalls: &[StallCause::PrefillChunk],
+            slo: Some(("rag", &[Breach::Ttft])),
         });
         metrics.token_gap(Lane::Batch, Duration::from_millis(700));
         let text = metrics.render();
@@ -271,7 +341,10 @@ mod tests {
             r#"baton_ttft_seconds_bucket{le="0.15",lane="batch"} 1"#,
             r#"baton_stage_seconds_count{stage="egress",phase="ttft"} 1"#,
             r#"baton_stage_seconds_count{stage="egress",phase="rest"} 1"#,
-            r#"baton_itl_stalls_total{lane="batch"} 1"#,
+            r#"baton_itl_stalls_total{lane="batch",cause="prefill_chunk"} 1"#,
+            r#"baton_slo_total{slo="rag",lane="batch"} 1"#,
+            r#"baton_slo_good_total{slo="rag",lane="batch"} 0"#,
+            r#"baton_slo_breaches_total{slo="rag",lane="batch",breach="ttft"} 1"#,
             "trace_id=\"0af7651916cd43dd8448eb211c80319c\"",
             "# EOF",
         ] {

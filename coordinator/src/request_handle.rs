@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use proto::messages::StepNote;
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, RequestId};
 use serving_core::request::{
@@ -34,10 +35,34 @@ pub enum ClientEvent {
         first_position: u32,
         tokens: Vec<TokenLogprobs>,
     },
-    Token(TokenEvent),
+    Token(TokenEvent, TokenTimes),
     /// All choices have ended.
     Done(Box<RequestSummary>),
     Failed(RequestError),
+}
+
+/// When a token was where: all on this process's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenTimes {
+    /// By the coordinator, from the leg that brought it first.
+    pub received_at: Instant,
+    /// On the node; `None` while that node's clock offset is not known.
+    pub sampled_at: Option<Instant>,
+    /// `None` for a token that came with a handoff.
+    pub step: Option<StepNote>,
+    pub attempt: Attempt,
+}
+
+impl TokenTimes {
+    /// Of a token about whose making nothing is known.
+    pub fn received(received_at: Instant) -> Self {
+        Self {
+            received_at,
+            sampled_at: None,
+            step: None,
+            attempt: Attempt(0),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,9 +21,13 @@ use crate::api::{self, ApiLimits, AppParts, AppState};
 use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
+use crate::insight::Insight;
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
+use crate::node_clocks::NodeClocks;
+use crate::records::{RecordLimits, RecordStore};
 use crate::request_handle::Readiness;
+use crate::slo::SloRules;
 use crate::text::TextModel;
 
 pub const PROGRAM: Program = Program {
@@ -37,6 +41,7 @@ pub const PROGRAM: Program = Program {
 pub struct Coordinator {
     pub handle: ControlHandle,
     pub metrics: Arc<Metrics>,
+    pub clocks: NodeClocks,
     pub health: Health,
     pub control_address: SocketAddr,
     stop: Shutdown,
@@ -49,6 +54,7 @@ impl Coordinator {
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         let metrics = Arc::new(Metrics::new());
+        let clocks = NodeClocks::default();
         let terms = Terms {
             coordinator: NodeId {
                 name: NodeName::new(&config.name),
@@ -61,6 +67,7 @@ impl Coordinator {
             cluster: config.cluster(),
             terms,
             metrics: metrics.clone(),
+            clocks: clocks.clone(),
         });
         let stop = Shutdown::new();
         let health = Health::new("no node has joined yet");
@@ -72,7 +79,7 @@ impl Coordinator {
             metrics: metrics.registry(),
             ledger: None,
         };
-        let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.inbox()))
+        let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.inbox(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
         let tasks = vec![
             tokio::spawn(control.run(drain, stop.clone())),
@@ -82,6 +89,7 @@ impl Coordinator {
         Ok(Self {
             handle,
             metrics,
+            clocks,
             health,
             control_address,
             stop,
@@ -136,7 +144,20 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .with_context(|| format!("--listen {} names no address", config.listen))?;
     let http_listener = api::bind(http).await?;
     let http_address = http_listener.local_addr()?;
+    let slo_rules = SloRules::parse(&config.slo).context("--slo")?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
+    let insight = Insight {
+        records: Arc::new(RecordStore::new(RecordLimits {
+            records_max: config.request_records,
+            bytes_max: usize::try_from(config.request_record_memory.bytes()).unwrap_or(usize::MAX),
+        })),
+        slo_rules,
+        slo: Arc::default(),
+        node_clocks: coordinator.clocks.clone(),
+        cluster: Some(coordinator.metrics.clone()),
+        name: config.name.clone(),
+        listen: http_address.to_string(),
+    };
     let state = AppState::new(AppParts {
         submit: Arc::new(coordinator.handle.clone()),
         text: Arc::new(text),
@@ -146,6 +167,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
             request_time_limit: Duration::from_millis(config.request_time_limit_ms),
         },
+        insight: Arc::new(insight),
     });
     let control_address = coordinator.control_address.to_string();
     Announcement::Listening(Listening::coordinator(

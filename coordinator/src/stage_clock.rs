@@ -1,14 +1,14 @@
-//! Takes one request's time at the coordinator apart. Every stage but one lies between two marks of one process; the
-//! way back of the first token lies between two processes, and is what those leave.
+//! Takes one request's time at the coordinator apart. Every stage lies between two marks; where these are of two
+//! processes, the node's mark has been put on this process's clock by its measured offset (`node_clocks`).
 //!
 //! ```text
-//! submitted -queue-> placed -route-> sent -reserve-> opened -dispatch-> accepted -(node)-> sampled -return-> received
+//! submitted -queue-> placed -route-> sent -reserve-> opened -dispatch-> accepted there -(node)-> sampled there -return-> received
 //! ```
 //! `queue` runs to the placement whose attempt brought the first token: attempts that failed before were waiting for a
-//! place that works. The node's part (`prefill_queue`, `prefill_forward`) is the node's own duration. `first_token_return`
-//! is the time from `opened` to the token's arrival less the node's part and less `dispatch`. The message `Accepted`
-//! travels back while the node works already, so the difference can come out short by that one way; `dispatch` is then
-//! shortened by as much, and nothing is ever negative.
+//! place that works. The node's part (`prefill_queue`, `prefill_forward`) is the node's own duration. With local prefill
+//! the decode node begins as soon as it has reserved: `reserve` ends there, not when `Opened` has come back. No stage is a
+//! remainder: what the stages leave of TTFT is `unattributed`, a field of its own. While a node's offset is not known yet
+//! (its first tens of milliseconds as a member) `first_token_return` and a local `reserve` are not known either.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,7 +24,9 @@ struct Marks {
     /// `Open` sent; `Prefill` sent where there is no `Open`.
     sent: Option<Instant>,
     opened: Option<Instant>,
+    opened_there: Option<Instant>,
     accepted: Option<Instant>,
+    accepted_there: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -33,6 +35,7 @@ pub struct StageClock {
     /// Of the attempt that brought the first token, or of the latest one until then.
     marks: Marks,
     first_token: Option<Instant>,
+    sampled_there: Option<Instant>,
     /// A later attempt than the first token's has started: its time is not part of TTFT.
     is_past_first_token: bool,
     second_token_seen: bool,
@@ -45,6 +48,7 @@ impl StageClock {
             submitted,
             marks: Marks::default(),
             first_token: None,
+            sampled_there: None,
             is_past_first_token: false,
             second_token_seen: false,
             nodes: BTreeMap::new(),
@@ -76,18 +80,26 @@ impl StageClock {
             self.marks.sent.get_or_insert(at);
         }
     }
-    pub fn opened(&mut self, at: Instant) {
-        if !self.is_past_first_token {
-            self.marks.opened.get_or_insert(at);
+    /// `Opened` came back at `at`; the node had received `Open` at `there`.
+    pub fn opened(&mut self, at: Instant, there: Option<Instant>) {
+        if !self.is_past_first_token && self.marks.opened.is_none() {
+            self.marks.opened = Some(at);
+            self.marks.opened_there = there;
         }
     }
-    pub fn accepted(&mut self, at: Instant) {
-        if !self.is_past_first_token {
-            self.marks.accepted.get_or_insert(at);
+    /// `Accepted` came back at `at`; the node had received `Prefill` at `there`.
+    pub fn accepted(&mut self, at: Instant, there: Option<Instant>) {
+        if !self.is_past_first_token && self.marks.accepted.is_none() {
+            self.marks.accepted = Some(at);
+            self.marks.accepted_there = there;
         }
     }
-    pub fn first_token(&mut self, at: Instant) {
-        self.first_token.get_or_insert(at);
+    /// Received at `at`, sampled at `there`.
+    pub fn first_token(&mut self, at: Instant, there: Option<Instant>) {
+        if self.first_token.is_none() {
+            self.first_token = Some(at);
+            self.sampled_there = there;
+        }
     }
     pub fn second_token(&mut self) {
         self.second_token_seen = true;
@@ -117,60 +129,22 @@ impl StageClock {
         };
         push(Stage::Queue, between(Some(self.submitted), m.placed));
         push(Stage::Route, between(m.placed, m.sent));
-        let reserve = m.opened.and(between(m.sent, m.opened));
-        let (dispatch, back) = self.dispatch_and_return();
-        push(Stage::Reserve, self.reserve_before_local_prefill().or(reserve));
-        push(Stage::Dispatch, dispatch);
+        if m.is_local {
+            push(Stage::Reserve, between(m.sent, m.opened_there));
+        } else {
+            push(Stage::Reserve, m.opened.and(between(m.sent, m.opened)));
+            // Without an offset the node's answer stands for its acceptance: one way too long.
+            let accepted = m.accepted_there.or(m.accepted);
+            push(Stage::Dispatch, between(m.opened.or(m.sent), accepted));
+        }
         for stage in [Stage::PrefillQueue, Stage::PrefillForward] {
             push(stage, self.nodes.get(&stage).copied());
         }
-        push(Stage::FirstTokenReturn, back);
+        push(Stage::FirstTokenReturn, between(self.sampled_there, self.first_token));
         for (stage, duration) in self.nodes.iter().filter(|(stage, _)| !stage.is_before_first_token()) {
             push(*stage, Some(*duration));
         }
         out
-    }
-
-    fn since_sent(&self) -> Option<Duration> {
-        Some(self.first_token?.saturating_duration_since(self.marks.sent?))
-    }
-
-    /// A decode node that computes the prompt itself begins while its `Opened` is still on the way: what overlaps is the
-    /// node's time, not the reservation's.
-    fn reserve_before_local_prefill(&self) -> Option<Duration> {
-        let (sent, opened) = (self.marks.sent?, self.marks.opened?);
-        let of = |stage| self.nodes.get(&stage).copied();
-        let node = of(Stage::PrefillQueue)? + of(Stage::PrefillForward)?;
-        let left = self.since_sent()?.saturating_sub(node);
-        self.marks
-            .is_local
-            .then(|| opened.saturating_duration_since(sent).min(left))
-    }
-
-    /// Both from the same stretch, so that they and the node's part fill it exactly.
-    fn dispatch_and_return(&self) -> (Option<Duration>, Option<Duration>) {
-        let m = &self.marks;
-        let (Some(start), Some(end)) = (m.opened.or(m.sent), self.first_token) else {
-            return (None, None);
-        };
-        let total = end.saturating_duration_since(start);
-        let accepted = m
-            .accepted
-            .filter(|at| *at <= end)
-            .map(|at| at.saturating_duration_since(start));
-        let of = |stage| self.nodes.get(&stage).copied();
-        let (Some(queue), Some(forward)) = (of(Stage::PrefillQueue), of(Stage::PrefillForward)) else {
-            // The node died before it told: what it did cannot be told from the way back.
-            return (accepted.filter(|_| !m.is_local), None);
-        };
-        let rest = total.saturating_sub(queue + forward);
-        if m.is_local {
-            let reserve = self.reserve_before_local_prefill().unwrap_or_default();
-            let since_sent = self.since_sent().unwrap_or(total);
-            return (None, Some(since_sent.saturating_sub(reserve + queue + forward)));
-        }
-        let dispatch = accepted.unwrap_or_default().min(rest);
-        (Some(dispatch), Some(rest - dispatch))
     }
 }
 
@@ -199,57 +173,63 @@ mod tests {
     }
 
     #[test]
-    fn the_stages_fill_the_time_to_the_first_token_exactly() {
+    fn a_slow_way_back_is_seen_as_such_and_the_parts_fill_ttft() {
         let t = Instant::now();
         let mut clock = StageClock::new(t);
-        clock.placed(false, t + ms(5));
-        clock.sent(t + ms(6));
-        clock.opened(t + ms(8));
-        clock.accepted(t + ms(11));
-        clock.node_reported(&node(2, 40));
-        clock.first_token(t + ms(60));
+        clock.placed(false, t + ms(3));
+        clock.sent(t + ms(4));
+        clock.opened(t + ms(9), Some(t + ms(6)));
+        // 12 ms there, 30 back: the message `Accepted` comes late, and must not count as dispatch.
+        clock.accepted(t + ms(60), Some(t + ms(21)));
+        clock.node_reported(&node(5, 100));
+        clock.first_token(t + ms(156), Some(t + ms(126)));
         let timings = clock.timings();
-        assert_eq!(before_first_token(&timings), ms(60));
-        let expected = [
-            (Stage::Queue, 5),
-            (Stage::Route, 1),
-            (Stage::Reserve, 2),
-            (Stage::Dispatch, 3),
-            (Stage::FirstTokenReturn, 7),
-        ];
-        for (stage, duration) in expected {
-            assert_eq!(timings.get(stage), Some(ms(duration)), "{}", stage.name());
-        }
+        assert_eq!(timings.get(Stage::Reserve), Some(ms(5)));
+        assert_eq!(timings.get(Stage::Dispatch), Some(ms(12)));
+        assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(30)));
+        assert_eq!(before_first_token(&timings), ms(156));
     }
 
     #[test]
-    fn an_accept_that_came_back_late_shortens_dispatch_and_nothing_is_negative() {
+    fn what_the_node_does_not_account_for_is_left_over() {
         let t = Instant::now();
         let mut clock = StageClock::new(t);
         clock.placed(false, t);
         clock.sent(t);
-        clock.opened(t);
-        clock.accepted(t + ms(10));
-        clock.node_reported(&node(0, 15));
-        clock.first_token(t + ms(20));
-        let timings = clock.timings();
-        assert_eq!(timings.get(Stage::Dispatch), Some(ms(5)));
-        assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(0)));
-        assert_eq!(before_first_token(&timings), ms(20));
+        clock.opened(t, None);
+        clock.accepted(t + ms(1), Some(t + ms(1)));
+        clock.node_reported(&node(0, 100));
+        clock.first_token(t + ms(151), Some(t + ms(150)));
+        assert_eq!(before_first_token(&clock.timings()), ms(102));
     }
 
     #[test]
-    fn a_local_prefill_that_began_before_opened_came_back_is_not_counted_twice() {
+    fn with_an_unknown_offset_nothing_is_made_up() {
+        let t = Instant::now();
+        let mut clock = StageClock::new(t);
+        clock.placed(false, t);
+        clock.sent(t);
+        clock.opened(t, None);
+        clock.accepted(t + ms(2), None);
+        clock.node_reported(&node(0, 10));
+        clock.first_token(t + ms(13), None);
+        let timings = clock.timings();
+        assert_eq!(timings.get(Stage::Dispatch), Some(ms(2)));
+        assert_eq!(timings.get(Stage::FirstTokenReturn), None);
+    }
+
+    #[test]
+    fn a_local_prefill_begins_where_it_was_reserved() {
         let t = Instant::now();
         let mut clock = StageClock::new(t);
         clock.placed(true, t + ms(1));
         clock.sent(t + ms(2));
-        clock.opened(t + ms(12));
+        clock.opened(t + ms(12), Some(t + ms(4)));
+        clock.first_token(t + ms(500), Some(t + ms(500)));
         clock.node_reported(&node(1, 495));
-        clock.first_token(t + ms(500));
         let timings = clock.timings();
         assert_eq!(timings.get(Stage::Reserve), Some(ms(2)));
-        assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(0)));
+        assert_eq!(timings.get(Stage::Dispatch), None);
         assert_eq!(before_first_token(&timings), ms(500));
     }
 
@@ -259,12 +239,12 @@ mod tests {
         let mut clock = StageClock::new(t);
         clock.placed(false, t + ms(1));
         clock.sent(t + ms(1));
-        clock.opened(t + ms(2));
+        clock.opened(t + ms(2), None);
         clock.node_reported(&node(9, 9));
         clock.placed(true, t + ms(30));
         clock.sent(t + ms(30));
-        clock.opened(t + ms(31));
-        clock.first_token(t + ms(50));
+        clock.opened(t + ms(31), Some(t + ms(31)));
+        clock.first_token(t + ms(50), Some(t + ms(49)));
         clock.node_reported(&node(1, 17));
         clock.placed(false, t + ms(100));
         clock.sent(t + ms(101));
@@ -284,9 +264,9 @@ mod tests {
         let mut clock = StageClock::new(t);
         clock.placed(false, t + ms(1));
         clock.sent(t + ms(2));
-        clock.accepted(t + ms(4));
+        clock.accepted(t + ms(4), Some(t + ms(3)));
         clock.node_reported(&node(1, 10));
-        clock.first_token(t + ms(20));
+        clock.first_token(t + ms(20), Some(t + ms(14)));
         let timings = clock.timings();
         assert_eq!(timings.get(Stage::Reserve), None);
         assert_eq!(before_first_token(&timings), ms(20));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use proto::messages::{DecodeFinished, PrefillFinished, PromptLogprobs};
+use proto::messages::{DecodeFinished, PrefillFinished, PromptLogprobs, StepNote};
 use serving_core::cluster::{Delivered, Leg, PlacementFacts};
 use serving_core::ids::{Attempt, ChoiceIndex, TokenId};
 use serving_core::request::{AttemptKey, Request, RequestError, TokenEvent};
@@ -13,7 +13,7 @@ use serving_core::stage::{Stage, StageTimings};
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
-use crate::request_handle::{ClientEvent, Placement, RequestSummary};
+use crate::request_handle::{ClientEvent, Placement, RequestSummary, TokenTimes};
 use crate::stage_clock::StageClock;
 
 /// Tokens a client may be behind; then its request is ended. At 100 tokens a second this is 40 s of silence, and the
@@ -37,6 +37,24 @@ pub enum Delivery {
     Broken(RequestError),
     /// The node broke the contract.
     Violation(String),
+}
+
+/// Tokens of one message of a node, with what it says of their making.
+#[derive(Clone, Debug, Default)]
+pub struct ReceivedTokens {
+    pub tokens: Vec<TokenEvent>,
+    /// On this process's clock; `None` while the node's offset is not known.
+    pub sampled_at: Option<Instant>,
+    pub step: Option<StepNote>,
+}
+
+impl From<Vec<TokenEvent>> for ReceivedTokens {
+    fn from(tokens: Vec<TokenEvent>) -> Self {
+        Self {
+            tokens,
+            ..Self::default()
+        }
+    }
 }
 
 /// Shared by the legs of a request and the control loop.
@@ -68,7 +86,7 @@ struct Choice {
     next_index: u32,
     first_token: Option<TokenId>,
     is_finished: bool,
-    early: BTreeMap<u32, TokenEvent>,
+    early: BTreeMap<u32, (TokenEvent, TokenTimes)>,
 }
 
 impl RequestStream {
@@ -189,18 +207,25 @@ impl RequestStream {
     }
 
     /// Each (choice, index) reaches the client once, whichever leg brings it first.
-    pub fn deliver(&self, key: AttemptKey, leg: Leg, tokens: Vec<TokenEvent>) -> Delivery {
+    pub fn deliver(&self, key: AttemptKey, leg: Leg, batch: impl Into<ReceivedTokens>) -> Delivery {
         let now = Instant::now();
+        let batch = batch.into();
+        let times = TokenTimes {
+            received_at: now,
+            sampled_at: batch.sampled_at,
+            step: batch.step,
+            attempt: key.attempt,
+        };
         let mut s = self.state();
         if s.live != Some(key.attempt) {
             return Delivery::Stale;
         }
         let mut finished = Vec::new();
-        for token in tokens {
-            match s.accept(token) {
+        for token in batch.tokens {
+            match s.accept(token, times) {
                 Ok(ready) => {
                     for token in ready {
-                        if let Err(error) = s.hand_over(token, now, &mut finished) {
+                        if let Err(error) = s.hand_over(token, &mut finished) {
                             s.live = None;
                             return Delivery::Broken(error);
                         }
@@ -269,7 +294,7 @@ impl State {
     }
 
     /// Sorts one token in: the tokens that can be handed over now, in order.
-    fn accept(&mut self, token: TokenEvent) -> Result<Vec<TokenEvent>, String> {
+    fn accept(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
         let choice_number = token.choice;
         let Some(choice) = self.choices.get_mut(choice_number.0 as usize) else {
             return Err(format!("token for choice {choice_number}, which does not exist"));
@@ -291,23 +316,23 @@ impl State {
                 choice.next_index
             ));
         }
-        choice.early.insert(index, token);
+        choice.early.insert(index, (token, times));
         let mut ready = Vec::new();
-        while let Some(token) = choice.early.remove(&choice.next_index) {
+        while let Some((token, times)) = choice.early.remove(&choice.next_index) {
             choice.first_token.get_or_insert(token.token);
             choice.next_index += 1;
             choice.is_finished |= token.finish.is_some();
-            ready.push(token);
+            ready.push((token, times));
         }
         Ok(ready)
     }
 
     fn hand_over(
         &mut self,
-        token: TokenEvent,
-        now: Instant,
+        (token, times): (TokenEvent, TokenTimes),
         finished: &mut Vec<ChoiceIndex>,
     ) -> Result<(), RequestError> {
+        let now = times.received_at;
         let free = self.sender.capacity();
         if free == self.sender.max_capacity() {
             self.behind_since = None;
@@ -327,12 +352,12 @@ impl State {
         self.attempt_token_count += 1;
         if self.first_token_at.is_none() {
             self.first_token_at = Some(now);
-            self.clock.first_token(now);
+            self.clock.first_token(now, times.sampled_at);
         }
         if token.finish.is_some() {
             finished.push(token.choice);
         }
-        self.tell(ClientEvent::Token(token));
+        self.tell(ClientEvent::Token(token, times));
         Ok(())
     }
 

@@ -71,7 +71,7 @@ fn place(stream: &RequestStream, attempt: u32) {
 fn tokens(receiver: &mut mpsc::Receiver<ClientEvent>) -> Vec<(u32, u32, u32)> {
     let mut all = Vec::new();
     while let Ok(event) = receiver.try_recv() {
-        if let ClientEvent::Token(t) = event {
+        if let ClientEvent::Token(t, _) = event {
             all.push((t.choice.0, t.index.0, t.token.0));
         }
     }

@@ -10,14 +10,15 @@ use common::*;
 use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
 use proto::messages::{
     CoordinatorReport, DecodeEvent, DecodeFinished, Failed, Fault, NodeReport, Opened, PrefillEvent, PrefillFinished,
-    PrefillOutcome, Refused, RefusedReason,
+    PrefillOutcome, Refused, RefusedReason, TokenBatch,
 };
 use proto::v1::membership_service_client::MembershipServiceClient;
 use service_runtime::membership::{LostReason, MembershipEvent};
 use serving_core::ids::{Attempt, TokenId};
 use serving_core::node::NodeRole;
-use serving_core::request::{LocalPrefillReason, RequestError};
+use serving_core::request::{LocalPrefillReason, RequestError, TokenEvent};
 use serving_core::stage::{Stage, StageTimings};
+use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -26,11 +27,16 @@ async fn send<E>(events: &mpsc::Sender<E>, event: E) {
     let _ = events.send(event).await;
 }
 
+fn batch(tokens: Vec<TokenEvent>) -> TokenBatch {
+    TokenBatch::handed_over(tokens, Time::ZERO)
+}
+
 fn opened(transfer: u128) -> DecodeEvent {
     DecodeEvent::Opened(Opened {
         ticket: Some(ticket(transfer)),
         prefix_blocks: 0,
         cached_tokens: 0,
+        at: Time::ZERO,
     })
 }
 
@@ -39,6 +45,7 @@ fn opened_local() -> DecodeEvent {
         ticket: None,
         prefix_blocks: 0,
         cached_tokens: 16,
+        at: Time::ZERO,
     })
 }
 
@@ -74,12 +81,20 @@ fn good_prefill(pushed: Pushed) -> PrefillScript {
         let pushed = pushed.clone();
         async move {
             let first = work.request.delivered_tokens();
-            send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
-            send(&events, PrefillEvent::Tokens(vec![token(first, 100 + first)])).await;
+            send(
+                &events,
+                PrefillEvent::Accepted {
+                    cached_tokens: 0,
+                    at: Time::ZERO,
+                },
+            )
+            .await;
+            send(&events, PrefillEvent::Tokens(batch(vec![token(first, 100 + first)]))).await;
             send(
                 &events,
                 PrefillEvent::FirstToken {
                     timings: node_timings(),
+                    sampled_at: Time::ZERO,
                 },
             )
             .await;
@@ -110,7 +125,7 @@ fn good_decode(pushed: Pushed) -> DecodeScript {
                 } else {
                     token(index, 100 + index)
                 };
-                send(&events, DecodeEvent::Tokens(vec![token])).await;
+                send(&events, DecodeEvent::Tokens(batch(vec![token]))).await;
             }
             let timings = StageTimings(vec![(Stage::Decode, Duration::from_millis(9))]);
             send(
@@ -239,7 +254,16 @@ async fn a_prefill_node_that_dies_before_the_first_token_is_only_latency() {
     let pushed = link();
     let _d = decode_node(&cluster, "d0", good_decode(pushed.clone())).await;
     // Its stream ends in the middle of the work, as that of a killed process does.
-    let dying = prefill(|_, events| async move { send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await });
+    let dying = prefill(|_, events| async move {
+        send(
+            &events,
+            PrefillEvent::Accepted {
+                cached_tokens: 0,
+                at: Time::ZERO,
+            },
+        )
+        .await
+    });
     let _p0 = prefill_node(&cluster, "p0", dying).await;
     let _p1 = prefill_node(&cluster, "p1", good_prefill(pushed)).await;
     until_up(&cluster, "decode", 1).await;
@@ -262,7 +286,7 @@ async fn a_decode_node_that_dies_in_mid_stream_is_replaced_without_gap_or_repeat
     let seen: Arc<Mutex<Prompts>> = Arc::default();
     let dying = decode(|_, events| async move {
         send(&events, opened_local()).await;
-        send(&events, DecodeEvent::Tokens(vec![token(0, 100), token(1, 101)])).await;
+        send(&events, DecodeEvent::Tokens(batch(vec![token(0, 100), token(1, 101)]))).await;
         let failed = Failed {
             fault: Fault::Draining,
             reason: "draining".into(),
@@ -309,8 +333,15 @@ async fn a_client_that_goes_away_cancels_both_legs_within_a_second() {
     let hanging_prefill = prefill(move |_, events| {
         let closed = p_closed.clone();
         async move {
-            send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
-            send(&events, PrefillEvent::Tokens(vec![token(0, 100)])).await;
+            send(
+                &events,
+                PrefillEvent::Accepted {
+                    cached_tokens: 0,
+                    at: Time::ZERO,
+                },
+            )
+            .await;
+            send(&events, PrefillEvent::Tokens(batch(vec![token(0, 100)]))).await;
             events.closed().await;
             send(&closed, "prefill").await;
         }
@@ -325,7 +356,7 @@ async fn a_client_that_goes_away_cancels_both_legs_within_a_second() {
             .await
             .expect("in time")
             .expect("an event");
-        if matches!(event, ClientEvent::Token(_)) {
+        if matches!(event, ClientEvent::Token(..)) {
             break;
         }
     }
@@ -355,7 +386,7 @@ async fn a_stop_string_ends_the_request_and_the_node_is_told() {
         let closed = closed.clone();
         async move {
             send(&events, opened_local()).await;
-            send(&events, DecodeEvent::Tokens(vec![token(0, 100), token(1, 101)])).await;
+            send(&events, DecodeEvent::Tokens(batch(vec![token(0, 100), token(1, 101)]))).await;
             events.closed().await;
             send(&closed, ()).await;
         }
@@ -363,7 +394,7 @@ async fn a_stop_string_ends_the_request_and_the_node_is_told() {
     let _d = decode_node(&cluster, "d0", endless).await;
     until_up(&cluster, "decode", 1).await;
     let mut handle = submit(&cluster, request(1, 400)).await;
-    while !matches!(handle.next().await, Some(ClientEvent::Token(_))) {}
+    while !matches!(handle.next().await, Some(ClientEvent::Token(..))) {}
     handle.finish_choice(
         serving_core::ids::ChoiceIndex(0),
         serving_core::request::FinishReason::StopString,
@@ -479,8 +510,15 @@ async fn a_request_of_one_token_never_meets_the_decode_node() {
     let never = decode(|_, _| async { panic!("the decode node was asked") });
     let alone = prefill(|work, events| async move {
         assert!(work.ticket.is_none());
-        send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
-        send(&events, PrefillEvent::Tokens(vec![last_token(0, 100)])).await;
+        send(
+            &events,
+            PrefillEvent::Accepted {
+                cached_tokens: 0,
+                at: Time::ZERO,
+            },
+        )
+        .await;
+        send(&events, PrefillEvent::Tokens(batch(vec![last_token(0, 100)]))).await;
         let PrefillEvent::Finished(finished) = handed_over() else {
             return;
         };
@@ -521,7 +559,14 @@ async fn a_failed_transfer_ends_in_local_prefill() {
         }
     });
     let idle = prefill(|_, events| async move {
-        send(&events, PrefillEvent::Accepted { cached_tokens: 0 }).await;
+        send(
+            &events,
+            PrefillEvent::Accepted {
+                cached_tokens: 0,
+                at: Time::ZERO,
+            },
+        )
+        .await;
         events.closed().await;
     });
     let _d = decode_node(&cluster, "d0", script).await;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::KvMemory;
 use kv_transfer::receiver::{Arrived, Receiver};
-use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened};
+use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened, StepNote, TokenBatch};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
@@ -34,6 +35,8 @@ struct OpenStream {
     kv_hashes: Vec<u64>,
     kv_bytes: u64,
     context: Context,
+    /// The step that was running when the request came: it waited for it before the batcher knew of it.
+    inbox_wait: Duration,
 }
 
 /// The batcher and what its events act on.
@@ -47,6 +50,8 @@ pub struct Delivery {
     transfers: BTreeMap<TransferId, AttemptKey>,
     /// Streams that have tokens to send.
     fresh: Vec<AttemptKey>,
+    /// The step whose tokens are being delivered.
+    step: Option<StepNote>,
 }
 
 impl Delivery {
@@ -59,7 +64,19 @@ impl Delivery {
             streams: BTreeMap::new(),
             transfers: BTreeMap::new(),
             fresh: Vec::new(),
+            step: None,
         }
+    }
+
+    /// Carries out what a step has brought; its tokens say which step it was.
+    pub fn deliver_step(&mut self, took: Duration, prompt_tokens: u32) {
+        self.step = Some(StepNote {
+            took,
+            prompt_tokens,
+            preemptions: 0,
+        });
+        self.deliver();
+        self.step = None;
     }
 
     /// The request that waits for a transfer.
@@ -83,6 +100,7 @@ impl Delivery {
             kv_hashes: Vec::new(),
             kv_bytes: 0,
             context: job.context,
+            inbox_wait: Clock::now().since(job.received_at),
         };
         self.streams.insert(key, stream);
         self.send(key, WireEvent::Opened(reply));
@@ -190,12 +208,13 @@ impl Delivery {
         }
     }
 
-    fn finished(&mut self, key: AttemptKey, report: DecodeReport) {
+    fn finished(&mut self, key: AttemptKey, mut report: DecodeReport) {
         failpoints::hit(FaultPoint::LastToken);
         self.send_tokens(key);
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
         };
+        report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait);
         record_spans(&stream.context, &report);
         let finished = DecodeFinished {
             timings: report.timings,
@@ -242,7 +261,17 @@ impl Delivery {
             let behind_tokens = u32::try_from(behind).unwrap_or(u32::MAX);
             return self.batcher.fail(key, NodeFailure::SlowReader { behind_tokens });
         }
-        self.send(key, WireEvent::Tokens(tokens));
+        let step = self.step.map(|step| StepNote {
+            preemptions: self.batcher.preemptions_of(key),
+            ..step
+        });
+        let sampled_at = Clock::now();
+        let batch = TokenBatch {
+            tokens,
+            sampled_at,
+            step,
+        };
+        self.send(key, WireEvent::Tokens(batch));
     }
 
     /// Full is impossible while places are kept; closed means a cancel that is noticed next.

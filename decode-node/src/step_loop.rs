@@ -97,6 +97,7 @@ impl StepLoop {
             return false;
         };
         self.parts.metrics.step(plan.token_count(), plan.rows().len());
+        let (began, prompt_tokens) = (Clock::now(), plan.prompt_token_count());
         let ran = self.runner.run(&plan);
         failpoints::hit(FaultPoint::MidDecode);
         let now = Clock::now();
@@ -120,7 +121,7 @@ impl StepLoop {
                 self.delivery.batcher.step_failed(&error.to_string());
             }
         }
-        self.delivery.deliver();
+        self.delivery.deliver_step(now.since(began), prompt_tokens);
         self.publish();
         true
     }
@@ -207,6 +208,7 @@ impl StepLoop {
                     prefix_blocks: opened.prefix_blocks,
                     cached_tokens: opened.cached_tokens,
                     ticket,
+                    at: job.received_at,
                 };
                 failpoints::hit(FaultPoint::DecodeReserved);
                 self.delivery.opened(key, request, job, reply);

@@ -28,6 +28,7 @@ pub struct NewLive {
     pub events: mpsc::Sender<PrefillEvent>,
     pub request: Arc<Request>,
     pub ticket: Option<Ticket>,
+    pub received_at: Time,
     pub span: tracing::Span,
 }
 
@@ -40,6 +41,7 @@ pub struct Live {
     pub handoff: Option<Handoff>,
     pub span: tracing::Span,
     pub trace: Context,
+    pub received_at: Time,
     pub accepted_at: Time,
     pub first_chunk_at: Option<Time>,
     /// Ends of chunks with their tokens, for the trace.
@@ -63,6 +65,7 @@ impl Live {
             handoff: None,
             trace: new.span.context(),
             span: new.span,
+            received_at: new.received_at,
             accepted_at: now,
             first_chunk_at: None,
             chunks: Vec::new(),
@@ -118,6 +121,11 @@ impl Live {
         }
     }
 
+    /// The step that was running when it came: the request waited for it before the batcher knew of it.
+    pub fn inbox_wait(&self) -> Duration {
+        self.accepted_at.since(self.received_at)
+    }
+
     /// From the end of the last forward to the last frame written, when there was a handoff.
     pub fn transfer_tail(&self) -> Option<StageTimings> {
         let tail = self.report?.last_written.saturating_duration_since(self.forward_ended?);
@@ -152,7 +160,7 @@ impl Live {
         let Some(first_chunk_at) = self.first_chunk_at else {
             return;
         };
-        MeasuredSpan::new("prefill.queue", self.accepted_at, first_chunk_at).record(&self.trace);
+        MeasuredSpan::new("prefill.queue", self.received_at, first_chunk_at).record(&self.trace);
         let Some((last_chunk_at, _)) = self.chunks.last() else {
             return;
         };

@@ -10,6 +10,7 @@ use service_runtime::admin::BlockLedger;
 use serving_core::batching::BlockReport;
 use serving_core::batching::prefill::PushEnd;
 use serving_core::request::AttemptKey;
+use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::handoff::PushReport;
@@ -48,6 +49,7 @@ pub struct NewPrefill {
     pub message: PrefillRequest,
     pub leg: u64,
     pub events: mpsc::Sender<PrefillEvent>,
+    pub received_at: Time,
     /// The request's span on this node; ends when the request does.
     pub span: tracing::Span,
 }

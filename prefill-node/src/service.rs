@@ -12,6 +12,7 @@ use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PrefillEvent, PrefillRequest, R
 use proto::status::convert_status;
 use proto::v1;
 use proto::v1::prefill_service_server::{PrefillService, PrefillServiceServer};
+use service_runtime::clock::Clock;
 use service_runtime::telemetry;
 use serving_core::ids::NodeEpoch;
 use serving_core::request::AttemptKey;
@@ -58,6 +59,7 @@ impl PrefillService for Service {
     type PrefillStream = EventStream;
 
     async fn prefill(&self, request: Request<v1::PrefillRequest>) -> Result<Response<EventStream>, Status> {
+        let received_at = Clock::now();
         let parent = telemetry::extract(request.metadata());
         let message =
             PrefillRequest::try_from(request.into_inner()).map_err(|error: ConvertError| convert_status(&error))?;
@@ -86,6 +88,7 @@ impl PrefillService for Service {
             message,
             leg: guard.leg,
             events,
+            received_at,
             span,
         }));
         match self.inbox.send_timeout(new, INBOX_TIME_LIMIT).await {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use engine::{KvMemory, StepRunner};
 use kv_transfer::transport::AbortReason;
 use proto::messages::PrefillEvent as Told;
-use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason};
+use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason, TokenBatch};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
@@ -20,7 +20,7 @@ use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
 use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
 use serving_core::request::{AttemptKey, TokenEvent, TokenLogprobs};
-use serving_core::stage::StageTimings;
+use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -139,6 +139,7 @@ impl StepLoop {
             message,
             leg,
             events,
+            received_at,
             span,
         } = new;
         if self.state == NodeState::Draining {
@@ -176,10 +177,12 @@ impl StepLoop {
             events,
             request,
             ticket: message.ticket,
+            received_at,
             span,
         };
         self.live.insert(key, Live::new(now, new));
-        self.tell(key, Told::Accepted { cached_tokens });
+        let at = received_at;
+        self.tell(key, Told::Accepted { cached_tokens, at });
         failpoints::hit(FaultPoint::PrefillScheduled);
     }
 
@@ -315,11 +318,13 @@ impl StepLoop {
 
     /// The first tokens go to the coordinator at once, and with the last frame to the decode node.
     fn first_tokens(&mut self, key: AttemptKey, first: (Vec<TokenEvent>, StageTimings), continues: bool) {
-        let (tokens, timings) = first;
+        let (tokens, mut timings) = first;
         let Some(live) = self.live.get_mut(&key) else {
             return;
         };
-        live.forward_ended = Some(Instant::now());
+        timings.lengthen(Stage::PrefillQueue, live.inbox_wait());
+        let forward_ended = Instant::now();
+        live.forward_ended = Some(forward_ended);
         failpoints::hit(FaultPoint::PrefillDone);
         event_log::record(key, || Step::FirstTokens { continues });
         if live.is_unscored {
@@ -335,8 +340,9 @@ impl StepLoop {
         self.parts.metrics.stages(&timings);
         // `max_tokens` 0 (echo) draws nothing and has no first token.
         if !tokens.is_empty() {
-            self.tell(key, Told::FirstToken { timings });
-            self.tell(key, Told::Tokens(tokens));
+            let sampled_at = Clock::time_of(forward_ended);
+            self.tell(key, Told::FirstToken { timings, sampled_at });
+            self.tell(key, Told::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
         }
     }
 
@@ -348,6 +354,7 @@ impl StepLoop {
         if live.is_unscored {
             return self.failed(key, &NodeFailure::Sampling);
         }
+        timings.lengthen(Stage::PrefillQueue, live.inbox_wait());
         if let Some(tail) = live.transfer_tail() {
             self.parts.metrics.stages(&tail);
             timings.extend(&tail);

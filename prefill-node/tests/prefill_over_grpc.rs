@@ -30,7 +30,7 @@ fn failed(events: &[PrefillEvent]) -> &Failed {
 
 fn tokens(events: &[PrefillEvent]) -> Vec<TokenEvent> {
     let tokens = events.iter().filter_map(|event| match event {
-        PrefillEvent::Tokens(tokens) => Some(tokens.clone()),
+        PrefillEvent::Tokens(batch) => Some(batch.tokens.clone()),
         _ => None,
     });
     tokens.flatten().collect()
@@ -125,7 +125,7 @@ async fn a_handoff_delivers_exactly_the_computed_blocks_while_later_chunks_compu
         let lead = first_token_at.unwrap() - recorded.first_import.unwrap();
         assert!(lead > step, "the first frame came only {lead:?} before the first token");
     });
-    assert!(matches!(events[0], PrefillEvent::Accepted { cached_tokens: 0 }));
+    assert!(matches!(events[0], PrefillEvent::Accepted { cached_tokens: 0, .. }));
     assert_eq!(tokens(&events).len(), 1);
     let finished = finished(&events);
     assert_eq!(finished.outcome, PrefillOutcome::HandedOver);

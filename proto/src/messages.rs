@@ -7,6 +7,7 @@ use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, Request
 use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, Ticket};
 use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::StageTimings;
+use serving_core::time::Time;
 
 /// Version of the wire as a whole; equal on both ends of a stream, part of the compatibility hash.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -48,7 +49,7 @@ pub struct PrefillRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub enum DecodeEvent {
     Opened(Opened),
-    Tokens(Vec<TokenEvent>),
+    Tokens(TokenBatch),
     PromptLogprobs(PromptLogprobs),
     /// The handoff is verified and committed: the prefill leg is no longer needed.
     Committed {
@@ -65,6 +66,39 @@ pub struct Opened {
     pub ticket: Option<Ticket>,
     pub prefix_blocks: u32,
     pub cached_tokens: u32,
+    /// On the node's clock: [`ClockOffset`] maps it.
+    pub at: Time,
+}
+
+/// Tokens of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenBatch {
+    pub tokens: Vec<TokenEvent>,
+    /// On the node's clock: [`ClockOffset`] maps it.
+    pub sampled_at: Time,
+    /// `None` for tokens that no step of this node sampled: they came with a handoff.
+    pub step: Option<StepNote>,
+}
+
+impl TokenBatch {
+    /// Tokens that no step of this node sampled.
+    pub fn handed_over(tokens: Vec<TokenEvent>, sampled_at: Time) -> Self {
+        Self {
+            tokens,
+            sampled_at,
+            step: None,
+        }
+    }
+}
+
+/// The step that sampled a token, for whoever asks why it came late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepNote {
+    pub took: Duration,
+    /// Prompt tokens that were computed in the same step.
+    pub prompt_tokens: u32,
+    /// How often this request had been preempted until then.
+    pub preemptions: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -82,12 +116,16 @@ pub struct DecodeFinished {
 pub enum PrefillEvent {
     Accepted {
         cached_tokens: u32,
+        /// On the node's clock: [`ClockOffset`] maps it.
+        at: Time,
     },
-    Tokens(Vec<TokenEvent>),
+    Tokens(TokenBatch),
     PromptLogprobs(PromptLogprobs),
     /// Stage timings up to the first token.
     FirstToken {
         timings: StageTimings,
+        /// On the node's clock: [`ClockOffset`] maps it.
+        sampled_at: Time,
     },
     Finished(PrefillFinished),
     Failed(Failed),
@@ -183,6 +221,25 @@ pub enum NodeReport {
     Leave {
         reason: String,
     },
+    Clock(ClockOffset),
+}
+
+/// How far a node's clocks are from the coordinator's: node's time + offset = coordinator's time, within `error`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockOffset {
+    /// Between the two monotonic clocks, whose starting points have nothing to do with each other.
+    pub monotonic_ns: i64,
+    /// Between the two wall clocks.
+    pub unix_ns: i64,
+    pub error: Duration,
+}
+
+impl ClockOffset {
+    /// A time of the node on the coordinator's clock; `None` when it lies before that clock's start.
+    pub fn map(&self, node_time: Time) -> Option<Time> {
+        let nanoseconds = i128::from(node_time.0) + i128::from(self.monotonic_ns);
+        u64::try_from(nanoseconds).ok().map(Time)
+    }
 }
 
 /// Coordinator -> node on the membership stream.

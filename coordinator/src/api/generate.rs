@@ -52,11 +52,9 @@ async fn generate(
     request: HttpRequest,
 ) -> Response {
     let span = root_span(endpoint, &record.request_id);
-    {
-        let mut facts = record.facts();
-        facts.trace = TraceContext::of_root(&span, record.incoming_trace);
-        facts.generation = Some(Generation::new(span.clone()));
-    }
+    record.facts().trace = TraceContext::of_root(&span, record.incoming_trace);
+    let seq = record.insight().records.next_seq();
+    record.begin(Generation::new(span.clone(), (seq, endpoint.operation())));
     let call = Call {
         state,
         record: record.clone(),
@@ -96,11 +94,18 @@ impl Call {
         let labels = RequestLabels::from_headers(headers, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
         let mut plan = self.parse(body).await?;
+        let rules = &self.state.insight.slo_rules;
+        let slo = rules.choose(labels.slo, Some(&plan.model), labels.lane);
+        self.record.update(|generation| {
+            generation.slo = slo;
+            generation.is_streaming = plan.reply.is_streaming;
+        });
         let prompts = self.tokenize(&mut plan).await?;
         let requests = requests(&self.state, &plan, &prompts, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
         let mut run = Run::start(&self.state, self.run_input(&plan, requests));
+        self.record.update(|generation| generation.is_submitted = true);
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
         let reply = self.reply(&plan, prompts);
         // No header leaves before the first token is there: until then a failure still has a status of its own.
@@ -206,6 +211,8 @@ impl Call {
             fingerprint: self.state.text.fingerprint.clone(),
         });
         self.span.record("gen_ai.response.id", head.id.as_str());
+        self.record
+            .update(|generation| generation.response_id = Some(head.id.clone()));
         Reply {
             head,
             endpoint: self.endpoint,

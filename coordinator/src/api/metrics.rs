@@ -5,6 +5,9 @@ use std::time::Duration;
 use serving_core::request::Lane;
 use serving_core::stage::StageTimings;
 
+use crate::records::stalls::StallCause;
+use crate::slo::Breach;
+
 /// Where the edge reports to. Calls never block.
 pub trait EdgeMetrics: Send + Sync {
     /// Once per generation request, whatever its end.
@@ -37,4 +40,8 @@ pub struct EndedRequest<'a> {
     pub stages: &'a StageTimings,
     /// For exemplars.
     pub trace_id: &'a str,
+    /// What each of its stalls was caused by.
+    pub stalls: &'a [StallCause],
+    /// The profile it was judged by, and what it broke; `None` when it is nobody's failure.
+    pub slo: Option<(&'static str, &'a [Breach])>,
 }

@@ -3,9 +3,11 @@
 //! Read `generate` first: it is the path of a completion from body to answer. `validate`, `prompt` and `prepare` turn
 //! JSON into requests, `run` merges the events that come back, `reply` and `sse` give them their looks.
 
+mod admin;
 mod body;
 mod connection;
 mod error;
+mod events;
 mod fields;
 mod generate;
 mod json;
@@ -18,6 +20,7 @@ mod prepare;
 mod probes;
 mod prompt;
 mod record;
+mod remember;
 mod reply;
 mod run;
 mod server;
@@ -25,6 +28,7 @@ mod shapes;
 mod sse;
 mod tokenize;
 mod trace;
+mod traces;
 mod validate;
 
 use std::fmt;
@@ -46,6 +50,7 @@ pub use metrics::{EdgeMetrics, EndedRequest};
 pub use server::{BindError, bind, serve_http};
 pub use trace::TraceContext;
 
+use crate::insight::Insight;
 use crate::request_handle::Submit;
 use crate::text::TextModel;
 use record::{Arrival, REQUEST_ID, RequestRecord};
@@ -69,6 +74,7 @@ pub struct AppParts {
     pub served_models: Vec<String>,
     pub metrics: Arc<dyn EdgeMetrics>,
     pub limits: ApiLimits,
+    pub insight: Arc<Insight>,
 }
 
 /// Shared by all handlers.
@@ -78,10 +84,14 @@ pub struct AppState {
     served_models: Vec<String>,
     metrics: Arc<dyn EdgeMetrics>,
     limits: ApiLimits,
+    insight: Arc<Insight>,
     ignored_names: fields::IgnoredNames,
     /// Long texts are tokenized on blocking threads, no more of them at once than there are cores.
     long_texts: Semaphore,
     started_at_unix_s: u64,
+    started_at: Instant,
+    /// For questions to nodes.
+    http: reqwest::Client,
 }
 
 impl AppState {
@@ -93,11 +103,14 @@ impl AppState {
             served_models: parts.served_models,
             metrics: parts.metrics,
             limits: parts.limits,
+            insight: parts.insight,
             ignored_names: fields::IgnoredNames::default(),
             long_texts: Semaphore::new(cores),
             started_at_unix_s: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
+            started_at: Instant::now(),
+            http: reqwest::Client::new(),
         }
     }
 }
@@ -134,6 +147,12 @@ pub fn router(state: AppState) -> Router {
         .route("/ping", get(probes::health).post(probes::health))
         .route("/version", get(probes::version))
         .route("/metrics", get(probes::metrics))
+        .route("/admin/requests", get(admin::requests))
+        .route("/admin/requests/{id}", get(admin::request))
+        .route("/admin/traces/{id}", get(traces::trace))
+        .route("/admin/cluster", get(admin::cluster))
+        .route("/admin/slo", get(admin::slo))
+        .route("/admin/events", get(events::events))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(move |_| {
@@ -159,7 +178,7 @@ async fn edge(State(state): State<Arc<AppState>>, mut request: Request, next: Ne
         received_at,
         connection,
     };
-    let record = RequestRecord::new(arrival, state.metrics.clone());
+    let record = RequestRecord::new(arrival, state.metrics.clone(), state.insight.clone());
     request.extensions_mut().insert(record.clone());
     let mut response = next.run(request).await;
     let status = response.status();

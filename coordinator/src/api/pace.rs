@@ -9,6 +9,7 @@ use serving_core::stage::Stage;
 use super::record::RequestRecord;
 use super::run::OutToken;
 use super::shapes::EdgeTimes;
+use crate::records::stalls::{Gaps, Left};
 
 /// Kept beside a running answer. Without a connection's own stamps (or without streaming) a token counts as written
 /// when it is handed over.
@@ -17,6 +18,7 @@ pub struct Pace {
     record: Arc<RequestRecord>,
     lane: Lane,
     choices: Vec<ChoicePace>,
+    gaps: Gaps,
     first: Option<First>,
     /// When the last chunk was handed to the connection: until it asks again it is writing.
     handed_over: Option<Instant>,
@@ -26,7 +28,7 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, Default)]
 struct ChoicePace {
     first: Option<Instant>,
-    last: Option<Instant>,
+    last: Option<Left>,
     tokens: u32,
 }
 
@@ -42,6 +44,7 @@ impl Pace {
             record,
             lane,
             choices: vec![ChoicePace::default(); choice_count],
+            gaps: Gaps::default(),
             first: None,
             handed_over: None,
             writing: Duration::ZERO,
@@ -74,15 +77,27 @@ impl Pace {
         } else {
             self.handed_over = Some(now);
         }
-        let Some(choice) = self.choices.get_mut(out.choice as usize) else {
-            return;
+        let left = Left {
+            times: out.times,
+            at: now,
         };
-        if let Some(last) = choice.last {
-            self.record.metrics().token_gap(self.lane, now.duration_since(last));
+        if let Some(choice) = self.choices.get_mut(out.choice as usize) {
+            if let Some(last) = choice.last {
+                self.record.metrics().token_gap(self.lane, now.duration_since(last.at));
+                self.gaps.add((out.choice, choice.tokens), last, left);
+            }
+            choice.first.get_or_insert(now);
+            choice.last = Some(left);
+            choice.tokens += 1;
         }
-        choice.first.get_or_insert(now);
-        choice.last = Some(now);
-        choice.tokens += 1;
+        if self.record.token_left() {
+            let received_at = self.record.received_at;
+            // Until the end says when it was written.
+            self.record.update(|generation| {
+                generation.ttft = Some(now.saturating_duration_since(received_at));
+            });
+            self.record.tell();
+        }
     }
 
     /// What is known at the end; also puts it into the record.
@@ -104,7 +119,9 @@ impl Pace {
         let tpot = self.choices.iter().filter_map(ChoicePace::tpot).max();
         let (mut stages, mut unattributed_ms) = (serving_core::stage::StageTimings::default(), None);
         let writing = self.writing;
+        let gaps = self.gaps.clone();
         self.record.update(|generation| {
+            generation.gaps = gaps;
             generation.ttft = ttft;
             generation.tpot = tpot;
             if let Some((received, written)) =
@@ -138,6 +155,6 @@ impl Pace {
 impl ChoicePace {
     fn tpot(&self) -> Option<Duration> {
         let gaps = self.tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
-        Some(self.last?.saturating_duration_since(self.first?) / gaps)
+        Some(self.last?.at.saturating_duration_since(self.first?) / gaps)
     }
 }

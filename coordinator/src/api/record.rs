@@ -1,5 +1,6 @@
 //! What is known of one HTTP request, gathered while it runs; its end writes the access line and the metrics.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,18 @@ use super::error::ApiError;
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
 use super::prepare::lane;
+use super::remember::{End, remember};
 use super::trace::TraceContext;
+use crate::insight::Insight;
+use crate::records::Running;
+use crate::records::shape::Detail;
+use crate::records::stalls::{Gaps, StallCause};
 use crate::request_handle::{Placement, RequestSummary};
+use crate::slo::{PROFILES, SloProfile};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const LANE: HeaderName = HeaderName::from_static("x-lane");
+const SLO: HeaderName = HeaderName::from_static("x-slo");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 /// nginx's number for "client closed the request": it is only ever logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
@@ -26,6 +34,7 @@ const STATUS_CLIENT_CLOSED: u16 = 499;
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLabels {
     pub lane: Lane,
+    pub slo: Option<SloProfile>,
     pub time_limit: Duration,
 }
 
@@ -38,6 +47,15 @@ impl RequestLabels {
                 .ok()
                 .and_then(lane)
                 .ok_or_else(|| ApiError::invalid("x-lane", "The header `x-lane` must be interactive or batch."))?,
+        };
+        let slo = match headers.get(SLO) {
+            None => None,
+            Some(value) => {
+                let profile = value.to_str().ok().and_then(SloProfile::by_name);
+                let names = PROFILES.map(|profile| profile.name).join(", ");
+                let wrong = || ApiError::invalid("x-slo", format!("The header `x-slo` must be one of {names}."));
+                Some(profile.ok_or_else(wrong)?)
+            }
         };
         let time_limit = match headers.get(TIMEOUT_MS) {
             None => default_limit,
@@ -53,7 +71,7 @@ impl RequestLabels {
                     ApiError::invalid("x-request-timeout-ms", message)
                 })?,
         };
-        Ok(Self { lane, time_limit })
+        Ok(Self { lane, slo, time_limit })
     }
 }
 
@@ -75,25 +93,45 @@ pub struct RequestRecord {
     /// What the client sent.
     pub incoming_trace: Option<TraceContext>,
     metrics: Arc<dyn EdgeMetrics>,
+    insight: Arc<Insight>,
+    tokens_out: AtomicU32,
     facts: Mutex<Facts>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Facts {
     pub method: String,
     pub path: String,
     pub status: Option<u16>,
     pub outcome: Option<&'static str>,
-    /// What the client was told: the error's code, and the field it is about.
-    error: Option<(Option<&'static str>, Option<String>)>,
+    /// What the client was told.
+    pub error: Option<ToldError>,
     /// The rest is filled for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,
 }
 
+/// An error as the client saw it.
+#[derive(Clone, Debug, Default)]
+pub struct ToldError {
+    pub code: Option<&'static str>,
+    /// The field it is about.
+    pub param: Option<String>,
+    pub message: String,
+}
+
 #[derive(Debug)]
 pub struct Generation {
     pub span: Span,
+    /// Number in the record store.
+    pub seq: u64,
+    /// `chat` or `text_completion`.
+    pub endpoint: &'static str,
+    pub is_streaming: bool,
+    pub is_submitted: bool,
+    pub response_id: Option<String>,
+    pub slo: SloProfile,
+    pub gaps: Gaps,
     pub model: Option<String>,
     pub lane: Lane,
     pub prompt_tokens: u32,
@@ -107,9 +145,16 @@ pub struct Generation {
 }
 
 impl Generation {
-    pub fn new(span: Span) -> Self {
+    pub fn new(span: Span, (seq, endpoint): (u64, &'static str)) -> Self {
         Self {
             span,
+            seq,
+            endpoint,
+            is_streaming: false,
+            is_submitted: false,
+            response_id: None,
+            slo: PROFILES[0],
+            gaps: Gaps::default(),
             model: None,
             lane: Lane::Interactive,
             prompt_tokens: 0,
@@ -166,7 +211,7 @@ pub struct Arrival<'a> {
 }
 
 impl RequestRecord {
-    pub fn new(arrival: Arrival<'_>, metrics: Arc<dyn EdgeMetrics>) -> Arc<Self> {
+    pub fn new(arrival: Arrival<'_>, metrics: Arc<dyn EdgeMetrics>, insight: Arc<Insight>) -> Arc<Self> {
         let incoming = arrival
             .headers
             .get("traceparent")
@@ -178,6 +223,8 @@ impl RequestRecord {
             connection: arrival.connection,
             incoming_trace: incoming,
             metrics,
+            insight,
+            tokens_out: AtomicU32::new(0),
             facts: Mutex::new(Facts {
                 method: arrival.method.to_owned(),
                 path: arrival.path.chars().take(256).collect(),
@@ -192,10 +239,15 @@ impl RequestRecord {
 
     /// The answer is an error.
     pub fn failed(&self, error: &ApiError) {
-        let param = error.param.as_ref().map(|param| param.chars().take(64).collect());
+        let short = |text: &String, most: usize| text.chars().take(most).collect();
+        let told = ToldError {
+            code: error.code,
+            param: error.param.as_ref().map(|param| short(param, 64)),
+            message: short(&error.message, 256),
+        };
         let mut facts = self.facts();
         facts.outcome = Some(error.outcome);
-        facts.error = Some((error.code, param));
+        facts.error = Some(told);
     }
 
     pub fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -212,6 +264,45 @@ impl RequestRecord {
     pub fn metrics(&self) -> &dyn EdgeMetrics {
         &*self.metrics
     }
+
+    pub fn insight(&self) -> &Insight {
+        &self.insight
+    }
+
+    pub fn tokens_out(&self) -> u32 {
+        self.tokens_out.load(Ordering::Relaxed)
+    }
+
+    /// A token's chunk went to the connection. True for the first.
+    pub fn token_left(&self) -> bool {
+        self.tokens_out.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// From now on the request can be looked at, and is in the list.
+    pub fn begin(self: &Arc<Self>, generation: Generation) {
+        let seq = generation.seq;
+        self.facts().generation = Some(generation);
+        let as_running: Arc<dyn Running> = self.clone();
+        self.insight.records.began(seq, Arc::downgrade(&as_running));
+        self.tell();
+    }
+
+    /// Tells followers of the records where this request is now.
+    pub fn tell(&self) {
+        if self.insight.records.has_followers()
+            && let Some(detail) = self.detail()
+        {
+            self.insight.records.tell(detail.summary);
+        }
+    }
+}
+
+impl Running for RequestRecord {
+    fn detail(&self) -> Option<Detail> {
+        let facts = self.facts();
+        let generation = facts.generation.as_ref()?;
+        Some(remember(self, &facts, generation, None).detail)
+    }
 }
 
 impl std::fmt::Debug for RequestRecord {
@@ -225,42 +316,52 @@ impl std::fmt::Debug for RequestRecord {
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         let e2e = self.received_at.elapsed();
-        let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let facts = std::mem::take(self.facts.get_mut().unwrap_or_else(PoisonError::into_inner));
         let outcome = facts.outcome.unwrap_or("cancelled");
         let status = facts.status.unwrap_or(STATUS_CLIENT_CLOSED);
-        let trace_id = facts.trace.trace_id_hex();
-        let Some(generation) = facts.generation.take() else {
-            plain_line(&Line {
-                facts,
-                request_id: &self.request_id,
-                status,
-                outcome,
-                e2e,
-            });
-            return;
+        let line = Line {
+            facts: &facts,
+            request_id: &self.request_id,
+            status,
+            outcome,
+            e2e,
         };
-        let stages = generation.stages();
+        match &facts.generation {
+            None => plain_line(&line),
+            Some(generation) => self.generation_ended(&line, generation),
+        }
+    }
+}
+
+impl RequestRecord {
+    fn generation_ended(&self, line: &Line<'_>, generation: &Generation) {
+        let (outcome, status) = (line.outcome, line.status);
+        let remembered = remember(self, line.facts, generation, Some(End { outcome, status }));
+        let causes: Vec<StallCause> = remembered.stalls.iter().map(|stall| stall.cause).collect();
         self.metrics.request_ended(&EndedRequest {
             model: generation.model.as_deref().unwrap_or("unknown"),
             lane: generation.lane,
             outcome,
             ttft: generation.ttft,
             tpot: generation.tpot,
-            e2e,
+            e2e: line.e2e,
             prompt_tokens: generation.prompt_tokens,
             output_tokens: generation.output_tokens,
-            stages: &stages,
-            trace_id: &trace_id,
+            stages: &generation.stages(),
+            trace_id: &line.facts.trace.trace_id_hex(),
+            stalls: &causes,
+            slo: remembered
+                .breaches
+                .as_ref()
+                .map(|breaches| (generation.slo.name, breaches.as_slice())),
         });
-        finish_span(&generation, outcome, e2e);
-        let line = Line {
-            facts,
-            request_id: &self.request_id,
-            status,
-            outcome,
-            e2e,
-        };
-        generation_line(&line, &generation);
+        if let Some(breaches) = &remembered.breaches {
+            let whose = (generation.slo.name, generation.lane);
+            self.insight.slo.add(whose, breaches, Instant::now());
+        }
+        finish_span(generation, outcome, line.e2e);
+        generation_line(line, generation);
+        self.insight.records.ended(remembered.detail);
     }
 }
 
@@ -268,7 +369,7 @@ struct Line<'a> {
     facts: &'a Facts,
     request_id: &'a str,
     status: u16,
-    outcome: &'a str,
+    outcome: &'static str,
     e2e: Duration,
 }
 
@@ -278,7 +379,8 @@ fn ms(duration: Duration) -> f64 {
 
 fn generation_line(line: &Line<'_>, g: &Generation) {
     let placement = g.placement.as_ref();
-    let (error_code, error_param) = line.facts.error.clone().unwrap_or_default();
+    let error = line.facts.error.clone().unwrap_or_default();
+    let (error_code, error_param) = (error.code, error.param);
     tracing::info!(
         target: "access",
         trace_id = line.facts.trace.trace_id_hex(),

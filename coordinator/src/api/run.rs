@@ -14,11 +14,11 @@ use tokio::time::Sleep;
 use super::AppState;
 use super::error::ApiError;
 use super::limits::SUMMARY_WAIT_MAX;
-use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission};
+use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};
 
 /// One step of one choice, as the client is to see it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct OutToken {
     pub prompt: usize,
     /// Counted over all prompts, prompt by prompt, as OpenAI does.
@@ -34,6 +34,8 @@ pub struct OutToken {
     pub finish: Option<FinishReason>,
     /// When the edge had it in hands.
     pub received_at: Instant,
+    /// When it was where before.
+    pub times: TokenTimes,
 }
 
 type Submitting = Pin<Box<dyn Future<Output = Result<RequestHandle, Rejected>> + Send>>;
@@ -166,8 +168,8 @@ impl Run {
                 prompt.leg = Leg::Ended;
                 self.ready.extend(prompt.end_without_tokens(index)?);
             }
-            ClientEvent::Token(event) => {
-                if let Some(token) = prompt.token(&self.text, index, event)? {
+            ClientEvent::Token(event, times) => {
+                if let Some(token) = prompt.token(&self.text, index, (event, times))? {
                     self.ready.push_back(token);
                 }
             }
@@ -224,7 +226,12 @@ impl PromptRun {
         }
     }
 
-    fn token(&mut self, text: &TextModel, prompt: usize, event: TokenEvent) -> Result<Option<OutToken>, ApiError> {
+    fn token(
+        &mut self,
+        text: &TextModel,
+        prompt: usize,
+        (event, times): (TokenEvent, TokenTimes),
+    ) -> Result<Option<OutToken>, ApiError> {
         let broken = |what: &str| Err(RequestError::Internal(format!("{what} (request {})", self.request.id)).into());
         let choice_count = self.request.choice_count;
         let Some(choice) = self.choices.get_mut(event.choice.0 as usize) else {
@@ -267,6 +274,7 @@ impl PromptRun {
             logprobs: event.logprobs,
             finish,
             received_at: Instant::now(),
+            times,
         }))
     }
 
@@ -306,6 +314,7 @@ impl PromptRun {
                 logprobs: None,
                 finish: Some(FinishReason::Length),
                 received_at: Instant::now(),
+                times: TokenTimes::received(Instant::now()),
             })
             .collect())
     }

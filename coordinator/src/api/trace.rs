@@ -9,7 +9,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use super::fields::Endpoint;
 
 /// A `traceparent` (W3C Trace Context, version 00).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace_id: u128,
     pub span_id: u64,

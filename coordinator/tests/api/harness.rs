@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, router, serve_http};
 use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
+    TokenTimes,
 };
 use coordinator::text::{ChatTurn, TextCodec, TextError, TextModel};
 use serving_core::cluster::Reach;
@@ -230,6 +231,7 @@ impl Server {
                 body_bytes_max: BODY_BYTES_MAX,
                 request_time_limit: Duration::from_secs(60),
             },
+            insight: Arc::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -308,13 +310,14 @@ pub fn placed() -> Step {
 /// One token; its logprobs, where asked for, are made from its id so that a test can foretell them.
 /// `place`: choice and index.
 pub fn token(request: &Request, place: (u32, u32), token: TokenId, finish: Option<FinishReason>) -> Step {
-    Step::Event(ClientEvent::Token(TokenEvent {
+    let event = TokenEvent {
         choice: ChoiceIndex(place.0),
         index: OutputIndex(place.1),
         token,
         logprobs: request.logprobs.map(|k| logprobs(token, k)),
         finish,
-    }))
+    };
+    Step::Event(ClientEvent::Token(event, TokenTimes::received(Instant::now())))
 }
 
 pub fn logprobs(token: TokenId, k: u32) -> TokenLogprobs {

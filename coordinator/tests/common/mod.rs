@@ -294,7 +294,7 @@ pub async fn collect(handle: &mut RequestHandle) -> Vec<ClientEvent> {
 
 pub fn token_ids(events: &[ClientEvent]) -> Vec<(u32, u32)> {
     let of = |e: &ClientEvent| match e {
-        ClientEvent::Token(t) => Some((t.index.0, t.token.0)),
+        ClientEvent::Token(t, _) => Some((t.index.0, t.token.0)),
         _ => None,
     };
     events.iter().filter_map(of).collect()

@@ -4,13 +4,16 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use opentelemetry::trace::TraceId;
 use serde_json::json;
 use serving_core::batching::BlockReport;
 use tokio::sync::oneshot;
+
+use crate::spans;
 
 /// The step thread answers between two steps: longer than any step of a model that is meant to serve.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -25,6 +28,25 @@ pub(crate) fn router(ledger: Arc<dyn BlockLedger>) -> axum::Router {
     axum::Router::new()
         .route("/admin/blocks", get(blocks))
         .with_state(ledger)
+}
+
+/// The spans of one trace that ended in this process: OTLP JSON. `?export=true` hands them to the collector as well,
+/// sampled or not: asked by a coordinator when a request turned out to be worth it.
+pub(crate) async fn spans(Path(trace_id): Path<String>, Query(wish): Query<SpanWish>) -> Response {
+    let Ok(trace) = TraceId::from_hex(&trace_id) else {
+        let error = json!({ "error": "a trace id is 32 hexadecimal digits" });
+        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+    };
+    if wish.export {
+        spans::export_anyway(trace);
+    }
+    axum::Json(spans::of_trace(trace)).into_response()
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct SpanWish {
+    export: bool,
 }
 
 async fn blocks(State(ledger): State<Arc<dyn BlockLedger>>) -> Response {

@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod announce;
 pub mod clock;
+pub mod clock_offset;
 pub mod config;
 pub mod event_log;
 pub mod failpoints;
@@ -16,6 +17,7 @@ pub mod process;
 pub mod runtime_tasks;
 pub mod serve;
 pub mod shutdown;
+pub mod spans;
 pub mod telemetry;
 pub mod units;
 pub mod welcomes;

@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::clock_offset;
 use crate::serve;
 use crate::shutdown::Shutdown;
 
@@ -303,12 +304,14 @@ impl Link {
         record.state = self.status.borrow().state;
         let register = NodeReport::Register(record).into();
         reports.send(register).await.map_err(|_| LostReason::Ended)?;
+        let clock = client.clone();
         let opening = client.join(ReceiverStream::new(queue));
         let opened = tokio::time::timeout(FIRST_ANSWER_TIME_LIMIT, opening).await;
         let silent = LostReason::Silent {
             silent_ms: FIRST_ANSWER_TIME_LIMIT.as_millis() as u64,
         };
         let response = opened.map_err(|_| silent)?.map_err(|status| LostReason::of(&status))?;
+        let _measuring = clock_offset::measure(clock, reports.clone(), self.rank);
         let mut stream = Stream {
             link: self,
             reports,

@@ -75,6 +75,7 @@ impl Ops {
             .route("/metrics", get(metrics))
             .route("/health", get(health))
             .route("/ready", get(ready))
+            .route("/admin/spans/{trace_id}", get(admin::spans))
             .with_state(self.clone());
         match &self.ledger {
             Some(ledger) => router.merge(admin::router(ledger.clone())),

@@ -4,6 +4,7 @@
 //! Telemetry never costs a request: spans are queued (bounded, dropped when full) and sent by a thread of their own.
 
 use std::io::IsTerminal as _;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
@@ -14,7 +15,8 @@ use opentelemetry::{Context, InstrumentationScope, KeyValue, global};
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{SdkTracerProvider, TracerProviderBuilder};
+use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
+use proto::messages::ClockOffset;
 use serving_core::time::Time;
 use thiserror::Error;
 use tracing::{Event, Span};
@@ -27,6 +29,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
+use crate::spans::{KeepSpans, sampler};
 
 pub use opentelemetry;
 
@@ -47,9 +50,11 @@ pub enum TelemetryError {
     #[error("the OTLP exporter cannot be set up: {0}; check OTEL_EXPORTER_OTLP_ENDPOINT, or unset it to run without")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
     #[error(
-        "{variable}={value} is not built in: traces go out over gRPC only; set it to grpc (port 4317 by default), or unset it"
+        "{variable}={value} is not built in; set it to grpc (port 4317 by default) or http/protobuf (port 4318), or unset it"
     )]
     Protocol { variable: &'static str, value: String },
+    #[error(transparent)]
+    Sampler(#[from] sampler::UnknownSampler),
     #[error("this process already has a log subscriber; telemetry is set up once, in main")]
     AlreadySet,
 }
@@ -73,7 +78,6 @@ pub struct Telemetry {
 /// # Errors
 /// [`TelemetryError`]: a bad filter or endpoint, or a second call.
 pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
-    check_protocol()?;
     let provider = provider(identity)?;
     let tracer = provider.tracer_with_scope(InstrumentationScope::builder("baton").build());
     let spans = tracing_opentelemetry::layer()
@@ -107,17 +111,26 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
     Ok(Telemetry { provider })
 }
 
+/// How spans travel to the collector.
+enum Protocol {
+    Grpc,
+    HttpBinary,
+}
+
 /// Another protocol would be spoken to a port that does not understand it, and every span lost with an obscure error.
-fn check_protocol() -> Result<(), TelemetryError> {
+fn protocol(env: &dyn Fn(&str) -> Option<String>) -> Result<Protocol, TelemetryError> {
     for variable in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
-        match std::env::var(variable) {
-            Ok(value) if !value.is_empty() && value != "grpc" => {
+        match env(variable).as_deref() {
+            None | Some("") => {}
+            Some("grpc") => return Ok(Protocol::Grpc),
+            Some("http/protobuf") => return Ok(Protocol::HttpBinary),
+            Some(value) => {
+                let value = value.to_owned();
                 return Err(TelemetryError::Protocol { variable, value });
             }
-            _ => {}
         }
     }
-    Ok(())
+    Ok(Protocol::Grpc)
 }
 
 impl Telemetry {
@@ -163,10 +176,15 @@ fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && std::env::var("TERM").as_deref() != Ok("dumb")
 }
 
-/// The sampler comes from `OTEL_TRACES_SAMPLER` (read by the SDK; default: the parent's choice, else all).
+/// Every span is kept for a while; those of sampled traces (`OTEL_TRACES_SAMPLER`) are exported too.
 fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
-    let builder = SdkTracerProvider::builder().with_resource(resource(identity));
-    Ok(with_exporter(builder, &|name| std::env::var(name).ok())?.build())
+    let env = |name: &str| std::env::var(name).ok();
+    let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
+    Ok(SdkTracerProvider::builder()
+        .with_resource(resource(identity))
+        .with_sampler(sampler::from_env(&env)?)
+        .with_span_processor(KeepSpans::new(exporter))
+        .build())
 }
 
 fn resource(identity: Identity<'_>) -> Resource {
@@ -187,14 +205,15 @@ fn resource(identity: Identity<'_>) -> Resource {
     builder.build()
 }
 
-fn with_exporter(
-    builder: TracerProviderBuilder,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<TracerProviderBuilder, TelemetryError> {
+fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<SpanExporter>, TelemetryError> {
     if !exports(env) {
-        return Ok(builder);
+        return Ok(None);
     }
-    Ok(builder.with_batch_exporter(SpanExporter::builder().with_tonic().build()?))
+    let exporter = match protocol(env)? {
+        Protocol::Grpc => SpanExporter::builder().with_tonic().build()?,
+        Protocol::HttpBinary => SpanExporter::builder().with_http().build()?,
+    };
+    Ok(Some(exporter))
 }
 
 fn exports(env: &dyn Fn(&str) -> Option<String>) -> bool {
@@ -357,6 +376,18 @@ impl MeasuredSpan {
         span.end_with_timestamp(anchor.wall(self.end));
         context
     }
+}
+
+/// Coordinator's wall clock less this process's; none on the coordinator itself.
+static WALL_OFFSET: Mutex<Option<ClockOffset>> = Mutex::new(None);
+
+/// From now on spans are written in the coordinator's wall clock.
+pub fn set_wall_offset(offset: ClockOffset) {
+    *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner) = Some(offset);
+}
+
+pub(crate) fn wall_offset() -> Option<ClockOffset> {
+    *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One reading of both clocks: times of one span keep their distances to the nanosecond.

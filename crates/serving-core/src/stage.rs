@@ -79,6 +79,12 @@ impl StageTimings {
         }
         total
     }
+    /// Lengthens a stage that was passed through.
+    pub fn lengthen(&mut self, stage: Stage, by: Duration) {
+        if let Some((_, duration)) = self.0.iter_mut().find(|(s, _)| *s == stage) {
+            *duration += by;
+        }
+    }
     pub fn extend(&mut self, other: &StageTimings) {
         self.0.extend_from_slice(&other.0);
     }

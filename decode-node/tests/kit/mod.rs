@@ -152,7 +152,7 @@ pub fn tokens(events: &[DecodeEvent], choice: u32) -> Vec<TokenId> {
     let mut found = Vec::new();
     for event in events {
         if let DecodeEvent::Tokens(batch) = event {
-            for event in batch.iter().filter(|event| event.choice.0 == choice) {
+            for event in batch.tokens.iter().filter(|event| event.choice.0 == choice) {
                 assert_eq!(event.index.0 as usize, found.len(), "each index once and in order");
                 found.push(event.token);
             }

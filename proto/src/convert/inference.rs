@@ -6,6 +6,7 @@ use serving_core::ids::{BlockId, Generation, NodeEpoch};
 use serving_core::node::Ticket;
 use serving_core::request::LocalPrefillReason;
 use serving_core::stage::{Stage, StageTimings};
+use serving_core::time::Time;
 
 use super::request::{request_from_wire, request_to_wire};
 use super::tokens::{tokens_from_wire, tokens_to_wire};
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::messages::{
     DecodeEvent, DecodeFinished, Failed, Fault, OpenRequest, Opened, PrefillEvent, PrefillFinished, PrefillOutcome,
-    PrefillRequest, Refused, RefusedReason,
+    PrefillRequest, Refused, RefusedReason, StepNote, TokenBatch,
 };
 use crate::v1;
 
@@ -132,8 +133,9 @@ impl From<DecodeEvent> for v1::DecodeEvent {
                 ticket: opened.ticket.map(Into::into),
                 prefix_blocks: opened.prefix_blocks,
                 cached_tokens: opened.cached_tokens,
+                at_ns: opened.at.0,
             }),
-            DecodeEvent::Tokens(tokens) => Event::Tokens(tokens_to_wire(tokens)),
+            DecodeEvent::Tokens(batch) => Event::Tokens(batch.into()),
             DecodeEvent::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs.into()),
             DecodeEvent::Committed { timings } => Event::Committed(v1::Committed {
                 timings: Some(timings.into()),
@@ -161,8 +163,9 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
                 ticket: opened.ticket.map(TryInto::try_into).transpose()?,
                 prefix_blocks: opened.prefix_blocks,
                 cached_tokens: opened.cached_tokens,
+                at: Time(opened.at_ns),
             }),
-            Event::Tokens(batch) => DecodeEvent::Tokens(tokens_from_wire(batch.tokens, "tokens")?),
+            Event::Tokens(batch) => DecodeEvent::Tokens(batch.try_into()?),
             Event::PromptLogprobs(logprobs) => DecodeEvent::PromptLogprobs(logprobs.try_into()?),
             Event::Committed(committed) => DecodeEvent::Committed {
                 timings: timings(committed.timings, "committed.timings")?,
@@ -184,10 +187,16 @@ impl From<PrefillEvent> for v1::PrefillEvent {
     fn from(event: PrefillEvent) -> Self {
         use v1::prefill_event::Event;
         let event = match event {
-            PrefillEvent::Accepted { cached_tokens } => Event::Accepted(v1::Accepted { cached_tokens }),
-            PrefillEvent::Tokens(tokens) => Event::Tokens(tokens_to_wire(tokens)),
+            PrefillEvent::Accepted { cached_tokens, at } => Event::Accepted(v1::Accepted {
+                cached_tokens,
+                at_ns: at.0,
+            }),
+            PrefillEvent::Tokens(batch) => Event::Tokens(batch.into()),
             PrefillEvent::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs.into()),
-            PrefillEvent::FirstToken { timings } => Event::FirstToken(timings.into()),
+            PrefillEvent::FirstToken { timings, sampled_at } => Event::FirstToken(v1::FirstToken {
+                timings: Some(timings.into()),
+                sampled_at_ns: sampled_at.0,
+            }),
             PrefillEvent::Finished(done) => Event::Finished(v1::PrefillFinished {
                 outcome: match done.outcome {
                     PrefillOutcome::HandedOver => v1::prefill_finished::Outcome::HandedOver,
@@ -215,11 +224,13 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
         Ok(match required(wire.event, "prefill_event")? {
             Event::Accepted(accepted) => PrefillEvent::Accepted {
                 cached_tokens: accepted.cached_tokens,
+                at: Time(accepted.at_ns),
             },
-            Event::Tokens(batch) => PrefillEvent::Tokens(tokens_from_wire(batch.tokens, "tokens")?),
+            Event::Tokens(batch) => PrefillEvent::Tokens(batch.try_into()?),
             Event::PromptLogprobs(logprobs) => PrefillEvent::PromptLogprobs(logprobs.try_into()?),
-            Event::FirstToken(stages) => PrefillEvent::FirstToken {
-                timings: stages.try_into()?,
+            Event::FirstToken(first) => PrefillEvent::FirstToken {
+                timings: timings(first.timings, "first_token.timings")?,
+                sampled_at: Time(first.sampled_at_ns),
             },
             Event::Finished(done) => PrefillEvent::Finished(prefill_finished(done)?),
             Event::Failed(failed) => PrefillEvent::Failed(failed.try_into()?),
@@ -248,6 +259,35 @@ fn prefill_finished(wire: v1::PrefillFinished) -> Result<PrefillFinished> {
         cached_tokens: wire.cached_tokens,
         kv_hashes: at_most(wire.kv_hashes, LARGE_LIST_MAX, "finished.kv_hashes")?,
     })
+}
+
+impl From<TokenBatch> for v1::TokenBatch {
+    fn from(batch: TokenBatch) -> Self {
+        Self {
+            tokens: tokens_to_wire(batch.tokens),
+            sampled_at_ns: batch.sampled_at.0,
+            step: batch.step.map(|step| v1::StepNote {
+                step_ns: nanos(step.took),
+                prompt_tokens: step.prompt_tokens,
+                preemptions: step.preemptions,
+            }),
+        }
+    }
+}
+
+impl TryFrom<v1::TokenBatch> for TokenBatch {
+    type Error = ConvertError;
+    fn try_from(wire: v1::TokenBatch) -> Result<Self> {
+        Ok(Self {
+            tokens: tokens_from_wire(wire.tokens, "tokens")?,
+            sampled_at: Time(wire.sampled_at_ns),
+            step: wire.step.map(|step| StepNote {
+                took: Duration::from_nanos(step.step_ns),
+                prompt_tokens: step.prompt_tokens,
+                preemptions: step.preemptions,
+            }),
+        })
+    }
 }
 
 impl From<StageTimings> for v1::StageTimings {

@@ -10,7 +10,7 @@ use serving_core::node::{
 use super::{
     ConvertError, Result, SMALL_LIST_MAX, at_most, detail, hash32, millis, name, names, node_id, node_ref, required,
 };
-use crate::messages::{CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
+use crate::messages::{ClockOffset, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use crate::v1;
 
 impl From<NodeReport> for v1::NodeReport {
@@ -21,6 +21,11 @@ impl From<NodeReport> for v1::NodeReport {
             NodeReport::Status { epoch, status } => Report::Status(status_to_wire(epoch, status)),
             NodeReport::Leave { reason } => Report::Leave(v1::Leave {
                 reason: detail(&reason),
+            }),
+            NodeReport::Clock(offset) => Report::Clock(v1::ClockReport {
+                monotonic_offset_ns: offset.monotonic_ns,
+                unix_offset_ns: offset.unix_ns,
+                error_ns: u64::try_from(offset.error.as_nanos()).unwrap_or(u64::MAX),
             }),
         };
         Self { report: Some(report) }
@@ -40,6 +45,11 @@ impl TryFrom<v1::NodeReport> for NodeReport {
             Report::Leave(leave) => NodeReport::Leave {
                 reason: detail(&leave.reason),
             },
+            Report::Clock(clock) => NodeReport::Clock(ClockOffset {
+                monotonic_ns: clock.monotonic_offset_ns,
+                unix_ns: clock.unix_offset_ns,
+                error: Duration::from_nanos(clock.error_ns),
+            }),
         })
     }
 }

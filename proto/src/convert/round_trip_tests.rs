@@ -12,6 +12,7 @@ use serving_core::ids::*;
 use serving_core::node::*;
 use serving_core::request::*;
 use serving_core::stage::{Stage, StageTimings};
+use serving_core::time::Time;
 
 use crate::messages::*;
 use crate::v1;
@@ -205,6 +206,19 @@ fn prefill_request() -> impl Strategy<Value = PrefillRequest> {
     })
 }
 
+fn token_batch() -> impl Strategy<Value = TokenBatch> {
+    let step = any::<(u64, u32, u32)>().prop_map(|(took, prompt_tokens, preemptions)| StepNote {
+        took: Duration::from_nanos(took),
+        prompt_tokens,
+        preemptions,
+    });
+    (token_events(), any::<u64>(), option::of(step)).prop_map(|(tokens, at, step)| TokenBatch {
+        tokens,
+        sampled_at: Time(at),
+        step,
+    })
+}
+
 fn decode_event() -> impl Strategy<Value = DecodeEvent> {
     let finished = (timings(), any::<(u32, u32, u64)>(), hashes()).prop_map(|(timings, numbers, kv_hashes)| {
         DecodeEvent::Finished(DecodeFinished {
@@ -215,16 +229,17 @@ fn decode_event() -> impl Strategy<Value = DecodeEvent> {
             kv_bytes: numbers.2,
         })
     });
-    let opened = (option::of(ticket()), any::<(u32, u32)>()).prop_map(|(ticket, numbers)| {
+    let opened = (option::of(ticket()), any::<(u32, u32, u64)>()).prop_map(|(ticket, numbers)| {
         DecodeEvent::Opened(Opened {
             ticket,
             prefix_blocks: numbers.0,
             cached_tokens: numbers.1,
+            at: Time(numbers.2),
         })
     });
     prop_oneof![
         opened,
-        token_events().prop_map(DecodeEvent::Tokens),
+        token_batch().prop_map(DecodeEvent::Tokens),
         prompt_logprobs().prop_map(DecodeEvent::PromptLogprobs),
         timings().prop_map(|timings| DecodeEvent::Committed { timings }),
         finished,
@@ -255,10 +270,16 @@ fn prefill_event() -> impl Strategy<Value = PrefillEvent> {
             })
         });
     prop_oneof![
-        any::<u32>().prop_map(|cached_tokens| PrefillEvent::Accepted { cached_tokens }),
-        token_events().prop_map(PrefillEvent::Tokens),
+        any::<(u32, u64)>().prop_map(|(cached_tokens, at)| PrefillEvent::Accepted {
+            cached_tokens,
+            at: Time(at)
+        }),
+        token_batch().prop_map(PrefillEvent::Tokens),
         prompt_logprobs().prop_map(PrefillEvent::PromptLogprobs),
-        timings().prop_map(|timings| PrefillEvent::FirstToken { timings }),
+        (timings(), any::<u64>()).prop_map(|(timings, at)| PrefillEvent::FirstToken {
+            timings,
+            sampled_at: Time(at)
+        }),
         finished,
         failed().prop_map(PrefillEvent::Failed),
         refused().prop_map(PrefillEvent::Refused),
@@ -312,6 +333,11 @@ fn node_report() -> impl Strategy<Value = NodeReport> {
             status
         }),
         "[ -~]{0,40}".prop_map(|reason| NodeReport::Leave { reason }),
+        any::<(i64, i64, u64)>().prop_map(|(monotonic_ns, unix_ns, error)| NodeReport::Clock(ClockOffset {
+            monotonic_ns,
+            unix_ns,
+            error: Duration::from_nanos(error),
+        })),
     ]
 }
 

@@ -9,10 +9,8 @@ use super::{ConvertError, LARGE_LIST_MAX, Result, at_most};
 use crate::messages::PromptLogprobs;
 use crate::v1;
 
-pub(super) fn tokens_to_wire(tokens: Vec<TokenEvent>) -> v1::TokenBatch {
-    v1::TokenBatch {
-        tokens: tokens.into_iter().map(Into::into).collect(),
-    }
+pub(super) fn tokens_to_wire(tokens: Vec<TokenEvent>) -> Vec<v1::TokenEvent> {
+    tokens.into_iter().map(Into::into).collect()
 }
 
 pub(super) fn tokens_from_wire(tokens: Vec<v1::TokenEvent>, field: &'static str) -> Result<Vec<TokenEvent>> {

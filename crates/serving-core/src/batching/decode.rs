@@ -389,6 +389,12 @@ impl DecodeBatcher {
         Some(entry)
     }
 
+    /// How often a request has lost its blocks to older ones until now.
+    pub fn preemptions_of(&self, key: AttemptKey) -> u32 {
+        let entry = self.keys.get(&key).and_then(|serial| self.entries.get(serial));
+        entry.map_or(0, |entry| entry.preemptions)
+    }
+
     pub(super) fn has_preempted(&self) -> bool {
         self.entries
             .values()

@@ -55,6 +55,11 @@ impl<'a> StepPlan<'a> {
     pub fn token_count(&self) -> u32 {
         self.rows.iter().map(|row| row.token_count).sum()
     }
+    /// Tokens of prompts (or of what preempted sequences compute again) among them.
+    pub fn prompt_token_count(&self) -> u32 {
+        let chunks = self.rows.iter().filter(|row| row.token_count > 1);
+        chunks.map(|row| row.token_count).sum()
+    }
     /// Tokens to feed; they occupy positions `first_position..`.
     pub fn tokens(&self, row: usize) -> &'a [TokenId] {
         let planned = &self.rows[row];

@@ -1,0 +1,250 @@
+//! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/records.md` is the reference.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::AppState;
+use super::error::ApiError;
+use crate::cluster_metrics::{ClusterSnapshot, NodeSnapshot};
+use crate::insight::Insight;
+use crate::records::shape::ms;
+use crate::records::{Filter, Listing};
+use crate::request_handle::Readiness;
+use crate::slo::{Breach, OBJECTIVE, PROFILES, SloProfile};
+
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
+
+/// `Filter` with what else a list can be asked. One flat struct: flattened ones lose their types in a query string.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ListQuery {
+    limit: Option<usize>,
+    before: Option<u64>,
+    slowest: bool,
+    pub kinds: Option<String>,
+    outcome: Option<String>,
+    lane: Option<String>,
+    model: Option<String>,
+    node: Option<String>,
+    breached: Option<bool>,
+    stalled: Option<bool>,
+    running: Option<bool>,
+    slower_than_ms: Option<f64>,
+}
+
+impl ListQuery {
+    pub fn filter(self) -> Filter {
+        let some = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Filter {
+            outcome: some(self.outcome),
+            lane: some(self.lane),
+            model: some(self.model),
+            node: some(self.node),
+            breached: self.breached,
+            stalled: self.stalled,
+            running: self.running,
+            slower_than_ms: self.slower_than_ms,
+        }
+    }
+}
+
+pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(bad) => return bad.into_response(),
+    };
+    let listing = Listing {
+        limit: query.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX),
+        before: query.before,
+        slowest_first: query.slowest,
+        filter: query.filter(),
+    };
+    let page = state.insight.records.list(&listing);
+    Json(json!({
+        "records": page.records,
+        "next_before": page.next_before,
+        "kept": page.kept,
+        "forgotten": page.forgotten,
+    }))
+    .into_response()
+}
+
+pub type BadQuery = axum::extract::rejection::QueryRejection;
+
+pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
+    match state.insight.records.find(&id) {
+        Some(detail) => Json(&*detail).into_response(),
+        None => unknown_request(&id).into_response(),
+    }
+}
+
+/// Never was here, or is forgotten.
+pub fn unknown_request(id: &str) -> ApiError {
+    let message = format!(
+        "No request `{}` is remembered: it never was here, or newer ones have taken its place (--request-records). See GET /admin/requests.",
+        super::json::short(id)
+    );
+    ApiError {
+        code: Some("request_not_found"),
+        ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+}
+
+pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<Value> {
+    Json(cluster_page(&state))
+}
+
+/// The page, and what followers of the events get once a second.
+pub fn cluster_page(state: &AppState) -> Value {
+    let insight = &state.insight;
+    let snapshot = insight.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
+    let (readiness, why) = match state.submit.readiness() {
+        Readiness::Ready(_) => ("ready", None),
+        Readiness::NotReady(why) => ("not_ready", Some(why)),
+        Readiness::Draining => ("draining", None),
+    };
+    let clocks = insight.clocks();
+    let nodes: Vec<Value> = snapshot.nodes.iter().map(|node| node_page(node, &clocks)).collect();
+    json!({
+        "coordinator": {
+            "name": insight.name,
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_s": state.started_at.elapsed().as_secs(),
+            "listen": insight.listen,
+            "model": state.served_models.first(),
+            "readiness": readiness,
+            "not_ready_because": why,
+            "waiting": { "interactive": snapshot.waiting_interactive, "batch": snapshot.waiting_batch },
+            "unfinished": snapshot.unfinished,
+        },
+        "nodes": nodes,
+        "pairs": pairs_page(&snapshot, insight),
+    })
+}
+
+fn node_page(node: &NodeSnapshot, clocks: &[crate::records::shape::ClockShape]) -> Value {
+    let state = if node.is_suspected {
+        "suspected"
+    } else {
+        node.health.name()
+    };
+    let clock = clocks.iter().find(|clock| clock.node == node.name);
+    json!({
+        "name": node.name,
+        "epoch": format!("{:016x}", node.epoch.0),
+        "role": if node.is_co_located { "co-located" } else { node.role },
+        "state": state,
+        "address": node.address,
+        "version": node.version,
+        "transports": node.transports,
+        "lease_left_ms": ms(node.lease_left),
+        "running": node.running_sequences,
+        "waiting": node.waiting_sequences,
+        "permits_available": node.permits_available,
+        "kv_blocks": node.kv_blocks,
+        "block_tokens": node.block_tokens,
+        "clock": clock.map(|clock| json!({ "offset_ms": clock.offset_ms, "error_ms": clock.error_ms })),
+    })
+}
+
+fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<Value> {
+    let totals = insight.records.pairs();
+    let of_node = |node: &NodeSnapshot| {
+        let pair = |pair: &crate::cluster_metrics::PairSnapshot| {
+            let moved = totals
+                .get(&(node.name.clone(), pair.decode_node.clone()))
+                .copied()
+                .unwrap_or_default();
+            json!({
+                "prefill": node.name,
+                "decode": pair.decode_node,
+                "is_usable": pair.unusable_reason.is_none(),
+                "unusable_reason": pair.unusable_reason,
+                "kv_bytes_total": moved.kv_bytes,
+                "handoffs_total": moved.handoffs,
+            })
+        };
+        node.pairs.iter().map(pair).collect::<Vec<_>>()
+    };
+    snapshot.nodes.iter().flat_map(of_node).collect()
+}
+
+pub async fn slo(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let counted = state.insight.slo.report(Instant::now());
+    let lanes = |profile: &SloProfile| {
+        let of_profile = counted.iter().filter(|((name, _), _, _)| *name == profile.name);
+        let lane = of_profile.map(|((_, lane), counts, burn)| {
+            let breaches: BTreeMap<&str, u64> = Breach::ALL
+                .into_iter()
+                .map(|breach| (breach.name(), counts.breaches.get(&breach).copied().unwrap_or(0)))
+                .collect();
+            json!({
+                "lane": lane, "total": counts.total, "good": counts.good, "breaches": breaches,
+                "burn_5m": burn.over_5m, "burn_1h": burn.over_1h, "budget_left": counts.budget_left(),
+            })
+        });
+        lane.collect::<Vec<_>>()
+    };
+    let profiles: Vec<Value> = PROFILES
+        .iter()
+        .map(|profile| {
+            json!({
+                "name": profile.name, "ttft_ms_max": ms(profile.ttft_max), "itl_ms_max": ms(profile.itl_max),
+                "lanes": lanes(profile),
+            })
+        })
+        .collect();
+    Json(json!({ "objective": OBJECTIVE, "profiles": profiles, "stages": stage_budgets(&state.insight) }))
+}
+
+/// How a TTFT budget of 400 ms is spent, in ms (BENCH row 20, source S1): net 20, queue 50, prefill 280, tokenise 10,
+/// gateway 15, and 25 for safety that belong to nobody.
+const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
+    ("tokenise", 10.0, &["parse", "tokenize"]),
+    ("queue", 50.0, &["queue", "prefill_queue"]),
+    ("gateway", 15.0, &["route", "reserve", "dispatch"]),
+    ("prefill", 280.0, &["prefill_forward"]),
+    ("net", 20.0, &["first_token_return", "egress"]),
+];
+/// Ended requests whose stages are looked at.
+const BUDGET_SAMPLE: usize = 1_000;
+
+/// The parts of the budget against their 99th percentiles, over the last requests; scaled to each request's own limit.
+fn stage_budgets(insight: &Insight) -> Vec<Value> {
+    let ended = insight.records.last_ended(BUDGET_SAMPLE);
+    let limit = |name: &str| SloProfile::by_name(name).map_or(Duration::from_millis(400), |profile| profile.ttft_max);
+    let largest = ended
+        .iter()
+        .map(|detail| limit(detail.summary.slo))
+        .min()
+        .unwrap_or(Duration::from_millis(400));
+    let scale = ms(largest) / 400.0;
+    let part = |(name, budget, stages): &(&str, f64, &[&str])| {
+        let sum = |detail: &crate::records::shape::Detail| {
+            let before = detail
+                .stages
+                .iter()
+                .filter(|stage| stage.phase == "ttft" && stages.contains(&stage.stage));
+            before.map(|stage| stage.ms).sum::<f64>()
+        };
+        let mut sums: Vec<f64> = ended
+            .iter()
+            .filter(|detail| detail.summary.ttft_ms.is_some())
+            .map(|detail| sum(detail))
+            .collect();
+        sums.sort_by(f64::total_cmp);
+        let rank = (sums.len() as f64 * 0.99).ceil() as usize;
+        let p99 = rank.checked_sub(1).and_then(|rank| sums.get(rank));
+        json!({ "stage": name, "of": stages, "budget_ms": budget * scale, "p99_ms": p99, "count": sums.len() })
+    };
+    BUDGET_OF_400_MS.iter().map(part).collect()
+}

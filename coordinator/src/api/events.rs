@@ -1,0 +1,91 @@
+//! `/admin/events`: requests as they move, and the cluster once a second, as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use serde_json::json;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::AppState;
+use super::admin::{BadQuery, ListQuery, cluster_page};
+use crate::records::Filter;
+use crate::records::shape::Summary;
+
+const CLUSTER_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Ends with its connection.
+struct Follower {
+    state: Arc<AppState>,
+    requests: Option<Receiver<Arc<Summary>>>,
+    cluster: Option<Interval>,
+    filter: Filter,
+}
+
+pub async fn events(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(bad) => return bad.into_response(),
+    };
+    let wants = |kind: &str| match query.kinds.as_deref() {
+        None | Some("") => true,
+        Some(kinds) => kinds.split(',').any(|wanted| wanted.trim() == kind),
+    };
+    let (wants_requests, wants_cluster) = (wants("request"), wants("cluster"));
+    let follower = Follower {
+        requests: wants_requests.then(|| state.insight.records.follow()),
+        cluster: wants_cluster.then(|| {
+            let mut interval = tokio::time::interval(CLUSTER_INTERVAL);
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            interval
+        }),
+        filter: query.filter(),
+        state,
+    };
+    let events = stream::unfold(follower, |mut follower| async move {
+        let event = follower.next().await?;
+        Some((Ok::<Event, Infallible>(event), follower))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+impl Follower {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let event = tokio::select! {
+                received = receive(&mut self.requests) => match received {
+                    Ok(summary) if self.filter.admits(&summary) => Event::default().event("request").json_data(&*summary),
+                    Ok(_) => continue,
+                    Err(RecvError::Lagged(missed)) => Event::default().event("lagged").json_data(json!({ "missed": missed })),
+                    Err(RecvError::Closed) => return None,
+                },
+                () = tick(&mut self.cluster) => Event::default().event("cluster").json_data(cluster_page(&self.state)),
+            };
+            // Numbers that JSON has no word for cannot occur: all come from counters and durations.
+            if let Ok(event) = event {
+                return Some(event);
+            }
+        }
+    }
+}
+
+async fn receive(requests: &mut Option<Receiver<Arc<Summary>>>) -> Result<Arc<Summary>, RecvError> {
+    match requests {
+        Some(requests) => requests.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn tick(interval: &mut Option<Interval>) {
+    match interval {
+        Some(interval) => {
+            interval.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}

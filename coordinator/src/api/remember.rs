@@ -1,0 +1,170 @@
+//! What is kept of a request: its record's facts as the JSON of `records`, while it runs and when it has ended.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serving_core::stage::{Stage, StageTimings};
+
+use super::record::{Facts, Generation, RequestRecord};
+use super::shapes::ms;
+use crate::insight::Insight;
+use crate::records::shape::{
+    ClockShape, Detail, RecordState, StageShape, StallShape, Summary, process_of, slow_because,
+};
+use crate::records::stalls::{Stall, StallFacts};
+use crate::slo::{Breach, Ended, judge};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    pub outcome: &'static str,
+    pub status: u16,
+}
+
+/// All that can be said of a request now.
+pub struct Remembered {
+    pub detail: Detail,
+    pub stalls: Vec<Stall>,
+    /// `None`: it is not judged, or has not ended.
+    pub breaches: Option<Vec<Breach>>,
+}
+
+pub fn stalls_of(g: &Generation, stages: &StageTimings) -> Vec<Stall> {
+    let placement = g.placement.as_ref();
+    g.gaps.stalls(StallFacts {
+        stages,
+        prefill_node: placement.and_then(|p| p.prefill_node.as_ref()),
+        decode_node: placement.and_then(|p| p.decode_node.as_ref()),
+    })
+}
+
+pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Option<End>) -> Remembered {
+    let e2e = record.received_at.elapsed();
+    let stages = g.stages();
+    let stalls = stalls_of(g, &stages);
+    let breaches = end.and_then(|end| {
+        let ended = Ended {
+            outcome: end.outcome,
+            status: end.status,
+            ttft: g.ttft,
+            itl_p99: g.gaps.quantile(0.99),
+        };
+        judge(&g.slo, &ended)
+    });
+    let mut summary = summary(record, facts, g, (end, e2e));
+    summary.stall_count = stalls.len();
+    summary.breached = breaches.iter().flatten().map(|breach| breach.name()).collect();
+    if end.is_some() {
+        summary.slow_because = slow_because(&summary, &stages, &stalls);
+    }
+    let detail = Detail {
+        stages: stage_shapes(&summary, &stages),
+        stalls: stalls.iter().map(|stall| stall_shape(record, stall)).collect(),
+        failed_legs: g.summary.failed_legs.clone(),
+        clocks: clocks(record.insight(), &summary),
+        summary,
+    };
+    Remembered {
+        detail,
+        stalls,
+        breaches,
+    }
+}
+
+fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (Option<End>, Duration)) -> Summary {
+    let placement = g.placement.as_ref();
+    let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
+    let stages = g.stages();
+    let error = facts.error.as_ref().map(|error| error.message.clone());
+    let output_tokens = record.tokens_out().max(g.output_tokens);
+    let state = match (end, placement) {
+        (Some(_), _) => RecordState::Ended,
+        (None, _) if output_tokens > 0 => RecordState::Streaming,
+        (None, Some(_)) => RecordState::Placed,
+        (None, None) if g.is_submitted => RecordState::Queued,
+        (None, None) => RecordState::Received,
+    };
+    Summary {
+        seq: g.seq,
+        id: record.request_id.clone(),
+        trace_id: facts.trace.trace_id_hex(),
+        response_id: g.response_id.clone(),
+        received_unix_ms: unix_ms(e2e),
+        endpoint: g.endpoint,
+        model: g.model.clone(),
+        lane: g.lane.name(),
+        is_streaming: g.is_streaming,
+        state,
+        outcome: end.map(|end| end.outcome),
+        status: end.map(|end| end.status),
+        error,
+        prompt_tokens: g.prompt_tokens,
+        output_tokens,
+        cached_tokens: g.summary.cached_tokens,
+        prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
+        decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
+        route_reason: placement.map(|p| p.route_reason.clone()),
+        local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+        attempts: g.summary.attempts,
+        preemptions: g.summary.preemptions,
+        transport: g.summary.transport.clone(),
+        kv_bytes: g.summary.kv_bytes,
+        kv_transfer_ms: g.summary.transport.is_some().then(|| ms(g.summary.transfer)),
+        queue_ms: stages.get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
+        ttft_ms: g.ttft.map(ms),
+        tpot_ms: g.tpot.map(ms),
+        itl_p50_ms: g.gaps.quantile(0.5).map(ms),
+        itl_p99_ms: g.gaps.quantile(0.99).map(ms),
+        itl_max_ms: g.gaps.max().map(ms),
+        e2e_ms: ms(e2e),
+        unattributed_ms: g.unattributed_ms().map(|ms| (ms * 1e3).round() / 1e3),
+        stall_count: 0,
+        slo: g.slo.name,
+        breached: Vec::new(),
+        slow_because: None,
+    }
+}
+
+/// The wall clock is read now and the age taken off: a clock that is set meanwhile moves the start, never a duration.
+fn unix_ms(age: Duration) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    ms(now.saturating_sub(age))
+}
+
+fn stage_shapes(summary: &Summary, stages: &StageTimings) -> Vec<StageShape> {
+    let nodes = (summary.prefill_node.as_deref(), summary.decode_node.as_deref());
+    let shape = |(stage, took): &(Stage, Duration)| StageShape {
+        stage: stage.name(),
+        phase: stage.phase(),
+        ms: ms(*took),
+        process: process_of(*stage, nodes),
+    };
+    let mut sorted = stages.0.clone();
+    sorted.sort_by_key(|(stage, _)| *stage);
+    sorted.iter().map(shape).collect()
+}
+
+fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
+    StallShape {
+        choice: stall.choice,
+        token: stall.token,
+        at_ms: ms(stall.ended_at.saturating_duration_since(record.received_at)),
+        gap_ms: ms(stall.gap),
+        cause: stall.cause.name(),
+        words: stall.words.clone(),
+    }
+}
+
+/// Of the nodes that took part.
+fn clocks(insight: &Insight, summary: &Summary) -> Vec<ClockShape> {
+    let is_here = |name: &str| {
+        [&summary.prefill_node, &summary.decode_node]
+            .into_iter()
+            .flatten()
+            .any(|node| node == name)
+    };
+    insight
+        .clocks()
+        .into_iter()
+        .filter(|clock| is_here(&clock.node))
+        .collect()
+}

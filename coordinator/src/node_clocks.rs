@@ -1,0 +1,50 @@
+//! What the nodes have measured of their clocks against this process's: turns a time of a node into one of ours.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use proto::messages::ClockOffset;
+use service_runtime::clock::Clock;
+use serving_core::ids::NodeId;
+use serving_core::time::Time;
+
+/// Shared by the membership streams, which write, and the legs, which read.
+#[derive(Clone, Debug, Default)]
+pub struct NodeClocks {
+    by_node: Arc<RwLock<BTreeMap<NodeId, ClockOffset>>>,
+}
+
+impl NodeClocks {
+    pub fn report(&self, node: &NodeId, offset: ClockOffset) {
+        let mut clocks = self.by_node.write().unwrap_or_else(PoisonError::into_inner);
+        clocks.insert(node.clone(), offset);
+    }
+
+    /// The life of a node is over: its clock's starting point goes with it.
+    pub fn forget(&self, node: &NodeId) {
+        self.by_node
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(node);
+    }
+
+    pub fn offset(&self, node: &NodeId) -> Option<ClockOffset> {
+        let clocks = self.by_node.read().unwrap_or_else(PoisonError::into_inner);
+        clocks.get(node).copied()
+    }
+
+    /// A time of the node on this process's clock; `None` until its offset is known.
+    pub fn instant(&self, node: &NodeId, node_time: Time) -> Option<Instant> {
+        let time = self.offset(node)?.map(node_time)?;
+        // A node that lies about its clock must not make an instant that cannot be compared with others.
+        (time <= Clock::now())
+            .then(|| Clock::instant_of(time))
+            .or_else(|| Some(Instant::now()))
+    }
+
+    pub fn all(&self) -> Vec<(NodeId, ClockOffset)> {
+        let clocks = self.by_node.read().unwrap_or_else(PoisonError::into_inner);
+        clocks.iter().map(|(node, offset)| (node.clone(), *offset)).collect()
+    }
+}

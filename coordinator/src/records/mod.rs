@@ -1,0 +1,251 @@
+//! The last generation requests, kept in memory: what `/admin/requests`, `baton trace` and the console read.
+//!
+//! Bounded by count and by bytes, the oldest go first. Running requests are looked at where they are; nothing is copied
+//! per token. Whoever follows the events and does not keep up is told how many it has missed.
+
+pub mod shape;
+pub mod stalls;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::broadcast;
+
+use shape::{Detail, RecordState, Summary};
+
+/// Events a follower may be behind: ten seconds of a hundred requests a second, three events each.
+const EVENTS_BEHIND_MAX: usize = 4096;
+
+/// Limits of the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordLimits {
+    pub records_max: usize,
+    pub bytes_max: usize,
+}
+
+impl Default for RecordLimits {
+    fn default() -> Self {
+        Self {
+            records_max: 10_000,
+            bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// A request that has not ended, seen from the store.
+pub trait Running: Send + Sync {
+    fn detail(&self) -> Option<Detail>;
+}
+
+/// What went over one pair, by the requests that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairTotals {
+    pub kv_bytes: u64,
+    pub handoffs: u64,
+}
+
+#[derive(Default)]
+struct Ring {
+    next_seq: u64,
+    ended: VecDeque<Arc<Detail>>,
+    bytes: usize,
+    forgotten: u64,
+    running: BTreeMap<u64, Weak<dyn Running>>,
+    pairs: BTreeMap<(String, String), PairTotals>,
+}
+
+/// Shared by all requests and all readers.
+pub struct RecordStore {
+    limits: RecordLimits,
+    ring: Mutex<Ring>,
+    events: broadcast::Sender<Arc<Summary>>,
+}
+
+impl fmt::Debug for RecordStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordStore")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for RecordStore {
+    fn default() -> Self {
+        Self::new(RecordLimits::default())
+    }
+}
+
+/// Which records a reader wants; all that is set must hold.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(default)]
+pub struct Filter {
+    pub outcome: Option<String>,
+    pub lane: Option<String>,
+    pub model: Option<String>,
+    /// Prefill or decode node.
+    pub node: Option<String>,
+    pub breached: Option<bool>,
+    pub stalled: Option<bool>,
+    pub running: Option<bool>,
+    pub slower_than_ms: Option<f64>,
+}
+
+impl Filter {
+    pub fn admits(&self, s: &Summary) -> bool {
+        let is =
+            |wanted: &Option<String>, got: Option<&str>| wanted.as_deref().is_none_or(|wanted| got == Some(wanted));
+        let nodes = [s.prefill_node.as_deref(), s.decode_node.as_deref()];
+        is(&self.outcome, s.outcome)
+            && is(&self.lane, Some(s.lane))
+            && is(&self.model, s.model.as_deref())
+            && self.node.as_deref().is_none_or(|node| nodes.contains(&Some(node)))
+            && self.breached.is_none_or(|wanted| wanted != s.breached.is_empty())
+            && self.stalled.is_none_or(|wanted| wanted == (s.stall_count > 0))
+            && self
+                .running
+                .is_none_or(|wanted| wanted == (s.state != RecordState::Ended))
+            && self.slower_than_ms.is_none_or(|limit| s.e2e_ms > limit)
+    }
+}
+
+/// One page of the list.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    pub records: Vec<Summary>,
+    /// Where the next page begins, while there is one.
+    pub next_before: Option<u64>,
+    pub kept: usize,
+    pub forgotten: u64,
+}
+
+/// What to list.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    pub filter: Filter,
+    pub limit: usize,
+    pub before: Option<u64>,
+    /// By end-to-end time instead of newest first.
+    pub slowest_first: bool,
+}
+
+impl RecordStore {
+    pub fn new(limits: RecordLimits) -> Self {
+        Self {
+            limits,
+            ring: Mutex::default(),
+            events: broadcast::channel(EVENTS_BEHIND_MAX).0,
+        }
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request begins: its number. Show it to `began` when it can be looked at.
+    pub fn next_seq(&self) -> u64 {
+        let mut ring = self.ring();
+        ring.next_seq += 1;
+        ring.next_seq
+    }
+
+    pub fn began(&self, seq: u64, running: Weak<dyn Running>) {
+        self.ring().running.insert(seq, running);
+    }
+
+    pub fn has_followers(&self) -> bool {
+        self.events.receiver_count() > 0
+    }
+
+    /// Tells followers where a running request is now.
+    pub fn tell(&self, summary: Summary) {
+        // Without followers there is nobody to tell.
+        let _ = self.events.send(Arc::new(summary));
+    }
+
+    pub fn ended(&self, detail: Detail) {
+        let bytes = detail.bytes();
+        let detail = Arc::new(detail);
+        let summary = &detail.summary;
+        {
+            let mut ring = self.ring();
+            ring.running.remove(&summary.seq);
+            if let (Some(prefill), Some(decode)) = (&summary.prefill_node, &summary.decode_node)
+                && summary.transport.is_some()
+            {
+                let totals = ring.pairs.entry((prefill.clone(), decode.clone())).or_default();
+                totals.kv_bytes += summary.kv_bytes;
+                totals.handoffs += 1;
+            }
+            ring.bytes += bytes;
+            ring.ended.push_back(detail.clone());
+            while ring.ended.len() > self.limits.records_max || ring.bytes > self.limits.bytes_max {
+                let Some(oldest) = ring.ended.pop_front() else { break };
+                ring.bytes -= oldest.bytes();
+                ring.forgotten += 1;
+            }
+        }
+        if self.has_followers() {
+            self.tell(summary.clone());
+        }
+    }
+
+    pub fn follow(&self) -> broadcast::Receiver<Arc<Summary>> {
+        self.events.subscribe()
+    }
+
+    pub fn pairs(&self) -> BTreeMap<(String, String), PairTotals> {
+        self.ring().pairs.clone()
+    }
+
+    fn running(&self) -> Vec<Detail> {
+        let running: Vec<_> = self.ring().running.values().filter_map(Weak::upgrade).collect();
+        // Looked at without the lock: a request that ends meanwhile takes it.
+        running.iter().filter_map(|running| running.detail()).collect()
+    }
+
+    pub fn list(&self, listing: &Listing) -> Page {
+        let running = self.running();
+        let ring = self.ring();
+        let admits = |s: &Summary| listing.before.is_none_or(|before| s.seq < before) && listing.filter.admits(s);
+        let running = running.iter().map(|detail| &detail.summary);
+        let ended = ring.ended.iter().map(|detail| &detail.summary);
+        let mut found: Vec<&Summary> = running.chain(ended).filter(|summary| admits(summary)).collect();
+        match listing.slowest_first {
+            true => found.sort_by(|a, b| b.e2e_ms.total_cmp(&a.e2e_ms)),
+            false => found.sort_by_key(|summary| std::cmp::Reverse(summary.seq)),
+        }
+        let is_more = found.len() > listing.limit;
+        found.truncate(listing.limit);
+        Page {
+            next_before: found
+                .last()
+                .filter(|_| is_more && !listing.slowest_first)
+                .map(|summary| summary.seq),
+            records: found.into_iter().cloned().collect(),
+            kept: ring.ended.len(),
+            forgotten: ring.forgotten,
+        }
+    }
+
+    /// By request id, response id, trace id or number; the newest when several have the id.
+    pub fn find(&self, id: &str) -> Option<Arc<Detail>> {
+        let seq = id.parse::<u64>().ok();
+        let is_it =
+            |s: &Summary| s.id == id || s.trace_id == id || s.response_id.as_deref() == Some(id) || seq == Some(s.seq);
+        let running = self.running().into_iter().rev().find(|detail| is_it(&detail.summary));
+        running.map(Arc::new).or_else(|| {
+            let ring = self.ring();
+            ring.ended.iter().rev().find(|detail| is_it(&detail.summary)).cloned()
+        })
+    }
+
+    /// The stages of the last ended requests, newest first.
+    pub fn last_ended(&self, most: usize) -> Vec<Arc<Detail>> {
+        self.ring().ended.iter().rev().take(most).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -1,0 +1,185 @@
+//! The JSON of a record: `docs/records.md` is its reference.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serving_core::stage::{Stage, StageTimings};
+
+use super::stalls::Stall;
+
+/// Milliseconds with three decimals.
+pub fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecordState {
+    Received,
+    Queued,
+    Placed,
+    Streaming,
+    Ended,
+}
+
+/// One line of the list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    pub seq: u64,
+    pub id: String,
+    pub trace_id: String,
+    pub response_id: Option<String>,
+    pub received_unix_ms: f64,
+    pub endpoint: &'static str,
+    pub model: Option<String>,
+    pub lane: &'static str,
+    pub is_streaming: bool,
+    pub state: RecordState,
+    pub outcome: Option<&'static str>,
+    pub status: Option<u16>,
+    pub error: Option<String>,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub cached_tokens: u32,
+    pub prefill_node: Option<String>,
+    pub decode_node: Option<String>,
+    pub route_reason: Option<String>,
+    pub local_prefill: Option<&'static str>,
+    pub attempts: u32,
+    pub preemptions: u32,
+    pub transport: Option<String>,
+    pub kv_bytes: u64,
+    pub kv_transfer_ms: Option<f64>,
+    pub queue_ms: Option<f64>,
+    pub ttft_ms: Option<f64>,
+    pub tpot_ms: Option<f64>,
+    pub itl_p50_ms: Option<f64>,
+    pub itl_p99_ms: Option<f64>,
+    pub itl_max_ms: Option<f64>,
+    pub e2e_ms: f64,
+    pub unattributed_ms: Option<f64>,
+    pub stall_count: usize,
+    pub slo: &'static str,
+    pub breached: Vec<&'static str>,
+    pub slow_because: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct StageShape {
+    pub stage: &'static str,
+    pub phase: &'static str,
+    pub ms: f64,
+    /// Who measured it.
+    pub process: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct StallShape {
+    pub choice: u32,
+    pub token: u32,
+    pub at_ms: f64,
+    pub gap_ms: f64,
+    pub cause: &'static str,
+    pub words: String,
+}
+
+/// How far a node's clock was off when the request ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClockShape {
+    pub node: String,
+    /// Coordinator's wall clock less the node's.
+    pub offset_ms: f64,
+    pub error_ms: f64,
+}
+
+/// All of a record.
+#[derive(Clone, Debug, Serialize)]
+pub struct Detail {
+    #[serde(flatten)]
+    pub summary: Summary,
+    pub stages: Vec<StageShape>,
+    pub stalls: Vec<StallShape>,
+    pub failed_legs: Vec<String>,
+    pub clocks: Vec<ClockShape>,
+}
+
+impl Detail {
+    /// What it takes in memory, roughly from above: the ring is bounded by it.
+    pub fn bytes(&self) -> usize {
+        let s = &self.summary;
+        let texts = [
+            &s.response_id,
+            &s.model,
+            &s.error,
+            &s.prefill_node,
+            &s.decode_node,
+            &s.route_reason,
+            &s.transport,
+            &s.slow_because,
+        ];
+        let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
+        let stages: usize = self
+            .stages
+            .iter()
+            .map(|stage| size_of::<StageShape>() + stage.process.as_ref().map_or(0, String::len))
+            .sum();
+        let stalls: usize = self
+            .stalls
+            .iter()
+            .map(|stall| size_of::<StallShape>() + stall.words.len())
+            .sum();
+        let legs: usize = self.failed_legs.iter().map(|leg| size_of::<String>() + leg.len()).sum();
+        let clocks: usize = self
+            .clocks
+            .iter()
+            .map(|clock| size_of::<ClockShape>() + clock.node.len())
+            .sum();
+        size_of::<Self>() + s.id.len() + s.trace_id.len() + texts + stages + stalls + legs + clocks
+    }
+}
+
+/// Who measured a stage.
+pub fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<String> {
+    let (prefill, decode) = nodes;
+    let node = match stage {
+        Stage::PrefillQueue | Stage::PrefillForward => prefill.or(decode),
+        Stage::TransferTail => prefill,
+        Stage::Commit | Stage::DecodeQueue | Stage::Decode => decode,
+        _ => return Some("coordinator".to_owned()),
+    };
+    node.map(str::to_owned)
+}
+
+/// What took longest, in words: for whoever asks why this one was slow.
+pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Option<String> {
+    if let (Some(outcome), Some(error)) = (s.outcome, &s.error) {
+        return Some(format!("it failed ({outcome}): {error}"));
+    }
+    let ttft = s.ttft_ms?;
+    let rest = s.e2e_ms - ttft;
+    let worst = stalls.iter().max_by_key(|stall| stall.gap);
+    let stalled: Duration = stalls.iter().map(|stall| stall.gap).sum();
+    // A third of the time after the first token in a few gaps: those are what a reader has noticed.
+    if let Some(worst) = worst.filter(|_| ms(stalled) * 3.0 > rest && ms(stalled) > ttft / 2.0) {
+        return Some(format!(
+            "{} of {} ms before token {}: {}",
+            "a gap",
+            ms(worst.gap).round(),
+            worst.token,
+            worst.words
+        ));
+    }
+    let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
+    let longest = before.max_by_key(|(_, took)| *took)?;
+    if ttft >= rest {
+        let (stage, took) = longest;
+        return Some(format!(
+            "{} took {:.0} ms of the {ttft:.0} ms to the first token",
+            stage.name(),
+            ms(*took)
+        ));
+    }
+    let gap = s.itl_p50_ms.or(s.tpot_ms)?;
+    Some(format!("{} output tokens at {gap:.1} ms each", s.output_tokens))
+}

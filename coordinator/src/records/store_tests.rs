@@ -1,0 +1,185 @@
+//! The ring's limits, its pages and its filters.
+
+use super::*;
+
+fn detail(seq: u64, e2e_ms: f64) -> Detail {
+    Detail {
+        summary: Summary {
+            seq,
+            id: format!("request-{seq}"),
+            trace_id: format!("{seq:032x}"),
+            response_id: Some(format!("cmpl-{seq}")),
+            received_unix_ms: 0.0,
+            endpoint: "chat",
+            model: Some("m".to_owned()),
+            lane: "interactive",
+            is_streaming: true,
+            state: RecordState::Ended,
+            outcome: Some("ok"),
+            status: Some(200),
+            error: None,
+            prompt_tokens: 1,
+            output_tokens: 2,
+            cached_tokens: 0,
+            prefill_node: Some("prefill-0".to_owned()),
+            decode_node: Some(format!("decode-{}", seq % 2)),
+            route_reason: None,
+            local_prefill: None,
+            attempts: 1,
+            preemptions: 0,
+            transport: Some("grpc".to_owned()),
+            kv_bytes: 10,
+            kv_transfer_ms: None,
+            queue_ms: None,
+            ttft_ms: Some(1.0),
+            tpot_ms: None,
+            itl_p50_ms: None,
+            itl_p99_ms: None,
+            itl_max_ms: None,
+            e2e_ms,
+            unattributed_ms: None,
+            stall_count: 0,
+            slo: "chat",
+            breached: Vec::new(),
+            slow_because: None,
+        },
+        stages: Vec::new(),
+        stalls: Vec::new(),
+        failed_legs: Vec::new(),
+        clocks: Vec::new(),
+    }
+}
+
+fn listing(limit: usize, before: Option<u64>) -> Listing {
+    Listing {
+        filter: Filter::default(),
+        limit,
+        before,
+        slowest_first: false,
+    }
+}
+
+fn store(count: u64, limits: RecordLimits) -> RecordStore {
+    let store = RecordStore::new(limits);
+    for _ in 0..count {
+        let seq = store.next_seq();
+        store.ended(detail(seq, ((seq * 7) % 10) as f64));
+    }
+    store
+}
+
+fn seqs(page: &Page) -> Vec<u64> {
+    page.records.iter().map(|summary| summary.seq).collect()
+}
+
+#[test]
+fn the_ring_forgets_the_oldest_by_count_and_by_bytes() {
+    let few = RecordLimits {
+        records_max: 3,
+        ..RecordLimits::default()
+    };
+    let by_count = store(10, few);
+    let page = by_count.list(&listing(100, None));
+    assert_eq!((seqs(&page), page.kept, page.forgotten), (vec![10, 9, 8], 3, 7));
+    assert!(by_count.find("request-7").is_none());
+    let one = detail(1, 0.0).bytes();
+    let small = RecordLimits {
+        bytes_max: one * 4,
+        ..RecordLimits::default()
+    };
+    let by_bytes = store(100, small);
+    let ring = by_bytes.ring();
+    assert!(
+        ring.bytes <= one * 4 && ring.ended.len() >= 3,
+        "{} in {}",
+        ring.ended.len(),
+        ring.bytes
+    );
+    assert_eq!(
+        ring.bytes,
+        ring.ended.iter().map(|detail| detail.bytes()).sum::<usize>()
+    );
+}
+
+#[test]
+fn pages_follow_each_other_without_gap_or_repeat() {
+    let store = store(7, RecordLimits::default());
+    let (mut before, mut all) = (None, Vec::new());
+    loop {
+        let page = store.list(&listing(3, before));
+        all.extend(seqs(&page));
+        before = page.next_before;
+        if before.is_none() {
+            break;
+        }
+    }
+    assert_eq!(all, [7, 6, 5, 4, 3, 2, 1]);
+    let slowest = Listing {
+        slowest_first: true,
+        ..listing(2, None)
+    };
+    assert_eq!(seqs(&store.list(&slowest)), [7, 4], "9 and 8 ms");
+}
+
+#[test]
+fn all_filters_must_hold() {
+    let summary = detail(1, 5.0).summary;
+    let admits = |filter: Filter| filter.admits(&summary);
+    let text = |text: &str| Some(text.to_owned());
+    assert!(admits(Filter::default()));
+    assert!(admits(Filter {
+        node: text("prefill-0"),
+        lane: text("interactive"),
+        ..Filter::default()
+    }));
+    assert!(!admits(Filter {
+        node: text("prefill-0"),
+        lane: text("batch"),
+        ..Filter::default()
+    }));
+    assert!(!admits(Filter {
+        breached: Some(true),
+        ..Filter::default()
+    }));
+    assert!(admits(Filter {
+        breached: Some(false),
+        running: Some(false),
+        ..Filter::default()
+    }));
+    assert!(!admits(Filter {
+        slower_than_ms: Some(5.0),
+        ..Filter::default()
+    }));
+}
+
+#[test]
+fn a_request_is_found_by_each_of_its_names() {
+    let store = store(3, RecordLimits::default());
+    for id in ["request-2", "cmpl-2", &format!("{:032x}", 2), "2"] {
+        assert_eq!(store.find(id).map(|detail| detail.summary.seq), Some(2), "{id}");
+    }
+    assert!(store.find("request-20").is_none());
+    let pairs = store.pairs();
+    let pair = ("prefill-0".to_owned(), "decode-1".to_owned());
+    assert_eq!(
+        pairs.get(&pair),
+        Some(&PairTotals {
+            kv_bytes: 20,
+            handoffs: 2
+        })
+    );
+}
+
+#[test]
+fn a_follower_hears_of_ends_and_of_what_it_has_missed() {
+    let store = store(0, RecordLimits::default());
+    let mut events = store.follow();
+    for seq in 0..EVENTS_BEHIND_MAX as u64 + 5 {
+        store.ended(detail(seq, 1.0));
+    }
+    assert!(matches!(
+        events.try_recv(),
+        Err(broadcast::error::TryRecvError::Lagged(5))
+    ));
+    assert_eq!(events.try_recv().map(|summary| summary.seq), Ok(5));
+}

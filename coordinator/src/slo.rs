@@ -1,0 +1,363 @@
+//! Service level objectives: the built-in profiles, which one a request is judged by, and what is left of the budget.
+//!
+//! The limits are the 99th percentiles by use of the project's source S1 (`BENCH.md`, row 17). A request is good when it
+//! ended well, its first token came in time and its own 99th percentile gap between tokens was short enough; requests
+//! that the client itself broke off, or that were wrong, are nobody's failure and count in neither number.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serving_core::request::Lane;
+use thiserror::Error;
+
+/// Share of good requests that is promised (BENCH row 22).
+pub const OBJECTIVE: f64 = 0.995;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SloProfile {
+    pub name: &'static str,
+    pub ttft_max: Duration,
+    pub itl_max: Duration,
+}
+
+const fn profile(name: &'static str, ttft_ms: u64, itl_ms: u64) -> SloProfile {
+    SloProfile {
+        name,
+        ttft_max: Duration::from_millis(ttft_ms),
+        itl_max: Duration::from_millis(itl_ms),
+    }
+}
+
+pub const PROFILES: [SloProfile; 6] = [
+    profile("chat", 300, 50),
+    profile("voice", 150, 30),
+    profile("code-inline", 100, 25),
+    profile("code-panel", 300, 50),
+    profile("rag", 400, 80),
+    profile("async-batch", 3_000, 200),
+];
+
+impl SloProfile {
+    pub fn by_name(name: &str) -> Option<SloProfile> {
+        PROFILES.into_iter().find(|profile| profile.name == name)
+    }
+}
+
+/// What a request did wrong (BENCH row 21); the name is a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Breach {
+    Ttft,
+    Itl,
+    /// The answer broke off in mid-stream.
+    Incomplete,
+    /// The request's own time limit, or the queue's, was over.
+    HardTimeout,
+    /// It failed before the first token, by no fault of the client.
+    ServerError,
+}
+
+impl Breach {
+    pub const ALL: [Breach; 5] = [
+        Breach::Ttft,
+        Breach::Itl,
+        Breach::Incomplete,
+        Breach::HardTimeout,
+        Breach::ServerError,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Breach::Ttft => "ttft",
+            Breach::Itl => "itl",
+            Breach::Incomplete => "incomplete",
+            Breach::HardTimeout => "hard_timeout",
+            Breach::ServerError => "5xx",
+        }
+    }
+}
+
+/// How a request ended, as far as it is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended<'a> {
+    /// Of `baton_requests_total`.
+    pub outcome: &'a str,
+    pub status: u16,
+    pub ttft: Option<Duration>,
+    pub itl_p99: Option<Duration>,
+}
+
+/// `None`: the request is not judged. Else what it did wrong, nothing being good.
+pub fn judge(profile: &SloProfile, ended: &Ended<'_>) -> Option<Vec<Breach>> {
+    let had_tokens = ended.ttft.is_some();
+    match ended.outcome {
+        "ok" => {
+            let late = ended.ttft.is_some_and(|ttft| ttft > profile.ttft_max);
+            let jerky = ended.itl_p99.is_some_and(|itl| itl > profile.itl_max);
+            let breaches = [(late, Breach::Ttft), (jerky, Breach::Itl)];
+            Some(
+                breaches
+                    .into_iter()
+                    .filter(|(is, _)| *is)
+                    .map(|(_, breach)| breach)
+                    .collect(),
+            )
+        }
+        "cancelled" | "invalid_request" | "too_large_for_pool" | "slow_reader" => None,
+        "deadline" | "queue_timeout" => Some(vec![Breach::HardTimeout]),
+        _ if had_tokens => Some(vec![Breach::Incomplete]),
+        _ if ended.status == 429 || ended.status >= 500 => Some(vec![Breach::ServerError]),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SloRuleError {
+    #[error("`{rule}` is not a rule: write model:NAME=PROFILE or lane:interactive=PROFILE")]
+    Shape { rule: String },
+    #[error("there is no SLO profile `{name}`; there are {}", PROFILES.map(|p| p.name).join(", "))]
+    UnknownProfile { name: String },
+    #[error("there is no lane `{name}`; there are interactive and batch")]
+    UnknownLane { name: String },
+}
+
+/// Which profile a request is judged by: its `x-slo` header, else its model's, else its lane's.
+#[derive(Clone, Debug, Default)]
+pub struct SloRules {
+    by_model: BTreeMap<String, SloProfile>,
+    by_lane: BTreeMap<&'static str, SloProfile>,
+}
+
+impl SloRules {
+    /// # Errors
+    /// [`SloRuleError`], for the first rule that cannot be read.
+    pub fn parse(rules: &[String]) -> Result<Self, SloRuleError> {
+        let mut all = Self::default();
+        for rule in rules {
+            let shape = || SloRuleError::Shape { rule: rule.clone() };
+            let (whom, profile) = rule.split_once('=').ok_or_else(shape)?;
+            let unknown = || SloRuleError::UnknownProfile {
+                name: profile.to_owned(),
+            };
+            let profile = SloProfile::by_name(profile).ok_or_else(unknown)?;
+            match whom.split_once(':') {
+                Some(("model", name)) => {
+                    all.by_model.insert(name.to_owned(), profile);
+                }
+                Some(("lane", name)) => {
+                    let lane = [Lane::Interactive, Lane::Batch]
+                        .into_iter()
+                        .find(|lane| lane.name() == name);
+                    let lane = lane.ok_or_else(|| SloRuleError::UnknownLane { name: name.to_owned() })?;
+                    all.by_lane.insert(lane.name(), profile);
+                }
+                _ => return Err(shape()),
+            }
+        }
+        Ok(all)
+    }
+
+    pub fn choose(&self, asked: Option<SloProfile>, model: Option<&str>, lane: Lane) -> SloProfile {
+        let of_model = || model.and_then(|model| self.by_model.get(model).copied());
+        let of_lane = || self.by_lane.get(lane.name()).copied();
+        let built_in = match lane {
+            Lane::Interactive => PROFILES[0],
+            Lane::Batch => PROFILES[5],
+        };
+        asked.or_else(of_model).or_else(of_lane).unwrap_or(built_in)
+    }
+}
+
+/// Burn rates come from counts per slot of this length.
+const SLOT: Duration = Duration::from_secs(30);
+const SLOTS_PER_5_MIN: u64 = 10;
+const SLOTS_PER_HOUR: u64 = 120;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    total: u64,
+    good: u64,
+}
+
+/// Counts of one profile in one lane since the process started.
+#[derive(Clone, Debug, Default)]
+pub struct SloCounts {
+    pub total: u64,
+    pub good: u64,
+    pub breaches: BTreeMap<Breach, u64>,
+    by_slot: BTreeMap<u64, Slot>,
+}
+
+impl SloCounts {
+    fn add(&mut self, slot: u64, breaches: &[Breach]) {
+        let is_good = breaches.is_empty();
+        self.total += 1;
+        self.good += u64::from(is_good);
+        for breach in breaches {
+            *self.breaches.entry(*breach).or_default() += 1;
+        }
+        let counts = self.by_slot.entry(slot).or_default();
+        counts.total += 1;
+        counts.good += u64::from(is_good);
+        self.by_slot
+            .retain(|kept, _| slot.saturating_sub(*kept) < SLOTS_PER_HOUR);
+    }
+
+    /// Share of bad requests over the promised share; 1 spends the budget exactly.
+    fn burn(&self, now_slot: u64, slots: u64) -> Option<f64> {
+        let recent = self
+            .by_slot
+            .iter()
+            .filter(|(slot, _)| now_slot.saturating_sub(**slot) < slots);
+        let (total, good) = recent.fold((0, 0), |(total, good), (_, slot)| {
+            (total + slot.total, good + slot.good)
+        });
+        (total > 0).then(|| (total - good) as f64 / total as f64 / (1.0 - OBJECTIVE))
+    }
+
+    /// Of what may go wrong in as many requests as there were; below zero when more did.
+    pub fn budget_left(&self) -> Option<f64> {
+        let allowed = self.total as f64 * (1.0 - OBJECTIVE);
+        (self.total > 0).then(|| 1.0 - (self.total - self.good) as f64 / allowed)
+    }
+}
+
+/// Burn rates of one profile in one lane; `None` without requests in the window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Burn {
+    pub over_5m: Option<f64>,
+    pub over_1h: Option<f64>,
+}
+
+/// Every judged request, by profile and lane.
+#[derive(Debug)]
+pub struct SloLedger {
+    started: Instant,
+    counts: Mutex<BTreeMap<(&'static str, &'static str), SloCounts>>,
+}
+
+impl Default for SloLedger {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            counts: Mutex::default(),
+        }
+    }
+}
+
+impl SloLedger {
+    fn slot(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.started).as_secs() / SLOT.as_secs()
+    }
+
+    pub fn add(&self, (profile, lane): (&'static str, Lane), breaches: &[Breach], now: Instant) {
+        let slot = self.slot(now);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.entry((profile, lane.name())).or_default().add(slot, breaches);
+    }
+
+    /// Everything counted, by profile and lane.
+    pub fn report(&self, now: Instant) -> Vec<((&'static str, &'static str), SloCounts, Burn)> {
+        let slot = self.slot(now);
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let burn = |counts: &SloCounts| Burn {
+            over_5m: counts.burn(slot, SLOTS_PER_5_MIN),
+            over_1h: counts.burn(slot, SLOTS_PER_HOUR),
+        };
+        counts
+            .iter()
+            .map(|(key, counts)| (*key, counts.clone(), burn(counts)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(outcome: &str, ttft_ms: u64, itl_ms: u64) -> Ended<'_> {
+        Ended {
+            outcome,
+            status: 200,
+            ttft: Some(Duration::from_millis(ttft_ms)),
+            itl_p99: Some(Duration::from_millis(itl_ms)),
+        }
+    }
+
+    /// The table of BENCH.md row 17.
+    #[test]
+    fn the_profiles_are_those_of_the_source() {
+        let table = PROFILES.map(|p| (p.name, p.ttft_max.as_millis(), p.itl_max.as_millis()));
+        let source = [
+            ("chat", 300, 50),
+            ("voice", 150, 30),
+            ("code-inline", 100, 25),
+            ("code-panel", 300, 50),
+            ("rag", 400, 80),
+            ("async-batch", 3_000, 200),
+        ];
+        assert_eq!(table, source);
+    }
+
+    #[test]
+    fn each_breach_is_told_from_the_others_and_from_what_is_nobodys_fault() {
+        let chat = PROFILES[0];
+        assert_eq!(judge(&chat, &ended("ok", 300, 50)), Some(vec![]));
+        assert_eq!(
+            judge(&chat, &ended("ok", 301, 51)),
+            Some(vec![Breach::Ttft, Breach::Itl])
+        );
+        assert_eq!(
+            judge(&chat, &ended("node_lost", 100, 10)),
+            Some(vec![Breach::Incomplete])
+        );
+        assert_eq!(
+            judge(&chat, &ended("deadline", 100, 10)),
+            Some(vec![Breach::HardTimeout])
+        );
+        let early = Ended {
+            status: 503,
+            ttft: None,
+            ..ended("not_ready", 0, 0)
+        };
+        assert_eq!(judge(&chat, &early), Some(vec![Breach::ServerError]));
+        for outcome in ["cancelled", "invalid_request"] {
+            assert_eq!(judge(&chat, &ended(outcome, 999, 999)), None, "{outcome}");
+        }
+    }
+
+    #[test]
+    fn the_header_wins_over_the_model_and_the_model_over_the_lane() {
+        let rules = ["model:m=rag".to_owned(), "lane:batch=voice".to_owned()];
+        let rules = SloRules::parse(&rules).unwrap();
+        assert_eq!(
+            rules.choose(SloProfile::by_name("voice"), Some("m"), Lane::Batch).name,
+            "voice"
+        );
+        assert_eq!(rules.choose(None, Some("m"), Lane::Batch).name, "rag");
+        assert_eq!(rules.choose(None, Some("other"), Lane::Batch).name, "voice");
+        assert_eq!(rules.choose(None, Some("other"), Lane::Interactive).name, "chat");
+        assert_eq!(SloRules::default().choose(None, None, Lane::Batch).name, "async-batch");
+        for bad in ["chat", "model:m=none", "lane:night=chat", "x:y=chat"] {
+            assert!(SloRules::parse(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_budget_is_burnt_by_bad_requests_and_old_ones_leave_the_windows() {
+        let ledger = SloLedger::default();
+        let now = ledger.started;
+        for i in 0..200 {
+            let breaches: &[Breach] = if i < 2 { &[Breach::Ttft] } else { &[] };
+            ledger.add(("chat", Lane::Interactive), breaches, now);
+        }
+        let (key, counts, burn) = ledger.report(now).remove(0);
+        assert_eq!((key, counts.total, counts.good), (("chat", "interactive"), 200, 198));
+        // One in 200 may fail: two are twice the budget.
+        assert!((burn.over_5m.unwrap() - 2.0).abs() < 1e-9);
+        assert!((counts.budget_left().unwrap() + 1.0).abs() < 1e-9);
+        let (_, _, later) = ledger.report(now + Duration::from_secs(600)).remove(0);
+        assert_eq!(later.over_5m, None);
+        assert!(later.over_1h.is_some());
+    }
+}

@@ -1,0 +1,142 @@
+//! Every span that ends in this process: kept for a while, and handed to the exporter when its trace is sampled.
+//!
+//! All spans are recorded, whatever the sampler says: the waterfall of a request that went wrong is wanted afterwards, when
+//! it is too late to sample it. What the sampler decides is only what a collector gets.
+
+pub mod otlp;
+pub mod sampler;
+mod store;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use opentelemetry::trace::{SpanContext, SpanKind, TraceFlags, TraceId};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanProcessor};
+use proto::messages::ClockOffset;
+
+use crate::telemetry;
+use store::SpanStore;
+
+/// This process's kept spans, once telemetry is set up.
+static KEPT: OnceLock<KeptSpans> = OnceLock::new();
+
+/// Handle on what was kept.
+#[derive(Clone, Debug)]
+struct KeptSpans {
+    store: Arc<SpanStore>,
+    resource: Arc<OnceLock<ResourceAttributesWithSchema>>,
+    exporter: Arc<Option<BatchSpanProcessor>>,
+}
+
+/// The spans of one trace that ended here, as OTLP; empty when none are (or no longer are) kept.
+pub fn of_trace(trace: TraceId) -> otlp::Spans {
+    let Some(kept) = KEPT.get() else {
+        return otlp::Spans::default();
+    };
+    otlp::Spans::of(kept.store.get(trace), kept.resource.get())
+}
+
+/// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
+pub fn export_anyway(trace: TraceId) {
+    let Some(kept) = KEPT.get() else { return };
+    let Some(exporter) = &*kept.exporter else { return };
+    for mut span in kept.store.get(trace) {
+        if span.span_context.is_sampled() {
+            continue;
+        }
+        let old = span.span_context;
+        let flags = old.trace_flags() | TraceFlags::SAMPLED;
+        span.span_context = SpanContext::new(
+            old.trace_id(),
+            old.span_id(),
+            flags,
+            old.is_remote(),
+            old.trace_state().clone(),
+        );
+        exporter.on_end(span);
+    }
+}
+
+/// Sits where an exporter's processor would.
+#[derive(Debug)]
+pub(crate) struct KeepSpans {
+    kept: KeptSpans,
+}
+
+impl KeepSpans {
+    /// `exporter`: none where no collector is configured. The first of a process is the one that is read from.
+    pub(crate) fn new(exporter: Option<BatchSpanProcessor>) -> Self {
+        let kept = KeptSpans {
+            store: Arc::default(),
+            resource: Arc::default(),
+            exporter: Arc::new(exporter),
+        };
+        let _ = KEPT.set(kept.clone());
+        Self { kept }
+    }
+
+    fn exporter(&self) -> Option<&BatchSpanProcessor> {
+        (*self.kept.exporter).as_ref()
+    }
+}
+
+impl SpanProcessor for KeepSpans {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, mut span: SpanData) {
+        if let Some(offset) = telemetry::wall_offset() {
+            shift(&mut span, offset);
+        }
+        if let Some(exporter) = self.exporter()
+            && span.span_context.is_sampled()
+        {
+            exporter.on_end(span.clone());
+        }
+        self.kept.store.add(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter().map_or(Ok(()), SpanProcessor::force_flush)
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter()
+            .map_or(Ok(()), |exporter| exporter.shutdown_with_timeout(timeout))
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        let _ = self.kept.resource.set(resource.into());
+        // Alone until the provider is built: `KEPT` shares it, so the exporter is told through its own lock.
+        if let Some(exporter) = Arc::get_mut(&mut self.kept.exporter).and_then(Option::as_mut) {
+            exporter.set_resource(resource);
+        }
+    }
+}
+
+/// Puts a span on the coordinator's wall clock, and says by how much it was moved on the spans other processes hang on.
+fn shift(span: &mut SpanData, offset: ClockOffset) {
+    let moved = |time: SystemTime| {
+        let by = Duration::from_nanos(offset.unix_ns.unsigned_abs());
+        let shifted = if offset.unix_ns < 0 {
+            time.checked_sub(by)
+        } else {
+            time.checked_add(by)
+        };
+        shifted.unwrap_or(time)
+    };
+    span.start_time = moved(span.start_time);
+    span.end_time = moved(span.end_time);
+    for event in &mut span.events.events {
+        event.timestamp = moved(event.timestamp);
+    }
+    if span.span_kind == SpanKind::Server {
+        let milliseconds = |nanoseconds: f64| nanoseconds / 1e6;
+        let offset_ms = KeyValue::new("clock.offset_ms", milliseconds(offset.unix_ns as f64));
+        let error_ms = KeyValue::new("clock.error_ms", offset.error.as_secs_f64() * 1e3);
+        span.attributes.extend([offset_ms, error_ms]);
+    }
+}
