@@ -16,7 +16,8 @@ use proto::v1::prefill_service_client::PrefillServiceClient;
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::serve;
-use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
+use service_runtime::telemetry::opentelemetry::trace::SpanKind;
+use service_runtime::telemetry::{self, OpenSpan, opentelemetry};
 use serving_core::cluster as core;
 use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, RefuseReason, Target};
 use serving_core::ids::NodeId;
@@ -125,7 +126,9 @@ async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Re
         .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
     let mut request = tonic::Request::new(v1::OpenRequest::from(open));
     telemetry::inject(request.metadata_mut());
-    let sent = Clock::now();
+    let opening = OpenSpan::start("decode.open", SpanKind::Client, Clock::now(), &context.parent);
+    telemetry::inject_answer_parent(&opening, request.metadata_mut());
+    let mut opening = Some(opening);
     context.stream.mark(context.key.attempt, |clock, now| clock.sent(now));
     let response = client.open(request).await.map_err(|status| call_error(&status))?;
     let mut events = response.into_inner();
@@ -134,10 +137,9 @@ async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Re
         let event = DecodeEvent::try_from(event).map_err(|error| LegError::Protocol {
             detail: error.to_string(),
         })?;
-        if matches!(event, DecodeEvent::Opened(_)) {
-            let mut span = MeasuredSpan::new("decode.open", sent, Clock::now());
-            span.kind = opentelemetry::trace::SpanKind::Client;
-            span.record(&context.parent);
+        if let Some(opening) = opening.take() {
+            let is_opened = matches!(event, DecodeEvent::Opened(_));
+            opening.end(Clock::now(), (!is_opened).then(|| "not opened".to_owned()));
         }
         if context.decode_event(event, &mut progress).await? == Next::Over {
             return Ok(());

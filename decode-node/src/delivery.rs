@@ -1,6 +1,6 @@
 //! From the batcher's events to response streams, block copies, KV hashes and closed transfers. Never blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened a
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
-use service_runtime::telemetry::MeasuredSpan;
-use service_runtime::telemetry::opentelemetry::trace::SpanKind;
+use service_runtime::telemetry::opentelemetry::trace::{SpanContext, SpanKind, TraceContextExt as _};
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
+use service_runtime::telemetry::{self, MeasuredSpan};
 use serving_core::batching::{DecodeBatcher, DecodeEvent, DecodeReport, NodeFailure};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::{AttemptKey, Request, TokenEvent};
 use serving_core::stage::Stage;
+use serving_core::time::Time;
 use tokio::sync::mpsc;
 
 use crate::handoff::HandoffDesk;
@@ -28,7 +29,7 @@ const PLACES_KEPT: usize = 4;
 #[derive(Debug)]
 struct OpenStream {
     request: Arc<Request>,
-    events: mpsc::Sender<WireEvent>,
+    replies: mpsc::Sender<WireEvent>,
     /// Tokens of the current step, sent together.
     tokens: Vec<TokenEvent>,
     transfer: Option<TransferId>,
@@ -37,7 +38,19 @@ struct OpenStream {
     context: Context,
     /// The step that was running when the request came: it waited for it before the batcher knew of it.
     inbox_wait: Duration,
+    /// First step that sampled a token of it.
+    first_step: Option<(Time, Time)>,
+    /// What its span tells besides its length.
+    events: VecDeque<SpanEvent>,
+    token_count: u32,
+    preemptions: u32,
 }
+
+type SpanEvent = (&'static str, Time, Vec<KeyValue>);
+/// A mark in the span for every so many tokens.
+const TOKENS_PER_MARK: u32 = 64;
+/// Marks of one request; the oldest go first.
+const MARKS_MAX: usize = 128;
 
 /// The batcher and what its events act on.
 #[derive(Debug)]
@@ -88,19 +101,24 @@ impl Delivery {
         let transfer = reply.ticket.as_ref().map(|ticket| ticket.transfer);
         self.transfers.extend(transfer.map(|transfer| (transfer, key)));
         let mut span = MeasuredSpan::new("decode.open", job.received_at, Clock::now());
+        span.kind = SpanKind::Server;
         span.attributes
             .push(KeyValue::new("prefix_blocks", i64::from(reply.prefix_blocks)));
         span.attributes.push(KeyValue::new("local_prefill", transfer.is_none()));
-        span.record(&job.context);
+        span.record(job.answer_parent.as_ref().unwrap_or(&job.context));
         let stream = OpenStream {
             request,
-            events: job.events,
+            replies: job.events,
             tokens: Vec::new(),
             transfer,
             kv_hashes: Vec::new(),
             kv_bytes: 0,
             context: job.context,
             inbox_wait: Clock::now().since(job.received_at),
+            first_step: None,
+            events: VecDeque::new(),
+            token_count: 0,
+            preemptions: 0,
         };
         self.streams.insert(key, stream);
         self.send(key, WireEvent::Opened(reply));
@@ -119,13 +137,16 @@ impl Delivery {
             let transport = KeyValue::new("baton.transport", arrived.transport.name());
             span.attributes.push(transport);
             span.attributes.push(KeyValue::new("frames", i64::from(arrived.frames)));
+            let sender = arrived.traceparent.as_deref().map(telemetry::context_of_traceparent);
+            let sender = sender.map(|context| context.span().span_context().clone());
+            span.links.extend(sender.filter(SpanContext::is_valid));
             span.record(&stream.context);
         }
     }
 
     /// Clients that have gone: their streams' channels are closed.
     pub fn cancel_closed(&mut self) {
-        let closed = self.streams.iter().filter(|(_, stream)| stream.events.is_closed());
+        let closed = self.streams.iter().filter(|(_, stream)| stream.replies.is_closed());
         let closed: Vec<AttemptKey> = closed.map(|(key, _)| *key).collect();
         for key in closed {
             self.batcher.cancel(key);
@@ -215,7 +236,7 @@ impl Delivery {
             return;
         };
         report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait);
-        record_spans(&stream.context, &report);
+        stream.record_spans(&report);
         let finished = DecodeFinished {
             timings: report.timings,
             cached_tokens: report.cached_tokens,
@@ -256,8 +277,8 @@ impl Delivery {
         if tokens.is_empty() {
             return;
         }
-        if stream.events.capacity() <= PLACES_KEPT {
-            let behind = stream.events.max_capacity() - stream.events.capacity() + tokens.len();
+        if stream.replies.capacity() <= PLACES_KEPT {
+            let behind = stream.replies.max_capacity() - stream.replies.capacity() + tokens.len();
             let behind_tokens = u32::try_from(behind).unwrap_or(u32::MAX);
             return self.batcher.fail(key, NodeFailure::SlowReader { behind_tokens });
         }
@@ -266,6 +287,9 @@ impl Delivery {
             ..step
         });
         let sampled_at = Clock::now();
+        if let Some(step) = &step {
+            stream.sampled(sampled_at, step, tokens.len());
+        }
         let batch = TokenBatch {
             tokens,
             sampled_at,
@@ -277,7 +301,7 @@ impl Delivery {
     /// Full is impossible while places are kept; closed means a cancel that is noticed next.
     pub fn send(&mut self, key: AttemptKey, event: WireEvent) {
         if let Some(stream) = self.streams.get(&key) {
-            let _ = stream.events.try_send(event);
+            let _ = stream.replies.try_send(event);
         }
     }
 
@@ -288,17 +312,46 @@ impl Delivery {
     }
 }
 
-/// `decode.queue` and `decode.loop` of a request whose last token has just been drawn.
-fn record_spans(context: &Context, report: &DecodeReport) {
-    let now = Clock::now();
-    let length = |stage| report.timings.get(stage).unwrap_or_default();
-    let back = |time: serving_core::time::Time, by: std::time::Duration| {
-        serving_core::time::Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
-    };
-    let joined = back(now, length(Stage::Decode));
-    MeasuredSpan::new("decode.queue", back(joined, length(Stage::DecodeQueue)), joined).record(context);
-    let mut span = MeasuredSpan::new("decode.loop", joined, now);
-    span.attributes
-        .push(KeyValue::new("preemptions", i64::from(report.preemptions)));
-    span.record(context);
+impl OpenStream {
+    fn sampled(&mut self, at: Time, step: &StepNote, tokens: usize) {
+        let began = Time(at.0.saturating_sub(u64::try_from(step.took.as_nanos()).unwrap_or(u64::MAX)));
+        self.first_step.get_or_insert((began, at));
+        let marks = self.token_count / TOKENS_PER_MARK;
+        self.token_count = self
+            .token_count
+            .saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
+        if self.token_count / TOKENS_PER_MARK > marks {
+            let count = KeyValue::new("baton.tokens", i64::from(self.token_count));
+            self.mark(("tokens", at, vec![count]));
+        }
+        if step.preemptions > self.preemptions {
+            self.preemptions = step.preemptions;
+            self.mark(("preempt", began, Vec::new()));
+        }
+    }
+
+    fn mark(&mut self, event: SpanEvent) {
+        if self.events.len() == MARKS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    /// `decode.queue`, `decode.first_step` and `decode.loop` of a request whose last token has just been drawn.
+    fn record_spans(&mut self, report: &DecodeReport) {
+        let now = Clock::now();
+        let length = |stage| report.timings.get(stage).unwrap_or_default();
+        let back =
+            |time: Time, by: Duration| Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)));
+        let joined = back(now, length(Stage::Decode));
+        MeasuredSpan::new("decode.queue", back(joined, length(Stage::DecodeQueue)), joined).record(&self.context);
+        if let Some((began, ended)) = self.first_step {
+            MeasuredSpan::new("decode.first_step", began, ended).record(&self.context);
+        }
+        let mut span = MeasuredSpan::new("decode.loop", joined, now);
+        let preemptions = KeyValue::new("baton.preemptions", i64::from(report.preemptions));
+        span.attributes = vec![preemptions, KeyValue::new("baton.tokens", i64::from(self.token_count))];
+        span.events = std::mem::take(&mut self.events).into();
+        span.record(&self.context);
+    }
 }

@@ -28,6 +28,8 @@ pub struct OpenJob {
     pub received_at: Time,
     /// Trace context of the request's `decode` span.
     pub context: Context,
+    /// Of the caller's span that ends with `Opened`.
+    pub answer_parent: Option<Context>,
 }
 
 /// A transfer that is complete and verified; the loop answers.
@@ -202,6 +204,7 @@ mod tests {
             frames: 0,
             first_frame: None,
             last_frame: std::time::Instant::now(),
+            traceparent: None,
         };
         inbox.commit(CommitJob { arrived, answer });
         assert!(answered.try_recv().is_err());

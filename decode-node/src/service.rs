@@ -40,6 +40,7 @@ impl DecodeService for DecodeApi {
     async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<OpenStream>, Status> {
         let received_at = Clock::now();
         let parent = telemetry::extract(request.metadata());
+        let answer_parent = telemetry::extract_answer_parent(request.metadata());
         let open = OpenRequest::try_from(request.into_inner()).map_err(|error| convert_status(&error))?;
         let span = tracing::info_span!(
             "decode",
@@ -55,6 +56,7 @@ impl DecodeService for DecodeApi {
             events,
             received_at,
             context: span.context(),
+            answer_parent,
         };
         if let Err(job) = self.inbox.open(job) {
             let detail = "too many requests wait for the node's step loop, or it is shutting down".to_owned();

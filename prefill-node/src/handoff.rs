@@ -16,7 +16,7 @@ use kv_transfer::transport::{
 };
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
-use service_runtime::telemetry::MeasuredSpan;
+use service_runtime::telemetry::OpenSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
 use serving_core::batching::PushBlock;
@@ -145,6 +145,7 @@ impl Handoffs {
         // Every message but the last frame carries a block of the ticket.
         let (work, queued) = mpsc::channel(new.ticket.blocks.len() + 1);
         let (abort, aborted) = watch::channel(None);
+        let new_trace = new.trace.clone();
         let driver = Driver {
             source: Arc::new(TransferSource {
                 kv: self.kv.clone(),
@@ -155,6 +156,7 @@ impl Handoffs {
             work: queued,
             aborted,
             carrier: None,
+            span: Some(OpenSpan::start("kv.send", SpanKind::Client, Clock::now(), &new_trace)),
             pushed_blocks: 0,
         };
         self.runtime.spawn(driver.run());
@@ -184,18 +186,19 @@ struct Driver {
     aborted: watch::Receiver<Option<AbortReason>>,
     /// Known once a pair has taken the transfer.
     carrier: Option<TransportKind>,
+    /// Until the end is known.
+    span: Option<OpenSpan>,
     pushed_blocks: usize,
 }
 
 impl Driver {
     async fn run(mut self) {
-        let started = Clock::now();
         let driven = self.drive().await;
         let source = self.source.clone();
         // The lock waits for an export that is still copying: milliseconds, but not on an async thread.
         let _ = tokio::task::spawn_blocking(move || source.close()).await;
         self.count(&driven);
-        self.span(started, &driven);
+        self.end_span(&driven);
         let (end, report) = match driven {
             Ok(report) => (PushEnd::Acked, Some(self.report(&report))),
             Err(Stop::Aborted(_)) => (PushEnd::Aborted, None),
@@ -236,6 +239,7 @@ impl Driver {
             ticket: self.new.ticket.clone(),
             key: self.new.key,
             source: self.source.clone(),
+            traceparent: self.span.as_ref().and_then(OpenSpan::traceparent),
         };
         let mut beginning = Box::pin(async move { transport.begin(start).await });
         let mut transfer = tokio::select! {
@@ -347,32 +351,28 @@ impl Driver {
         }
     }
 
-    fn span(&self, started: serving_core::time::Time, driven: &Result<TransferReport, Stop>) {
-        let end = match driven {
-            Ok(report) => Clock::time_of(report.last_written),
-            Err(_) => Clock::now(),
-        };
-        let mut span = MeasuredSpan::new("kv.send", started, end);
-        span.kind = SpanKind::Client;
+    fn end_span(&mut self, driven: &Result<TransferReport, Stop>) {
+        let Some(mut span) = self.span.take() else { return };
         let ticket = &self.new.ticket;
-        span.attributes = vec![
+        let mut attributes = vec![
             KeyValue::new("baton.transport", self.transport()),
             KeyValue::new("baton.transfer_id", ticket.transfer.to_string()),
             KeyValue::new("baton.decode_node", ticket.decode_node.name.as_str().to_owned()),
             KeyValue::new("baton.kv_blocks", ticket.blocks.len() as i64),
         ];
-        match driven {
+        let (end, error) = match driven {
             Ok(report) => {
                 let seconds = report.moving.as_secs_f64().max(1e-9);
                 let rate = report.kv_bytes as f64 / seconds / 1e9;
-                span.attributes
-                    .push(KeyValue::new("baton.kv_bytes", report.kv_bytes as i64));
-                span.attributes
-                    .push(KeyValue::new("baton.kv_gigabytes_per_second", rate));
+                attributes.push(KeyValue::new("baton.kv_bytes", report.kv_bytes as i64));
+                attributes.push(KeyValue::new("baton.kv_layers", i64::from(self.source.layer_count())));
+                attributes.push(KeyValue::new("baton.kv_gigabytes_per_second", rate));
+                (Clock::time_of(report.last_written), None)
             }
-            Err(stop) => span.error = Some(stop.to_string()),
-        }
-        span.record(&self.new.trace);
+            Err(stop) => (Clock::now(), Some(stop.to_string())),
+        };
+        span.set_attributes(attributes);
+        span.end(end, error);
     }
 }
 

@@ -246,6 +246,7 @@ mod tests {
             block_count: 3,
             frame_count: 9,
             first_tokens: Vec::new(),
+            traceparent: None,
         };
         let mut frames = vec![KvFrame::Begin { transfer }];
         frames.extend([0, 1, 127, 128, 70_000].map(|bytes| block(data(bytes))));

@@ -353,6 +353,8 @@ pub struct LastFrame {
     pub frame_count: u32,
     /// Index 0 of each choice that goes on.
     pub first_tokens: Vec<TokenEvent>,
+    /// W3C context of the sender's span of this transfer.
+    pub traceparent: Option<String>,
 }
 
 /// D -> P on the pair's stream.

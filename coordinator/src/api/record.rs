@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName};
+use opentelemetry::KeyValue;
 use serving_core::request::Lane;
 use serving_core::stage::{Stage, StageTimings};
 use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::connection::ConnectionTimes;
 use super::error::ApiError;
@@ -19,7 +21,7 @@ use super::trace::TraceContext;
 use crate::insight::Insight;
 use crate::records::Running;
 use crate::records::shape::Detail;
-use crate::records::stalls::{Gaps, StallCause};
+use crate::records::stalls::{Gaps, Stall, StallCause};
 use crate::request_handle::{Placement, RequestSummary};
 use crate::slo::{PROFILES, SloProfile};
 
@@ -359,10 +361,28 @@ impl RequestRecord {
             let whose = (generation.slo.name, generation.lane);
             self.insight.slo.add(whose, breaches, Instant::now());
         }
+        for stall in &remembered.stalls {
+            generation
+                .span
+                .add_event_with_timestamp("stall", unix_time_of(stall.ended_at), stall_attributes(stall));
+        }
         finish_span(generation, outcome, line.e2e);
         generation_line(line, generation);
         self.insight.records.ended(remembered.detail);
     }
+}
+
+fn unix_time_of(instant: Instant) -> SystemTime {
+    SystemTime::now() - instant.elapsed()
+}
+
+fn stall_attributes(stall: &Stall) -> Vec<KeyValue> {
+    vec![
+        KeyValue::new("baton.stall.cause", stall.cause.name()),
+        KeyValue::new("baton.stall.gap_ms", ms(stall.gap)),
+        KeyValue::new("baton.stall.token", i64::from(stall.token)),
+        KeyValue::new("baton.stall.words", stall.words.clone()),
+    ]
 }
 
 struct Line<'a> {
@@ -451,4 +471,6 @@ fn finish_span(g: &Generation, outcome: &str, e2e: Duration) {
         span.record("otel.status_code", "ERROR");
         span.record("error.type", outcome);
     }
+    // A span ends when it was last left: the handler left it with the answer's first byte.
+    span.in_scope(|| ());
 }

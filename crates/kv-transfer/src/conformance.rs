@@ -244,6 +244,7 @@ impl<'a> Bench<'a> {
                 MemoryKind::Host => Arc::new(Pattern),
                 MemoryKind::Device => Arc::new(DeviceSource::new()),
             },
+            traceparent: None,
         };
         within("begin", self.transport.begin(start)).await
     }
@@ -470,6 +471,7 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
         ticket: ticket.clone(),
         key: key(ticket.transfer),
         source: Arc::new(Pattern),
+        traceparent: None,
     };
     let ticket = bench.reserved(1, 2);
     let error = within("begin", other.begin(start(&ticket))).await.unwrap_err();
@@ -577,6 +579,7 @@ pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
         ticket: ticket.clone(),
         key: key(ticket.transfer),
         source: source.clone(),
+        traceparent: None,
     };
     let mut transfer = within("begin", bench.transport.begin(start)).await.unwrap();
     let block = nth(0);
@@ -871,6 +874,7 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         block_count: 0,
         frame_count: 0,
         first_tokens: first_tokens(),
+        traceparent: None,
     };
     let reply = pair.frame(KvFrame::Last(last)).await.unwrap();
     assert!(matches!(reply, Some(KvReply::Aborted { .. })), "{reply:?}");

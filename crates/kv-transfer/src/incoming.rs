@@ -315,6 +315,7 @@ impl IncomingPair {
             frames: incoming.ledger.landed_frames(),
             first_frame: incoming.first_frame,
             last_frame,
+            traceparent: last.traceparent,
         };
         let sink = self.receiver.sink.clone();
         self.commits.spawn(async move {

@@ -109,6 +109,8 @@ pub struct Arrived {
     /// First KV frame and last frame received: the sink's spans and its commit stage.
     pub first_frame: Option<Instant>,
     pub last_frame: Instant,
+    /// Of the sender's span, as it claims.
+    pub traceparent: Option<String>,
 }
 
 /// Why the node's memory could not be written.

@@ -68,6 +68,8 @@ pub struct TransferStart {
     pub ticket: Ticket,
     pub key: AttemptKey,
     pub source: Arc<dyn KvSource>,
+    /// W3C context of the sender's span: the receiver's links to it.
+    pub traceparent: Option<String>,
 }
 
 /// One transfer at the sender. Calls come in the order `push`* `last` `acked`; `abort` at any point. All calls are

@@ -286,6 +286,21 @@ pub fn inject(metadata: &mut tonic::metadata::MetadataMap) {
 pub fn inject_context(context: &Context, metadata: &mut tonic::metadata::MetadataMap) {
     TraceContextPropagator::new().inject_context(context, &mut MetadataMut(metadata));
 }
+/// Second context of a call: the span that ends with its first answer.
+const ANSWER_PARENT: &str = "x-baton-answer-parent";
+
+/// Names the span that waits for the call's first answer; the callee's own span of that part hangs on it.
+pub fn inject_answer_parent(span: &OpenSpan, metadata: &mut tonic::metadata::MetadataMap) {
+    if let Some(value) = span.traceparent().and_then(|text| text.parse().ok()) {
+        metadata.insert(ANSWER_PARENT, value);
+    }
+}
+/// `None` when the caller named none.
+pub fn extract_answer_parent(metadata: &tonic::metadata::MetadataMap) -> Option<Context> {
+    let text = metadata.get(ANSWER_PARENT)?.to_str().ok()?;
+    let context = context_of_traceparent(text);
+    context.span().span_context().is_valid().then_some(context)
+}
 /// The caller's context; an empty one when there is none or it is malformed.
 pub fn extract(metadata: &tonic::metadata::MetadataMap) -> Context {
     TraceContextPropagator::new().extract(&Metadata(metadata))
@@ -322,6 +337,41 @@ pub fn trace_id(span: &Span) -> Option<String> {
     let context = span.context();
     let id = context.span().span_context().trace_id();
     (id != opentelemetry::trace::TraceId::INVALID).then(|| id.to_string())
+}
+
+/// A span that others must know of before it is over: its context travels ahead.
+#[derive(Debug)]
+pub struct OpenSpan {
+    span: global::BoxedSpan,
+    anchor: Anchor,
+}
+
+impl OpenSpan {
+    pub fn start(name: &'static str, kind: SpanKind, start: Time, parent: &Context) -> Self {
+        let anchor = Anchor::now();
+        let builder = SpanBuilder::from_name(name)
+            .with_kind(kind)
+            .with_start_time(anchor.wall(start));
+        let span = global::tracer("baton").build_with_context(builder, parent);
+        Self { span, anchor }
+    }
+
+    pub fn traceparent(&self) -> Option<String> {
+        let context = Context::new().with_remote_span_context(self.span.span_context().clone());
+        traceparent(&context)
+    }
+
+    pub fn set_attributes(&mut self, attributes: Vec<KeyValue>) {
+        self.span.set_attributes(attributes);
+    }
+
+    /// `error`: why what it measures did not come to a good end.
+    pub fn end(mut self, end: Time, error: Option<String>) {
+        if let Some(error) = error {
+            self.span.set_status(Status::error(error));
+        }
+        self.span.end_with_timestamp(self.anchor.wall(end));
+    }
 }
 
 /// A span over a period that is known only when it is over: queue waits, the step thread's chunks, transfers.
@@ -391,6 +441,7 @@ pub(crate) fn wall_offset() -> Option<ClockOffset> {
 }
 
 /// One reading of both clocks: times of one span keep their distances to the nanosecond.
+#[derive(Debug)]
 struct Anchor {
     time: Time,
     wall: SystemTime,

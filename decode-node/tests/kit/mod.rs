@@ -345,5 +345,6 @@ pub fn last_frame(ticket: &Ticket, request: &Request, computed: &Computed) -> La
         block_count: ticket.blocks.len() as u32,
         frame_count: ticket.blocks.len() as u32,
         first_tokens: computed.first_tokens.clone(),
+        traceparent: None,
     }
 }

@@ -14,6 +14,9 @@ use crate::messages::{
 };
 use crate::v1;
 
+/// Version 00 has 55.
+const TRACEPARENT_BYTES_MAX: usize = 128;
+
 impl From<KvFrame> for v1::KvFrame {
     fn from(frame: KvFrame) -> Self {
         use v1::kv_frame::Frame;
@@ -45,6 +48,7 @@ impl From<KvFrame> for v1::KvFrame {
                 block_count: last.block_count,
                 frame_count: last.frame_count,
                 first_tokens: last.first_tokens.into_iter().map(Into::into).collect(),
+                traceparent: last.traceparent.unwrap_or_default(),
             }),
             KvFrame::Abort { transfer, reason } => Frame::Abort(v1::Abort {
                 transfer_id: id_to_wire(transfer.0),
@@ -77,6 +81,8 @@ impl TryFrom<v1::KvFrame> for KvFrame {
                 block_count: last.block_count,
                 frame_count: last.frame_count,
                 first_tokens: tokens_from_wire(last.first_tokens, "last.first_tokens")?,
+                // Anything that is not a context is as none: no transfer fails for its trace.
+                traceparent: Some(last.traceparent).filter(|text| (1..=TRACEPARENT_BYTES_MAX).contains(&text.len())),
             }),
             Frame::Abort(abort) => KvFrame::Abort {
                 transfer: transfer_id(&abort.transfer_id, "abort.transfer_id")?,

@@ -231,6 +231,7 @@ impl SendTransfer for PairTransfer {
             block_count: self.blocks,
             frame_count: self.next_sequence_no,
             first_tokens,
+            traceparent: self.start.traceparent.clone(),
         });
         let queued = Queued {
             written: Some(written),

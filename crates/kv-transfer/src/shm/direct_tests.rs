@@ -104,6 +104,7 @@ async fn a_sender_whose_ticket_is_good_no_more_stores_nothing() {
         key: key(expired.transfer),
         source: Arc::new(Pattern),
         ticket: expired.clone(),
+        traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
     assert_eq!(transfer.transport(), TransportKind::ShmDirect);
@@ -168,6 +169,7 @@ async fn begun(transport: &PairTransport, ticket: &Ticket, source: Arc<dyn KvSou
         key: key(ticket.transfer),
         source,
         ticket: ticket.clone(),
+        traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
     assert_eq!(transfer.transport(), TransportKind::ShmDirect);
@@ -375,6 +377,7 @@ async fn an_abort_of_a_dropped_transfer_comes_after_its_store() {
         key: key(ticket.transfer),
         source: gate.clone(),
         ticket: ticket.clone(),
+        traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
     within("push", transfer.push(nth(0))).await.unwrap();

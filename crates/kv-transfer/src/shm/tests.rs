@@ -119,6 +119,7 @@ impl Served {
             key: key(ticket.transfer),
             source: Arc::new(Pattern),
             ticket,
+            traceparent: None,
         };
         let mut transfer = within("begin", transport.begin(start)).await.unwrap();
         let block = PushedBlock {
@@ -413,6 +414,7 @@ impl Raw {
             block_count: count,
             frame_count: count,
             first_tokens: first_tokens(),
+            traceparent: None,
         }))
     }
 }
@@ -662,6 +664,7 @@ async fn begun(transport: &PairTransport, ticket: &Ticket) -> Box<dyn SendTransf
         key: key(ticket.transfer),
         source: Arc::new(Pattern),
         ticket: ticket.clone(),
+        traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
     assert_eq!(transfer.transport(), TransportKind::Shm);

@@ -117,6 +117,7 @@ impl Sender {
             key: key(transfer),
             ticket,
             source: self.source.clone(),
+            traceparent: None,
         };
         let transfer = transport.begin(start).await?;
         let expected = match way {
