@@ -1,7 +1,6 @@
 //! `baton chat`: one question or a conversation in the terminal, with the timings of each answer.
 
 mod client;
-mod sse;
 mod timings;
 
 use std::io::{IsTerminal, Read, Write};

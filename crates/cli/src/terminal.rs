@@ -1,4 +1,4 @@
-//! What stderr can show: colour only on a terminal that wants it.
+//! What a terminal can show: colour only on one that wants it.
 
 use std::io::IsTerminal;
 
@@ -14,7 +14,21 @@ pub(crate) use say;
 /// Colours of the nodes' names in log lines, told apart on dark and light backgrounds.
 const NAME_COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 
-/// Decides once how to write to stderr.
+/// What a piece of text is, for those who see colours. Whoever does not must find it in the words too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Paint {
+    #[default]
+    None,
+    Bold,
+    Dim,
+    Good,
+    Warn,
+    Bad,
+    /// The n-th of several things that are told apart.
+    Nth(usize),
+}
+
+/// Decides once how to write to stderr or stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminal {
     has_colour: bool,
@@ -23,10 +37,15 @@ pub struct Terminal {
 impl Terminal {
     /// From stderr, `NO_COLOR` (any value but empty) and `TERM=dumb`.
     pub fn stderr() -> Self {
-        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
         Self {
-            has_colour: std::io::stderr().is_terminal() && !no_colour && !is_dumb,
+            has_colour: std::io::stderr().is_terminal() && is_colour_wanted(),
+        }
+    }
+
+    /// From stdout and the same variables.
+    pub fn stdout() -> Self {
+        Self {
+            has_colour: std::io::stdout().is_terminal() && is_colour_wanted(),
         }
     }
 
@@ -34,31 +53,51 @@ impl Terminal {
         Self { has_colour: false }
     }
 
+    #[cfg(test)]
+    pub fn coloured() -> Self {
+        Self { has_colour: true }
+    }
+
     pub fn has_colour(self) -> bool {
         self.has_colour
     }
 
     pub fn dim(self, text: &str) -> String {
-        self.paint(text, 2)
+        self.paint(text, Paint::Dim)
     }
 
     pub fn bold(self, text: &str) -> String {
-        self.paint(text, 1)
+        self.paint(text, Paint::Bold)
     }
 
     /// The same name always gets the same colour.
     pub fn name(self, name: &str) -> String {
         let sum: usize = name.bytes().map(usize::from).sum();
-        self.paint(name, NAME_COLOURS[sum % NAME_COLOURS.len()])
+        self.paint(name, Paint::Nth(sum))
     }
 
-    fn paint(self, text: &str, code: u8) -> String {
-        if self.has_colour {
+    pub fn paint(self, text: &str, paint: Paint) -> String {
+        let code = match paint {
+            Paint::None => 0,
+            Paint::Bold => 1,
+            Paint::Dim => 2,
+            Paint::Good => 32,
+            Paint::Warn => 33,
+            Paint::Bad => 31,
+            Paint::Nth(n) => NAME_COLOURS[n % NAME_COLOURS.len()],
+        };
+        if self.has_colour && code > 0 {
             format!("\x1b[{code}m{text}\x1b[0m")
         } else {
             text.to_owned()
         }
     }
+}
+
+fn is_colour_wanted() -> bool {
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    !no_colour && !is_dumb
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 mod log_line;
 mod report;
-mod signals;
+pub(crate) mod signals;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

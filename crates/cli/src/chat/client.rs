@@ -1,17 +1,13 @@
 //! The HTTP side of `baton chat`: one streamed question at a time.
 
-use std::time::Duration;
-
 use anyhow::{Context, bail};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::sse::SseReader;
 use super::timings::{Metrics, Usage};
-use crate::exit::{Exit, ExitError};
-
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+use crate::http::{self, checked, unreachable};
+use crate::sse::SseReader;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Message {
@@ -81,8 +77,8 @@ pub struct ChatClient {
 impl ChatClient {
     /// Finds the server and the name of its model.
     pub async fn connect(url: &str, model: Option<String>) -> anyhow::Result<Self> {
-        let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let http = reqwest::Client::builder().connect_timeout(CONNECT_WITHIN).build()?;
+        let url = http::base_url(url);
+        let http = http::client()?;
         let listed = http.get(format!("{url}/v1/models")).send().await;
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {
@@ -132,6 +128,7 @@ impl ChatClient {
                 bail!("the stream ended before the answer did; the coordinator may have stopped");
             };
             for event in reader.push(&piece.context("the connection broke in the middle of the answer")?)? {
+                let event = event.data;
                 if event == "[DONE]" {
                     answer.how = Ended::Answered;
                     return Ok(answer);
@@ -178,35 +175,10 @@ impl ChatClient {
     }
 }
 
-fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
-    let (exit, what) = if error.is_builder() {
-        (Exit::Usage, format!("`{url}` is no URL; write http://HOST:PORT"))
-    } else {
-        (
-            Exit::Unreachable,
-            format!("no server answers at {url}; start one: baton up"),
-        )
-    };
-    anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
-}
-
-/// Turns an error answer into its own words.
-async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Response> {
-    let status = response.status();
-    if status.is_success() {
-        return Ok(response);
-    }
-    let text = response.text().await.unwrap_or_default();
-    let body: Value = serde_json::from_str(&text).unwrap_or_default();
-    match body["error"]["message"].as_str() {
-        Some(message) => bail!("{status}: {message}"),
-        None => bail!("{status}: {}", text.chars().take(200).collect::<String>()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 

@@ -1,11 +1,19 @@
-//! Server-sent events out of a byte stream: `data:` lines, cut anywhere by the network.
+//! Server-sent events out of a byte stream: `event:` and `data:` lines, cut anywhere by the network.
 
 use anyhow::ensure;
 
-/// One event of a chat stream is a few hundred bytes, the last one with its metrics a few thousand.
+/// One event of a chat stream is a few hundred bytes, the last one with its metrics a few thousand; the page of a cluster
+/// of a hundred nodes stays below this too.
 const EVENT_BYTES_MAX: usize = 1 << 20;
 
-/// Collects bytes, yields the `data` of each event that is complete.
+/// One event. `name` is empty where the server gave none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SseEvent {
+    pub name: String,
+    pub data: String,
+}
+
+/// Collects bytes, yields each event that is complete and has data.
 #[derive(Debug, Default)]
 pub struct SseReader {
     buffer: Vec<u8>,
@@ -14,7 +22,7 @@ pub struct SseReader {
 impl SseReader {
     /// # Errors
     /// An event of more than 1 MiB, or one that is no UTF-8: not our server.
-    pub fn push(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<String>> {
+    pub fn push(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<SseEvent>> {
         self.buffer.extend_from_slice(bytes);
         let mut events = Vec::new();
         while let Some((length, gap)) = event_end(&self.buffer) {
@@ -26,8 +34,12 @@ impl SseReader {
                 .filter_map(|line| line.strip_prefix("data:"))
                 .map(|data| data.strip_prefix(' ').unwrap_or(data))
                 .collect();
+            let name = event.lines().rev().find_map(|line| line.strip_prefix("event:"));
             if !data.is_empty() {
-                events.push(data.join("\n"));
+                events.push(SseEvent {
+                    name: name.unwrap_or_default().trim().to_owned(),
+                    data: data.join("\n"),
+                });
             }
         }
         ensure!(
@@ -57,11 +69,17 @@ mod tests {
 
     #[test]
     fn events_are_the_same_however_the_stream_is_cut() {
-        let expected = ["{\"a\":1}", "{\"b\":\"ö\"}", "two\nlines", "[DONE]"];
+        let expected = [
+            ("", "{\"a\":1}"),
+            ("", "{\"b\":\"ö\"}"),
+            ("x", "two\nlines"),
+            ("", "[DONE]"),
+        ];
         for size in 1..STREAM.len() {
             let mut reader = SseReader::default();
             let pieces = STREAM.as_bytes().chunks(size);
-            let events: Vec<String> = pieces.flat_map(|piece| reader.push(piece).expect("valid")).collect();
+            let events: Vec<SseEvent> = pieces.flat_map(|piece| reader.push(piece).expect("valid")).collect();
+            let events: Vec<(&str, &str)> = events.iter().map(|e| (e.name.as_str(), e.data.as_str())).collect();
             assert_eq!(events, expected, "cut every {size} bytes");
         }
     }

@@ -1,0 +1,68 @@
+//! What every verb that talks to a server shares: the HTTP client, and errors that say what to do.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use serde_json::Value;
+
+use crate::exit::{Exit, ExitError};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A stream over a dead link is noticed by this, for a request may take minutes to end and nothing is sent until then.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+const ERROR_TEXT_CHARS_MAX: usize = 200;
+
+/// # Errors
+/// The TLS or resolver set-up of the machine is broken.
+pub fn client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder()
+        .connect_timeout(CONNECT_WITHIN)
+        .tcp_keepalive(KEEP_ALIVE_EVERY)
+        .build()
+}
+
+/// Without what people leave on it: a slash, the `/v1` of an OpenAI client.
+pub fn base_url(url: &str) -> String {
+    url.trim_end_matches('/')
+        .trim_end_matches("/v1")
+        .trim_end_matches('/')
+        .to_owned()
+}
+
+/// The error of a request that got no answer, with its exit status.
+pub fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
+    let (exit, what) = if error.is_builder() {
+        (Exit::Usage, format!("`{url}` is no URL; write http://HOST:PORT"))
+    } else if error.is_timeout() && !error.is_connect() {
+        (
+            Exit::Unreachable,
+            format!("the server at {url} took the connection but did not answer in time; is it overloaded or stopped?"),
+        )
+    } else {
+        (
+            Exit::Unreachable,
+            format!("no server answers at {url}; start one: baton up"),
+        )
+    };
+    anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
+}
+
+/// Turns an error answer into its own words.
+///
+/// # Errors
+/// The status is not a success.
+pub async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Response> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let text = response.text().await.unwrap_or_default();
+    let body: Value = serde_json::from_str(&text).unwrap_or_default();
+    match body["error"]["message"].as_str() {
+        Some(message) => bail!("{status}: {message}"),
+        None => bail!(
+            "{status}: {}",
+            text.chars().take(ERROR_TEXT_CHARS_MAX).collect::<String>()
+        ),
+    }
+}
