@@ -10,6 +10,9 @@ use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
 use crate::model::ModelArgs;
+use crate::observe::nodes::NodesArgs;
+use crate::observe::slo::SloArgs;
+use crate::observe::status::StatusArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -19,6 +22,7 @@ Examples:
   baton up                                a cluster on this machine: coordinator, one prefill, one decode node
   baton up --topology 2p2d                two of each
   baton chat What is the capital of France?
+  baton status                            is it ready, and what to do if not
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
@@ -45,6 +49,12 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Talk to a cluster, with the timings of each answer.
     Chat(ChatArgs),
+    /// Say whether the cluster is ready, and what to do if not.
+    Status(StatusArgs),
+    /// List the nodes with load, KV use, lease and clock.
+    Nodes(NodesArgs),
+    /// Say how much of each error budget is left, and how fast it burns.
+    Slo(SloArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
@@ -71,6 +81,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::ServeDecode(args) => return crate::serve::decode_node(args),
         Command::Up(args) => crate::up::run(*args),
         Command::Chat(args) => crate::chat::run(args),
+        Command::Status(args) => crate::observe::status::run(&args),
+        Command::Nodes(args) => crate::observe::nodes::run(&args),
+        Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),

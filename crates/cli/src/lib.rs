@@ -11,6 +11,7 @@ pub mod exit;
 pub mod http;
 pub mod local_cluster;
 pub mod model;
+pub mod observe;
 pub mod scrape;
 pub mod serve;
 pub mod sse;

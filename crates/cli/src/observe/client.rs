@@ -1,0 +1,157 @@
+//! The HTTP side of the observing verbs: one page, or the stream of events.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use reqwest::{StatusCode, Url};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::records;
+use crate::exit::{Exit, WithExit};
+use crate::http;
+
+/// A trace asks every node that took part, so its page takes longest.
+const PAGE_WITHIN: Duration = Duration::from_secs(30);
+/// Until the head of a stream's answer is there.
+const STREAM_HEAD_WITHIN: Duration = Duration::from_secs(10);
+
+pub type Query<'a> = &'a [(&'static str, String)];
+
+#[derive(Clone, Debug)]
+pub struct AdminClient {
+    http: reqwest::Client,
+    base: String,
+}
+
+impl AdminClient {
+    /// # Errors
+    /// `url` is none, which is a usage error.
+    pub fn new(url: &str) -> anyhow::Result<Self> {
+        let base = http::base_url(url);
+        let parsed = Url::parse(&base);
+        let is_usable = parsed
+            .as_ref()
+            .is_ok_and(|url| url.has_host() && !url.cannot_be_a_base());
+        if !is_usable {
+            let error = anyhow::anyhow!("`{url}` is no URL; write http://HOST:PORT");
+            return Err(error).exit(Exit::Usage);
+        }
+        let http = http::client()?;
+        Ok(Self { http, base })
+    }
+
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// One page; `None` when the server says 404.
+    ///
+    /// # Errors
+    /// Nobody answers, the server refuses, or what comes is no JSON.
+    pub async fn find(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Option<Value>> {
+        let url = self.url(path, query)?;
+        let request = self.http.get(url).timeout(PAGE_WITHIN);
+        let response = request
+            .send()
+            .await
+            .map_err(|error| http::unreachable(&self.base, error))?;
+        if response.status() == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        let bytes = http::checked(response).await?.bytes().await;
+        let bytes = bytes
+            .with_context(|| format!("the connection to {} broke in the middle of the answer", self.base))
+            .exit(Exit::Unreachable)?;
+        let page = serde_json::from_slice(&bytes).with_context(|| {
+            format!(
+                "/{} at {} is not JSON; is this a baton server?",
+                path.join("/"),
+                self.base
+            )
+        })?;
+        Ok(Some(page))
+    }
+
+    /// One page that every coordinator has.
+    ///
+    /// # Errors
+    /// As [`Self::find`], or there is no such page.
+    pub async fn page(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Value> {
+        let page = self.find(path, query).await?;
+        page.with_context(|| self.lacks(path))
+    }
+
+    /// # Errors
+    /// As [`Self::page`], or a member of the page has the wrong type.
+    pub async fn read<T: DeserializeOwned>(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<T> {
+        let page = self.page(path, query).await?;
+        parse(path, &page)
+    }
+
+    /// The answer whose body is a stream of events.
+    ///
+    /// # Errors
+    /// As [`Self::page`].
+    pub async fn stream(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<reqwest::Response> {
+        let url = self.url(path, query)?;
+        let send = self.http.get(url).header("accept", "text/event-stream").send();
+        let response = tokio::time::timeout(STREAM_HEAD_WITHIN, send)
+            .await
+            .with_context(|| format!("the server at {} took the connection but sends nothing", self.base))
+            .exit(Exit::Unreachable)?
+            .map_err(|error| http::unreachable(&self.base, error))?;
+        anyhow::ensure!(response.status() != StatusCode::NOT_FOUND, self.lacks(path));
+        http::checked(response).await
+    }
+
+    fn lacks(&self, path: &[&str]) -> String {
+        let path = path.join("/");
+        let base = &self.base;
+        format!(
+            "{base} has no page /{path}: give --url the coordinator, not a node, and see `baton version` for its age"
+        )
+    }
+
+    fn url(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Url> {
+        let mut url = Url::parse(&self.base).exit(Exit::Usage)?;
+        if let Ok(mut segments) = url.path_segments_mut() {
+            // An id with a slash in it stays one segment.
+            segments.pop_if_empty().extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        Ok(url)
+    }
+}
+
+/// # Errors
+/// A member of the page has the wrong type.
+pub fn parse<T: DeserializeOwned>(path: &[&str], page: &Value) -> anyhow::Result<T> {
+    records::parse(page).with_context(|| {
+        let path = path.join("/");
+        format!("/{path} is not as docs/records.md says; are client and server of one version? `-o json` shows it")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_stays_one_segment_of_the_path() {
+        let client = AdminClient::new("http://127.0.0.1:8000/v1/").expect("a URL");
+        let url = client.url(&["admin", "traces", "a/b?c"], &[("view", "water fall".to_owned())]);
+        let url = url.expect("a URL").to_string();
+        assert_eq!(url, "http://127.0.0.1:8000/admin/traces/a%2Fb%3Fc?view=water+fall");
+    }
+
+    #[test]
+    fn what_is_no_url_is_a_usage_error() {
+        for url in ["not a url", "mailto:x", ""] {
+            let error = AdminClient::new(url).expect_err("no URL");
+            assert_eq!(crate::exit::of(&error), Exit::Usage, "{url}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Numbers and outside text as people read them.
+
+/// Text from a server goes to a terminal: control characters, which could move the cursor or worse, become `?`.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Columns that a text takes. Names of nodes, stages and requests are narrow characters.
+pub fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// At most `width` columns; what is cut is marked.
+pub fn fit(text: &str, width_max: usize) -> String {
+    if width(text) <= width_max {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(width_max.saturating_sub(1)).collect();
+    if width_max > 0 {
+        cut.push('~');
+    }
+    cut
+}
+
+/// `281.0`; seconds and more stay milliseconds, so that columns can be compared.
+pub fn ms(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+pub fn ms_or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), ms)
+}
+
+pub fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// `11.8 MB`, in powers of ten as networks count.
+pub fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if value < 1000.0 {
+            return if unit == "B" {
+                format!("{count} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} TB")
+}
+
+/// `13 min 32 s`.
+pub fn seconds(value: f64) -> String {
+    // A cast of a float saturates; what is odd shows as 0 or as very long.
+    let s = value as u64;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86400 => format!("{} h {} min", s / 3600, s / 60 % 60),
+        _ => format!("{} d {} h", s / 86400, s / 3600 % 24),
+    }
+}
+
+/// `12:03:11.482`, UTC.
+pub fn time_of_day(unix_ms: f64) -> String {
+    let ms = unix_ms as u64 % 86_400_000;
+    let (s, ms) = (ms / 1000, ms % 1000);
+    format!("{:02}:{:02}:{:02}.{ms:03}", s / 3600, s / 60 % 60, s % 60)
+}
+
+/// Puts parts after one another, in lines of at most `width_max` columns where the parts allow it.
+pub fn wrap(parts: &[String], separator: &str, width_max: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(line) if width(line) + width(separator) + width(part) <= width_max => {
+                line.push_str(separator);
+                line.push_str(part);
+            }
+            Some(_) => lines.push(format!("{}{part}", separator.trim_start())),
+            None => lines.push(part.clone()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_to_its_columns_and_loses_its_control_characters() {
+        assert_eq!(fit("prefill-0", 9), "prefill-0");
+        assert_eq!(fit("prefill-0", 5), "pref~");
+        assert_eq!(fit("x", 0), "");
+        assert_eq!(clean("a\x1b[2Jb\n"), "a?[2Jb?");
+    }
+
+    #[test]
+    fn numbers_keep_their_unit_and_odd_ones_do_not_panic() {
+        assert_eq!(bytes(11_796_480), "11.8 MB");
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(u64::MAX), "18446744.1 TB");
+        assert_eq!(seconds(812.0), "13 min 32 s");
+        assert_eq!(seconds(-1.0), "0 s");
+        assert_eq!(seconds(f64::MAX), "213503982334601 d 7 h");
+        assert_eq!(time_of_day(1_795_337_856_123.4), "08:57:36.123");
+        assert_eq!(time_of_day(f64::NAN), "00:00:00.000");
+    }
+
+    #[test]
+    fn a_wrapped_list_keeps_every_part_and_its_width() {
+        let parts: Vec<String> = (0..30).map(|at| format!("stage{at} 1.0")).collect();
+        let lines = wrap(&parts, " + ", 40);
+        assert!(
+            lines.len() > 5 && lines.iter().all(|line| width(line) <= 40),
+            "{lines:?}"
+        );
+        assert_eq!(lines.concat().matches("stage").count(), 30);
+    }
+}

@@ -1,0 +1,59 @@
+//! What stdout can show: its size, its colours, its characters.
+
+use std::io::IsTerminal;
+
+use crate::terminal::Terminal;
+
+/// When stdout is no terminal: what a wide editor shows of a log.
+const WIDTH_PIPED: usize = 100;
+/// When the terminal does not tell its size.
+const SIZE_UNTOLD: (usize, usize) = (80, 24);
+/// Narrower ones get lines that wrap: there is no room for a name and a bar.
+const WIDTH_MIN: usize = 60;
+const WIDTH_MAX: usize = 400;
+
+/// Decided once for a verb, given to whatever draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    pub terminal: Terminal,
+    pub is_ascii: bool,
+    pub width: usize,
+}
+
+impl Look {
+    pub fn stdout(is_ascii_wanted: bool) -> Self {
+        let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+        let width = match stdout_size() {
+            Some((width, _)) => width,
+            None => WIDTH_PIPED,
+        };
+        Self {
+            terminal: Terminal::stdout(),
+            is_ascii: is_ascii_wanted || is_dumb,
+            width: width.clamp(WIDTH_MIN, WIDTH_MAX),
+        }
+    }
+
+    #[cfg(test)]
+    pub fn plain(width: usize) -> Self {
+        Self {
+            terminal: Terminal::plain(),
+            is_ascii: false,
+            width,
+        }
+    }
+}
+
+/// Columns and rows of the terminal; `None` when stdout is not one.
+pub fn stdout_size() -> Option<(usize, usize)> {
+    let out = std::io::stdout();
+    if !out.is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(&out).ok();
+    let size = size.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    Some(
+        size.filter(|(columns, rows)| *columns > 0 && *rows > 0)
+            .unwrap_or(SIZE_UNTOLD),
+    )
+}

@@ -1,0 +1,86 @@
+//! The verbs that look at a live cluster: `trace`, `tap`, `top`, `status`, `nodes`, `slo`. They read the pages of
+//! docs/records.md and nothing else; what is drawn is a pure function of a page and of the terminal's [`look::Look`].
+
+mod client;
+mod cluster;
+mod format;
+mod look;
+pub mod nodes;
+mod records;
+pub mod slo;
+pub mod status;
+mod table;
+#[cfg(test)]
+mod test_server;
+
+use std::future::Future;
+use std::io::Write;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+
+use crate::exit::Exit;
+use crate::up::signals::Signals;
+
+#[derive(Clone, Debug, Args)]
+pub struct UrlArgs {
+    /// Where the coordinator listens.
+    #[arg(
+        long,
+        env = "BATON_ENDPOINT",
+        default_value = "http://127.0.0.1:8000",
+        value_name = "URL",
+        value_hint = clap::ValueHint::Url
+    )]
+    pub url: String,
+}
+
+/// How a page is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// The server's page, for scripts.
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct OutputArgs {
+    /// A table, or the server's page as JSON.
+    #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
+    pub output: Output,
+}
+
+/// Runs a verb until it ends or a signal comes.
+fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(async {
+        let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
+        tokio::select! {
+            outcome = verb => outcome,
+            stop = signals.next() => Ok(stop.exit()),
+        }
+    });
+    // A blocked read of the terminal must not hold up the exit.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// # Errors
+/// Stdout is closed.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// # Errors
+/// Never with a page that came as JSON.
+fn json(page: &serde_json::Value) -> anyhow::Result<String> {
+    Ok(format!("{}\n", serde_json::to_string_pretty(page)?))
+}

@@ -1,0 +1,293 @@
+//! `baton slo`: how much of the error budget is left, how fast it burns, and which stage takes more than its share.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use clap::Args;
+use serde::Deserialize;
+
+use super::client::{AdminClient, parse};
+use super::format::{clean, ms, ms_or_dash};
+use super::look::Look;
+use super::table::{Cell, Table};
+use super::{Output, OutputArgs, UrlArgs, json, print};
+use crate::exit::{Exit, WithExit};
+use crate::terminal::{Paint, Terminal, say};
+
+const EXAMPLES: &str = "\
+Examples:
+  baton slo                             every profile: good of total, burn, budget left
+  baton slo --profile chat --budget     where the time of a request goes, against each stage's budget
+  baton slo || echo 'stop the rollout'  exit status 3 when a budget is spent";
+
+/// A percentile of fewer says little.
+const SAMPLES_MIN: u64 = 100;
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct SloArgs {
+    /// Only this profile.
+    #[arg(long, value_name = "PROFILE")]
+    pub profile: Option<String>,
+    /// The budget of each stage against its 99th percentile, those over it first.
+    #[arg(long)]
+    pub budget: bool,
+    #[command(flatten)]
+    pub url: UrlArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct SloPage {
+    objective: Option<f64>,
+    profiles: Vec<Profile>,
+    stages: Vec<StageBudget>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Profile {
+    name: String,
+    ttft_ms_max: Option<f64>,
+    itl_ms_max: Option<f64>,
+    lanes: Vec<Lane>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Lane {
+    lane: String,
+    total: u64,
+    good: u64,
+    breaches: BTreeMap<String, u64>,
+    burn_5m: Option<f64>,
+    burn_1h: Option<f64>,
+    /// 1 is all of it, 0 and below is spent; `None` before the first request.
+    budget_left: Option<f64>,
+}
+
+impl Lane {
+    fn is_spent(&self) -> bool {
+        self.budget_left.is_some_and(|left| left <= 0.0)
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct StageBudget {
+    stage: String,
+    budget_ms: Option<f64>,
+    p99_ms: Option<f64>,
+    count: u64,
+}
+
+impl StageBudget {
+    /// Part of the budget that is used; more than 1 is over it.
+    fn used(&self) -> Option<f64> {
+        match (self.p99_ms, self.budget_ms) {
+            (Some(p99), Some(budget)) if budget > 0.0 => Some(p99 / budget),
+            _ => None,
+        }
+    }
+}
+
+pub fn run(args: &SloArgs) -> anyhow::Result<Exit> {
+    super::run_until_signal(slo(args, print))
+}
+
+async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
+    let client = AdminClient::new(&args.url.url)?;
+    let path = ["admin", "slo"];
+    let raw = client.page(&path, &[]).await?;
+    let mut page: SloPage = parse(&path, &raw)?;
+    if let Some(wanted) = &args.profile {
+        let names: Vec<String> = page.profiles.iter().map(|profile| clean(&profile.name)).collect();
+        page.profiles.retain(|profile| profile.name == *wanted);
+        if page.profiles.is_empty() {
+            let known = names.join(", ");
+            return Err(anyhow::anyhow!("there is no profile `{wanted}`; there are: {known}")).exit(Exit::Usage);
+        }
+    }
+    let terminal = Look::stdout(false).terminal;
+    match (args.output.output, args.budget) {
+        // The page as it came, and the exit status is still that of the chosen profile.
+        (Output::Json, _) => show(&json(&raw)?)?,
+        (Output::Table, false) => show(&profiles_table(&page, terminal))?,
+        (Output::Table, true) if page.stages.is_empty() => bail!("the server has no stage budgets"),
+        (Output::Table, true) => show(&stages_table(&page.stages, terminal))?,
+    }
+    let spent: Vec<String> = page
+        .profiles
+        .iter()
+        .flat_map(|profile| profile.lanes.iter().map(move |lane| (profile, lane)))
+        .filter(|(_, lane)| lane.is_spent())
+        .map(|(profile, lane)| spent_words(&profile.name, lane))
+        .collect();
+    for words in &spent {
+        say!("{}", clean(words));
+    }
+    Ok(if spent.is_empty() { Exit::Ok } else { Exit::NotMet })
+}
+
+fn spent_words(profile: &str, lane: &Lane) -> String {
+    let worst = lane.breaches.iter().max_by_key(|(_, count)| **count);
+    let kinds = worst.map_or_else(String::new, |(kind, count)| format!(", most of them {kind} ({count})"));
+    format!(
+        "the budget of {profile} for {} is spent: {} of {} requests were not good{kinds}; \
+         baton tap --breached shows them as they come, baton slo --budget which stage is slow",
+        lane.lane,
+        lane.total.saturating_sub(lane.good),
+        lane.total
+    )
+}
+
+fn profiles_table(page: &SloPage, terminal: Terminal) -> String {
+    let mut table = Table::new(&[
+        "profile",
+        "lane",
+        ">TTFT ms max",
+        ">ITL ms max",
+        ">good",
+        ">total",
+        ">burn 5m",
+        ">burn 1h",
+        ">budget left",
+        "breaches",
+    ]);
+    let times = |burn: Option<f64>| burn.map_or_else(|| "-".to_owned(), |burn| format!("{burn:.1}x"));
+    for profile in &page.profiles {
+        for lane in &profile.lanes {
+            let left = lane.budget_left.map(|left| format!("{:.0}%", left * 100.0));
+            let left = Cell::new(left.unwrap_or_else(|| "-".to_owned()));
+            let breaches = lane.breaches.iter().filter(|(_, count)| **count > 0);
+            let breaches: Vec<String> = breaches.map(|(kind, count)| format!("{kind} {count}")).collect();
+            table.row(vec![
+                Cell::new(&profile.name),
+                Cell::new(&lane.lane),
+                ms_or_dash(profile.ttft_ms_max).into(),
+                ms_or_dash(profile.itl_ms_max).into(),
+                lane.good.to_string().into(),
+                lane.total.to_string().into(),
+                times(lane.burn_5m).into(),
+                times(lane.burn_1h).into(),
+                if lane.is_spent() { left.paint(Paint::Bad) } else { left },
+                breaches.join(", ").into(),
+            ]);
+        }
+    }
+    let mut text = if table.is_empty() {
+        "no request has been judged yet\n".to_owned()
+    } else {
+        table.render(terminal)
+    };
+    if let Some(objective) = page.objective {
+        let allowed = (1.0 - objective) * 100.0;
+        text.push_str(&format!(
+            "objective {}% good; burn 1x spends the budget of {allowed:.2}% exactly\n",
+            objective * 100.0
+        ));
+    }
+    text
+}
+
+/// Those over their budget first, then by how much of it they take.
+fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
+    let mut sorted: Vec<&StageBudget> = stages.iter().collect();
+    sorted.sort_by(|a, b| {
+        let used = |stage: &StageBudget| stage.used().unwrap_or(-1.0);
+        used(b).total_cmp(&used(a))
+    });
+    let mut table = Table::new(&["stage", ">budget ms", ">p99 ms", ">of budget", ">n", ""]);
+    for stage in sorted {
+        let is_over = stage.used().is_some_and(|used| used > 1.0);
+        let is_few = stage.count < SAMPLES_MIN;
+        let paint = match (is_over, is_few) {
+            (true, _) => Paint::Bad,
+            (false, true) => Paint::Dim,
+            (false, false) => Paint::None,
+        };
+        let mut words: Vec<String> = Vec::new();
+        if let (true, Some(p99), Some(budget)) = (is_over, stage.p99_ms, stage.budget_ms) {
+            words.push(format!("over by {} ms", ms(p99 - budget)));
+        }
+        if is_few {
+            words.push(format!("fewer than {SAMPLES_MIN} samples"));
+        }
+        let used = stage.used().map(|used| format!("{:.0}%", used * 100.0));
+        let cells = [
+            stage.stage.clone(),
+            ms_or_dash(stage.budget_ms),
+            ms_or_dash(stage.p99_ms),
+            used.unwrap_or_else(|| "-".to_owned()),
+            stage.count.to_string(),
+            words.join(", "),
+        ];
+        table.row(cells.iter().map(|cell| Cell::new(cell).paint(paint)).collect());
+    }
+    table.render(terminal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::records;
+    use crate::observe::test_server::{Answer, TestServer};
+
+    const PAGE: &str = include_str!("../../testdata/slo.json");
+
+    fn page() -> SloPage {
+        records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits")
+    }
+
+    async fn slo_of(body: &str, profile: Option<&str>) -> (String, anyhow::Result<Exit>) {
+        let server = TestServer::start(vec![Answer::json("/admin/slo", body)]).await;
+        let args = SloArgs {
+            profile: profile.map(str::to_owned),
+            budget: false,
+            url: UrlArgs {
+                url: server.url.clone(),
+            },
+            output: OutputArgs::default(),
+        };
+        let mut shown = String::new();
+        let ended = slo(&args, |text| {
+            shown.push_str(text);
+            Ok(())
+        });
+        let ended = ended.await;
+        (shown, ended)
+    }
+
+    #[tokio::test]
+    async fn a_spent_budget_is_status_3_and_only_of_the_chosen_profile() {
+        assert_eq!(slo_of(PAGE, None).await.1.expect("a page"), Exit::NotMet);
+        assert_eq!(slo_of(PAGE, Some("chat")).await.1.expect("a page"), Exit::Ok);
+        let (shown, ended) = slo_of(PAGE, Some("async-batch")).await;
+        assert_eq!(ended.expect("a page"), Exit::NotMet);
+        assert!(
+            shown.contains("async-batch") && !shown.contains("interactive"),
+            "{shown}"
+        );
+        let error = slo_of(PAGE, Some("nope")).await.1.expect_err("unknown");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
+        assert!(error.to_string().contains("async-batch"), "{error:#}");
+        assert_eq!(slo_of("{}", None).await.1.expect("an empty page"), Exit::Ok);
+    }
+
+    #[test]
+    fn stages_over_their_budget_come_first_and_say_by_how_much() {
+        let text = stages_table(&page().stages, Terminal::plain());
+        let rows: Vec<&str> = text
+            .lines()
+            .skip(1)
+            .map(|line| line.split(' ').next().unwrap_or(""))
+            .collect();
+        assert_eq!(rows, ["prefill_forward", "queue", "route", "mystery"], "{text}");
+        let over: Vec<&str> = text.lines().filter(|line| line.contains("over by")).collect();
+        assert!(over.len() == 1 && over[0].contains("20.0"), "{text}");
+        let coloured = stages_table(&page().stages, Terminal::coloured());
+        assert!(coloured.contains("\x1b[31mprefill_forward"), "{coloured:?}");
+    }
+}

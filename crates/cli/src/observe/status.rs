@@ -1,0 +1,228 @@
+//! `baton status`: is the cluster ready, and if not, what is missing and what to do.
+
+use clap::Args;
+
+use super::client::{AdminClient, parse};
+use super::cluster::{Cluster, Node};
+use super::format::{bytes, clean, seconds};
+use super::look::Look;
+use super::table::{Cell, Table};
+use super::{Output, OutputArgs, UrlArgs, json, nodes, print};
+use crate::exit::Exit;
+use crate::terminal::Paint;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton status                          is it ready, and what to do if not
+  baton status && baton chat hello      exit status 0 means ready, 1 not ready, 4 that nobody answers
+  baton status -o json | jq .coordinator.readiness";
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub url: UrlArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+pub fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
+    super::run_until_signal(status(args, print))
+}
+
+async fn status(args: &StatusArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
+    let client = AdminClient::new(&args.url.url)?;
+    let path = ["admin", "cluster"];
+    let page = client.page(&path, &[]).await?;
+    let cluster: Cluster = parse(&path, &page)?;
+    match args.output.output {
+        Output::Json => show(&json(&page)?)?,
+        Output::Table => show(&render(&cluster, client.base(), Look::stdout(false)))?,
+    }
+    Ok(if cluster.coordinator.is_ready() {
+        Exit::Ok
+    } else {
+        Exit::Failure
+    })
+}
+
+fn render(cluster: &Cluster, url: &str, look: Look) -> String {
+    let coordinator = &cluster.coordinator;
+    let terminal = look.terminal;
+    let mut lines = Vec::new();
+    if coordinator.is_ready() {
+        let words = format!("ready: {} at {url}", coordinator.model);
+        lines.push(terminal.paint(&clean(&words), Paint::Good));
+    } else {
+        let because = coordinator.not_ready_because.as_deref();
+        let because = because.unwrap_or("the coordinator does not say why");
+        lines.push(terminal.paint(&clean(&format!("not ready: {because}")), Paint::Bad));
+        let todo = what_to_do(cluster, url);
+        lines.extend(todo.into_iter().map(|todo| clean(&format!("  do: {todo}"))));
+    }
+    lines.push(clean(&format!(
+        "coordinator {}, up {}; waiting: {}; {} unfinished",
+        coordinator.version,
+        seconds(coordinator.uptime_s),
+        coordinator.waiting_words(),
+        coordinator.unfinished
+    )));
+    let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    if !cluster.nodes.is_empty() {
+        text.push('\n');
+        text.push_str(&nodes_table(cluster).render(terminal));
+    }
+    if !cluster.pairs.is_empty() {
+        text.push('\n');
+        text.push_str(&pairs_table(cluster).render(terminal));
+    }
+    text
+}
+
+/// The first step that helps, in the order in which a cluster comes up.
+fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
+    let coordinator = &cluster.coordinator;
+    if coordinator.readiness == "draining" {
+        return vec!["wait until it has ended, then start it again: it takes no new requests".to_owned()];
+    }
+    let listen = &coordinator.listen;
+    if cluster.nodes.is_empty() {
+        return vec![format!(
+            "start nodes that join {listen} (deploy/README.md), or a whole cluster here: baton up"
+        )];
+    }
+    let is_ready = |node: &Node| node.state == "ready";
+    let mut todo: Vec<String> = cluster
+        .nodes
+        .iter()
+        .filter(|node| !is_ready(node))
+        .map(|node| match node.state.as_str() {
+            "joining" => format!("wait for {}, which is joining; its log says how far it is", node.name),
+            "draining" => format!("start another node for {}, which is draining", node.name),
+            _ => format!(
+                "look at {} ({}), which is {}: does it run, is it reachable?",
+                node.name, node.address, node.state
+            ),
+        })
+        .collect();
+    let has = |role: &str| cluster.nodes.iter().any(|node| is_ready(node) && node.role == role);
+    if !has("decode") && !has("co-located") {
+        todo.push(format!("start a decode node that joins {listen} (deploy/README.md)"));
+    } else if !has("prefill") && !has("co-located") {
+        todo.push(format!("start a prefill node that joins {listen} (deploy/README.md)"));
+    } else if !cluster.pairs.is_empty() && cluster.pairs.iter().all(|pair| !pair.is_usable) {
+        todo.push("no pair can exchange KV: see the reasons below, and `baton nodes` for transports".to_owned());
+    }
+    if todo.is_empty() {
+        todo.push(format!(
+            "read the coordinator's log; ask again: baton status --url {url}"
+        ));
+    }
+    todo
+}
+
+fn nodes_table(cluster: &Cluster) -> Table {
+    let mut table = Table::new(&["node", "role", "state", "load", "KV use"]);
+    for node in &cluster.nodes {
+        table.row(vec![
+            Cell::new(&node.name),
+            Cell::new(&node.role),
+            nodes::state(node),
+            nodes::load(node).into(),
+            nodes::kv_use(node).into(),
+        ]);
+    }
+    table
+}
+
+fn pairs_table(cluster: &Cluster) -> Table {
+    let mut table = Table::new(&["pair", "usable", ">handoffs", ">KV moved", "why not"]);
+    for pair in &cluster.pairs {
+        let usable = if pair.is_usable {
+            Cell::new("yes").paint(Paint::Good)
+        } else {
+            Cell::new("no").paint(Paint::Bad)
+        };
+        table.row(vec![
+            Cell::new(format!("{} > {}", pair.prefill, pair.decode)),
+            usable,
+            pair.handoffs_total.to_string().into(),
+            bytes(pair.kv_bytes_total).into(),
+            Cell::new(pair.unusable_reason.as_deref().unwrap_or_default()),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::records;
+    use crate::observe::test_server::{Answer, TestServer, nobody};
+
+    const PAGE: &str = include_str!("../../testdata/cluster.json");
+
+    async fn status_of(url: &str, output: Output) -> (String, anyhow::Result<Exit>) {
+        let args = StatusArgs {
+            url: UrlArgs { url: url.to_owned() },
+            output: OutputArgs { output },
+        };
+        let mut shown = String::new();
+        let ended = status(&args, |text| {
+            shown.push_str(text);
+            Ok(())
+        })
+        .await;
+        (shown, ended)
+    }
+
+    #[tokio::test]
+    async fn the_exit_status_is_the_readiness() {
+        let not_ready = PAGE.replace("\"readiness\": \"ready\"", "\"readiness\": \"not_ready\"");
+        for (page, expected) in [(PAGE, Exit::Ok), (not_ready.as_str(), Exit::Failure)] {
+            for output in [Output::Table, Output::Json] {
+                let server = TestServer::start(vec![Answer::json("/admin/cluster", page)]).await;
+                let (shown, ended) = status_of(&server.url, output).await;
+                assert_eq!(ended.expect("a page"), expected, "{shown}");
+                assert!(shown.contains("prefill-0"), "{shown}");
+            }
+        }
+        let (_, ended) = status_of(&nobody().await, Output::Table).await;
+        assert_eq!(crate::exit::of(&ended.expect_err("nobody")), Exit::Unreachable);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_coordinator_is_a_failure_that_says_so() {
+        for answer in [
+            Answer::json("/admin/cluster", "<html>"),
+            Answer::json("/admin/cluster", "{\"nodes\": 3}"),
+            Answer::with_status("/other", "200 OK", ""),
+            Answer::with_status(
+                "/admin/cluster",
+                "503 Service Unavailable",
+                "{\"error\":{\"message\":\"busy\"}}",
+            ),
+        ] {
+            let server = TestServer::start(vec![answer]).await;
+            let (_, ended) = status_of(&server.url, Output::Table).await;
+            let error = ended.expect_err("no page");
+            assert_eq!(crate::exit::of(&error), Exit::Failure, "{error:#}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_missing_there_is_something_to_do() {
+        let mut cluster: Cluster = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let todo = |cluster: &Cluster| what_to_do(cluster, "http://x").join("; ");
+        cluster.coordinator.readiness = "not_ready".to_owned();
+        cluster.pairs.iter_mut().for_each(|pair| pair.is_usable = false);
+        assert!(todo(&cluster).contains("pair"), "{}", todo(&cluster));
+        cluster.nodes.retain(|node| node.role != "prefill");
+        assert!(todo(&cluster).contains("prefill node"), "{}", todo(&cluster));
+        cluster.nodes.iter_mut().for_each(|node| node.state = "lost".to_owned());
+        assert!(todo(&cluster).contains("decode-0") && todo(&cluster).contains("decode node"));
+        cluster.nodes.clear();
+        assert!(todo(&cluster).contains("baton up"));
+        assert!(!todo(&Cluster::default()).is_empty());
+    }
+}

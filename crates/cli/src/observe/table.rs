@@ -1,0 +1,126 @@
+//! Aligned tables: what is drawn in colour is measured without it.
+
+use super::format::{clean, width};
+use crate::terminal::{Paint, Terminal};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    text: String,
+    paint: Paint,
+}
+
+impl Cell {
+    /// Outside text: what could steer the terminal is taken out.
+    pub fn new(text: impl AsRef<str>) -> Self {
+        Self {
+            text: clean(text.as_ref()),
+            paint: Paint::None,
+        }
+    }
+
+    pub fn paint(mut self, paint: Paint) -> Self {
+        self.paint = paint;
+        self
+    }
+}
+
+impl<T: AsRef<str>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+#[derive(Clone, Debug)]
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// A heading that begins with `>` is the heading of a column of numbers.
+    pub fn new(headings: &[&'static str]) -> Self {
+        let column = |heading: &&'static str| match heading.strip_prefix('>') {
+            Some(heading) => (heading, Align::Right),
+            None => (*heading, Align::Left),
+        };
+        Self {
+            columns: headings.iter().map(column).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Cells beyond the headings are dropped, missing ones are empty.
+    pub fn row(&mut self, cells: Vec<Cell>) {
+        self.rows.push(cells);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Every line ends with a newline and has no blanks before it.
+    pub fn render(&self, terminal: Terminal) -> String {
+        let headings: Vec<Cell> = self
+            .columns
+            .iter()
+            .map(|(name, _)| Cell::new(name).paint(Paint::Dim))
+            .collect();
+        let lines: Vec<&[Cell]> = std::iter::once(headings.as_slice())
+            .chain(self.rows.iter().map(Vec::as_slice))
+            .collect();
+        let width_of = |column: usize| {
+            let cells = lines.iter().filter_map(|line| line.get(column));
+            cells.map(|cell| width(&cell.text)).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width_of).collect();
+        let mut text = String::new();
+        for line in lines {
+            let mut pending = 0;
+            for (at, column) in self.columns.iter().enumerate() {
+                let cell = line.get(at).cloned().unwrap_or_default();
+                let room = widths[at] - width(&cell.text);
+                let (before, after) = match column.1 {
+                    Align::Left => (0, room),
+                    Align::Right => (room, 0),
+                };
+                pending += before;
+                if !cell.text.is_empty() {
+                    text.push_str(&" ".repeat(pending));
+                    text.push_str(&terminal.paint(&cell.text, cell.paint));
+                    pending = 0;
+                } else {
+                    pending += width(&cell.text);
+                }
+                pending += after + 2;
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_whatever_is_painted_or_missing() {
+        let mut table = Table::new(&["name", ">ms", "words"]);
+        table.row(vec!["a".into(), Cell::new("1.0").paint(Paint::Bad), "x".into()]);
+        table.row(vec!["longer".into(), "100.0".into()]);
+        table.row(vec!["".into(), "2.0".into(), "evil\x1b[2J".into(), "too many".into()]);
+        assert_eq!(
+            table.render(Terminal::plain()),
+            "name       ms  words\na         1.0  x\nlonger  100.0\n          2.0  evil?[2J\n"
+        );
+        let coloured = table.render(Terminal::coloured());
+        assert!(coloured.contains("\x1b[31m1.0\x1b[0m"), "{coloured}");
+        assert!(!coloured.contains("\x1b[2J"));
+    }
+}
