@@ -13,6 +13,7 @@ use crate::model::ModelArgs;
 use crate::observe::nodes::NodesArgs;
 use crate::observe::slo::SloArgs;
 use crate::observe::status::StatusArgs;
+use crate::observe::trace::TraceArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -23,6 +24,7 @@ Examples:
   baton up --topology 2p2d                two of each
   baton chat What is the capital of France?
   baton status                            is it ready, and what to do if not
+  baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
@@ -53,6 +55,8 @@ pub enum Command {
     Status(StatusArgs),
     /// List the nodes with load, KV use, lease and clock.
     Nodes(NodesArgs),
+    /// Draw where the time of a request went, or list the slowest.
+    Trace(TraceArgs),
     /// Say how much of each error budget is left, and how fast it burns.
     Slo(SloArgs),
     /// Fetch, list and describe model files.
@@ -83,6 +87,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Chat(args) => crate::chat::run(args),
         Command::Status(args) => crate::observe::status::run(&args),
         Command::Nodes(args) => crate::observe::nodes::run(&args),
+        Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),

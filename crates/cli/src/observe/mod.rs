@@ -12,6 +12,7 @@ pub mod status;
 mod table;
 #[cfg(test)]
 mod test_server;
+pub mod trace;
 
 use std::future::Future;
 use std::io::Write;

@@ -1,0 +1,315 @@
+//! A request in words: what it was, where the time to its first token went, what stalled it, what made it slow.
+
+use crate::observe::format::{bytes, clean, ms, ms_or_dash, or_dash, wrap};
+use crate::observe::look::Look;
+use crate::observe::records::{Clock, Stage, Stall, Summary};
+use crate::terminal::Paint;
+
+/// A request that stalls at each token would fill the screen.
+const STALLS_MAX: usize = 20;
+/// Two figures that differ by less are shown alike.
+const SHOWN_ALIKE_MS: f64 = 0.05;
+
+pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
+    let terminal = look.terminal;
+    let id = if request.id.is_empty() {
+        "without an id"
+    } else {
+        &request.id
+    };
+    let mut lines = vec![format!(
+        "{} (seq {}, trace {})",
+        terminal.paint(&format!("request {}", clean(id)), Paint::Bold),
+        request.seq,
+        clean(trace_id)
+    )];
+    lines.push(clean(&format!("  {}", what(request))));
+    lines.push(clean(&format!("  {}", place(request))));
+    let outcome = match (&request.outcome, request.status) {
+        (Some(outcome), Some(status)) => format!("{outcome} ({status})"),
+        (Some(outcome), None) => outcome.clone(),
+        (None, _) => format!("still {}, figures so far", request.state),
+    };
+    let is_good = request.outcome.as_deref().is_none_or(|outcome| outcome == "ok");
+    let paint = if is_good { Paint::Good } else { Paint::Bad };
+    lines.push(format!(
+        "  outcome {}   TTFT {} ms   ITL p50 {} ms, max {} ms   e2e {} ms",
+        terminal.paint(&clean(&outcome), paint),
+        ms_or_dash(request.ttft_ms),
+        ms_or_dash(request.itl_p50_ms),
+        ms_or_dash(request.itl_max_ms),
+        ms_or_dash(request.e2e_ms),
+    ));
+    if let Some(error) = request.error_words() {
+        lines.push(format!(
+            "  {}",
+            terminal.paint(&format!("error: {}", clean(&error)), Paint::Bad)
+        ));
+    }
+    if !request.breached.is_empty() {
+        let slo = request.slo.as_deref().unwrap_or("of its lane");
+        let words = format!("SLO {slo} breached: {}", request.breached.join(", "));
+        lines.push(format!("  {}", terminal.paint(&clean(&words), Paint::Warn)));
+    }
+    lines
+}
+
+fn what(request: &Summary) -> String {
+    let mut parts = vec![format!("model {}", request.model)];
+    parts.extend((!request.lane.is_empty()).then(|| format!("lane {}", request.lane)));
+    parts.extend((!request.endpoint.is_empty()).then(|| request.endpoint.clone()));
+    parts.push(
+        if request.is_streaming {
+            "streaming"
+        } else {
+            "not streaming"
+        }
+        .to_owned(),
+    );
+    let (prompt, output) = (or_dash(request.prompt_tokens), or_dash(request.output_tokens));
+    let cached = request.cached_tokens.filter(|cached| *cached > 0);
+    let cached = cached.map_or_else(String::new, |cached| format!(" ({cached} cached)"));
+    parts.push(format!("{prompt} prompt tokens{cached}, {output} output tokens"));
+    parts.join(", ")
+}
+
+fn place(request: &Summary) -> String {
+    let mut parts = vec![format!("nodes {}", request.nodes())];
+    if let Some(reason) = &request.local_prefill {
+        parts.push(format!("prefilled on the decode node: {reason}"));
+    }
+    if let Some(reason) = &request.route_reason {
+        parts.push(format!("chosen: {reason}"));
+    }
+    if let (Some(transport), Some(count)) = (&request.transport, request.kv_bytes) {
+        let within = request.kv_transfer_ms.map(|took| format!(" in {} ms", ms(took)));
+        parts.push(format!(
+            "KV {} over {transport}{}",
+            bytes(count),
+            within.unwrap_or_default()
+        ));
+    }
+    let more_than_one = request.attempts.filter(|attempts| *attempts > 1);
+    parts.extend(more_than_one.map(|attempts| format!("{attempts} attempts")));
+    let preemptions = request.preemptions.filter(|count| *count > 0);
+    parts.extend(preemptions.map(|count| format!("preempted {count} times")));
+    parts.join("; ")
+}
+
+/// `parse 0.2 + tokenize 1.6 + ... = TTFT 281.0 ms, unattributed 0.1`.
+pub fn stage_sum(request: &Summary, width: usize) -> Vec<String> {
+    let to_first: Vec<&Stage> = request.stages.iter().filter(|stage| stage.phase == "ttft").collect();
+    let sum: f64 = to_first.iter().map(|stage| stage.ms).sum();
+    let mut parts: Vec<String> = to_first
+        .iter()
+        .map(|stage| format!("{} {}", clean(&stage.stage), ms(stage.ms)))
+        .collect();
+    if parts.is_empty() {
+        return vec!["To the first token: no stage is known".to_owned()];
+    }
+    let result = match request.ttft_ms {
+        None => format!(" = {} ms so far; no first token", ms(sum)),
+        Some(ttft) => {
+            let left = request.unattributed_ms.unwrap_or(ttft - sum);
+            let missing = ttft - sum - left;
+            let check = if missing.abs() > SHOWN_ALIKE_MS {
+                format!("; {} ms do not add up: a fault of the record", ms(missing))
+            } else {
+                String::new()
+            };
+            format!(" = TTFT {} ms, unattributed {}{check}", ms(ttft), ms(left))
+        }
+    };
+    let mut lines = vec!["To the first token (ms):".to_owned()];
+    if let Some(last) = parts.last_mut() {
+        last.push_str(&result);
+    }
+    let indented = wrap(&parts, " + ", width.saturating_sub(2));
+    lines.extend(indented.into_iter().map(|line| format!("  {line}")));
+    let rest: Vec<String> = request
+        .stages
+        .iter()
+        .filter(|stage| stage.phase != "ttft")
+        .map(|stage| format!("{} {}", clean(&stage.stage), ms(stage.ms)))
+        .collect();
+    if !rest.is_empty() {
+        lines.push("After it (ms; these overlap and sum to nothing):".to_owned());
+        let rest = wrap(&rest, ", ", width.saturating_sub(2));
+        lines.extend(rest.into_iter().map(|line| format!("  {line}")));
+    }
+    lines
+}
+
+pub fn stalls(request: &Summary) -> Vec<String> {
+    let mut lines = Vec::new();
+    if request.stalls.is_empty() {
+        if request.stall_count > 0 {
+            lines.push(format!(
+                "Stalls: {}, and the record says no more of them",
+                request.stall_count
+            ));
+        }
+        return lines;
+    }
+    lines.push("Stalls:".to_owned());
+    for stall in request.stalls.iter().take(STALLS_MAX) {
+        let choice = if stall.choice == 0 {
+            String::new()
+        } else {
+            format!("choice {}, ", stall.choice)
+        };
+        lines.push(format!(
+            "  {choice}token {} at {} ms: nothing for {} ms; {}",
+            stall.token,
+            ms(stall.at_ms),
+            ms(stall.gap_ms),
+            clean(&stall_words(stall))
+        ));
+    }
+    let more = request.stalls.len().saturating_sub(STALLS_MAX);
+    if more > 0 {
+        lines.push(format!("  and {more} more; -o json has them"));
+    }
+    lines
+}
+
+/// The server's words, with the name that counters and filters have for the cause.
+fn stall_words(stall: &Stall) -> String {
+    let known = match stall.cause.as_str() {
+        "transfer_tail" => "the rest of its KV was still on the way",
+        "preemption" => "it was preempted: its KV blocks went to another sequence",
+        "prefill_chunk" => "a chunk of a prompt was computed in the same step",
+        "step_time" => "the step itself took that long",
+        "network" => "the way from the node to the coordinator took that long",
+        "egress_back_pressure" => "the client did not read fast enough",
+        "migration" => "it went on at another node after a failure",
+        "" => "the cause is not known",
+        _ => "",
+    };
+    let words = if stall.words.is_empty() { known } else { &stall.words };
+    match (stall.cause.as_str(), words) {
+        ("", words) => words.to_owned(),
+        (cause, "") => cause.to_owned(),
+        (cause, words) => format!("{cause}: {words}"),
+    }
+}
+
+pub fn failed_legs(request: &Summary) -> Vec<String> {
+    let leg = |leg: &String| match leg.splitn(3, ':').collect::<Vec<_>>()[..] {
+        [leg, node, cause] => format!("  the {leg} leg to {node} failed: {cause}"),
+        _ => format!("  {leg}"),
+    };
+    if request.failed_legs.is_empty() {
+        return Vec::new();
+    }
+    let legs = request.failed_legs.iter().map(|text| clean(&leg(text)));
+    std::iter::once("Failed legs:".to_owned()).chain(legs).collect()
+}
+
+pub fn clocks(clocks: &[Clock]) -> Vec<String> {
+    if clocks.is_empty() {
+        return Vec::new();
+    }
+    let parts: Vec<String> = clocks
+        .iter()
+        .map(|clock| format!("{} {:+.2} ±{:.2}", clean(&clock.node), clock.offset_ms, clock.error_ms))
+        .collect();
+    vec![format!("Clocks against the coordinator's (ms): {}", parts.join(", "))]
+}
+
+pub fn slow_because(request: &Summary, look: Look) -> Vec<String> {
+    let because = request.slow_because.iter();
+    because
+        .map(|because| {
+            look.terminal
+                .paint(&format!("Slow because {}", clean(because)), Paint::Bold)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(stages: &[(&str, f64)], ttft_ms: Option<f64>) -> Summary {
+        let stages = stages.iter().map(|(stage, ms)| Stage {
+            stage: (*stage).to_owned(),
+            phase: if *stage == "decode" { "rest" } else { "ttft" }.to_owned(),
+            ms: *ms,
+        });
+        Summary {
+            stages: stages.collect(),
+            ttft_ms,
+            ..Summary::default()
+        }
+    }
+
+    /// The figures of a text, in order.
+    fn figures(text: &str) -> Vec<f64> {
+        let words = text.split(|c: char| c.is_whitespace() || c == ',' || c == ';');
+        words.filter_map(|word| word.parse().ok()).collect()
+    }
+
+    #[test]
+    fn the_stages_and_what_is_left_sum_to_the_ttft() {
+        let request = request(
+            &[
+                ("parse", 0.2),
+                ("tokenize", 1.6),
+                ("prefill_forward", 270.0),
+                ("decode", 900.0),
+            ],
+            Some(281.0),
+        );
+        for width in [30, 200] {
+            let lines = stage_sum(&request, width);
+            let before_rest = lines.iter().take_while(|line| !line.starts_with("After"));
+            let figures = figures(&before_rest.cloned().collect::<Vec<_>>().join(" "));
+            let [stages @ .., ttft, unattributed] = figures.as_slice() else {
+                panic!("{lines:?}");
+            };
+            assert_eq!((stages.len(), *ttft), (3, 281.0), "{lines:?}");
+            assert!(
+                (stages.iter().sum::<f64>() + unattributed - ttft).abs() < 0.2,
+                "{lines:?}"
+            );
+            assert!(lines.last().expect("a line").contains("decode 900.0"));
+        }
+    }
+
+    #[test]
+    fn a_record_that_does_not_add_up_says_so() {
+        let mut request = request(&[("parse", 1.0)], Some(5.0));
+        request.unattributed_ms = Some(4.0);
+        let text = stage_sum(&request, 200).join("\n");
+        request.unattributed_ms = Some(0.0);
+        let wrong = stage_sum(&request, 200).join("\n");
+        assert!(
+            wrong.len() > text.len() && wrong.contains("4.0 ms do not add up"),
+            "{wrong}"
+        );
+        request.ttft_ms = None;
+        assert!(stage_sum(&request, 200).join("\n").contains("no first token"));
+    }
+
+    #[test]
+    fn every_stall_has_words_and_a_long_list_says_how_many_more() {
+        let stall = |cause: &str, words: &str| Stall {
+            cause: cause.to_owned(),
+            words: words.to_owned(),
+            ..Stall::default()
+        };
+        let mut request = Summary {
+            stalls: vec![
+                stall("network", ""),
+                stall("new_cause", ""),
+                stall("", ""),
+                stall("a", "b"),
+            ],
+            ..Summary::default()
+        };
+        assert!(stalls(&request).iter().all(|line| line.len() > 5));
+        request.stalls = vec![stall("network", ""); 25];
+        assert!(stalls(&request).last().expect("a line").contains("5 more"));
+    }
+}
