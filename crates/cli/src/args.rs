@@ -13,6 +13,7 @@ use crate::model::ModelArgs;
 use crate::observe::nodes::NodesArgs;
 use crate::observe::slo::SloArgs;
 use crate::observe::status::StatusArgs;
+use crate::observe::tap::TapArgs;
 use crate::observe::trace::TraceArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
@@ -55,6 +56,8 @@ pub enum Command {
     Status(StatusArgs),
     /// List the nodes with load, KV use, lease and clock.
     Nodes(NodesArgs),
+    /// Print each request as it ends.
+    Tap(TapArgs),
     /// Draw where the time of a request went, or list the slowest.
     Trace(TraceArgs),
     /// Say how much of each error budget is left, and how fast it burns.
@@ -87,6 +90,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Chat(args) => crate::chat::run(args),
         Command::Status(args) => crate::observe::status::run(&args),
         Command::Nodes(args) => crate::observe::nodes::run(&args),
+        Command::Tap(args) => crate::observe::tap::run(&args),
         Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Model(args) => crate::model::run(&args),

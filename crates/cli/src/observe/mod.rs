@@ -3,6 +3,8 @@
 
 mod client;
 mod cluster;
+mod feed;
+mod filter;
 mod format;
 mod look;
 pub mod nodes;
@@ -10,6 +12,7 @@ mod records;
 pub mod slo;
 pub mod status;
 mod table;
+pub mod tap;
 #[cfg(test)]
 mod test_server;
 pub mod trace;
