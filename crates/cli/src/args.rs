@@ -14,6 +14,7 @@ use crate::observe::nodes::NodesArgs;
 use crate::observe::slo::SloArgs;
 use crate::observe::status::StatusArgs;
 use crate::observe::tap::TapArgs;
+use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
@@ -25,6 +26,7 @@ Examples:
   baton up --topology 2p2d                two of each
   baton chat What is the capital of France?
   baton status                            is it ready, and what to do if not
+  baton top                               the live cluster; baton tap: each request as it ends
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
@@ -56,6 +58,8 @@ pub enum Command {
     Status(StatusArgs),
     /// List the nodes with load, KV use, lease and clock.
     Nodes(NodesArgs),
+    /// Watch the live cluster.
+    Top(TopArgs),
     /// Print each request as it ends.
     Tap(TapArgs),
     /// Draw where the time of a request went, or list the slowest.
@@ -90,6 +94,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Chat(args) => crate::chat::run(args),
         Command::Status(args) => crate::observe::status::run(&args),
         Command::Nodes(args) => crate::observe::nodes::run(&args),
+        Command::Top(args) => crate::observe::top::run(&args),
         Command::Tap(args) => crate::observe::tap::run(&args),
         Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),

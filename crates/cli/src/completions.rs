@@ -31,7 +31,19 @@ mod tests {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "baton", &mut script);
             let script = String::from_utf8(script).expect("a script is text");
-            assert!(script.contains("baton") && script.contains("completions"), "{shell}");
+            for word in [
+                "baton",
+                "completions",
+                "trace",
+                "tap",
+                "top",
+                "status",
+                "nodes",
+                "slowest",
+                "slower-than-ms",
+            ] {
+                assert!(script.contains(word), "{word} for {shell}");
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ mod table;
 pub mod tap;
 #[cfg(test)]
 mod test_server;
+pub mod top;
 pub mod trace;
 
 use std::future::Future;

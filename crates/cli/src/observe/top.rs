@@ -1,0 +1,131 @@
+//! `baton top`: the cluster on one screen, drawn again each second; one frame where there is no terminal.
+
+mod frame;
+mod screen;
+mod state;
+mod watch;
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tokio::time::MissedTickBehavior;
+
+use super::client::AdminClient;
+use super::feed::BackOff;
+use super::look::{Look, stdout_size};
+use super::{UrlArgs, print};
+use crate::exit::Exit;
+use screen::Screen;
+use state::State;
+use watch::{Update, Watch, read_pages};
+
+const EXAMPLES: &str = "\
+Examples:
+  baton top                             nodes, latencies of the last minute, running requests; q quits
+  baton top --url http://10.0.0.5:8000
+  baton top | cat                       one frame, for a log";
+
+const DRAW_EVERY: Duration = Duration::from_secs(1);
+/// Of a frame that goes to a file or a pipe.
+const ROWS_PIPED: usize = 60;
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub url: UrlArgs,
+    /// Bars of ASCII characters only (as with TERM=dumb).
+    #[arg(long)]
+    pub ascii: bool,
+}
+
+pub fn run(args: &TopArgs) -> anyhow::Result<Exit> {
+    let is_live = stdout_size().is_some() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    super::run_until_signal(async {
+        let client = AdminClient::new(&args.url.url)?;
+        if is_live {
+            live(&client, args.ascii).await
+        } else {
+            once(&client, Look::stdout(args.ascii), print).await
+        }
+    })
+}
+
+async fn once(
+    client: &AdminClient,
+    look: Look,
+    mut show: impl FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<Exit> {
+    let mut state = State::new(Instant::now());
+    state.apply(Update::Pages(Box::new(read_pages(client).await?)), Instant::now());
+    let lines = frame::lines(&state, client.base(), (Instant::now(), ROWS_PIPED), look);
+    show(
+        &lines
+            .iter()
+            .map(|line| format!("{}\n", line.trim_end()))
+            .collect::<String>(),
+    )?;
+    Ok(Exit::Ok)
+}
+
+async fn live(client: &AdminClient, is_ascii: bool) -> anyhow::Result<Exit> {
+    // Errors so far are said on the usual screen.
+    let mut watch = Watch::start(client, BackOff::USUAL).await?;
+    let mut screen = Screen::enter()?;
+    let mut state = State::new(Instant::now());
+    let mut ticks = tokio::time::interval(DRAW_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            update = watch.next() => {
+                let is_first = state.is_empty();
+                state.apply(update?, Instant::now());
+                // A busy cluster sends hundreds a second; only the first one is not left to the clock.
+                if !is_first {
+                    continue;
+                }
+            }
+            key = screen.key() => match key {
+                b'q' | b'Q' => return Ok(Exit::Ok),
+                _ => continue,
+            },
+            _ = ticks.tick() => {}
+        }
+        let (columns, rows) = screen.size();
+        let look = Look {
+            width: columns,
+            ..Look::stdout(is_ascii)
+        };
+        screen.draw(&frame::lines(&state, client.base(), (Instant::now(), rows), look))?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::test_server::{Answer, TestServer, nobody};
+
+    #[tokio::test]
+    async fn without_a_terminal_it_is_one_frame() {
+        let server = TestServer::start(vec![
+            Answer::json("/admin/cluster", include_str!("../../testdata/cluster.json")),
+            Answer::json(
+                "/admin/requests?running=true",
+                r#"{"records":[{"seq":5,"state":"streaming"}]}"#,
+            ),
+            Answer::json("/admin/requests?running=false", r#"{"records":[]}"#),
+        ])
+        .await;
+        let client = AdminClient::new(&server.url).expect("a URL");
+        let mut shown = String::new();
+        let ended = once(&client, Look::plain(100), |text| {
+            shown.push_str(text);
+            Ok(())
+        });
+        assert_eq!(ended.await.expect("a frame"), Exit::Ok);
+        assert!(shown.contains("decode-0") && shown.contains("streaming"), "{shown}");
+        let client = AdminClient::new(&nobody().await).expect("a URL");
+        let error = once(&client, Look::plain(100), |_| Ok(())).await.expect_err("nobody");
+        assert_eq!(crate::exit::of(&error), Exit::Unreachable);
+    }
+}

@@ -1,0 +1,244 @@
+//! One frame of `baton top`: lines that fit the screen, from what is known.
+
+use std::time::{Duration, Instant};
+
+use super::state::{Percentiles, Running, State};
+use crate::observe::cluster::{Cluster, KvUse, Node};
+use crate::observe::format::{clean, ms, ms_or_dash, or_dash, seconds};
+use crate::observe::look::Look;
+use crate::observe::nodes;
+use crate::observe::records::Summary;
+use crate::observe::table::{Cell, Table};
+use crate::terminal::Paint;
+
+const KV_BAR_CELLS: usize = 24;
+/// The page of the cluster comes each second: after this the picture is old.
+const STALE_AFTER: Duration = Duration::from_secs(5);
+/// A percentile of fewer says little.
+const SAMPLES_MIN: usize = 100;
+
+/// At most `rows` lines of at most `look.width` columns.
+pub fn lines(state: &State, url: &str, (now, rows): (Instant, usize), look: Look) -> Vec<String> {
+    let mut lines = vec![title(state, url, look)];
+    lines.extend(warnings(state, now, look));
+    if let Some(cluster) = &state.cluster {
+        lines.push(clean(&format!(
+            "waiting: {}   unfinished: {}   running here: {}",
+            cluster.coordinator.waiting_words(),
+            cluster.coordinator.unfinished,
+            state.running.len()
+        )));
+    }
+    let ended: Vec<&Summary> = state.ended(now).collect();
+    lines.push(ended_words(&ended));
+    lines.push(String::new());
+    lines.extend(latencies(&ended).render(look.terminal).lines().map(str::to_owned));
+    lines.push(String::new());
+    if let Some(cluster) = &state.cluster {
+        lines.extend(
+            nodes_table(cluster, look)
+                .render(look.terminal)
+                .lines()
+                .map(str::to_owned),
+        );
+        lines.push(String::new());
+    }
+    let room = rows.saturating_sub(lines.len());
+    lines.extend(running(state, now, room, look));
+    lines.truncate(rows);
+    lines.iter().map(|line| clip(line, look.width)).collect()
+}
+
+fn title(state: &State, url: &str, look: Look) -> String {
+    let name = look.terminal.paint("baton top", Paint::Bold);
+    let Some(Cluster { coordinator, .. }) = &state.cluster else {
+        return format!("{name}  {url}  waiting for the first page");
+    };
+    let (words, paint) = match (coordinator.is_ready(), &coordinator.not_ready_because) {
+        (true, _) => ("ready".to_owned(), Paint::Good),
+        (false, Some(because)) => (format!("not ready: {because}"), Paint::Bad),
+        (false, None) => ("not ready".to_owned(), Paint::Bad),
+    };
+    format!(
+        "{name}  {}  {}  up {}  {}   {}",
+        clean(url),
+        clean(&coordinator.model),
+        seconds(coordinator.uptime_s),
+        look.terminal.paint(&clean(&words), paint),
+        look.terminal.paint("q quits", Paint::Dim)
+    )
+}
+
+fn warnings(state: &State, now: Instant, look: Look) -> Vec<String> {
+    let mut words = Vec::new();
+    let silent = now.saturating_duration_since(state.told_at);
+    if let Some(why) = &state.lost_because {
+        words.push(format!(
+            "the stream broke ({why}); connecting again, what follows is old"
+        ));
+    } else if silent > STALE_AFTER {
+        words.push(format!(
+            "no news for {}: what follows is old",
+            seconds(silent.as_secs_f64())
+        ));
+    }
+    if state.missed > 0 {
+        words.push(format!(
+            "{} events were missed; the figures below may lack some requests",
+            state.missed
+        ));
+    }
+    let warnings = words.iter();
+    warnings
+        .map(|words| look.terminal.paint(&clean(words), Paint::Warn))
+        .collect()
+}
+
+fn ended_words(ended: &[&Summary]) -> String {
+    let count = |is: &dyn Fn(&Summary) -> bool| ended.iter().filter(|record| is(record)).count();
+    let outcome = |record: &Summary| record.outcome.clone().unwrap_or_default();
+    let tokens: u64 = ended
+        .iter()
+        .filter_map(|record| record.output_tokens)
+        .fold(0, u64::saturating_add);
+    format!(
+        "last minute: {} ended, {} ok, {} cancelled, {} failed; {} broke their SLO, {} stalled; {tokens} output tokens",
+        ended.len(),
+        count(&|record| outcome(record) == "ok"),
+        count(&|record| outcome(record) == "cancelled"),
+        count(&|record| !matches!(outcome(record).as_str(), "ok" | "cancelled")),
+        count(&|record| !record.breached.is_empty()),
+        count(&|record| record.stall_count > 0),
+    )
+}
+
+fn latencies(ended: &[&Summary]) -> Table {
+    let mut table = Table::new(&["ms, of the last minute", ">p50", ">p99", ">n"]);
+    let mut row = |name: &str, of: &dyn Fn(&Summary) -> Option<f64>| {
+        let percentiles = Percentiles::of(ended.iter().filter_map(|record| of(record)));
+        // The same rule as in the console: a tail of few samples is greyed.
+        let paint = if percentiles.n < SAMPLES_MIN {
+            Paint::Dim
+        } else {
+            Paint::None
+        };
+        table.row(vec![
+            name.into(),
+            ms_or_dash(percentiles.p50).into(),
+            Cell::new(ms_or_dash(percentiles.p99)).paint(paint),
+            percentiles.n.to_string().into(),
+        ]);
+    };
+    row("TTFT", &|record| record.ttft_ms);
+    row("ITL, each request's median", &|record| record.itl_p50_ms);
+    row("ITL, each request's longest", &|record| record.itl_max_ms);
+    row("end to end", &|record| record.e2e_ms);
+    table
+}
+
+fn nodes_table(cluster: &Cluster, look: Look) -> Table {
+    let mut table = Table::new(&["node", "role", "state", "KV blocks", ">used", ">running", ">waiting"]);
+    for node in &cluster.nodes {
+        let kv = node.kv_use();
+        table.row(vec![
+            Cell::new(&node.name).paint(Paint::Bold),
+            Cell::new(&node.role),
+            nodes::state(node),
+            kv_bar(kv, look.is_ascii).into(),
+            kv.map_or_else(|| "-".to_owned(), |kv| format!("{:.0}%", kv.fraction() * 100.0))
+                .into(),
+            or_dash(node.running).into(),
+            waiting(node),
+        ]);
+    }
+    table
+}
+
+fn waiting(node: &Node) -> Cell {
+    let cell = Cell::new(or_dash(node.waiting));
+    if node.waiting.is_some_and(|waiting| waiting > 0) {
+        cell.paint(Paint::Warn)
+    } else {
+        cell
+    }
+}
+
+/// Used, then cached, then free.
+fn kv_bar(kv: Option<KvUse>, is_ascii: bool) -> String {
+    let Some(kv) = kv else {
+        return "-".to_owned();
+    };
+    let cells = |count: u64| (count as f64 / kv.total.max(1) as f64 * KV_BAR_CELLS as f64).round() as usize;
+    // One block in use is seen.
+    let used = cells(kv.used).max(usize::from(kv.used > 0)).min(KV_BAR_CELLS);
+    let cached = cells(kv.cached).min(KV_BAR_CELLS - used);
+    let glyphs = if is_ascii {
+        ["#", "+", "."]
+    } else {
+        ["█", "▒", "░"]
+    };
+    let counts = [used, cached, KV_BAR_CELLS - used - cached];
+    glyphs
+        .iter()
+        .zip(counts)
+        .map(|(glyph, count)| glyph.repeat(count))
+        .collect()
+}
+
+/// The oldest first: they are the ones that somebody waits for.
+fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> {
+    if state.running.is_empty() {
+        return vec!["no request is running".to_owned()];
+    }
+    let mut oldest: Vec<&Running> = state.running.values().collect();
+    oldest.sort_by(|a, b| b.age_ms(now).total_cmp(&a.age_ms(now)));
+    // The heading, and the line that says how many more.
+    let shown = oldest.len().min(room.saturating_sub(2));
+    let mut table = Table::new(&[
+        ">seq", ">age ms", "state", "lane", "nodes", ">prompt", ">output", ">TTFT ms",
+    ]);
+    for running in &oldest[..shown] {
+        let record = &running.record;
+        table.row(vec![
+            record.seq.to_string().into(),
+            ms(running.age_ms(now)).into(),
+            Cell::new(&record.state),
+            Cell::new(&record.lane),
+            record.nodes().into(),
+            or_dash(record.prompt_tokens).into(),
+            or_dash(record.output_tokens).into(),
+            ms_or_dash(record.ttft_ms).into(),
+        ]);
+    }
+    let mut lines: Vec<String> = table.render(look.terminal).lines().map(str::to_owned).collect();
+    if shown < oldest.len() {
+        lines.push(format!("and {} more", oldest.len() - shown));
+    }
+    lines
+}
+
+/// Cuts to columns; colour codes take none, and a colour that is cut open is closed.
+fn clip(line: &str, width_max: usize) -> String {
+    let mut clipped = String::new();
+    let mut columns = 0;
+    let mut is_escape = false;
+    for c in line.chars() {
+        match (is_escape, c) {
+            (false, '\x1b') => is_escape = true,
+            (true, c) => is_escape = c != 'm',
+            (false, _) if columns == width_max => {
+                if line.contains('\x1b') {
+                    clipped.push_str("\x1b[0m");
+                }
+                return clipped;
+            }
+            (false, _) => columns += 1,
+        }
+        clipped.push(c);
+    }
+    clipped
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

@@ -1,0 +1,96 @@
+//! What `baton top` is fed with: the pages once and after each gap, the stream in between.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::observe::client::AdminClient;
+use crate::observe::cluster::Cluster;
+use crate::observe::feed::{BackOff, Feed, News};
+use crate::observe::records::{RecordsPage, Summary};
+
+/// Full when drawing lags behind; then the server says that we miss events, and the pages are read again.
+const UPDATES_MAX: usize = 1024;
+/// The most that one page has.
+const RECORDS_MAX: usize = 1000;
+/// A reader that is too slow for the stream must not ask for the pages all the time too.
+const PAGES_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub struct Pages {
+    pub cluster: Cluster,
+    pub running: Vec<Summary>,
+    /// The newest first, as far as one page goes.
+    pub ended: Vec<Summary>,
+}
+
+#[derive(Debug)]
+pub enum Update {
+    News(News),
+    Pages(Box<Pages>),
+}
+
+pub async fn read_pages(client: &AdminClient) -> anyhow::Result<Pages> {
+    let records = async |is_running: bool| -> anyhow::Result<Vec<Summary>> {
+        let query = [("running", is_running.to_string()), ("limit", RECORDS_MAX.to_string())];
+        let page: RecordsPage = client.read(&["admin", "requests"], &query).await?;
+        Ok(page.records)
+    };
+    Ok(Pages {
+        cluster: client.read(&["admin", "cluster"], &[]).await?,
+        running: records(true).await?,
+        ended: records(false).await?,
+    })
+}
+
+/// Dropping it ends the reading.
+#[derive(Debug)]
+pub struct Watch {
+    updates: mpsc::Receiver<anyhow::Result<Update>>,
+}
+
+impl Watch {
+    /// # Errors
+    /// Nobody answers, or there are no such pages.
+    pub async fn start(client: &AdminClient, back_off: BackOff) -> anyhow::Result<Self> {
+        // The stream before the pages: nothing that ends between the two is lost.
+        let feed = Feed::connect(client, Vec::new(), back_off).await?;
+        let pages = read_pages(client).await?;
+        let (sender, updates) = mpsc::channel(UPDATES_MAX);
+        tokio::spawn(forward(client.clone(), feed, pages, sender));
+        Ok(Self { updates })
+    }
+
+    /// # Errors
+    /// The stream is gone for good.
+    pub async fn next(&mut self) -> anyhow::Result<Update> {
+        let update = self.updates.recv().await;
+        update.unwrap_or_else(|| Err(anyhow::anyhow!("the reader of the stream stopped")))
+    }
+}
+
+async fn forward(client: AdminClient, mut feed: Feed, pages: Pages, sender: mpsc::Sender<anyhow::Result<Update>>) {
+    if sender.send(Ok(Update::Pages(Box::new(pages)))).await.is_err() {
+        return;
+    }
+    let mut pages_read_at = Instant::now();
+    let mut has_gap = false;
+    loop {
+        let news = feed.next().await;
+        let is_end = news.is_err();
+        has_gap |= matches!(news, Ok(News::Missed(_) | News::Back));
+        if sender.send(news.map(Update::News)).await.is_err() || is_end {
+            return;
+        }
+        // The page of the cluster comes each second, so a gap is closed even when no request ends any more.
+        if has_gap && pages_read_at.elapsed() > PAGES_AGAIN_AFTER {
+            pages_read_at = Instant::now();
+            if let Ok(pages) = read_pages(&client).await {
+                has_gap = false;
+                if sender.send(Ok(Update::Pages(Box::new(pages)))).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
