@@ -70,16 +70,21 @@ pub fn time_of_day(unix_ms: f64) -> String {
     format!("{:02}:{:02}:{:02}.{ms:03}", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// Puts parts after one another, in lines of at most `width_max` columns where the parts allow it.
+/// Puts parts after one another, in lines of at most `width_max` columns where the parts allow it. A separator with a blank
+/// before it begins the next line (` + `), any other ends the line (`, `).
 pub fn wrap(parts: &[String], separator: &str, width_max: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in parts {
         match lines.last_mut() {
-            Some(line) if width(line) + width(separator) + width(part) <= width_max => {
+            Some(line) if width(line) + width(separator) + width(part) < width_max => {
                 line.push_str(separator);
                 line.push_str(part);
             }
-            Some(_) => lines.push(format!("{}{part}", separator.trim_start())),
+            Some(_) if separator.starts_with(' ') => lines.push(format!("{}{part}", separator.trim_start())),
+            Some(line) => {
+                line.push_str(separator.trim_end());
+                lines.push(part.clone());
+            }
             None => lines.push(part.clone()),
         }
     }

@@ -25,7 +25,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
-use crate::up::signals::Signals;
+use crate::up::signals::{Signals, Stop};
 
 #[derive(Clone, Debug, Args)]
 pub struct UrlArgs {
@@ -67,7 +67,11 @@ fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>) -> anyhow:
         let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
         tokio::select! {
             outcome = verb => outcome,
-            stop = signals.next() => Ok(stop.exit()),
+            stop = signals.next() => Ok(match stop {
+                Stop::Interrupt => Exit::Interrupted,
+                // Not 0: a script must not take a `status` that was ended for an answer.
+                Stop::Terminate => Exit::Failure,
+            }),
         }
     });
     // A blocked read of the terminal must not hold up the exit.

@@ -233,7 +233,7 @@ fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
 mod tests {
     use super::*;
     use crate::observe::records;
-    use crate::observe::test_server::{Answer, TestServer};
+    use crate::observe::test_server::{Answer, TestServer, bent};
 
     const PAGE: &str = include_str!("../../testdata/slo.json");
 
@@ -289,5 +289,13 @@ mod tests {
         assert!(over.len() == 1 && over[0].contains("20.0"), "{text}");
         let coloured = stages_table(&page().stages, Terminal::coloured());
         assert!(coloured.contains("\x1b[31mprefill_forward"), "{coloured:?}");
+    }
+
+    #[test]
+    fn bent_pages_do_not_panic() {
+        let pages = bent(PAGE).filter_map(|page| records::parse::<SloPage>(&page).ok());
+        let draw =
+            |page: SloPage| profiles_table(&page, Terminal::plain()) + &stages_table(&page.stages, Terminal::plain());
+        assert!(pages.map(draw).filter(|text| !text.contains('\x1b')).count() > 100);
     }
 }

@@ -158,7 +158,7 @@ fn pairs_table(cluster: &Cluster) -> Table {
 mod tests {
     use super::*;
     use crate::observe::records;
-    use crate::observe::test_server::{Answer, TestServer, nobody};
+    use crate::observe::test_server::{Answer, TestServer, bent, nobody};
 
     const PAGE: &str = include_str!("../../testdata/cluster.json");
 
@@ -224,5 +224,12 @@ mod tests {
         cluster.nodes.clear();
         assert!(todo(&cluster).contains("baton up"));
         assert!(!todo(&Cluster::default()).is_empty());
+    }
+
+    #[test]
+    fn bent_pages_do_not_panic() {
+        let clusters = bent(PAGE).filter_map(|page| records::parse::<Cluster>(&page).ok());
+        let drawn = clusters.map(|cluster| render(&cluster, "http://x", Look::plain(80)));
+        assert!(drawn.filter(|text| !text.contains('\x1b')).count() > 100);
     }
 }

@@ -78,6 +78,26 @@ impl TestServer {
     }
 }
 
+/// Each value of a page in turn becomes what no server should send there; those that are still JSON.
+pub fn bent(page: &str) -> impl Iterator<Item = serde_json::Value> {
+    const ODD: [&str; 8] = [
+        "null",
+        "-1",
+        "1e308",
+        "0.5",
+        "\"\\u001b[2J\"",
+        "[]",
+        "{}",
+        "18446744073709551615",
+    ];
+    page.match_indices(": ").flat_map(move |(at, _)| {
+        let from = at + 2;
+        let end = page[from..].find([',', '}', '\n']).map_or(page.len(), |end| from + end);
+        let bend = move |odd: &str| serde_json::from_str(&format!("{}{odd}{}", &page[..from], &page[end..])).ok();
+        ODD.into_iter().filter_map(bend)
+    })
+}
+
 /// An address where nobody listens.
 pub async fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

@@ -10,7 +10,7 @@ const COLUMNS: [(&str, usize, Side); 10] = [
     ("time (UTC)", 12, Side::Left),
     ("seq", 7, Side::Right),
     ("step", 11, Side::Left),
-    ("outcome", 10, Side::Left),
+    ("outcome", 16, Side::Left),
     ("lane", 11, Side::Left),
     ("nodes", 20, Side::Left),
     ("tokens", 11, Side::Right),

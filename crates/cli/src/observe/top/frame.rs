@@ -194,9 +194,7 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
     oldest.sort_by(|a, b| b.age_ms(now).total_cmp(&a.age_ms(now)));
     // The heading, and the line that says how many more.
     let shown = oldest.len().min(room.saturating_sub(2));
-    let mut table = Table::new(&[
-        ">seq", ">age ms", "state", "lane", "nodes", ">prompt", ">output", ">TTFT ms",
-    ]);
+    let mut table = Table::new(&[">seq", ">age ms", "state", "lane", "nodes", ">prompt", ">TTFT ms"]);
     for running in &oldest[..shown] {
         let record = &running.record;
         table.row(vec![
@@ -206,7 +204,6 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
             Cell::new(&record.lane),
             record.nodes().into(),
             or_dash(record.prompt_tokens).into(),
-            or_dash(record.output_tokens).into(),
             ms_or_dash(record.ttft_ms).into(),
         ]);
     }

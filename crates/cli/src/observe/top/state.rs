@@ -80,7 +80,7 @@ impl State {
 
     fn start_over(&mut self, pages: Pages, now: Instant) {
         self.cluster = Some(pages.cluster);
-        self.ended.clear();
+        self.missed = 0;
         let unix_ms = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64() * 1e3;
         // When it ended is not in the record; clocks of two machines may differ, so the future counts as now.
         let mut ended: Vec<(Instant, Summary)> = pages

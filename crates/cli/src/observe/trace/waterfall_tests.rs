@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::observe::records;
+use crate::observe::test_server::bent;
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../../testdata/waterfall.json");
@@ -135,31 +136,12 @@ fn bent_pages_do_not_panic() {
     for cut in (0..bytes.len()).step_by(37) {
         assert!(serde_json::from_slice::<Value>(&bytes[..cut]).is_err());
     }
-    let replacements: [&[u8]; 7] = [
-        b"null",
-        b"-1",
-        b"1e308",
-        b"\"\\u001b[2J\"",
-        b"[]",
-        b"{}",
-        b"18446744073709551615",
-    ];
+    let bent_pages = bent(PAGE).filter_map(|page| records::parse::<Waterfall>(&page).ok());
     let mut drawn = 0;
-    // Each value of the page in turn becomes each of these.
-    for (at, _) in PAGE.match_indices(": ") {
-        let from = at + 2;
-        let end = PAGE[from..].find([',', '}', '\n']).map_or(PAGE.len(), |end| from + end);
-        for replacement in replacements {
-            let bent = [&bytes[..from], replacement, &bytes[end..]].concat();
-            let Ok(page) = serde_json::from_slice::<Value>(&bent) else {
-                continue;
-            };
-            if let Ok(fall) = records::parse::<Waterfall>(&page) {
-                let text = render(&fall, SPANS_MAX, Look::plain(80));
-                assert!(!text.contains('\x1b'));
-                drawn += 1;
-            }
-        }
+    for fall in bent_pages {
+        let text = render(&fall, SPANS_MAX, Look::plain(80));
+        assert!(!text.contains('\x1b'));
+        drawn += 1;
     }
     assert!(drawn > 300, "only {drawn} bent pages were still pages");
 }

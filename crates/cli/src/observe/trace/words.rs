@@ -23,8 +23,10 @@ pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
         request.seq,
         clean(trace_id)
     )];
-    lines.push(clean(&format!("  {}", what(request))));
-    lines.push(clean(&format!("  {}", place(request))));
+    for (parts, separator) in [(what(request), ", "), (place(request), "; ")] {
+        let wrapped = wrap(&parts, separator, look.width.saturating_sub(2));
+        lines.extend(wrapped.iter().map(|line| clean(&format!("  {line}"))));
+    }
     let outcome = match (&request.outcome, request.status) {
         (Some(outcome), Some(status)) => format!("{outcome} ({status})"),
         (Some(outcome), None) => outcome.clone(),
@@ -54,7 +56,7 @@ pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
     lines
 }
 
-fn what(request: &Summary) -> String {
+fn what(request: &Summary) -> Vec<String> {
     let mut parts = vec![format!("model {}", request.model)];
     parts.extend((!request.lane.is_empty()).then(|| format!("lane {}", request.lane)));
     parts.extend((!request.endpoint.is_empty()).then(|| request.endpoint.clone()));
@@ -70,10 +72,10 @@ fn what(request: &Summary) -> String {
     let cached = request.cached_tokens.filter(|cached| *cached > 0);
     let cached = cached.map_or_else(String::new, |cached| format!(" ({cached} cached)"));
     parts.push(format!("{prompt} prompt tokens{cached}, {output} output tokens"));
-    parts.join(", ")
+    parts
 }
 
-fn place(request: &Summary) -> String {
+fn place(request: &Summary) -> Vec<String> {
     let mut parts = vec![format!("nodes {}", request.nodes())];
     if let Some(reason) = &request.local_prefill {
         parts.push(format!("prefilled on the decode node: {reason}"));
@@ -93,7 +95,7 @@ fn place(request: &Summary) -> String {
     parts.extend(more_than_one.map(|attempts| format!("{attempts} attempts")));
     let preemptions = request.preemptions.filter(|count| *count > 0);
     parts.extend(preemptions.map(|count| format!("preempted {count} times")));
-    parts.join("; ")
+    parts
 }
 
 /// `parse 0.2 + tokenize 1.6 + ... = TTFT 281.0 ms, unattributed 0.1`.
