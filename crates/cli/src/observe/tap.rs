@@ -18,8 +18,8 @@ const EXAMPLES: &str = "\
 Examples:
   baton tap                                         each request as it ends; Ctrl-C stops
   baton tap --breached --node decode-1              those that broke their SLO and ran on decode-1
-  baton tap --all --lane interactive                also when they are received and at their first token
-  baton tap -o json | jq .slow_because              one JSON object a line, for scripts
+  baton tap --all --lane interactive                also when received and at the first token
+  baton tap -o json | jq .slow_because              one JSON object a line
   baton tap --slower-than-ms 2000 --count 5         the next five slow ones, then exit";
 
 #[derive(Debug, Args)]

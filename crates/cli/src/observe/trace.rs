@@ -21,7 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   baton trace last                                  the newest request that has ended
   baton trace 7c0e1f9a-...                          by x-request-id, response id, trace id or seq
-  baton trace --slowest 10                          the ten slowest that are kept, each with its cause
+  baton trace --slowest 10                          the ten slowest, each with its cause
   baton trace last -o otlp > trace.json             for any tool that reads OTLP JSON";
 
 #[derive(Debug, Args)]
