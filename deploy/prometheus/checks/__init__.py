@@ -1,0 +1,1 @@
+"""What deploy/prometheus/check does."""
