@@ -16,7 +16,7 @@ export function ms(value) {
   if (!isNumber(value)) return NONE;
   const size = Math.abs(value);
   if (size < 1000) return `${number(value)} ms`;
-  if (size < 60_000) return `${(value / 1000).toFixed(2)} s`;
+  if (size < 60_000) return `${value % 1000 === 0 ? value / 1000 : (value / 1000).toFixed(2)} s`;
   return `${Math.trunc(value / 60_000)} min ${Math.round((size % 60_000) / 1000)} s`;
 }
 
@@ -46,8 +46,18 @@ export const count = (value, one, many = `${one}s`) => `${number(value)} ${value
 export const percent = (share, digits = 1) => (isNumber(share) ? `${(share * 100).toFixed(digits)} %` : NONE);
 export const text = (value) => (value === null || value === undefined || value === "" ? NONE : String(value));
 
-/** `±`-less sign for clock offsets: -0.02 ms, +0.02 ms. */
-export const signedMs = (value) => (isNumber(value) ? `${value >= 0 ? "+" : "−"}${ms(Math.abs(value))}` : NONE);
+/** A column of durations under a heading that says ms: the same digits for whole numbers as for others. */
+export function inMs(value) {
+  if (!isNumber(value)) return NONE;
+  const size = Math.abs(value);
+  return size >= 100 ? number(Math.round(value)) : value.toFixed(size >= 10 ? 1 : 2);
+}
+
+/** A clock against the coordinator's: "+0.02 ± 0.05 ms". */
+export function clockWords(clock) {
+  if (!clock || !isNumber(clock.offset_ms)) return NONE;
+  return `${clock.offset_ms < 0 ? "−" : "+"}${inMs(Math.abs(clock.offset_ms))} ± ${inMs(clock.error_ms)} ms`;
+}
 
 export function clock(unixMs, withMillis = true) {
   if (!isNumber(unixMs)) return NONE;

@@ -5,7 +5,7 @@ const BACK_OFF_MS = [500, 1000, 2000, 4000, 8000, 15_000];
 /** `cluster` comes every second: silence this long means a dead connection that nobody closed. */
 const SILENCE_MS_MAX = 6000;
 
-/** Events: `request`, `cluster` (detail is the page), `reload` (after a gap; detail has words), `state`. */
+/** Events: `request`, `cluster` (detail is the page), `open` (the first time), `reload` (after a gap; detail has words), `state`. */
 export class Live extends EventTarget {
   constructor() {
     super();
@@ -13,7 +13,7 @@ export class Live extends EventTarget {
     this.lastDataAt = null;
     this.retryAt = null;
     this.failures = 0;
-    this.wasLive = false;
+    this.wasOpen = false;
   }
 
   start() {
@@ -35,7 +35,15 @@ export class Live extends EventTarget {
     heard("request", (data) => this.take("request", data));
     heard("cluster", (data) => this.take("cluster", data));
     heard("lagged", (data) => this.lagged(data));
+    source.onopen = () => this.source === source && this.opened();
     source.onerror = () => this.source === source && this.failed();
+  }
+
+  /** From here on nothing is missed: what is read now and what comes next fit together without a hole. */
+  opened() {
+    if (this.wasOpen) this.tell("reload", "The connection came back; the list was read again.");
+    else this.tell("open");
+    this.wasOpen = true;
   }
 
   take(name, data) {
@@ -47,12 +55,7 @@ export class Live extends EventTarget {
     }
     this.lastDataAt = Date.now();
     this.failures = 0;
-    if (this.status !== "live") {
-      const isAgain = this.wasLive;
-      this.set("live");
-      this.wasLive = true;
-      if (isAgain) this.tell("reload", "The connection came back; the list was read again.");
-    }
+    if (this.status !== "live") this.set("live");
     this.tell(name, detail);
   }
 

@@ -81,4 +81,3 @@ byId("skip").addEventListener("click", (event) => {
 startConnection(live, byId("live"), byId("banner"));
 startRouter(follow);
 live.start();
-app.requests.load();

@@ -53,6 +53,8 @@ export class RequestStore extends EventTarget {
     this.problem = null;
     this.notice = null;
     live.addEventListener("request", ({ detail }) => this.upsert([detail]));
+    live.addEventListener("open", () => this.load());
+    live.addEventListener("state", ({ detail }) => detail === "away" && this.problem === null && !this.hasLoaded && this.load());
     live.addEventListener("reload", ({ detail }) => {
       this.notice = detail;
       this.load();

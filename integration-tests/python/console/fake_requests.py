@@ -25,19 +25,22 @@ def make(seq, received_unix_ms, **fixed):
     """One ended request; `fixed` overrides what was drawn before anything is derived from it."""
     draw = random.Random(seq * 7919 + 13)
     lane = "batch" if draw.random() < 0.2 else "interactive"
-    prompt = int(draw.lognormvariate(5.6, 0.8)) + 8
+    prompt = int(draw.lognormvariate(5.0, 0.55)) + 8
     output = int(draw.lognormvariate(4.0, 0.7)) + 2
     cached = (prompt // 3 // 16) * 16 if draw.random() < 0.25 else 0
     queue = draw.choice([0.1, 0.1, 0.2, 0.4, draw.expovariate(1 / 30)])
     plan = {"lane": lane, "prompt_tokens": prompt, "output_tokens": output, "cached_tokens": cached, "queue": queue}
     plan |= {"step": draw.gauss(5.8, 0.4), "stalls": [], "outcome": "ok", "attempts": 1, "failed_legs": [], "id": None}
     plan |= {"prefill_node": draw.choice(PREFILL_NODES), "decode_node": draw.choice(DECODE_NODES), "early": 0.0, "error": None}
-    if draw.random() < 0.04:
+    if draw.random() < 0.012:
         gap = draw.uniform(40, 900)
         plan["stalls"] = [(draw.randrange(2, output + 2), gap, draw.choice(["prefill_chunk", "step_time", "transfer_tail", "preemption", "egress_back_pressure"]))]
-    if draw.random() < 0.02:
+    if draw.random() < 0.008:
         plan["outcome"] = draw.choice(["cancelled", "queue_full", "kv_transfer_failed", "timeout"])
     plan |= fixed
+    # The one pair of the mock's cluster that cannot be used.
+    if (plan["prefill_node"], plan["decode_node"]) == ("prefill-1", "decode-1"):
+        plan["decode_node"] = "decode-0"
     return derive(seq, received_unix_ms, plan, draw)
 
 

@@ -50,7 +50,7 @@ def legs(made, record, stages, root, at):
         made.add("decode.open", "coordinator", at - 58, at - 2, root, kind="client", error=f"{cause}: the connection to {node} was lost", attributes={"baton.node": node, "baton.attempt": 0})
     opened = at + stages["reserve", "ttft"]
     call = made.add("decode.open", "coordinator", at, opened, root, kind="client", attributes={"baton.node": decode_node})
-    made.add("decode.open", decode_node, at + 0.08, opened - 0.1, call, kind="server", attributes={"baton.blocks": tokens // 16 + 1})
+    made.add("decode.open", decode_node, at + (opened - at) * 0.3, at + (opened - at) * 0.7, call, kind="server", attributes={"baton.blocks": tokens // 16 + 1})
     accepted = opened + stages["dispatch", "ttft"]
     sampled = accepted + stages["prefill_queue", "ttft"] + stages["prefill_forward", "ttft"]
     call = made.add("prefill", "coordinator", opened, sampled + 3.4, root, kind="client", attributes={"baton.node": prefill_node})

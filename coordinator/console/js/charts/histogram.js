@@ -6,7 +6,7 @@ import { quantile, shareWithin } from "../prometheus.js";
 import { linear, tickLabel, ticks } from "./scale.js";
 
 const HEIGHT = 210;
-const PAD = { left: 46, right: 14, top: 44, bottom: 34 };
+const PAD = { left: 46, right: 26, top: 44, bottom: 34 };
 /** Fewer samples than this say little about a 99th percentile. */
 export const SAMPLES_ENOUGH = 100;
 
@@ -48,7 +48,7 @@ function bars(histogram, { first, last }, box, limits) {
   }
   const lines = ticks(0, highest, 4).filter(Number.isInteger).map((n) => [s("line", { x1: box.left, x2: box.right, y1: y(n), y2: y(n) }), s("text", { x: box.left - 6, y: y(n) + 4, "text-anchor": "end" }, number(n))]);
   const room = (box.right - box.left) / (last - first + 1);
-  const every = Math.ceil(34 / room);
+  const every = Math.ceil(42 / room);
   const labels = [];
   for (let at = first; at <= last; at += 1) {
     if ((at - first) % every === 0) labels.push(s("text", { x: x(at + 1), y: box.bottom + 15, "text-anchor": "middle" }, edgeLabel(histogram.edges[at])));

@@ -6,7 +6,7 @@ export function ticks(from, to, wanted = 6) {
   if (!(span > 0)) return [from];
   const rough = span / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
   const values = [];
   for (let value = Math.ceil(from / step - 1e-9) * step; value <= to + step * 1e-9; value += step) {
     values.push(Math.abs(value) < step * 1e-9 ? 0 : Number(value.toPrecision(12)));

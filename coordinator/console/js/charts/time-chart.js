@@ -1,10 +1,13 @@
 // Values over the last minutes: stacked areas or one line, with a pointer that reads off single samples.
 
 import { replace, s } from "../dom.js";
-import { clock, seconds } from "../format.js";
+import { clock } from "../format.js";
 import { linear, ticks } from "./scale.js";
 
-const PAD = { left: 54, right: 10, top: 8, bottom: 20 };
+const PAD = { left: 70, right: 10, top: 8, bottom: 20 };
+/** Between time labels, by how much time is shown. */
+const STEPS_S = [10, 30, 60, 180, 300];
+
 /** Samples come every second: a longer silence is drawn as a gap, not as a straight line. */
 const GAP_MS = 3500;
 
@@ -27,10 +30,12 @@ function frameOf(svg, { height, to, spanMs, highest }) {
 }
 
 function axes({ box, x, y }, { to, spanMs, highest, label, yTicks }) {
-  const minutes = ticks(0, spanMs / 1000, 4);
+  const step = STEPS_S.find((one) => spanMs / 1000 / one <= 6) ?? STEPS_S.at(-1);
+  const times = Array.from({ length: Math.floor(spanMs / 1000 / step) + 1 }, (_, n) => n * step);
+  const name = (ago) => (ago === 0 ? "now" : ago % 60 === 0 ? `−${ago / 60} min` : `−${ago} s`);
   return s("g", { class: "axis", "aria-hidden": "true" },
     (yTicks ?? ticks(0, highest || 1, 3)).map((value) => [s("line", { x1: box.left, x2: box.right, y1: y(value), y2: y(value) }), s("text", { x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value))]),
-    minutes.map((ago) => s("text", { x: x(to - ago * 1000), y: box.bottom + 15, "text-anchor": ago === 0 ? "end" : "middle" }, ago === 0 ? "now" : `−${seconds(ago)}`)));
+    times.map((ago) => s("text", { x: x(to - ago * 1000), y: box.bottom + 15, "text-anchor": ago === 0 ? "end" : "middle" }, name(ago))));
 }
 
 /** `points`: [{at, values}], bottom first; `series`: [{className}]. */

@@ -1,7 +1,7 @@
 // One line of the waterfall: name and process at the left, the bar with its events at the right.
 
 import { s } from "../dom.js";
-import { ms, signedMs } from "../format.js";
+import { clockWords, ms } from "../format.js";
 
 export const LINE_PX = 24;
 const BAR_PX = 13;
@@ -16,7 +16,7 @@ const clipped = (text, pixels) => {
 };
 
 function processRow({ process }, y, frame) {
-  const clock = process.clock ? ` · clock ${signedMs(process.clock.offset_ms)} ± ${ms(process.clock.error_ms)}` : "";
+  const clock = process.clock ? ` · clock ${clockWords(process.clock)}` : "";
   return s("g", { class: `process-row role-${process.role}`, role: "presentation" },
     s("rect", { x: 0, y, width: frame.width, height: LINE_PX }),
     s("text", { x: 8, y: y + 16 }, `${process.name}  (${process.service ?? process.role})${clock}`));
@@ -41,6 +41,14 @@ function whisker(span, y, { x, model }) {
     s("title", null, `clock of ${span.process}: ± ${ms(error)}`));
 }
 
+/** The part of the bar that cannot be where it is: it lies before what the span follows. */
+function early(span, y, { x }) {
+  const worst = Math.max(0, ...span.warnings.filter((warning) => warning.isBeyond).map((warning) => warning.early_ms));
+  if (worst === 0) return null;
+  return s("rect", { class: "early", x: x(span.start), y: y + (LINE_PX - BAR_PX) / 2, width: Math.max(BAR_PX_MIN, x(span.start + worst) - x(span.start)), height: BAR_PX },
+    s("title", null, `begins ${ms(worst)} too early`));
+}
+
 function duration(span, y, frame, barEnd) {
   const text = `${ms(span.end - span.start)}${span.isOpen ? " so far" : ""}`;
   const start = frame.x(span.start);
@@ -63,7 +71,7 @@ function bar(span, y, frame) {
   return [
     s("g", { "clip-path": "url(#plot)" },
       s("rect", { class: classes, x: start, y: y + (LINE_PX - BAR_PX) / 2, width: shown, height: BAR_PX, rx: 2 }),
-      span.events.map((event) => tick(event, y, frame)), whisker(span, y, frame)),
+      early(span, y, frame), span.events.map((event) => tick(event, y, frame)), whisker(span, y, frame)),
     duration(span, y, frame, start + shown),
   ];
 }

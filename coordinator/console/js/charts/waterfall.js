@@ -94,7 +94,7 @@ export class Waterfall {
   }
 
   get nameWidth() {
-    return Math.min(330, Math.max(200, this.width * 0.26));
+    return Math.min(330, Math.max(236, this.width * 0.26));
   }
 
   draw() {

@@ -2,7 +2,7 @@
 
 import { pairKey } from "../cluster-store.js";
 import { chartButtons } from "../copy.js";
-import { h, replace, s, setText } from "../dom.js";
+import { h, replace, s } from "../dom.js";
 import { bytes, clock, count, number, rate, seconds, text } from "../format.js";
 import { link } from "../router.js";
 import { drawEdges } from "./map-edges.js";
@@ -78,7 +78,10 @@ class ClusterView {
     const nodes = this.app.cluster.nodesOf(role);
     element.hidden = nodes.length === 0 && role === "co-located";
     const ready = nodes.filter((node) => node.state === "ready").length;
-    setText(says, nodes.length === 0 ? "none has joined" : `${ready} of ${nodes.length} ready · ${number(nodes.reduce((n, node) => n + node.running, 0))} running · ${number(nodes.reduce((n, node) => n + node.waiting, 0))} waiting`);
+    const all = (key) => number(nodes.reduce((n, node) => n + node[key], 0));
+    const words = nodes.length === 0 ? ["none has joined"] : [`${ready} of ${nodes.length} ready`, `${all("running")} running`, `${all("waiting")} waiting`];
+    if (says.dataset.words !== words.join()) replace(says, words.map((word) => h("span", null, word)));
+    says.dataset.words = words.join();
     element.classList.toggle("is-dense", nodes.length > 6);
     nodes.forEach((node, at) => {
       const card = this.cards.get(node.name) ?? new NodeCard();
@@ -94,11 +97,11 @@ class ClusterView {
     const origin = this.map.getBoundingClientRect();
     this.svg.setAttribute("width", origin.width);
     this.svg.setAttribute("height", origin.height);
-    const place = (name, side) => {
+    const place = (name, side, share) => {
       const element = name === "coordinator" ? this.coordinator : this.cards.get(name)?.element;
       if (!element?.isConnected) return null;
       const box = element.getBoundingClientRect();
-      return { x: box.left + box.width / 2 - origin.left, y: (side === "top" ? box.top : box.bottom) - origin.top };
+      return { x: box.left + box.width * share - origin.left, y: (side === "top" ? box.top : box.bottom) - origin.top };
     };
     drawEdges(this.svg, { page, place, rateOf: (pair) => this.app.cluster.rateOf(pair) });
     this.light(this.lit);

@@ -19,14 +19,14 @@ function chart(title, role, promql, data) {
   const readout = h("p", { class: "readout", "aria-hidden": "true" });
   const element = h("figure", { class: "panel chart", data },
     h("div", { class: "panel-head" }, h("h2", null, title, role ? h("span", { class: `role-chip role-${role}` }, role) : null), h("span", { class: "panel-tools" }, chartButtons(promql, "baton top"))),
-    figures, h("div", { class: "chart-plot" }, svg), readout);
+    figures, h("div", { class: "chart-plot time-plot" }, svg, readout));
   return { svg, figures, readout, element };
 }
 
-/** Round byte values for an axis: powers of two, not of ten. */
+/** Round byte values for an axis, powers of two, not of ten; the last one is above everything. */
 function byteTicks(highest) {
   const step = 2 ** Math.ceil(Math.log2(Math.max(highest, 1) / 3));
-  return [0, 1, 2, 3].map((n) => n * step).filter((value) => value <= highest * 1.01);
+  return Array.from({ length: Math.ceil(highest / step) + 1 }, (_, n) => n * step);
 }
 
 class KvView {
@@ -66,10 +66,12 @@ class KvView {
       setText(this.says, "Waiting for the first page of the cluster.");
       return;
     }
-    const spanMs = Number(this.span.value) * 60_000;
-    const shown = samples.filter((sample) => sample.at >= at - spanMs);
+    const wantedMs = Number(this.span.value) * 60_000;
     const covered = (at - samples[0].at) / 1000;
-    setText(this.says, `${count(shown.length, "sample")}, one a second${covered * 1000 < spanMs ? `; this page has watched for ${seconds(covered)}` : ""}`);
+    // Whole minutes, no more than were watched: an axis of mostly nothing shows nothing.
+    const spanMs = Math.min(wantedMs, Math.max(1, Math.ceil(covered / 60)) * 60_000);
+    const shown = samples.filter((sample) => sample.at >= at - spanMs);
+    setText(this.says, `${count(shown.length, "sample")}, one a second${covered * 1000 < wantedMs ? `; this page has watched for ${seconds(covered)}` : ""}`);
     this.keep(this.nodes, page.nodes.map((node) => node.name), this.nodeGrid, (name) => {
       const { role } = page.nodes.find((node) => node.name === name);
       return chart(name, role, `sum by (state) (baton_kv_blocks{node=${JSON.stringify(name)}})`, { node: name });
@@ -98,7 +100,7 @@ class KvView {
       BLOCK_STATES.map((state) => h("span", { class: "block-count" }, h("i", { class: classOf(state) }), `${words(state)} ${number(blocks[state] ?? 0)}`)), h("span", { class: "muted" }, `n = ${count(total, "block")} of ${count(node.block_tokens, "token")}`));
     const points = samples.filter((sample) => sample.nodes[node.name]).map((sample) => ({ at: sample.at, values: DRAWN.map((state) => sample.nodes[node.name][state] ?? 0) }));
     svg.setAttribute("aria-label", `KV blocks of ${node.name}: ${BLOCK_STATES.map((state) => `${words(state)} ${number(blocks[state] ?? 0)}`).join(", ")}`);
-    drawStack(svg, points, DRAWN.map((state) => ({ className: classOf(state) })), { height: HEIGHT, to, spanMs, highest: total, label: number, readout,
+    drawStack(svg, points, DRAWN.map((state) => ({ className: classOf(state) })), { height: HEIGHT, to, spanMs, highest: total, yTicks: [0, Math.round(total / 2), total], label: number, readout,
       read: (point) => DRAWN.map((state, at) => `${words(state)} ${number(point.values[at])}`).join(" · ") });
   }
 
@@ -110,6 +112,7 @@ class KvView {
     const all = new Map(page.pairs.map((pair) => [pairKey(pair), pointsOf(pairKey(pair))]));
     // One scale for all pairs: they are there to be compared.
     const highest = Math.max(1024, ...[...all.values()].flat().map((point) => point.value));
+    const yTicks = byteTicks(highest);
     for (const pair of page.pairs) {
       const points = all.get(pairKey(pair));
       const { svg, figures, readout } = this.pairs.get(pairKey(pair));
@@ -117,7 +120,7 @@ class KvView {
       replace(figures, h("span", null, h("b", null, rate(this.app.cluster.rateOf(pair))), " over the last 5 s"), h("span", null, `highest second ${rate(peak)}`), h("span", null, `${bytes(pair.kv_bytes_total)} in ${count(pair.handoffs_total, "handoff")}`),
         pair.is_usable ? null : h("span", { class: "is-failed" }, `✕ not usable: ${pair.unusable_reason ?? "no reason given"}`));
       svg.setAttribute("aria-label", `KV bytes a second, ${pairKey(pair)}: now ${rate(this.app.cluster.rateOf(pair))}, highest ${rate(peak)}`);
-      drawLine(svg, points, { height: HEIGHT, to, spanMs, highest, yTicks: byteTicks(highest), label: rate, readout, read: (point) => rate(point.value) });
+      drawLine(svg, points, { height: HEIGHT, to, spanMs, highest: yTicks.at(-1), yTicks, label: rate, readout, read: (point) => rate(point.value) });
     }
   }
 

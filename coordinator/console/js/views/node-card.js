@@ -2,7 +2,7 @@
 
 import { BLOCK_STATES } from "../cluster-store.js";
 import { h, replace, setText } from "../dom.js";
-import { count, ms, NONE, number, percent, signedMs, text, words } from "../format.js";
+import { clockWords, count, ms, NONE, number, percent, text, words } from "../format.js";
 import { link } from "../router.js";
 
 const STATE_GLYPHS = { ready: "●", joining: "◌", draining: "◑", suspected: "?", lost: "✕" };
@@ -59,7 +59,7 @@ export class NodeCard {
     setText(permits, `${number(node.permits_available)} ${node.role === "prefill" ? "tokens" : "blocks"}`);
     setText(lease, ms(node.lease_left_ms));
     lease.className = node.lease_left_ms < LEASE_SHORT_MS ? "is-short" : "";
-    setText(clock, node.clock ? `${signedMs(node.clock.offset_ms)} ± ${ms(node.clock.error_ms)}` : NONE);
+    setText(clock, clockWords(node.clock));
     setText(build, `${text(node.version)} · ${text(node.engine)}`);
     address.title = `epoch ${text(node.epoch)}; transports ${(node.transports ?? []).join(", ") || "none"}`;
     setText(address, text(node.address));

@@ -1,6 +1,6 @@
 // The columns of the request table: what each shows, how it is sorted, when it leaves on narrow pages.
 
-import { clock, dateAndTime, NONE, number, text } from "../format.js";
+import { clock, dateAndTime, inMs, NONE, number, text } from "../format.js";
 import { idOf, outcomeOf } from "../outcome.js";
 import { link } from "../router.js";
 
@@ -10,7 +10,7 @@ const time = (key, title, label, className = "") => ({
   label: `${label}, in milliseconds`,
   sort: key,
   className: `number ${className}`,
-  fill: (r) => ({ text: number(r[key]), className: r.outcome === null ? "so-far" : "" }),
+  fill: (r) => ({ text: inMs(r[key]), className: r.outcome === null ? "so-far" : "" }),
 });
 
 const amount = (key, title, label, className = "") => ({
@@ -50,11 +50,11 @@ export const COLUMNS = [
   time("queue_ms", "Queue ms", "time in the queue", "wide"),
   time("ttft_ms", "TTFT ms", "time to first token"),
   time("tpot_ms", "TPOT ms", "time per output token", "wide"),
-  time("itl_max_ms", "ITL max", "longest gap between two tokens", "medium"),
+  time("itl_max_ms", "ITL max ms", "longest gap between two tokens", "medium"),
   time("e2e_ms", "E2E ms", "end to end"),
   { key: "stall_count", title: "Stalls", label: "stalls", sort: "stall_count", className: "number",
-    fill: (r) => ({ text: r.stall_count > 0 ? `⏸ ${number(r.stall_count)}` : "0", className: r.stall_count > 0 ? "is-stalled" : "muted" }) },
+    fill: (r) => ({ text: r.stall_count > 0 ? `▼ ${number(r.stall_count)}` : "0", className: r.stall_count > 0 ? "is-stalled" : "muted" }) },
   { key: "breached", title: "SLO", label: "service level limits", sort: "breached", className: "", fill: breaches },
-  { key: "slow_because", title: "Where the time went", label: "where the time went", className: "wide why",
+  { key: "slow_because", title: "Where the time went", label: "where the time went", className: "why",
     fill: (r) => ({ text: r.error ?? r.slow_because ?? "", title: r.error ?? r.slow_because ?? "" }) },
 ];

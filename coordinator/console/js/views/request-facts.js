@@ -1,10 +1,10 @@
 // The parts of a request's page that are words and figures: headline, facts, stalls, failed legs, clocks.
 
 import { h, table } from "../dom.js";
-import { bytes, count, dateAndTime, ms, NONE, number, percent, signedMs, text, words } from "../format.js";
+import { bytes, clockWords, count, dateAndTime, ms, NONE, number, percent, text, words } from "../format.js";
 import { outcomeOf } from "../outcome.js";
 
-const fact = (name, content, note) => h("div", { class: "fact" }, h("dt", null, name), h("dd", null, content, note ? h("small", null, ` ${note}`) : null));
+const fact = (name, content, note) => h("div", { class: "fact" }, h("dt", null, name), h("dd", null, content, h("small", null, note ?? "")));
 
 export function headline(r) {
   const { glyph, word, className } = outcomeOf(r);
@@ -26,7 +26,7 @@ export function facts(r) {
     fact("Prompt", count(r.prompt_tokens, "token"), cachedShare ? `${cachedShare} cached` : null), fact("Output", count(r.output_tokens, "token")),
     fact("Prefill on", r.prefill_node ?? (r.local_prefill ? "decode node" : NONE), r.local_prefill ? `local: ${words(r.local_prefill)}` : null), fact("Decode on", text(r.decode_node)),
     fact("KV moved", r.kv_bytes > 0 ? bytes(r.kv_bytes) : NONE, r.transport ?? null), fact("KV transfer", ms(r.kv_transfer_ms)),
-    fact("Attempts", number(r.attempts), r.preemptions > 0 ? count(r.preemptions, "preemption") : null));
+    fact("Attempts", number(r.attempts)), fact("Preemptions", number(r.preemptions)));
 }
 
 export function identity(r) {
@@ -68,11 +68,11 @@ export function restPart(r) {
 }
 
 export function clocksPart(model, page) {
-  const rows = model.processes.map((one) => [one.name, one.clock ? signedMs(one.clock.offset_ms) : one.role === "coordinator" ? "reference" : NONE, one.clock ? `± ${ms(one.clock.error_ms)}` : NONE]);
+  const rows = model.processes.map((one) => [one.name, one.clock ? clockWords(one.clock) : one.role === "coordinator" ? "the reference" : NONE]);
   const early = model.spans.filter((span) => span.warnings.some((warning) => warning.isBeyond));
   const notAsked = page.not_asked ?? [];
   return [
-    table("Clocks", [{ title: "process" }, { title: "offset", className: "number" }, { title: "error", className: "number" }], rows),
+    table("Clocks", [{ title: "process" }, { title: "offset ± error", className: "number" }], rows),
     early.length > 0
       ? h("p", { class: "warning" }, `⚠ ${count(early.length, "span begins", "spans begin")} earlier than the clocks' errors allow: ${early.map((span) => span.name).join(", ")}.`)
       : h("p", { class: "muted" }, "No span begins before its parent by more than the clocks' errors."),

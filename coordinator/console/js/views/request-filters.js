@@ -29,7 +29,10 @@ export class FilterBar {
 
   typed(onChange) {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => onChange("slower_than_ms", this.slower.value), TYPING_MS);
+    this.typing = setTimeout(() => {
+      this.typing = undefined;
+      onChange("slower_than_ms", this.slower.value);
+    }, TYPING_MS);
   }
 
   /** The choices are what the records and the cluster have. */
@@ -57,7 +60,8 @@ export class FilterBar {
   show(query) {
     for (const one of this.selects) this.choose(one, query.get(one.name) ?? "");
     for (const one of this.switches) one.button.setAttribute("aria-pressed", query.get(one.name) === one.on);
-    if (document.activeElement !== this.slower) this.slower.value = query.get("slower_than_ms") ?? "";
+    // What is being typed is not yet in the address.
+    if (this.typing === undefined && document.activeElement !== this.slower) this.slower.value = query.get("slower_than_ms") ?? "";
     this.clear.disabled = [...query.keys()].every((name) => name === "sort");
   }
 }

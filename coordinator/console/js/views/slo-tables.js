@@ -15,7 +15,7 @@ function breachWords(breaches) {
 function budget(left, isJudged) {
   if (!isJudged || !Number.isFinite(left)) return NONE;
   const share = Math.min(1, Math.max(0, left));
-  return h("span", { class: `budget ${left <= 0 ? "is-spent" : ""}` }, h("span", { class: "budget-bar", "aria-hidden": "true" }, h("i", { css: { width: `${share * 100}%` } })), left <= 0 ? `! spent (${percent(left, 0)})` : percent(left, 0));
+  return h("span", { class: `budget ${left <= 0 ? "is-spent" : ""}` }, h("span", { class: "budget-bar", "aria-hidden": "true" }, h("i", { css: { width: `${share * 100}%` } })), left <= 0 ? `! spent ${number(1 - left)} times` : percent(left, 0));
 }
 
 function burn(rate) {

@@ -1,7 +1,7 @@
 // Everything known about one span, beside the waterfall.
 
 import { h, replace, table } from "../dom.js";
-import { ms, signedMs, text } from "../format.js";
+import { clockWords, ms, text } from "../format.js";
 
 const value = (any) => (any !== null && typeof any === "object" ? JSON.stringify(any) : text(any));
 
@@ -41,7 +41,7 @@ export function showSpan(panel, span, model) {
       ["from – to", `${ms(span.start)} – ${span.isOpen ? "not ended" : ms(span.end)}`],
       ["takes", `${ms(span.end - span.start)}${span.isOpen ? " so far" : ""}`],
       ["service, kind", `${text(span.service)}, ${text(span.kind)}`],
-      clock ? ["clock", `${signedMs(clock.offset_ms)} ± ${ms(clock.error_ms)}`] : null,
+      clock ? ["clock", clockWords(clock)] : null,
       ["span id", h("code", null, text(span.span_id))],
     ].filter(Boolean)),
     h("h3", null, "Attributes"),
