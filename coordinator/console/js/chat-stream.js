@@ -18,7 +18,11 @@ async function* eventsOf(body) {
       const parts = rest.split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+        const data = part
+          .split("\n")
+          .filter((line) => line.startsWith("data:"))
+          .map((line) => line.slice(5).trimStart())
+          .join("\n");
         if (data) yield data;
       }
     }
@@ -30,7 +34,12 @@ async function* eventsOf(body) {
 
 async function open(request, signal) {
   try {
-    return await fetch(PATH, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(request), signal });
+    return await fetch(PATH, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(request),
+      signal,
+    });
   } catch (problem) {
     if (signal.aborted) throw problem;
     throw new ApiFailure("The coordinator could not be reached. Nothing was sent.");
@@ -42,7 +51,13 @@ async function open(request, signal) {
  * Ends when the stream does; throws ApiFailure, or an AbortError when `signal` stopped it.
  */
 export async function streamChat(settings, messages, on, signal) {
-  const request = { ...settings, messages, stream: true, include_metrics: true, stream_options: { include_usage: true } };
+  const request = {
+    ...settings,
+    messages,
+    stream: true,
+    include_metrics: true,
+    stream_options: { include_usage: true },
+  };
   const response = await open(request, signal);
   if (!response.ok) throw new ApiFailure(await wordsOf(response, PATH), response.status);
   const requestId = response.headers.get("x-request-id");

@@ -41,7 +41,11 @@ export async function copyText(text, name) {
 /** `text` may be a function, asked when the button is pressed. */
 export function copyButton(label, name, text) {
   const take = () => copyText(typeof text === "function" ? text() : text, name);
-  return h("button", { type: "button", class: "small", title: typeof text === "string" ? text : null, on: { click: take } }, label);
+  return h(
+    "button",
+    { type: "button", class: "small", title: typeof text === "string" ? text : null, on: { click: take } },
+    label,
+  );
 }
 
 export function download(fileName, text) {
@@ -55,5 +59,10 @@ export function download(fileName, text) {
 
 /** The two buttons every chart has. */
 export function chartButtons(promql, cli) {
-  return h("span", { class: "chart-buttons" }, copyButton("Copy PromQL", "PromQL", promql), copyButton("Copy CLI", "command", cli));
+  return h(
+    "span",
+    { class: "chart-buttons" },
+    copyButton("Copy PromQL", "PromQL", promql),
+    copyButton("Copy CLI", "command", cli),
+  );
 }

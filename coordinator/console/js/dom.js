@@ -47,8 +47,23 @@ export function setText(element, text) {
 /** A table of text cells: `columns` are {title, className}, a cell may be a string or an element. */
 export function table(caption, columns, rows, props) {
   const cell = (content, at) => h("td", { class: columns[at].className }, content);
-  return h("table", { class: "plain", ...props },
+  return h(
+    "table",
+    { class: "plain", ...props },
     h("caption", { class: "visually-hidden" }, caption),
-    h("thead", null, h("tr", null, columns.map((c) => h("th", { scope: "col", class: c.className }, c.title)))),
-    h("tbody", null, rows.map((cells) => h("tr", null, cells.map(cell)))));
+    h(
+      "thead",
+      null,
+      h(
+        "tr",
+        null,
+        columns.map((c) => h("th", { scope: "col", class: c.className }, c.title)),
+      ),
+    ),
+    h(
+      "tbody",
+      null,
+      rows.map((cells) => h("tr", null, cells.map(cell))),
+    ),
+  );
 }

@@ -7,14 +7,52 @@ const JUMPS = { c: "cluster", r: "requests", l: "latency", k: "kv", p: "playgrou
 const JUMP_MS_MAX = 1500;
 
 const HELP = [
-  ["Anywhere", [["?", "these shortcuts"], ["/", "open a request by id"], ["t", "change the theme"], ["Esc", "back, or leave a field"],
-    ["g c", "cluster map"], ["g r", "requests"], ["g l", "latency"], ["g k", "KV"], ["g p", "playground"]]],
-  ["Requests", [["j ↓  k ↑", "next, previous"], ["PgDn PgUp", "a screen on, back"], ["Home End", "first, last"], ["Enter", "open"], ["s", "slowest or newest first"], ["Space", "hold the list still, go on"]]],
-  ["One request", [["j ↓  k ↑", "next, previous span"], ["+  −  0", "zoom in, out, whole"], ["h ←  l →", "move along the time axis"], ["f", "to the first token"]]],
-  ["Playground", [["Enter", "send"], ["Shift Enter", "new line"], ["Esc", "stop the answer"]]],
+  [
+    "Anywhere",
+    [
+      ["?", "these shortcuts"],
+      ["/", "open a request by id"],
+      ["t", "change the theme"],
+      ["Esc", "back, or leave a field"],
+      ["g c", "cluster map"],
+      ["g r", "requests"],
+      ["g l", "latency"],
+      ["g k", "KV"],
+      ["g p", "playground"],
+    ],
+  ],
+  [
+    "Requests",
+    [
+      ["j ↓  k ↑", "next, previous"],
+      ["PgDn PgUp", "a screen on, back"],
+      ["Home End", "first, last"],
+      ["Enter", "open"],
+      ["s", "slowest or newest first"],
+      ["Space", "hold the list still, go on"],
+    ],
+  ],
+  [
+    "One request",
+    [
+      ["j ↓  k ↑", "next, previous span"],
+      ["+  −  0", "zoom in, out, whole"],
+      ["h ←  l →", "move along the time axis"],
+      ["f", "to the first token"],
+    ],
+  ],
+  [
+    "Playground",
+    [
+      ["Enter", "send"],
+      ["Shift Enter", "new line"],
+      ["Esc", "stop the answer"],
+    ],
+  ],
 ];
 
-const isField = (element) => element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
+const isField = (element) =>
+  element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
 
 export class Keys {
   constructor({ navigate, focusSearch, changeTheme }) {
@@ -75,9 +113,26 @@ export class Keys {
       this.dialog = h("dialog", { class: "help", "aria-labelledby": "help-title" });
       document.body.append(this.dialog);
       const close = h("button", { type: "button", autofocus: true, on: { click: () => this.dialog.close() } }, "Close");
-      replace(this.dialog, h("header", null, h("h2", { id: "help-title" }, "Keyboard shortcuts"), close),
-        h("div", { class: "help-groups" }, HELP.map(([title, keys]) =>
-          h("section", null, h("h3", null, title), h("dl", null, keys.map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)]))))));
+      replace(
+        this.dialog,
+        h("header", null, h("h2", { id: "help-title" }, "Keyboard shortcuts"), close),
+        h(
+          "div",
+          { class: "help-groups" },
+          HELP.map(([title, keys]) =>
+            h(
+              "section",
+              null,
+              h("h3", null, title),
+              h(
+                "dl",
+                null,
+                keys.map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)]),
+              ),
+            ),
+          ),
+        ),
+      );
     }
     this.dialog.showModal();
   }

@@ -26,7 +26,10 @@ export class LatencyStore extends EventTarget {
     this.isReading = false;
     if (metrics.status === "fulfilled") {
       const samples = parseMetrics(metrics.value);
-      this.readings.push({ at: Date.now(), ...Object.fromEntries(METRICS.map((name) => [name, histogramsByLane(samples, name)])) });
+      this.readings.push({
+        at: Date.now(),
+        ...Object.fromEntries(METRICS.map((name) => [name, histogramsByLane(samples, name)])),
+      });
       if (this.readings.length > READINGS_MAX) this.readings.shift();
     }
     if (slo.status === "fulfilled") this.slo = slo.value;
@@ -40,7 +43,9 @@ export class LatencyStore extends EventTarget {
     if (!now) return { histograms: new Map(), seconds: null };
     if (windowMs === null) return { histograms: now[metric], seconds: null };
     const before = this.readings.find((reading) => now.at - reading.at <= windowMs + EVERY_MS / 2) ?? now;
-    const histograms = new Map([...now[metric]].map(([lane, histogram]) => [lane, since(histogram, before[metric].get(lane))]));
+    const histograms = new Map(
+      [...now[metric]].map(([lane, histogram]) => [lane, since(histogram, before[metric].get(lane))]),
+    );
     return { histograms, seconds: (now.at - before.at) / 1000 };
   }
 

@@ -15,8 +15,21 @@ import { mountPlayground } from "./views/playground.js";
 import { mountRequest } from "./views/request.js";
 import { mountRequests } from "./views/requests.js";
 
-const NAV = [["cluster", "Cluster", "c"], ["requests", "Requests", "r"], ["latency", "Latency", "l"], ["kv", "KV", "k"], ["playground", "Playground", "p"]];
-const MOUNTS = { cluster: mountCluster, requests: mountRequests, request: mountRequest, latency: mountLatency, kv: mountKv, playground: mountPlayground };
+const NAV = [
+  ["cluster", "Cluster", "c"],
+  ["requests", "Requests", "r"],
+  ["latency", "Latency", "l"],
+  ["kv", "KV", "k"],
+  ["playground", "Playground", "p"],
+];
+const MOUNTS = {
+  cluster: mountCluster,
+  requests: mountRequests,
+  request: mountRequest,
+  latency: mountLatency,
+  kv: mountKv,
+  playground: mountPlayground,
+};
 
 const byId = (id) => document.getElementById(id);
 const main = byId("main");
@@ -71,7 +84,10 @@ function startSearch() {
   };
 }
 
-replace(byId("nav"), NAV.map(([view, title, key]) => h("a", { href: link(view), data: { view }, title: `${title} (g ${key})` }, title)));
+replace(
+  byId("nav"),
+  NAV.map(([view, title, key]) => h("a", { href: link(view), data: { view }, title: `${title} (g ${key})` }, title)),
+);
 app.keys = new Keys({ navigate, focusSearch: startSearch(), changeTheme: startTheme(byId("theme")) });
 byId("help").addEventListener("click", () => app.keys.showHelp());
 byId("skip").addEventListener("click", (event) => {

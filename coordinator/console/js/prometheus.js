@@ -18,7 +18,9 @@ export function parseMetrics(text) {
     if (line.startsWith("#")) continue;
     const match = LINE.exec(line);
     if (!match) continue;
-    const labels = Object.fromEntries([...(match[2] ?? "").matchAll(LABEL)].map(([, key, value]) => [key, unescaped(value)]));
+    const labels = Object.fromEntries(
+      [...(match[2] ?? "").matchAll(LABEL)].map(([, key, value]) => [key, unescaped(value)]),
+    );
     samples.push({ name: match[1], labels, value: valueOf(match[3]) });
   }
   return samples;
@@ -38,10 +40,17 @@ export function histogramsByLane(samples, metric) {
     if (name === `${metric}_sum`) sums.set(lane, (sums.get(lane) ?? 0) + value);
   }
   const result = new Map();
-  for (const [lane, byEdge] of [...cumulative].sort(([a], [b]) => (a === "interactive" ? -1 : b === "interactive" ? 1 : a.localeCompare(b)))) {
+  for (const [lane, byEdge] of [...cumulative].sort(([a], [b]) =>
+    a === "interactive" ? -1 : b === "interactive" ? 1 : a.localeCompare(b),
+  )) {
     const sorted = [...byEdge].sort(([a], [b]) => a - b);
     const counts = sorted.map(([, n], at) => n - (at > 0 ? sorted[at - 1][1] : 0));
-    result.set(lane, { edges: sorted.map(([edge]) => edge), counts, total: sorted.at(-1)?.[1] ?? 0, sum: sums.get(lane) ?? null });
+    result.set(lane, {
+      edges: sorted.map(([edge]) => edge),
+      counts,
+      total: sorted.at(-1)?.[1] ?? 0,
+      sum: sums.get(lane) ?? null,
+    });
   }
   return result;
 }
@@ -49,8 +58,12 @@ export function histogramsByLane(samples, metric) {
 /** What came between two readings; a counter that went back was restarted, and all of it is new. */
 export function since(now, before) {
   if (!before || before.edges.length !== now.edges.length || before.total > now.total) return now;
-  return { edges: now.edges, counts: now.counts.map((n, at) => n - before.counts[at]), total: now.total - before.total,
-    sum: now.sum === null || before.sum === null ? null : now.sum - before.sum };
+  return {
+    edges: now.edges,
+    counts: now.counts.map((n, at) => n - before.counts[at]),
+    total: now.total - before.total,
+    sum: now.sum === null || before.sum === null ? null : now.sum - before.sum,
+  };
 }
 
 /** The q-quantile, between the edges of its bucket as PromQL does it; {atLeast} when it lies beyond the last edge, null for no sample. */

@@ -18,7 +18,10 @@ export function filterOf(query) {
   const [outcome, lane, model, node] = ["outcome", "lane", "model", "node"].map(get);
   const slower = Number.parseFloat(get("slower_than_ms"));
   return (r) =>
-    (!outcome || (outcome === "failed" ? r.outcome !== null && r.outcome !== "ok" && r.outcome !== "cancelled" : r.outcome === outcome)) &&
+    (!outcome ||
+      (outcome === "failed"
+        ? r.outcome !== null && r.outcome !== "ok" && r.outcome !== "cancelled"
+        : r.outcome === outcome)) &&
     (!lane || r.lane === lane) &&
     (!model || r.model === model) &&
     (!node || r.prefill_node === node || r.decode_node === node) &&
@@ -54,7 +57,10 @@ export class RequestStore extends EventTarget {
     this.notice = null;
     live.addEventListener("request", ({ detail }) => this.upsert([detail]));
     live.addEventListener("open", () => this.load());
-    live.addEventListener("state", ({ detail }) => detail === "away" && this.problem === null && !this.hasLoaded && this.load());
+    live.addEventListener(
+      "state",
+      ({ detail }) => detail === "away" && this.problem === null && !this.hasLoaded && this.load(),
+    );
     live.addEventListener("reload", ({ detail }) => {
       this.notice = detail;
       this.load();

@@ -16,7 +16,9 @@ function normalised(span, request) {
   // A span that has not ended reaches as far as the request has come.
   const end = finite(span.end_ms, Math.max(start, finite(request?.e2e_ms, start)));
   return {
-    ...span, start, end,
+    ...span,
+    start,
+    end,
     isOpen: !Number.isFinite(span.end_ms),
     depth: Math.max(0, finite(span.depth, 0)),
     role: roleOfService(span.service, span.process),
@@ -42,7 +44,12 @@ function checkOrder(span, before, errorOf, isLink) {
 
 function checkEnd(span) {
   if (span.end < span.start) {
-    span.warnings.push({ early_ms: span.start - span.end, error_ms: 0, isBeyond: true, what: "its own start (it ends there)" });
+    span.warnings.push({
+      early_ms: span.start - span.end,
+      error_ms: 0,
+      isBeyond: true,
+      what: "its own start (it ends there)",
+    });
   }
 }
 
@@ -61,7 +68,12 @@ export function modelOf(page) {
   const processes = [];
   for (const span of spans) {
     if (!processes.some((one) => one.name === span.process)) {
-      processes.push({ name: span.process, service: span.service, role: span.role, clock: clocks.get(span.process) ?? null });
+      processes.push({
+        name: span.process,
+        service: span.service,
+        role: span.role,
+        clock: clocks.get(span.process) ?? null,
+      });
     }
   }
   const last = Math.max(finite(request.e2e_ms, 0), 0.001, ...spans.map((span) => span.end));
@@ -72,7 +84,9 @@ export function modelOf(page) {
 export function rowsOf(model, grouping) {
   if (grouping === "calls") return model.spans.map((span) => ({ span, indent: span.depth }));
   return model.processes.flatMap((process) => {
-    const own = model.spans.filter((span) => span.process === process.name).sort((a, b) => a.start - b.start || b.end - a.end);
+    const own = model.spans
+      .filter((span) => span.process === process.name)
+      .sort((a, b) => a.start - b.start || b.end - a.end);
     const top = Math.min(...own.map((span) => span.depth));
     return [{ process }, ...own.map((span) => ({ span, indent: span.depth - top + 1 }))];
   });

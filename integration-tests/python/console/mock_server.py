@@ -1,4 +1,4 @@
-"""A coordinator for the console's development and tests: serves coordinator/console at /ui/ and a fake of docs/records.md.
+"""A coordinator for the console's development and tests: serves the files at /ui/ and a fake of docs/records.md.
 
     python3 mock_server.py --port 8099 [--records 10000] [--quiet]
 
@@ -24,9 +24,17 @@ import fake_requests  # noqa: E402
 import fake_traces  # noqa: E402
 
 CONSOLE = Path(__file__).resolve().parents[3] / "coordinator" / "console"
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 POLICY = "default-src 'self'"
-ANSWER = "Of course. <b>This is plain text</b>, whatever it looks like: a lighthouse stood on the rock, and every night its keeper counted the ships. "
+ANSWER = (
+    "Of course. <b>This is plain text</b>, whatever it looks like: a lighthouse stood on the rock, "
+    "and every night its keeper counted the ships. "
+)
 
 
 class World:
@@ -52,11 +60,11 @@ class World:
 
     def put(self, record):
         with self.lock:
-            if self.records[-1]["seq"] < record["seq"]:
+            known = next((at for at in range(-1, -51, -1) if self.records[at]["seq"] == record["seq"]), None)
+            if known is None:
                 self.records.append(record)
             else:
-                self.records = [record if old["seq"] == record["seq"] else old for old in self.records[-50:]] if len(self.records) <= 50 else [
-                    *self.records[:-50], *(record if old["seq"] == record["seq"] else old for old in self.records[-50:])]
+                self.records[known] = record
             self.index(record)
             if record["outcome"] is not None:
                 self.cluster.handed_over(record)
@@ -82,11 +90,22 @@ class World:
         return self.cluster.page(sum(record["outcome"] is None for record in self.records[-50:]))
 
     def select(self, query):
-        get = lambda name: query.get(name, [""])[0]
-        chosen = [record for record in reversed(self.records) if not get("before") or record["seq"] < int(get("before"))]
-        tests = {"outcome": lambda r, v: r["outcome"] == v, "lane": lambda r, v: r["lane"] == v, "model": lambda r, v: r["model"] == v,
-                 "node": lambda r, v: v in (r["prefill_node"], r["decode_node"]), "breached": lambda r, v: bool(r["breached"]), "stalled": lambda r, v: r["stall_count"] > 0,
-                 "running": lambda r, v: (r["outcome"] is None) == (v == "true"), "slower_than_ms": lambda r, v: r["e2e_ms"] > float(v)}
+        def get(name):
+            return query.get(name, [""])[0]
+
+        chosen = [
+            record for record in reversed(self.records) if not get("before") or record["seq"] < int(get("before"))
+        ]
+        tests = {
+            "outcome": lambda r, v: r["outcome"] == v,
+            "lane": lambda r, v: r["lane"] == v,
+            "model": lambda r, v: r["model"] == v,
+            "node": lambda r, v: v in (r["prefill_node"], r["decode_node"]),
+            "breached": lambda r, v: bool(r["breached"]),
+            "stalled": lambda r, v: r["stall_count"] > 0,
+            "running": lambda r, v: (r["outcome"] is None) == (v == "true"),
+            "slower_than_ms": lambda r, v: r["e2e_ms"] > float(v),
+        }
         for name, test in tests.items():
             if get(name):
                 chosen = [record for record in chosen if test(record, get(name))]
@@ -95,7 +114,12 @@ class World:
         limit = int(get("limit") or 100)
         page = chosen[:limit]
         more = len(chosen) > limit and get("slowest") != "true"
-        return {"records": [fake_requests.summary(record) for record in page], "next_before": page[-1]["seq"] if more else None, "kept": len(self.records), "forgotten": 0}
+        return {
+            "records": [fake_requests.summary(record) for record in page],
+            "next_before": page[-1]["seq"] if more else None,
+            "kept": len(self.records),
+            "forgotten": 0,
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -129,10 +153,21 @@ class Handler(BaseHTTPRequestHandler):
             return self.events()
         if parts[:2] in (["admin", "requests"], ["admin", "traces"]) and len(parts) == 3:
             return self.one(parts[1], parts[2])
-        pages = {"/admin/requests": lambda: self.world.select(query), "/admin/cluster": self.world.page, "/admin/slo": lambda: fake_cluster.slo(self.world.records),
-                 "/v1/models": lambda: {"object": "list", "data": [{"id": fake_requests.MODEL, "object": "model", "owned_by": "baton", "max_model_len": 2048}]}}
+        pages = {
+            "/admin/requests": lambda: self.world.select(query),
+            "/admin/cluster": self.world.page,
+            "/admin/slo": lambda: fake_cluster.slo(self.world.records),
+            "/v1/models": lambda: {
+                "object": "list",
+                "data": [{"id": fake_requests.MODEL, "object": "model", "owned_by": "baton", "max_model_len": 2048}],
+            },
+        }
         if path == "/metrics":
-            return self.send(200, fake_cluster.metrics(self.world.records), "application/openmetrics-text; version=1.0.0; charset=utf-8")
+            return self.send(
+                200,
+                fake_cluster.metrics(self.world.records),
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            )
         if path in pages:
             return self.send(200, pages[path]())
         return self.error(404, f"There is no page {path}.")
@@ -142,7 +177,13 @@ class Handler(BaseHTTPRequestHandler):
         file = (CONSOLE / name).resolve()
         if CONSOLE not in file.parents or not file.is_file():
             return self.error(404, f"There is no file {path}.")
-        return self.send(200, file.read_bytes(), TYPES.get(file.suffix, "application/octet-stream"), content_security_policy=POLICY, cache_control="no-cache")
+        return self.send(
+            200,
+            file.read_bytes(),
+            TYPES.get(file.suffix, "application/octet-stream"),
+            content_security_policy=POLICY,
+            cache_control="no-cache",
+        )
 
     def one(self, kind, name):
         record = self.world.by_id.get(name)
@@ -154,7 +195,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def begin_stream(self):
         self.send_response(200)
-        for name, value in {"content-type": "text/event-stream", "cache-control": "no-cache", "connection": "close", "x-request-id": str(uuid.uuid4())}.items():
+        for name, value in {
+            "content-type": "text/event-stream",
+            "cache-control": "no-cache",
+            "connection": "close",
+            "x-request-id": str(uuid.uuid4()),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
@@ -204,20 +250,43 @@ class Handler(BaseHTTPRequestHandler):
         if asked.get("temperature", 0) > 2:
             return self.error(400, "temperature must be between 0 and 2, both included.")
         words = (ANSWER * 40).split(" ")[: asked.get("max_tokens", 256)]
-        fixed = {"stalls": [], "outcome": "ok", "prompt_tokens": 40, "cached_tokens": 0, "output_tokens": len(words), "lane": "interactive"}
+        fixed = {
+            "stalls": [],
+            "outcome": "ok",
+            "prompt_tokens": 40,
+            "cached_tokens": 0,
+            "output_tokens": len(words),
+            "lane": "interactive",
+        }
         record = fake_requests.make(self.world.next_seq(), time.time() * 1000, **fixed)
         self.begin_stream()
         self.world.put(fake_requests.running(record))
         pause = threading.Event()
-        head = {"id": record["response_id"], "object": "chat.completion.chunk", "created": int(time.time()), "model": asked["model"]}
+        head = {
+            "id": record["response_id"],
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": asked["model"],
+        }
         pause.wait(record["ttft_ms"] / 1000)
         for at, word in enumerate(words):
             is_last = at == len(words) - 1
             delta = {"content": word if is_last else word + " "} | ({"role": "assistant"} if at == 0 else {})
-            if not self.chunk(head | {"choices": [{"index": 0, "delta": delta, "finish_reason": "length" if is_last else None}], "usage": None}):
+            if not self.chunk(
+                head
+                | {
+                    "choices": [{"index": 0, "delta": delta, "finish_reason": "length" if is_last else None}],
+                    "usage": None,
+                }
+            ):
                 return self.world.put(record | {"outcome": "cancelled", "status": 499})
             pause.wait(record["itl_p50_ms"] / 1000)
-        usage = {"prompt_tokens": 40, "completion_tokens": len(words), "total_tokens": 40 + len(words), "prompt_tokens_details": {"cached_tokens": 0}}
+        usage = {
+            "prompt_tokens": 40,
+            "completion_tokens": len(words),
+            "total_tokens": 40 + len(words),
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         self.world.put(record)
         self.chunk(head | {"choices": [], "usage": usage, "metrics": self.metrics_of(record)})
         return self.event(None, "[DONE]")
@@ -232,9 +301,32 @@ class Handler(BaseHTTPRequestHandler):
     def metrics_of(self, record):
         stages = {(row["stage"], row["phase"]): row["ms"] for row in record["_detail"]["stages"]}
         prefill = stages["prefill_queue", "ttft"] + stages["prefill_forward", "ttft"]
-        named = {name: record[name] for name in ("queue_ms", "kv_transfer_ms", "ttft_ms", "e2e_ms", "prompt_tokens", "output_tokens", "cached_tokens", "prefill_node", "decode_node",
-                                                 "local_prefill", "route_reason", "attempts", "preemptions", "transport", "kv_bytes", "unattributed_ms")}
-        return named | {"prefill_ms": prefill, "decode_ms": stages["decode", "rest"], "tokens_per_second": round(1000 / record["tpot_ms"], 3) if record["tpot_ms"] else None}
+        named = {
+            name: record[name]
+            for name in (
+                "queue_ms",
+                "kv_transfer_ms",
+                "ttft_ms",
+                "e2e_ms",
+                "prompt_tokens",
+                "output_tokens",
+                "cached_tokens",
+                "prefill_node",
+                "decode_node",
+                "local_prefill",
+                "route_reason",
+                "attempts",
+                "preemptions",
+                "transport",
+                "kv_bytes",
+                "unattributed_ms",
+            )
+        }
+        return named | {
+            "prefill_ms": prefill,
+            "decode_ms": stages["decode", "rest"],
+            "tokens_per_second": round(1000 / record["tpot_ms"], 3) if record["tpot_ms"] else None,
+        }
 
 
 class Server(ThreadingHTTPServer):

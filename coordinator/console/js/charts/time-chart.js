@@ -33,9 +33,17 @@ function axes({ box, x, y }, { to, spanMs, highest, label, yTicks }) {
   const step = STEPS_S.find((one) => spanMs / 1000 / one <= 6) ?? STEPS_S.at(-1);
   const times = Array.from({ length: Math.floor(spanMs / 1000 / step) + 1 }, (_, n) => n * step);
   const name = (ago) => (ago === 0 ? "now" : ago % 60 === 0 ? `−${ago / 60} min` : `−${ago} s`);
-  return s("g", { class: "axis", "aria-hidden": "true" },
-    (yTicks ?? ticks(0, highest || 1, 3)).map((value) => [s("line", { x1: box.left, x2: box.right, y1: y(value), y2: y(value) }), s("text", { x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value))]),
-    times.map((ago) => s("text", { x: x(to - ago * 1000), y: box.bottom + 15, "text-anchor": ago === 0 ? "end" : "middle" }, name(ago))));
+  return s(
+    "g",
+    { class: "axis", "aria-hidden": "true" },
+    (yTicks ?? ticks(0, highest || 1, 3)).map((value) => [
+      s("line", { x1: box.left, x2: box.right, y1: y(value), y2: y(value) }),
+      s("text", { x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value)),
+    ]),
+    times.map((ago) =>
+      s("text", { x: x(to - ago * 1000), y: box.bottom + 15, "text-anchor": ago === 0 ? "end" : "middle" }, name(ago)),
+    ),
+  );
 }
 
 /** `points`: [{at, values}], bottom first; `series`: [{className}]. */
@@ -63,7 +71,13 @@ export function drawLine(svg, points, options) {
     const path = part.map((point) => `${x(point.at).toFixed(1)},${y(point.value).toFixed(1)}`);
     const first = x(part[0].at).toFixed(1);
     const last = x(part.at(-1).at).toFixed(1);
-    return [s("polygon", { class: "line-fill", points: [`${first},${box.bottom}`, ...path, `${last},${box.bottom}`].join(" ") }), s("polyline", { class: "line", points: path.join(" ") })];
+    return [
+      s("polygon", {
+        class: "line-fill",
+        points: [`${first},${box.bottom}`, ...path, `${last},${box.bottom}`].join(" "),
+      }),
+      s("polyline", { class: "line", points: path.join(" ") }),
+    ];
   });
   finish(svg, frame, [axes(frame, options), lines], points, options);
 }
@@ -75,7 +89,9 @@ function finish(svg, frame, drawn, points, { read, readout }) {
   replace(svg, drawn, cross);
   const point = (pixels) => {
     if (points.length === 0) return;
-    const nearest = points.reduce((best, one) => (Math.abs(x(one.at) - pixels) < Math.abs(x(best.at) - pixels) ? one : best));
+    const nearest = points.reduce((best, one) =>
+      Math.abs(x(one.at) - pixels) < Math.abs(x(best.at) - pixels) ? one : best,
+    );
     cross.setAttribute("x1", x(nearest.at));
     cross.setAttribute("x2", x(nearest.at));
     cross.setAttribute("visibility", "visible");

@@ -60,7 +60,10 @@ export class Waterfall {
   zoom(factor) {
     const chosen = this.model.byId.get(this.chosenId);
     const middle = (this.from + this.to) / 2;
-    const centre = chosen && chosen.start >= this.from && chosen.start <= this.to ? Math.min((chosen.start + chosen.end) / 2, this.to) : middle;
+    const centre =
+      chosen && chosen.start >= this.from && chosen.start <= this.to
+        ? Math.min((chosen.start + chosen.end) / 2, this.to)
+        : middle;
     const width = (this.to - this.from) * factor;
     const share = (centre - this.from) / (this.to - this.from);
     this.show(centre - width * share, centre + width * (1 - share));
@@ -72,7 +75,9 @@ export class Waterfall {
   }
 
   step(by) {
-    const spans = rowsOf(this.model, this.grouping).filter((row) => row.span).map((row) => row.span);
+    const spans = rowsOf(this.model, this.grouping)
+      .filter((row) => row.span)
+      .map((row) => row.span);
     if (spans.length === 0) return;
     const now = spans.findIndex((span) => span.span_id === this.chosenId);
     this.choose(spans[Math.min(Math.max(now < 0 ? 0 : now + by, 0), spans.length - 1)]);
@@ -106,10 +111,25 @@ export class Waterfall {
     this.x = x;
     this.svg.setAttribute("width", this.width);
     this.svg.setAttribute("height", height);
-    const frame = { x, left: this.nameWidth, right: this.width - RIGHT_PX, width: this.width, from: this.from, to: this.to, model: this.model };
+    const frame = {
+      x,
+      left: this.nameWidth,
+      right: this.width - RIGHT_PX,
+      width: this.width,
+      from: this.from,
+      to: this.to,
+      model: this.model,
+    };
     const places = new Map(rows.map((row, at) => [row.span?.span_id, AXIS_PX + at * LINE_PX]));
     const drawn = rows.map((row, at) => drawRow(row, AXIS_PX + at * LINE_PX, frame));
-    replace(this.svg, this.clip(frame, height), this.axis(frame, height), drawn, this.links(frame, places), this.firstToken(frame, height));
+    replace(
+      this.svg,
+      this.clip(frame, height),
+      this.axis(frame, height),
+      drawn,
+      this.links(frame, places),
+      this.firstToken(frame, height),
+    );
     for (const row of this.svg.querySelectorAll(".span-row")) {
       this.markRow(row);
       const span = this.model.byId.get(row.dataset.span);
@@ -123,27 +143,55 @@ export class Waterfall {
 
   axis({ x, left, right, from, to }, height) {
     const marks = ticks(from, to, Math.max(2, Math.floor((right - left) / 90)));
-    return s("g", { class: "axis", "aria-hidden": "true" },
+    return s(
+      "g",
+      { class: "axis", "aria-hidden": "true" },
       s("text", { x: 8, y: 16 }, "span, process"),
-      marks.map((at) => [s("line", { x1: x(at), x2: x(at), y1: AXIS_PX - 4, y2: height }), s("text", { x: x(at), y: 16, "text-anchor": "middle" }, `${tickLabel(at)} ms`)]));
+      marks.map((at) => [
+        s("line", { x1: x(at), x2: x(at), y1: AXIS_PX - 4, y2: height }),
+        s("text", { x: x(at), y: 16, "text-anchor": "middle" }, `${tickLabel(at)} ms`),
+      ]),
+    );
   }
 
   /** Where the reader got the first token. */
   firstToken({ x, from, to }, height) {
     const { ttft_ms: at } = this.model.request;
     if (!Number.isFinite(at) || at < from || at > to) return null;
-    return s("g", { class: "first-token" }, s("line", { x1: x(at), x2: x(at), y1: AXIS_PX - 6, y2: height }), s("title", null, `first token at ${ms(at)}`));
+    return s(
+      "g",
+      { class: "first-token" },
+      s("line", { x1: x(at), x2: x(at), y1: AXIS_PX - 6, y2: height }),
+      s("title", null, `first token at ${ms(at)}`),
+    );
   }
 
   /** From the sender's bar to the receiver's. */
   links({ x }, places) {
-    const lines = this.model.spans.flatMap((span) => span.links.map((id) => [this.model.byId.get(id), span])).filter(([from]) => from);
-    return s("g", { class: "links", "clip-path": "url(#plot)" }, lines.map(([from, to]) => {
-      const [x1, y1, x2, y2] = [x(from.start), places.get(from.span_id) + LINE_PX / 2, x(to.start), places.get(to.span_id) + LINE_PX / 2];
-      const bend = Math.max(14, Math.min(60, Math.abs(y2 - y1) / 3));
-      return [s("path", { d: `M${x1},${y1} C${x1 - bend},${y1} ${x2 - bend},${y2} ${x2 - 5},${y2}` }, s("title", null, `${to.name} on ${to.process} is linked to ${from.name} on ${from.process}`)),
-        s("path", { class: "arrow", d: `M${x2},${y2} l-6,-3.5 v7 z` })];
-    }));
+    const lines = this.model.spans
+      .flatMap((span) => span.links.map((id) => [this.model.byId.get(id), span]))
+      .filter(([from]) => from);
+    return s(
+      "g",
+      { class: "links", "clip-path": "url(#plot)" },
+      lines.map(([from, to]) => {
+        const [x1, y1, x2, y2] = [
+          x(from.start),
+          places.get(from.span_id) + LINE_PX / 2,
+          x(to.start),
+          places.get(to.span_id) + LINE_PX / 2,
+        ];
+        const bend = Math.max(14, Math.min(60, Math.abs(y2 - y1) / 3));
+        return [
+          s(
+            "path",
+            { d: `M${x1},${y1} C${x1 - bend},${y1} ${x2 - bend},${y2} ${x2 - 5},${y2}` },
+            s("title", null, `${to.name} on ${to.process} is linked to ${from.name} on ${from.process}`),
+          ),
+          s("path", { class: "arrow", d: `M${x2},${y2} l-6,-3.5 v7 z` }),
+        ];
+      }),
+    );
   }
 
   /** Dragging over the plot shows that part of the time. */
@@ -172,8 +220,16 @@ export class Waterfall {
 
   keys() {
     const again = (act) => () => act();
-    const keys = { j: again(() => this.step(1)), k: again(() => this.step(-1)), h: again(() => this.pan(-0.2)), l: again(() => this.pan(0.2)),
-      "+": again(() => this.zoom(ZOOM)), "-": again(() => this.zoom(1 / ZOOM)), 0: again(() => this.whole()), f: again(() => this.toFirstToken()) };
+    const keys = {
+      j: again(() => this.step(1)),
+      k: again(() => this.step(-1)),
+      h: again(() => this.pan(-0.2)),
+      l: again(() => this.pan(0.2)),
+      "+": again(() => this.zoom(ZOOM)),
+      "-": again(() => this.zoom(1 / ZOOM)),
+      0: again(() => this.whole()),
+      f: again(() => this.toFirstToken()),
+    };
     return { ...keys, ArrowDown: keys.j, ArrowUp: keys.k, ArrowLeft: keys.h, ArrowRight: keys.l, "=": keys["+"] };
   }
 

@@ -9,12 +9,27 @@ const fact = (name, value, title) => h("span", { class: "timing", title }, h("b"
 /** `null` means that this part of the path was not passed through. */
 function timings(metrics, responseId) {
   const perSecond = Number.isFinite(metrics.tokens_per_second) ? `${number(metrics.tokens_per_second)} tokens/s` : NONE;
-  const place = metrics.local_prefill ? `local prefill (${words(metrics.local_prefill)})` : `${metrics.prefill_node ?? NONE} → ${metrics.decode_node ?? NONE}`;
+  const place = metrics.local_prefill
+    ? `local prefill (${words(metrics.local_prefill)})`
+    : `${metrics.prefill_node ?? NONE} → ${metrics.decode_node ?? NONE}`;
   return [
-    fact("TTFT", ms(metrics.ttft_ms), "time to first token"), fact("queue", ms(metrics.queue_ms)), fact("prefill", ms(metrics.prefill_ms)),
-    fact("KV transfer", ms(metrics.kv_transfer_ms), metrics.kv_bytes > 0 ? `${bytes(metrics.kv_bytes)} by ${metrics.transport}; overlaps with prefill` : "no KV was moved"),
-    fact("decode", ms(metrics.decode_ms)), h("span", { class: "timing" }, h("b", null, perSecond)),
-    fact("tokens", `${number(metrics.prompt_tokens)} in (${number(metrics.cached_tokens)} cached), ${number(metrics.output_tokens)} out`), h("span", { class: "timing muted" }, place),
+    fact("TTFT", ms(metrics.ttft_ms), "time to first token"),
+    fact("queue", ms(metrics.queue_ms)),
+    fact("prefill", ms(metrics.prefill_ms)),
+    fact(
+      "KV transfer",
+      ms(metrics.kv_transfer_ms),
+      metrics.kv_bytes > 0
+        ? `${bytes(metrics.kv_bytes)} by ${metrics.transport}; overlaps with prefill`
+        : "no KV was moved",
+    ),
+    fact("decode", ms(metrics.decode_ms)),
+    h("span", { class: "timing" }, h("b", null, perSecond)),
+    fact(
+      "tokens",
+      `${number(metrics.prompt_tokens)} in (${number(metrics.cached_tokens)} cached), ${number(metrics.output_tokens)} out`,
+    ),
+    h("span", { class: "timing muted" }, place),
     responseId ? h("a", { href: link("requests", responseId) }, "Waterfall") : null,
   ];
 }
@@ -27,7 +42,13 @@ export class Turn {
     // Plain text on purpose: a model's answer is from outside.
     this.body = h("div", { class: "turn-text" });
     this.foot = h("div", { class: "turn-foot" });
-    this.element = h("article", { class: `turn turn-${role}`, "aria-label": role === "user" ? "You" : "Answer" }, h("h2", null, role === "user" ? "You" : "Model"), this.body, this.foot);
+    this.element = h(
+      "article",
+      { class: `turn turn-${role}`, "aria-label": role === "user" ? "You" : "Answer" },
+      h("h2", null, role === "user" ? "You" : "Model"),
+      this.body,
+      this.foot,
+    );
   }
 
   add(piece) {
@@ -48,7 +69,13 @@ export class Turn {
     this.element.classList.remove("is-streaming");
     const note = finishReason === "length" ? h("span", { class: "timing" }, "cut at max tokens") : null;
     if (metrics) replace(this.foot, timings(Array.isArray(metrics) ? metrics[0] : metrics, this.responseId), note);
-    else replace(this.foot, usage ? fact("tokens", `${number(usage.prompt_tokens)} in, ${number(usage.completion_tokens)} out`) : null, this.waterfallLink(), note);
+    else
+      replace(
+        this.foot,
+        usage ? fact("tokens", `${number(usage.prompt_tokens)} in, ${number(usage.completion_tokens)} out`) : null,
+        this.waterfallLink(),
+        note,
+      );
   }
 
   stopped() {

@@ -8,7 +8,11 @@ import { link } from "../router.js";
 import { drawEdges } from "./map-edges.js";
 import { NodeCard } from "./node-card.js";
 
-const ROWS = [["prefill", "Prefill nodes"], ["decode", "Decode nodes"], ["co-located", "Co-located nodes"]];
+const ROWS = [
+  ["prefill", "Prefill nodes"],
+  ["decode", "Decode nodes"],
+  ["co-located", "Co-located nodes"],
+];
 const PROMQL = "sum by (node, state) (baton_kv_blocks)";
 
 class ClusterView {
@@ -18,13 +22,50 @@ class ClusterView {
     this.svg = s("svg", { class: "edges", role: "img", "aria-label": "Pairs; the table below says the same" });
     this.coordinator = h("article", { class: "node-card coordinator-card" });
     this.rows = Object.fromEntries(ROWS.map(([role, title]) => [role, this.row(role, title)]));
-    this.map = h("div", { class: "map" }, this.svg, h("div", { class: "map-top" }, this.coordinator), ROWS.map(([role]) => this.rows[role].element));
+    this.map = h(
+      "div",
+      { class: "map" },
+      this.svg,
+      h("div", { class: "map-top" }, this.coordinator),
+      ROWS.map(([role]) => this.rows[role].element),
+    );
     this.pairs = h("div");
     this.waiting = h("p", { class: "muted pad" }, "Waiting for the first page of the cluster.");
-    this.panel = h("div", { class: "stack", hidden: true },
-      h("section", { class: "panel map-panel" },
-        h("div", { class: "panel-head" }, h("h2", null, "Cluster"), h("span", { class: "muted" }, "lines: KV bytes a second over the last 5 s, thicker by the same step for each ten times as much"), h("span", { class: "panel-tools" }, chartButtons(PROMQL, "baton status"))), this.map),
-      h("section", { class: "panel" }, h("div", { class: "panel-head" }, h("h2", null, "Pairs"), h("span", { class: "panel-tools" }, chartButtons("sum by (transport) (rate(baton_kv_transfer_bytes_sum[1m]))", "baton top"))), this.pairs));
+    this.panel = h(
+      "div",
+      { class: "stack", hidden: true },
+      h(
+        "section",
+        { class: "panel map-panel" },
+        h(
+          "div",
+          { class: "panel-head" },
+          h("h2", null, "Cluster"),
+          h(
+            "span",
+            { class: "muted" },
+            "lines: KV bytes a second over the last 5 s, thicker by the same step for each ten times as much",
+          ),
+          h("span", { class: "panel-tools" }, chartButtons(PROMQL, "baton status")),
+        ),
+        this.map,
+      ),
+      h(
+        "section",
+        { class: "panel" },
+        h(
+          "div",
+          { class: "panel-head" },
+          h("h2", null, "Pairs"),
+          h(
+            "span",
+            { class: "panel-tools" },
+            chartButtons("sum by (transport) (rate(baton_kv_transfer_bytes_sum[1m]))", "baton top"),
+          ),
+        ),
+        this.pairs,
+      ),
+    );
     root.append(h("h1", { class: "visually-hidden" }, "Cluster map"), this.waiting, this.panel);
     this.onChange = () => this.draw();
     app.cluster.addEventListener("change", this.onChange);
@@ -38,7 +79,16 @@ class ClusterView {
   row(role, title) {
     const cards = h("div", { class: "map-cards" });
     const says = h("span", { class: "muted" });
-    return { cards, says, element: h("section", { class: `map-row map-row-${role}`, "aria-label": title, data: { role } }, h("h3", null, title, " ", says), cards) };
+    return {
+      cards,
+      says,
+      element: h(
+        "section",
+        { class: `map-row map-row-${role}`, "aria-label": title, data: { role } },
+        h("h3", null, title, " ", says),
+        cards,
+      ),
+    };
   }
 
   draw() {
@@ -62,25 +112,56 @@ class ClusterView {
     const key = JSON.stringify([coordinator, Math.floor(at / 1000)]);
     if (key === this.coordinatorKey) return;
     this.coordinatorKey = key;
-    const waiting = Object.entries(coordinator.waiting ?? {}).map(([lane, n]) => `${lane} ${number(n)}`).join(", ");
+    const waiting = Object.entries(coordinator.waiting ?? {})
+      .map(([lane, n]) => `${lane} ${number(n)}`)
+      .join(", ");
     const isReady = coordinator.readiness === "ready";
     this.coordinator.dataset.node = "coordinator";
-    replace(this.coordinator,
-      h("header", null, h("a", { class: "node-name", href: link("requests") }, text(coordinator.name)), h("span", { class: `node-state ${isReady ? "" : "is-failed"}` }, `${isReady ? "●" : "✕"} ${text(coordinator.readiness).replaceAll("_", " ")}`)),
+    replace(
+      this.coordinator,
+      h(
+        "header",
+        null,
+        h("a", { class: "node-name", href: link("requests") }, text(coordinator.name)),
+        h(
+          "span",
+          { class: `node-state ${isReady ? "" : "is-failed"}` },
+          `${isReady ? "●" : "✕"} ${text(coordinator.readiness).replaceAll("_", " ")}`,
+        ),
+      ),
       coordinator.not_ready_because ? h("p", { class: "warning" }, coordinator.not_ready_because) : null,
-      h("dl", null, [["model", text(coordinator.model)], ["unfinished", count(coordinator.unfinished, "request")], ["waiting", waiting || "none"],
-        ["listens on", text(coordinator.listen)], ["version, up", `${text(coordinator.version)}, ${seconds(coordinator.uptime_s)}`], ["as of", clock(at, false)]]
-        .map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
+      h(
+        "dl",
+        null,
+        [
+          ["model", text(coordinator.model)],
+          ["unfinished", count(coordinator.unfinished, "request")],
+          ["waiting", waiting || "none"],
+          ["listens on", text(coordinator.listen)],
+          ["version, up", `${text(coordinator.version)}, ${seconds(coordinator.uptime_s)}`],
+          ["as of", clock(at, false)],
+        ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)]),
+      ),
+    );
   }
 
   drawRow(role) {
     const { cards, says, element } = this.rows[role];
     const nodes = this.app.cluster.nodesOf(role);
-    element.hidden = nodes.length === 0 && role === "co-located";
+    // A cluster of co-located nodes alone has no empty pools to complain about.
+    const hasOther = this.app.cluster.nodesOf("co-located").length > 0;
+    element.hidden = nodes.length === 0 && (role === "co-located" || hasOther);
     const ready = nodes.filter((node) => node.state === "ready").length;
     const all = (key) => number(nodes.reduce((n, node) => n + node[key], 0));
-    const words = nodes.length === 0 ? ["none has joined"] : [`${ready} of ${nodes.length} ready`, `${all("running")} running`, `${all("waiting")} waiting`];
-    if (says.dataset.words !== words.join()) replace(says, words.map((word) => h("span", null, word)));
+    const words =
+      nodes.length === 0
+        ? ["none has joined"]
+        : [`${ready} of ${nodes.length} ready`, `${all("running")} running`, `${all("waiting")} waiting`];
+    if (says.dataset.words !== words.join())
+      replace(
+        says,
+        words.map((word) => h("span", null, word)),
+      );
     says.dataset.words = words.join();
     element.classList.toggle("is-dense", nodes.length > 6);
     nodes.forEach((node, at) => {
@@ -112,7 +193,8 @@ class ClusterView {
     this.lit = name ?? null;
     const isNode = this.cards.has(this.lit);
     this.svg.classList.toggle("has-light", isNode);
-    for (const edge of this.svg.querySelectorAll(".edge")) edge.classList.toggle("is-lit", isNode && (edge.dataset.prefill === name || edge.dataset.decode === name));
+    for (const edge of this.svg.querySelectorAll(".edge"))
+      edge.classList.toggle("is-lit", isNode && (edge.dataset.prefill === name || edge.dataset.decode === name));
   }
 
   drawPairs(page) {
@@ -120,14 +202,48 @@ class ClusterView {
     if (key === this.pairsKey) return;
     this.pairsKey = key;
     if (page.pairs.length === 0) {
-      replace(this.pairs, h("p", { class: "muted" }, "No pair: KV moves between one prefill node and one decode node, and one of the two is missing."));
+      replace(
+        this.pairs,
+        h(
+          "p",
+          { class: "muted" },
+          "No pair: KV moves between one prefill node and one decode node, and one of the two is missing.",
+        ),
+      );
       return;
     }
     const head = [["Pair"], ["State"], ["KV now", "number"], ["KV in all", "number"], ["Handoffs", "number"]];
-    replace(this.pairs, h("table", { class: "plain" }, h("thead", null, h("tr", null, head.map(([title, className]) => h("th", { scope: "col", class: className }, title)))),
-      h("tbody", null, page.pairs.map((pair) => h("tr", { class: pair.is_usable ? null : "is-failed" },
-        h("td", null, pairKey(pair)), h("td", null, pair.is_usable ? "● usable" : `✕ not usable: ${text(pair.unusable_reason)}`),
-        h("td", { class: "number" }, rate(this.app.cluster.rateOf(pair))), h("td", { class: "number" }, bytes(pair.kv_bytes_total)), h("td", { class: "number" }, number(pair.handoffs_total)))))));
+    replace(
+      this.pairs,
+      h(
+        "table",
+        { class: "plain" },
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            head.map(([title, className]) => h("th", { scope: "col", class: className }, title)),
+          ),
+        ),
+        h(
+          "tbody",
+          null,
+          page.pairs.map((pair) =>
+            h(
+              "tr",
+              { class: pair.is_usable ? null : "is-failed" },
+              h("td", null, pairKey(pair)),
+              h("td", null, pair.is_usable ? "● usable" : `✕ not usable: ${text(pair.unusable_reason)}`),
+              h("td", { class: "number" }, rate(this.app.cluster.rateOf(pair))),
+              h("td", { class: "number" }, bytes(pair.kv_bytes_total)),
+              h("td", { class: "number" }, number(pair.handoffs_total)),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   dispose() {

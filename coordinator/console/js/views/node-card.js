@@ -39,10 +39,29 @@ export class NodeCard {
     this.name = h("a", { class: "node-name" });
     this.state = h("span", { class: "node-state" });
     this.blocks = h("div", { class: "node-blocks" });
-    this.lines = Object.fromEntries(["load", "permits", "lease", "clock", "build", "address"].map((name) => [name, line(name)]));
-    const terms = { load: "running, waiting", permits: "permits", lease: "lease left", clock: "clock", build: "version", address: "address" };
-    this.element = h("article", { class: "node-card", tabindex: -1 }, h("header", null, this.name, this.state), this.bar.element, this.blocks,
-      h("dl", null, Object.entries(terms).map(([name, term]) => [h("dt", null, term), this.lines[name]])));
+    this.lines = Object.fromEntries(
+      ["load", "permits", "lease", "clock", "build", "address"].map((name) => [name, line(name)]),
+    );
+    const terms = {
+      load: "running, waiting",
+      permits: "permits",
+      lease: "lease left",
+      clock: "clock",
+      build: "version",
+      address: "address",
+    };
+    this.element = h(
+      "article",
+      { class: "node-card", tabindex: -1 },
+      h("header", null, this.name, this.state),
+      this.bar.element,
+      this.blocks,
+      h(
+        "dl",
+        null,
+        Object.entries(terms).map(([name, term]) => [h("dt", null, term), this.lines[name]]),
+      ),
+    );
   }
 
   update(node) {
@@ -58,7 +77,7 @@ export class NodeCard {
     setText(load, `${number(node.running)}, ${number(node.waiting)}`);
     setText(permits, `${number(node.permits_available)} ${node.role === "prefill" ? "tokens" : "blocks"}`);
     setText(lease, ms(node.lease_left_ms));
-    lease.className = node.lease_left_ms < LEASE_SHORT_MS ? "is-short" : "";
+    lease.className = Number.isFinite(node.lease_left_ms) && node.lease_left_ms < LEASE_SHORT_MS ? "is-short" : "";
     setText(clock, clockWords(node.clock));
     setText(build, `${text(node.version)} · ${text(node.engine)}`);
     address.title = `epoch ${text(node.epoch)}; transports ${(node.transports ?? []).join(", ") || "none"}`;
@@ -73,8 +92,21 @@ export class NodeCard {
     if (this.blocksKey === key) return;
     this.blocksKey = key;
     const used = total > 0 ? percent(heldBlocks(blocks) / total, 0) : NONE;
-    replace(this.blocks, h("span", { class: "blocks-total", title: `${number(total)} blocks of ${number(node.block_tokens)} tokens` }, `KV ${used} held of ${number(total)}`),
-      shown.map((state) => h("span", { class: "block-count" }, h("i", { class: `blocks-${state.replace("_", "-")}` }), `${words(state)} ${number(blocks[state])}`)));
+    replace(
+      this.blocks,
+      h(
+        "span",
+        { class: "blocks-total", title: `${number(total)} blocks of ${number(node.block_tokens)} tokens` },
+        `KV ${used} held of ${number(total)}`,
+      ),
+      shown.map((state) =>
+        h(
+          "span",
+          { class: "block-count" },
+          h("i", { class: `blocks-${state.replace("_", "-")}` }),
+          `${words(state)} ${number(blocks[state])}`,
+        ),
+      ),
+    );
   }
 }
-

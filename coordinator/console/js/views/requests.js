@@ -26,16 +26,47 @@ class RequestsView {
     this.app = app;
     this.query = route.query;
     this.isHeld = false;
-    this.filters = new FilterBar((name, value) => this.change(name, value), () => this.clear());
-    this.rows = new VirtualRows({ label: "Requests", columns: COLUMNS, keyOf: (r) => r.seq,
-      onOpen: (r) => this.open(r), onSort: (key) => this.sortBy(key) });
+    this.filters = new FilterBar(
+      (name, value) => this.change(name, value),
+      () => this.clear(),
+    );
+    this.rows = new VirtualRows({
+      label: "Requests",
+      columns: COLUMNS,
+      keyOf: (r) => r.seq,
+      onOpen: (r) => this.open(r),
+      onSort: (key) => this.sortBy(key),
+    });
     this.says = h("span", { class: "list-says", role: "status" });
     this.notice = h("span", { class: "list-notice" });
-    this.order = h("button", { type: "button", class: "switch", id: "slowest", on: { click: () => this.turnOrder() } }, "Slowest first");
-    this.hold = h("button", { type: "button", class: "switch", id: "hold", "aria-pressed": "false", title: "Keep the rows as they are (Space)", on: { click: () => this.turnHold() } }, "Hold");
-    root.append(h("h1", { class: "visually-hidden" }, "Requests"),
-      h("div", { class: "bar" }, this.filters.element, h("div", { class: "bar-end" }, this.order, this.hold, copyButton("Copy CLI", "command", "baton tap"))),
-      h("div", { class: "list-line" }, this.says, this.notice), this.rows.element);
+    this.order = h(
+      "button",
+      { type: "button", class: "switch", id: "slowest", on: { click: () => this.turnOrder() } },
+      "Slowest first",
+    );
+    this.hold = h(
+      "button",
+      {
+        type: "button",
+        class: "switch",
+        id: "hold",
+        "aria-pressed": "false",
+        title: "Keep the rows as they are (Space)",
+        on: { click: () => this.turnHold() },
+      },
+      "Hold",
+    );
+    root.append(
+      h("h1", { class: "visually-hidden" }, "Requests"),
+      h(
+        "div",
+        { class: "bar" },
+        this.filters.element,
+        h("div", { class: "bar-end" }, this.order, this.hold, copyButton("Copy CLI", "command", "baton tap")),
+      ),
+      h("div", { class: "list-line" }, this.says, this.notice),
+      this.rows.element,
+    );
     this.onChange = () => this.later();
     app.requests.addEventListener("change", this.onChange);
     this.apply();
@@ -54,11 +85,17 @@ class RequestsView {
     const by = (step) => () => this.rows.move(step);
     const screen = () => this.rows.visible() - 1;
     return {
-      j: by(1), ArrowDown: by(1), k: by(-1), ArrowUp: by(-1),
-      PageDown: () => this.rows.move(screen()), PageUp: () => this.rows.move(-screen()),
-      Home: () => this.rows.moveTo(0), End: () => this.rows.moveTo(this.rows.records.length - 1),
+      j: by(1),
+      ArrowDown: by(1),
+      k: by(-1),
+      ArrowUp: by(-1),
+      PageDown: () => this.rows.move(screen()),
+      PageUp: () => this.rows.move(-screen()),
+      Home: () => this.rows.moveTo(0),
+      End: () => this.rows.moveTo(this.rows.records.length - 1),
       Enter: () => this.rows.openSelected(),
-      s: () => this.turnOrder(), " ": () => this.turnHold(),
+      s: () => this.turnOrder(),
+      " ": () => this.turnHold(),
     };
   }
 
@@ -133,27 +170,42 @@ class RequestsView {
 
   choices(all) {
     const seen = (key) => [...new Set(all.map((r) => r[key]).filter(Boolean))];
-    const nodes = [...(this.app.cluster.page?.nodes ?? []).map((node) => node.name), ...seen("prefill_node"), ...seen("decode_node")];
-    return { outcome: ["failed", ...seen("outcome").sort()], lane: seen("lane").sort(), node: [...new Set(nodes)].sort(), model: seen("model").sort() };
+    const nodes = [
+      ...(this.app.cluster.page?.nodes ?? []).map((node) => node.name),
+      ...seen("prefill_node"),
+      ...seen("decode_node"),
+    ];
+    return {
+      outcome: ["failed", ...seen("outcome").sort()],
+      lane: seen("lane").sort(),
+      node: [...new Set(nodes)].sort(),
+      model: seen("model").sort(),
+    };
   }
 
   emptyWords(total) {
     const { requests } = this.app;
     if (requests.problem && total === 0) return `The list could not be read. ${requests.problem}`;
     if (!requests.hasLoaded && total === 0) return "Reading the list.";
-    return total === 0 ? "No request yet. Send one, for example in the playground (g p)." : "No request passes these filters.";
+    return total === 0
+      ? "No request yet. Send one, for example in the playground (g p)."
+      : "No request passes these filters.";
   }
 
   say(all) {
     const { requests } = this.app;
     const running = all.reduce((n, r) => n + (r.outcome === null), 0);
     const parts = [`${number(this.shown.length)} of ${number(all.length)} requests`, `${number(running)} running`];
-    if (requests.kept !== null && requests.kept > all.length && !requests.isLoading) parts.push(`the coordinator keeps ${number(requests.kept)}`);
+    if (requests.kept !== null && requests.kept > all.length && !requests.isLoading)
+      parts.push(`the coordinator keeps ${number(requests.kept)}`);
     if (requests.forgotten > 0) parts.push(`${number(requests.forgotten)} older ones forgotten`);
     if (requests.isLoading && !requests.hasLoaded) parts.push("reading older ones");
     if (this.isHeld) parts.push("held: new requests are not shown");
     setText(this.says, parts.join(" · "));
-    setText(this.notice, requests.problem && all.length > 0 ? `Not up to date: ${requests.problem}` : (requests.notice ?? ""));
+    setText(
+      this.notice,
+      requests.problem && all.length > 0 ? `Not up to date: ${requests.problem}` : (requests.notice ?? ""),
+    );
   }
 
   dispose() {

@@ -15,19 +15,42 @@ export class VirtualRows {
   constructor({ label, columns, keyOf, onOpen, onSort }) {
     Object.assign(this, { columns, keyOf, onOpen, onSort, records: [], selected: null, slots: [] });
     this.id = `rows-${(ids += 1)}`;
-    this.head = h("div", { class: "grid-head grid-row", role: "row", "aria-rowindex": 1 }, columns.map((column) => this.header(column)));
+    this.head = h(
+      "div",
+      { class: "grid-head grid-row", role: "row", "aria-rowindex": 1 },
+      columns.map((column) => this.header(column)),
+    );
     this.body = h("div", { class: "grid-body", role: "rowgroup" });
     this.empty = h("p", { class: "grid-empty", hidden: true });
-    this.element = h("div", { class: "grid", role: "grid", tabindex: 0, "aria-label": label,
-      on: { scroll: () => this.draw(), click: (event) => this.clicked(event) } },
-    h("div", { role: "rowgroup", class: "grid-head-group" }, this.head), this.body, this.empty);
+    this.element = h(
+      "div",
+      {
+        class: "grid",
+        role: "grid",
+        tabindex: 0,
+        "aria-label": label,
+        on: { scroll: () => this.draw(), click: (event) => this.clicked(event) },
+      },
+      h("div", { role: "rowgroup", class: "grid-head-group" }, this.head),
+      this.body,
+      this.empty,
+    );
     this.sizes = new ResizeObserver(() => this.draw());
     this.sizes.observe(this.element);
   }
 
   header(column) {
     const inside = column.sort
-      ? h("button", { type: "button", tabindex: -1, title: `Sort by ${column.label}`, on: { click: () => this.onSort(column.sort) } }, column.title)
+      ? h(
+          "button",
+          {
+            type: "button",
+            tabindex: -1,
+            title: `Sort by ${column.label}`,
+            on: { click: () => this.onSort(column.sort) },
+          },
+          column.title,
+        )
       : h("span", { title: column.label }, column.title);
     return h("div", { role: "columnheader", class: column.className, data: { key: column.key } }, inside);
   }
@@ -86,7 +109,9 @@ export class VirtualRows {
   }
 
   makeSlot() {
-    const cells = this.columns.map((column) => h("div", { role: "gridcell", class: column.className }, column.isLink ? h("a", { tabindex: -1 }) : null));
+    const cells = this.columns.map((column) =>
+      h("div", { role: "gridcell", class: column.className }, column.isLink ? h("a", { tabindex: -1 }) : null),
+    );
     const row = h("div", { role: "row", class: "grid-row", id: `${this.id}-${this.slots.length}` }, cells);
     this.body.append(row);
     return { row, cells, at: null };
