@@ -1,0 +1,69 @@
+// Makes HTML and SVG elements; whatever comes from outside becomes a text node or an attribute value, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "on") for (const [event, run] of Object.entries(value)) element.addEventListener(event, run);
+    // The page's policy forbids style attributes; single properties set by script are allowed.
+    else if (name === "css") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "data") Object.assign(element.dataset, value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) append(element, child);
+    else if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
+}
+
+/** `h("p", {class: "note", on: {click}}, "text", child)`. */
+export function h(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+/** The same for SVG. */
+export function s(tag, props, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+/** Replaces everything inside `element`; nested lists and nothing-values are allowed, as in `h`. */
+export function replace(element, ...children) {
+  const fragment = document.createDocumentFragment();
+  append(fragment, children);
+  element.replaceChildren(fragment);
+}
+
+/** Sets text only when it differs: a live page then leaves selections and screen readers alone. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** A table of text cells: `columns` are {title, className}, a cell may be a string or an element. */
+export function table(caption, columns, rows, props) {
+  const cell = (content, at) => h("td", { class: columns[at].className }, content);
+  return h(
+    "table",
+    { class: "plain", ...props },
+    h("caption", { class: "visually-hidden" }, caption),
+    h(
+      "thead",
+      null,
+      h(
+        "tr",
+        null,
+        columns.map((c) => h("th", { scope: "col", class: c.className }, c.title)),
+      ),
+    ),
+    h(
+      "tbody",
+      null,
+      rows.map((cells) => h("tr", null, cells.map(cell))),
+    ),
+  );
+}

@@ -1,0 +1,549 @@
+"""The web console in a real browser, by clicks and by keys: against `baton up` (BATON_CONSOLE_URL) or a mock."""
+
+import json
+import os
+import re
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+URL = os.environ.get("BATON_CONSOLE_URL", "").rstrip("/").removesuffix("/ui")
+if not URL:
+    # Who names a cluster wants it tested; without one the console is tested where a browser can be driven.
+    pytest.importorskip("playwright.sync_api", reason="pip install playwright (no browser download needed)")
+from playwright.sync_api import expect, sync_playwright  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = 10_000
+# Rows that fit on the screen, the spare ones above and below, and the head.
+ROWS_MAX = 80
+mock_only = pytest.mark.skipif(bool(URL), reason="asks the mock to hold or do what a real cluster does not on demand")
+LIMIT_MS = 20_000
+
+
+class Server:
+    def __init__(self, url):
+        self.url = url
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return json.load(answer)
+
+    def post(self, path, body=None):
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body or {}).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read()
+
+
+@pytest.fixture(scope="session")
+def server():
+    if not URL:
+        from console.mock_server import serve
+
+        mock = serve(records=RECORDS)
+        yield Server(f"http://127.0.0.1:{mock.server_address[1]}")
+        mock.shutdown()
+        return
+    real = Server(URL)
+    model = real.get("/v1/models")["data"][0]["id"]
+    for n in range(4):
+        messages = [{"role": "user", "content": f"Count to {n + 3}."}]
+        real.post(
+            "/v1/chat/completions",
+            {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0, "stream": True},
+        )
+    yield real
+
+
+@pytest.fixture(scope="session")
+def browser():
+    found = subprocess.run([ROOT / "scripts" / "get-chromium"], capture_output=True, text=True, check=False)
+    if found.returncode == 4 and not URL:
+        pytest.skip(found.stderr)
+    assert found.returncode == 0, found.stderr
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses to run as root, and the pages are ours.
+        chromium = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def context(browser, server):
+    fresh = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light", accept_downloads=True)
+    fresh.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    fresh.set_default_timeout(LIMIT_MS)
+    expect.set_options(timeout=LIMIT_MS)
+    yield fresh
+    fresh.close()
+
+
+@pytest.fixture
+def page(context, server):
+    """A page that must stay without errors (a breach of the content policy is one) and ask nobody but the server."""
+    opened = context.new_page()
+    faults, strangers = [], []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    opened.on(
+        "request",
+        lambda request: strangers.append(request.url) if not request.url.startswith((server.url, "blob:")) else None,
+    )
+    yield opened
+    assert not strangers
+    # What the network did is the page's to report in words, and tests look at those.
+    assert not [fault for fault in faults if "Failed to load resource" not in fault and "ERR_" not in fault]
+
+
+@pytest.fixture
+def at(page, server):
+    def go(hash_link):
+        # From another document, so that it is a deep link and not a step inside the page.
+        page.goto("about:blank")
+        page.goto(f"{server.url}/ui/{hash_link}")
+        return page
+
+    return go
+
+
+def rows(page):
+    return page.locator(".grid-body .grid-row:visible")
+
+
+def chosen_id(page):
+    return page.locator(".grid-body .grid-row[aria-selected=true]:visible a").inner_text()
+
+
+def some_request(server):
+    """An ended request with a first token, by the id that links carry."""
+    records = server.get("/admin/requests?limit=200&outcome=ok")["records"]
+    return next(record for record in records if record["ttft_ms"] is not None)
+
+
+def copied(page):
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+# ---- cluster ----------------------------------------------------------------------------------------------------
+
+
+def test_the_map_has_every_node_and_every_pair(at, server):
+    page = at("")
+    cluster = server.get("/admin/cluster")
+    for node in cluster["nodes"]:
+        card = page.locator(f'.node-card[data-node="{node["name"]}"]')
+        expect(card).to_be_visible()
+        expect(card.locator("header")).to_contain_text(node["state"])
+        expect(card.locator(".block-bar")).to_have_attribute("aria-label", re.compile("free"))
+        expect(card.locator('[data-line="lease"]')).to_have_text(re.compile(r"\d.* m?s"))
+        row = card.locator("xpath=ancestor::section[@data-role]")
+        assert row.get_attribute("data-role") == node["role"]
+    expect(page.locator('.node-card[data-node="coordinator"]')).to_contain_text(cluster["coordinator"]["model"])
+    expect(page.locator(".edges .edge")).to_have_count(len(cluster["pairs"]))
+    for pair in cluster["pairs"]:
+        expect(page.locator(f'.edge[data-prefill="{pair["prefill"]}"][data-decode="{pair["decode"]}"]')).to_have_count(
+            1
+        )
+    assert page.title().startswith("Cluster")
+
+
+@mock_only
+def test_a_busy_pair_is_thicker_and_a_broken_one_is_named(at):
+    page = at("#/cluster")
+    busy = page.locator(".edge.is-busy").first
+    expect(busy).to_be_attached()
+    width = "element => Number(element.querySelector('path').getAttribute('stroke-width'))"
+    assert busy.evaluate(width) > page.locator(".edge.is-unusable").first.evaluate(width)
+    expect(page.locator("table")).to_contain_text("handshake refused")
+
+
+def test_a_node_leads_to_its_requests(at, server):
+    page = at("#/cluster")
+    name = server.get("/admin/cluster")["nodes"][0]["name"]
+    page.locator(f'.node-card[data-node="{name}"] .node-name').click()
+    expect(page).to_have_url(re.compile(re.escape(f"#/requests?node={name}")))
+    expect(page.locator("#filter-node")).to_have_value(name)
+
+
+# ---- requests ---------------------------------------------------------------------------------------------------
+
+
+def test_filters_are_in_the_address_and_survive_a_reload(at, server):
+    page = at("#/requests")
+    expect(rows(page).first).to_be_visible()
+    lane = server.get("/admin/requests?limit=1")["records"][0]["lane"]
+    page.locator("#filter-lane").select_option(lane)
+    page.locator("#filter-slower").fill("0.5")
+    page.locator("#slowest").click()
+    expect(page).to_have_url(re.compile(r"slower_than_ms=0\.5"))
+    page.reload()
+    expect(page.locator("#filter-lane")).to_have_value(lane)
+    expect(page.locator("#filter-slower")).to_have_value("0.5")
+    expect(page.locator("#slowest")).to_have_attribute("aria-pressed", "true")
+    expect(rows(page).first).to_be_visible()
+    lanes = set(page.locator(".grid-body .grid-row:visible > :nth-child(3)").all_inner_texts())
+    assert lanes == {lane}
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#filter-lane")).to_have_value("")
+
+
+def test_slowest_first_is_the_order_of_the_server(at, server):
+    page = at("#/requests?sort=-e2e_ms&outcome=ok")
+    expect(rows(page).first).to_be_visible()
+    slowest = server.get("/admin/requests?slowest=true&outcome=ok&limit=1")["records"][0]
+    expect(page.locator('.grid-body .grid-row[aria-rowindex="2"] a')).to_have_text(slowest["id"])
+
+
+@mock_only
+@pytest.mark.parametrize("name", ["breached", "stalled"])
+def test_switches_count_as_the_server_does(at, server, name):
+    page = at("#/requests")
+    expect(page.locator(".list-says")).to_contain_text("10,000 of 10,000")
+    page.locator(f"#filter-{name}").click()
+    page.locator("#filter-outcome").select_option("failed")
+    page.locator("#filter-outcome").select_option("")
+    expect(page).to_have_url(re.compile(f"{name}=true"))
+    shown = int(page.locator(".list-says").inner_text().split(" of ")[0].replace(",", ""))
+    # The server keeps a few newer and older ones than the page.
+    assert abs(shown - len(server.get(f"/admin/requests?limit=1000&{name}=true")["records"])) < 20
+
+
+def test_a_new_request_appears_by_itself(at, server):
+    page = at("#/requests")
+    expect(rows(page).first).to_be_visible()
+    newest = page.locator('.grid-body .grid-row[aria-rowindex="2"] a')
+    before = newest.inner_text()
+    model = server.get("/v1/models")["data"][0]["id"]
+    server.post(
+        "/v1/chat/completions",
+        {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": True},
+    )
+    expect(newest).not_to_have_text(before)
+
+
+@mock_only
+def test_ten_thousand_records_need_few_rows(at, server):
+    page = at("#/requests")
+    expect(page.locator(".list-says")).to_contain_text("10,000 of 10,000")
+    grid = page.get_by_role("grid")
+    assert int(grid.get_attribute("aria-rowcount")) == RECORDS + 1
+    count = "document.querySelectorAll('.grid-body .grid-row').length"
+    assert page.evaluate(count) < ROWS_MAX
+    page.locator("#hold").click()
+    grid.focus()
+    page.keyboard.press("End")
+    expect(page.locator(f'.grid-row[aria-rowindex="{RECORDS + 1}"][aria-selected=true]')).to_be_visible()
+    page.keyboard.press("Home")
+    expect(page.locator('.grid-row[aria-rowindex="2"][aria-selected=true]')).to_be_visible()
+    grid.evaluate("element => { element.scrollTop = element.scrollHeight / 2; }")
+    expect(page.locator(f'.grid-row[aria-rowindex="{RECORDS // 2}"]')).to_be_visible()
+    assert page.evaluate(count) < ROWS_MAX
+
+
+# ---- one request ------------------------------------------------------------------------------------------------
+
+
+def test_a_click_opens_the_waterfall_and_the_stages_add_up(at, server):
+    wanted = some_request(server)
+    page = at("#/requests?sort=-seq&outcome=ok")
+    row = rows(page).filter(has_text=wanted["id"])
+    if row.count() == 0:
+        row = rows(page).first
+    row.first.locator("xpath=./*[2]").click()
+    expect(page.locator(".waterfall .span-row").first).to_be_visible()
+    name = page.locator("h1").inner_text()
+    detail = server.get(f"/admin/requests/{name}")
+    stages = [stage for stage in detail["stages"] if stage["phase"] == "ttft"]
+    expect(page.locator(".ttft-legend li")).to_have_count(len(stages) + 1)
+    expect(page.locator(".ttft-sum")).to_contain_text("unattributed")
+    assert abs(sum(stage["ms"] for stage in stages) + detail["unattributed_ms"] - detail["ttft_ms"]) < 0.01
+    widths = page.locator(".ttft-bar .piece").evaluate_all(
+        "pieces => pieces.map(piece => Number(piece.style.flexGrow))"
+    )
+    assert sum(widths) == pytest.approx(detail["ttft_ms"], abs=0.05)
+    trace = server.get(f"/admin/traces/{name}?view=waterfall")
+    expect(page.locator(".waterfall .span-row")).to_have_count(len(trace["spans"]))
+
+
+def test_a_deep_link_opens_by_every_id(at, server):
+    record = some_request(server)
+    for name in (record["id"], record["response_id"], record["trace_id"], str(record["seq"])):
+        page = at(f"#/requests/{name}")
+        expect(page.locator("h1")).to_have_text(record["id"])
+        expect(page.locator(".waterfall .span-row").first).to_be_visible()
+    page.reload()
+    expect(page.locator(".waterfall .span-row").first).to_be_visible()
+
+
+def test_the_pointer_and_grouping_of_the_waterfall(at, server):
+    page = at(f"#/requests/{some_request(server)['id']}")
+    forward = page.locator(".span-row", has_text="prefill.forward").first
+    forward.hover()
+    expect(page.locator(".details h2")).to_contain_text("prefill.forward")
+    expect(page.locator(".details")).to_contain_text("Attributes")
+    page.get_by_label("Group spans").select_option("processes")
+    processes = page.locator(".waterfall .process-row")
+    expect(processes.first).to_contain_text("coordinator")
+    assert processes.count() >= 2
+    axis = page.locator(".waterfall .axis text")
+    whole = axis.all_inner_texts()
+    page.get_by_role("button", name="To first token").click()
+    assert axis.all_inner_texts() != whole
+    page.get_by_role("button", name="Whole").click()
+    assert axis.all_inner_texts() == whole
+
+
+def test_what_can_be_taken_along(at, server):
+    record = some_request(server)
+    page = at(f"#/requests/{record['id']}")
+    expect(page.locator(".waterfall .span-row").first).to_be_visible()
+    page.get_by_role("button", name="Copy CLI").click()
+    expect(page.locator("#toast")).to_have_text("command copied")
+    assert copied(page) == f"baton trace {record['id']}"
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.locator("#toast")).to_have_text("link copied")
+    assert copied(page) == page.url
+    page.get_by_role("button", name="Copy as JSON").click()
+    expect(page.locator("#toast")).to_have_text("JSON copied")
+    assert json.loads(copied(page))["trace_id"] == record["trace_id"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download JSON").click()
+    assert json.loads(Path(download.value.path()).read_text())["request"]["seq"] == record["seq"]
+
+
+@mock_only
+def test_stalls_retries_and_clocks_are_told(at):
+    page = at("#/requests/demo-stalls")
+    expect(page.locator(".event-stall")).to_have_count(2)
+    expect(page.get_by_text("a chunk of 512 prompt tokens ran in the same step")).to_be_visible()
+    at("#/requests/demo-retried")
+    expect(page.get_by_role("cell", name="connection lost")).to_be_visible()
+    expect(page.get_by_text("Spans of decode-1 are missing: connection refused.")).to_be_visible()
+    expect(page.locator(".waterfall .links path").first).to_be_attached()
+
+
+@mock_only
+def test_a_span_before_its_parent_is_marked(at):
+    page = at("#/requests/demo-early-span")
+    expect(page.locator(".bar.is-early")).to_have_count(1)
+    page.locator(".span-row", has_text="⚠").hover()
+    expect(page.locator(".details .warning")).to_contain_text(
+        "before its parent prefill; the clocks' error explains at most"
+    )
+
+
+def test_an_unknown_id_is_explained(at):
+    page = at("#/requests/never-was-here")
+    expect(page.locator(".nothing")).to_contain_text("keeps no request with this id")
+
+
+@mock_only
+def test_markup_from_outside_stays_text(at, server):
+    from console.fake_requests import MARKUP
+
+    page = at("#/requests?outcome=kv_transfer_failed&slower_than_ms=1")
+    expect(rows(page).filter(has_text="<img")).to_have_count(1)
+    rows(page).filter(has_text="<img").click()
+    expect(page.locator("h1")).to_have_text(MARKUP)
+    expect(page.locator(".because.is-failed")).to_contain_text(MARKUP)
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    page.get_by_role("button", name="Copy CLI").click()
+    expect(page.locator("#toast")).to_have_text("command copied")
+    assert copied(page) == f"baton trace '{MARKUP}'"
+
+
+# ---- latency and KV ---------------------------------------------------------------------------------------------
+
+
+def test_histograms_with_limits_counts_and_copies(at, server):
+    page = at("#/latency")
+    chart = page.locator('.chart[data-metric="baton_ttft_seconds"][data-lane="interactive"]')
+    expect(chart.locator(".hist-bar").first).to_be_attached()
+    expect(chart.locator(".figures")).to_contain_text(re.compile(r"n = [\d,]+ request"))
+    expect(chart.locator(".figures")).to_contain_text("p99")
+    expect(chart.locator(".limit text").first).to_contain_text("SLO")
+    expect(page.locator('.chart[data-metric="baton_itl_seconds"]').first).to_be_visible()
+    chart.get_by_role("button", name="Copy PromQL").click()
+    expect(page.locator("#toast")).to_have_text("PromQL copied")
+    assert 'baton_ttft_seconds_bucket{lane="interactive"}' in copied(page)
+    profiles = server.get("/admin/slo")["profiles"]
+    expect(page.locator("main table").first).to_contain_text(next(p["name"] for p in profiles if p["lanes"]))
+    page.locator("#latency-window").select_option("5m")
+    page.reload()
+    expect(page.locator("#latency-window")).to_have_value("5m")
+
+
+@mock_only
+def test_few_samples_are_grey_and_said_to_be_few(at):
+    page = at("#/latency")
+    few = page.locator('.chart[data-metric="baton_ttft_seconds"][data-lane="batch"]')
+    expect(few.locator(".figures .is-few").first).to_be_visible()
+    expect(few.locator(".figures")).to_contain_text("fewer than 100 samples")
+    many = page.locator('.chart[data-metric="baton_ttft_seconds"][data-lane="interactive"]')
+    expect(many.locator(".percentile").first).to_be_attached()
+    assert many.locator(".is-few").count() == 0
+
+
+def test_kv_of_every_node_and_pair(at, server):
+    page = at("#/kv")
+    cluster = server.get("/admin/cluster")
+    for node in cluster["nodes"]:
+        chart = page.locator(f'.chart[data-node="{node["name"]}"]')
+        expect(chart.locator("polygon").first).to_be_attached()
+        expect(chart.locator(".figures")).to_contain_text("held by requests")
+    for pair in cluster["pairs"]:
+        expect(
+            page.locator(f'.chart[data-pair="{pair["prefill"]} → {pair["decode"]}"] polyline').first
+        ).to_be_attached()
+    first = page.locator(".chart").first
+    first.locator("svg").hover()
+    expect(first.locator(".readout")).to_contain_text("active")
+
+
+# ---- playground -------------------------------------------------------------------------------------------------
+
+
+def ask(page, text, max_tokens):
+    expect(page.locator("#chat-model")).to_be_enabled()
+    page.locator("#chat-max-tokens").fill(str(max_tokens))
+    page.locator("#chat-prompt").fill(text)
+    page.locator("#chat-prompt").press("Enter")
+
+
+def test_chat_shows_timings_and_leads_to_its_waterfall(at):
+    page = at("#/playground")
+    ask(page, "What is the capital of France?", 12)
+    answer = page.locator(".turn-assistant").last
+    for name in ("TTFT", "queue", "prefill", "KV transfer", "decode", "tokens/s"):
+        expect(answer.locator(".turn-foot")).to_contain_text(name)
+    assert answer.locator(".turn-text").inner_text()
+    assert answer.locator(".turn-text > *").count() == 0, "an answer is text and nothing else"
+    answer.get_by_role("link", name="Waterfall").click()
+    expect(page).to_have_url(re.compile("#/requests/chatcmpl-"))
+    expect(page.locator(".waterfall .span-row").first).to_be_visible()
+    page.go_back()
+    expect(page.locator(".turn-assistant")).to_have_count(1)
+
+
+def test_an_answer_can_be_stopped(at):
+    page = at("#/playground")
+    ask(page, "Tell me a very long story about a lighthouse.", 900)
+    answer = page.locator(".turn-assistant").last
+    expect(answer.locator(".turn-text")).not_to_be_empty()
+    page.locator("#chat-stop").click()
+    expect(answer.locator(".turn-foot")).to_contain_text("stopped by you")
+    expect(page.locator("#chat-send")).to_be_enabled()
+
+
+def test_a_refusal_is_shown_in_words(at):
+    page = at("#/playground")
+    page.locator("#chat-temperature").fill("9")
+    ask(page, "Hello", 4)
+    expect(page.locator(".turn-assistant .is-failed")).to_contain_text("temperature")
+
+
+# ---- everything -------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_way_without_a_mouse(at):
+    page = at("")
+    expect(page.locator(".node-card").first).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Keyboard shortcuts")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("Space")
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    wanted = chosen_id(page)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(wanted)
+    expect(page.locator(".span-row.is-chosen")).to_have_count(1)
+    first = page.locator(".details h2").inner_text()
+    page.keyboard.press("j")
+    expect(page.locator(".details h2")).not_to_have_text(first)
+    page.keyboard.press("Escape")
+    expect(rows(page).first).to_be_visible()
+    assert chosen_id(page) == wanted, "coming back, the row is still the chosen one"
+    page.keyboard.press("/")
+    page.keyboard.type(wanted)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(wanted)
+    for key, name in (("l", "Latency"), ("k", "KV"), ("c", "Cluster"), ("p", "Playground")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page.locator("#nav [aria-current]")).to_have_text(name)
+    expect(page.locator("#chat-prompt")).to_be_focused()
+
+
+def test_dark_and_light(at, page):
+    background = "getComputedStyle(document.body).backgroundColor"
+    at("")
+    light = page.evaluate(background)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("#theme")).to_have_attribute("aria-label", re.compile("system"))
+    page.locator("#theme").click()
+    assert page.evaluate(background) == dark
+    page.reload()
+    assert page.evaluate(background) == dark, "the choice is kept"
+    page.keyboard.press("t")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(background) == light
+
+
+@pytest.mark.parametrize("view", ["#/cluster", "#/requests", "#/latency", "#/kv", "#/playground", "request"])
+def test_nothing_sticks_out_at_900_pixels(at, page, server, view):
+    page.set_viewport_size({"width": 900, "height": 800})
+    at(f"#/requests/{some_request(server)['id']}" if view == "request" else view)
+    expect(page.locator("main > *").first).to_be_attached()
+    ready = {
+        "request": ".span-row",
+        "#/cluster": ".node-card:visible",
+        "#/requests": ".grid-body .grid-row:visible",
+        "#/latency": ".hist-bar",
+        "#/kv": ".chart",
+        "#/playground": "#chat-prompt",
+    }
+    expect(page.locator(ready[view]).first).to_be_attached()
+    for element in ("document.scrollingElement", "document.querySelector('main')"):
+        assert page.evaluate(f"{element}.scrollWidth - {element}.clientWidth") <= 0
+
+
+@mock_only
+def test_a_coordinator_that_goes_and_comes_back(at, server):
+    page = at("#/requests")
+    expect(page.locator("#live")).to_have_text("live")
+    expect(rows(page).first).to_be_visible()
+    server.post("/mock/away")
+    try:
+        expect(page.locator("#banner")).to_contain_text("The coordinator is away. What you see is of")
+        expect(page.locator("#banner")).to_contain_text("Next try in")
+        assert rows(page).count() > 0, "what was read stays readable"
+    finally:
+        server.post("/mock/back")
+    page.get_by_role("button", name="Try now").click()
+    expect(page.locator("#live")).to_have_text("live")
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(page.locator(".list-notice")).to_contain_text("The connection came back")
+
+
+@mock_only
+def test_a_slow_reader_reads_the_list_again(at, page, server):
+    at("#/requests")
+    expect(page.locator(".list-says")).to_contain_text("10,000 of 10,000")
+    with page.expect_request(re.compile("/admin/requests")):
+        server.post("/mock/lagged")
+    expect(page.locator(".list-notice")).to_contain_text("too slow for 321 events")
