@@ -100,7 +100,7 @@ impl MembershipService for MembershipEndpoint {
     }
 
     async fn read_clock(&self, _: Request<v1::ClockQuestion>) -> Result<Response<v1::ClockReading>, Status> {
-        Ok(Response::new(clock_offset::read_clock()))
+        Ok(Response::new(clock_offset::read_clock().into()))
     }
 }
 

@@ -13,12 +13,12 @@ use proto::messages::{
     PrefillOutcome, Refused, RefusedReason, TokenBatch,
 };
 use proto::v1::membership_service_client::MembershipServiceClient;
+use service_runtime::clock::Clock;
 use service_runtime::membership::{LostReason, MembershipEvent};
 use serving_core::ids::{Attempt, TokenId};
 use serving_core::node::NodeRole;
 use serving_core::request::{LocalPrefillReason, RequestError, TokenEvent};
 use serving_core::stage::{Stage, StageTimings};
-use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -28,7 +28,7 @@ async fn send<E>(events: &mpsc::Sender<E>, event: E) {
 }
 
 fn batch(tokens: Vec<TokenEvent>) -> TokenBatch {
-    TokenBatch::handed_over(tokens, Time::ZERO)
+    TokenBatch::handed_over(tokens, Clock::now())
 }
 
 fn opened(transfer: u128) -> DecodeEvent {
@@ -36,7 +36,7 @@ fn opened(transfer: u128) -> DecodeEvent {
         ticket: Some(ticket(transfer)),
         prefix_blocks: 0,
         cached_tokens: 0,
-        at: Time::ZERO,
+        at: Clock::now(),
     })
 }
 
@@ -45,7 +45,7 @@ fn opened_local() -> DecodeEvent {
         ticket: None,
         prefix_blocks: 0,
         cached_tokens: 16,
-        at: Time::ZERO,
+        at: Clock::now(),
     })
 }
 
@@ -85,7 +85,7 @@ fn good_prefill(pushed: Pushed) -> PrefillScript {
                 &events,
                 PrefillEvent::Accepted {
                     cached_tokens: 0,
-                    at: Time::ZERO,
+                    at: Clock::now(),
                 },
             )
             .await;
@@ -94,7 +94,7 @@ fn good_prefill(pushed: Pushed) -> PrefillScript {
                 &events,
                 PrefillEvent::FirstToken {
                     timings: node_timings(),
-                    sampled_at: Time::ZERO,
+                    sampled_at: Clock::now(),
                 },
             )
             .await;
@@ -259,7 +259,7 @@ async fn a_prefill_node_that_dies_before_the_first_token_is_only_latency() {
             &events,
             PrefillEvent::Accepted {
                 cached_tokens: 0,
-                at: Time::ZERO,
+                at: Clock::now(),
             },
         )
         .await
@@ -337,7 +337,7 @@ async fn a_client_that_goes_away_cancels_both_legs_within_a_second() {
                 &events,
                 PrefillEvent::Accepted {
                     cached_tokens: 0,
-                    at: Time::ZERO,
+                    at: Clock::now(),
                 },
             )
             .await;
@@ -514,7 +514,7 @@ async fn a_request_of_one_token_never_meets_the_decode_node() {
             &events,
             PrefillEvent::Accepted {
                 cached_tokens: 0,
-                at: Time::ZERO,
+                at: Clock::now(),
             },
         )
         .await;
@@ -563,7 +563,7 @@ async fn a_failed_transfer_ends_in_local_prefill() {
             &events,
             PrefillEvent::Accepted {
                 cached_tokens: 0,
-                at: Time::ZERO,
+                at: Clock::now(),
             },
         )
         .await;

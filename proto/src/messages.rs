@@ -234,6 +234,13 @@ pub struct ClockOffset {
     pub error: Duration,
 }
 
+/// The coordinator's clocks, read at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockReading {
+    pub monotonic: Time,
+    pub unix_ns: u64,
+}
+
 impl ClockOffset {
     /// A time of the node on the coordinator's clock; `None` when it lies before that clock's start.
     pub fn map(&self, node_time: Time) -> Option<Time> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
@@ -72,6 +72,7 @@ pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<Li
     Json(json!({
         "records": page.records,
         "next_before": page.next_before,
+        "now_unix_ms": now_unix_ms(),
         "kept": page.kept,
         "forgotten": page.forgotten,
     }))
@@ -118,6 +119,7 @@ pub fn cluster_page(state: &AppState) -> Value {
         "coordinator": {
             "name": insight.name,
             "version": env!("CARGO_PKG_VERSION"),
+            "now_unix_ms": now_unix_ms(),
             "uptime_s": state.started_at.elapsed().as_secs(),
             "listen": insight.listen,
             "model": state.served_models.first(),
@@ -129,6 +131,11 @@ pub fn cluster_page(state: &AppState) -> Value {
         "nodes": nodes,
         "pairs": pairs_page(&snapshot, insight),
     })
+}
+
+/// For readers whose own clock is another one.
+fn now_unix_ms() -> f64 {
+    ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 fn node_page(node: &NodeSnapshot, clocks: &[crate::records::shape::ClockShape]) -> Value {

@@ -6,6 +6,7 @@
 mod admin;
 mod body;
 mod connection;
+mod console;
 mod error;
 mod events;
 mod fields;
@@ -151,6 +152,9 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/requests/{id}", get(admin::request))
         .route("/admin/traces/{id}", get(traces::trace))
         .route("/admin/cluster", get(admin::cluster))
+        .route("/ui", get(console::index))
+        .route("/ui/", get(console::index))
+        .route("/ui/{*path}", get(console::file))
         .route("/admin/slo", get(admin::slo))
         .route("/admin/events", get(events::events))
         .fallback(unknown_route)

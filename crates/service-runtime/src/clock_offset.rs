@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use proto::messages::{ClockOffset, NodeReport};
+use proto::messages::{ClockOffset, ClockReading, NodeReport};
 use proto::v1;
 use proto::v1::membership_service_client::MembershipServiceClient;
 use serving_core::time::Time;
@@ -48,8 +48,7 @@ pub struct Exchange {
     pub answered_at: Time,
     /// This node's wall clock, read with `asked_at`.
     pub asked_unix_ns: u64,
-    pub coordinator_monotonic_ns: u64,
-    pub coordinator_unix_ns: u64,
+    pub coordinator: ClockReading,
 }
 
 impl Exchange {
@@ -61,8 +60,8 @@ impl Exchange {
             i64::try_from(nanoseconds).unwrap_or(if nanoseconds < 0 { i64::MIN } else { i64::MAX })
         };
         ClockOffset {
-            monotonic_ns: between(self.coordinator_monotonic_ns, self.asked_at.0),
-            unix_ns: between(self.coordinator_unix_ns, self.asked_unix_ns),
+            monotonic_ns: between(self.coordinator.monotonic.0, self.asked_at.0),
+            unix_ns: between(self.coordinator.unix_ns, self.asked_unix_ns),
             error: round_trip / 2,
         }
     }
@@ -109,7 +108,7 @@ const STEP_TOLERANCE_NS: u128 = 1_000_000;
 
 /// Measures and reports to the coordinator until it is dropped.
 #[derive(Debug)]
-pub struct Measuring(AbortHandle);
+pub(crate) struct Measuring(AbortHandle);
 
 impl Drop for Measuring {
     fn drop(&mut self) {
@@ -118,7 +117,7 @@ impl Drop for Measuring {
 }
 
 /// Starts measuring. `rank`: the wall clock of the first coordinator of the list is the one that spans are written in.
-pub fn measure(
+pub(crate) fn measure(
     client: MembershipServiceClient<Channel>,
     reports: mpsc::Sender<v1::NodeReport>,
     rank: usize,
@@ -154,20 +153,19 @@ async fn keep_measuring(mut client: MembershipServiceClient<Channel>, report: im
 
 async fn exchange(client: &mut MembershipServiceClient<Channel>) -> Result<Exchange, tonic::Status> {
     let (asked_at, asked_unix_ns) = (Clock::now(), unix_ns());
-    let reading = client.read_clock(v1::ClockQuestion {}).await?.into_inner();
+    let reading: ClockReading = client.read_clock(v1::ClockQuestion {}).await?.into_inner().into();
     Ok(Exchange {
         asked_at,
         answered_at: Clock::now(),
         asked_unix_ns,
-        coordinator_monotonic_ns: reading.monotonic_ns,
-        coordinator_unix_ns: reading.unix_ns,
+        coordinator: reading,
     })
 }
 
 /// The coordinator's answer.
-pub fn read_clock() -> v1::ClockReading {
-    v1::ClockReading {
-        monotonic_ns: Clock::now().0,
+pub fn read_clock() -> ClockReading {
+    ClockReading {
+        monotonic: Clock::now(),
         unix_ns: unix_ns(),
     }
 }
@@ -191,8 +189,10 @@ mod tests {
             asked_at: Time(asked),
             answered_at: Time(read + back_us * 1_000),
             asked_unix_ns: 1_000 * HOUR_NS + asked,
-            coordinator_monotonic_ns: read + 5_000_000_000,
-            coordinator_unix_ns: 1_000 * HOUR_NS + read + wall_ahead_ns,
+            coordinator: ClockReading {
+                monotonic: Time(read + 5_000_000_000),
+                unix_ns: 1_000 * HOUR_NS + read + wall_ahead_ns,
+            },
         }
     }
 

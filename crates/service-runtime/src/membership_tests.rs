@@ -126,7 +126,7 @@ impl MembershipService for Service {
         Ok(Response::new(Box::pin(ReceiverStream::new(queue))))
     }
     async fn read_clock(&self, _: Request<v1::ClockQuestion>) -> Result<Response<v1::ClockReading>, Status> {
-        Ok(Response::new(crate::clock_offset::read_clock()))
+        Ok(Response::new(crate::clock_offset::read_clock().into()))
     }
 }
 

@@ -6,12 +6,31 @@ use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{
     CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth,
 };
+use serving_core::time::Time;
 
 use super::{
     ConvertError, Result, SMALL_LIST_MAX, at_most, detail, hash32, millis, name, names, node_id, node_ref, required,
 };
-use crate::messages::{ClockOffset, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
+use crate::messages::{ClockOffset, ClockReading, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use crate::v1;
+
+impl From<ClockReading> for v1::ClockReading {
+    fn from(reading: ClockReading) -> Self {
+        Self {
+            monotonic_ns: reading.monotonic.0,
+            unix_ns: reading.unix_ns,
+        }
+    }
+}
+
+impl From<v1::ClockReading> for ClockReading {
+    fn from(wire: v1::ClockReading) -> Self {
+        Self {
+            monotonic: Time(wire.monotonic_ns),
+            unix_ns: wire.unix_ns,
+        }
+    }
+}
 
 impl From<NodeReport> for v1::NodeReport {
     fn from(report: NodeReport) -> Self {

@@ -402,7 +402,7 @@ fn kv_frame() -> impl Strategy<Value = KvFrame> {
                 block_count: numbers[1],
                 frame_count: numbers[2],
                 first_tokens,
-                traceparent: (numbers[3] % 2 == 0)
+                traceparent: (numbers[2] % 2 == 0)
                     .then(|| "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
             })
         },

@@ -29,7 +29,7 @@ static KEPT: OnceLock<KeptSpans> = OnceLock::new();
 struct KeptSpans {
     store: Arc<SpanStore>,
     resource: Arc<OnceLock<ResourceAttributesWithSchema>>,
-    exporter: Arc<Option<BatchSpanProcessor>>,
+    exporter: Arc<OnceLock<BatchSpanProcessor>>,
 }
 
 /// The spans of one trace that ended here, as OTLP; empty when none are (or no longer are) kept.
@@ -43,7 +43,7 @@ pub fn of_trace(trace: TraceId) -> otlp::Spans {
 /// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
 pub fn export_anyway(trace: TraceId) {
     let Some(kept) = KEPT.get() else { return };
-    let Some(exporter) = &*kept.exporter else { return };
+    let Some(exporter) = kept.exporter.get() else { return };
     for mut span in kept.store.get(trace) {
         if span.span_context.is_sampled() {
             continue;
@@ -65,6 +65,8 @@ pub fn export_anyway(trace: TraceId) {
 #[derive(Debug)]
 pub(crate) struct KeepSpans {
     kept: KeptSpans,
+    /// Until it has been told whose spans they are, which nobody can do once it is shared.
+    unshared: Option<BatchSpanProcessor>,
 }
 
 impl KeepSpans {
@@ -73,14 +75,17 @@ impl KeepSpans {
         let kept = KeptSpans {
             store: Arc::default(),
             resource: Arc::default(),
-            exporter: Arc::new(exporter),
+            exporter: Arc::default(),
         };
         let _ = KEPT.set(kept.clone());
-        Self { kept }
+        Self {
+            kept,
+            unshared: exporter,
+        }
     }
 
     fn exporter(&self) -> Option<&BatchSpanProcessor> {
-        (*self.kept.exporter).as_ref()
+        self.kept.exporter.get()
     }
 }
 
@@ -110,9 +115,9 @@ impl SpanProcessor for KeepSpans {
 
     fn set_resource(&mut self, resource: &Resource) {
         let _ = self.kept.resource.set(resource.into());
-        // Alone until the provider is built: `KEPT` shares it, so the exporter is told through its own lock.
-        if let Some(exporter) = Arc::get_mut(&mut self.kept.exporter).and_then(Option::as_mut) {
+        if let Some(mut exporter) = self.unshared.take() {
             exporter.set_resource(resource);
+            let _ = self.kept.exporter.set(exporter);
         }
     }
 }

@@ -101,7 +101,8 @@ mod tests {
         }
         let kept = |trace: u128| store.get(TraceId::from(trace)).len();
         assert_eq!((kept(1), kept(5), kept(6), kept(traces)), (0, 0, 10, 10));
-        assert_eq!(store.kept().by_trace.len(), store.kept().oldest_first.len());
+        let kept = store.kept();
+        assert_eq!(kept.by_trace.len(), kept.oldest_first.len());
     }
 
     #[test]

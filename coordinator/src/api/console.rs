@@ -1,0 +1,95 @@
+//! `/ui`: the web console's files, embedded in the binary. They read nothing but the public pages of this server.
+
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use rust_embed::{EmbeddedFile, RustEmbed};
+
+use super::error::ApiError;
+
+#[derive(RustEmbed)]
+#[folder = "console"]
+struct Files;
+
+/// Nothing inline, nothing from elsewhere: text that a client chose and the console shows cannot become a script.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const INDEX: &str = "index.html";
+
+pub async fn index(headers: HeaderMap) -> Response {
+    serve(INDEX, &headers)
+}
+
+pub async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
+    serve(&path, &headers)
+}
+
+fn serve(path: &str, headers: &HeaderMap) -> Response {
+    match Files::get(path) {
+        Some(file) => answer(path, &file, headers),
+        None => {
+            let message = format!(
+                "The console has no file `{}`; it begins at /ui/.",
+                super::json::short(path)
+            );
+            ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message).into_response()
+        }
+    }
+}
+
+fn answer(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
+    let hash = file.metadata.sha256_hash();
+    let tag: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag = format!("\"{tag}\"");
+    let is_known = headers
+        .get(header::IF_NONE_MATCH)
+        .is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut response = match is_known {
+        true => StatusCode::NOT_MODIFIED.into_response(),
+        false => file.data.clone().into_response(),
+    };
+    let fixed = [
+        (header::CONTENT_TYPE, content_type(path)),
+        // Asked again each time, answered from the cache while the binary is the same.
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    for (name, value) in fixed {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}
+
+/// Of the kinds of files that the console has.
+fn content_type(path: &str) -> &'static str {
+    match path.rsplit_once('.').map_or("", |(_, extension)| extension) {
+        "html" => "text/html; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "js" => "text/javascript; charset=utf-8",
+        "svg" => "image/svg+xml",
+        "png" => "image/png",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_a_type_of_its_own_and_is_not_sent_twice() {
+        for path in Files::iter() {
+            assert_ne!(content_type(&path), "application/octet-stream", "{path}");
+        }
+        let first = serve(INDEX, &HeaderMap::new());
+        assert_eq!(first.status(), StatusCode::OK);
+        let mut known = HeaderMap::new();
+        known.insert(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone());
+        assert_eq!(serve(INDEX, &known).status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(serve("../Cargo.toml", &known).status(), StatusCode::NOT_FOUND);
+    }
+}
