@@ -76,6 +76,7 @@ pub struct Config {
     pub drain_ms_max: u64,
     /// Which SLO profile judges a request without an `x-slo` header: model:NAME=PROFILE or lane:interactive=PROFILE
     #[arg(long, value_delimiter = ',', value_name = "RULE")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slo: Vec<String>,
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]

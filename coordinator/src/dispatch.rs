@@ -257,7 +257,11 @@ impl LegContext {
             }
             PrefillEvent::Tokens(batch) => return self.tokens(batch, progress).await,
             PrefillEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
-            PrefillEvent::FirstToken { timings, .. } => self.stream.node_timings(attempt, &timings),
+            PrefillEvent::FirstToken { timings, sampled_at } => {
+                let there = self.clocks.instant(&self.node, sampled_at);
+                self.stream.mark(attempt, |clock, _| clock.sampled(there));
+                self.stream.node_timings(attempt, &timings);
+            }
             PrefillEvent::Finished(finished) => {
                 let outcome = match finished.outcome {
                     PrefillOutcome::HandedOver => core::PrefillOutcome::HandedOver,

@@ -61,6 +61,7 @@ impl StageClock {
             return;
         }
         self.nodes.clear();
+        self.sampled_there = None;
         self.marks = Marks {
             is_local,
             placed: Some(at),
@@ -94,11 +95,18 @@ impl StageClock {
             self.marks.accepted_there = there;
         }
     }
-    /// Received at `at`, sampled at `there`.
+    /// Received at `at`, by a node that had it at `there`.
     pub fn first_token(&mut self, at: Instant, there: Option<Instant>) {
         if self.first_token.is_none() {
             self.first_token = Some(at);
-            self.sampled_there = there;
+            self.sampled_there = self.sampled_there.or(there);
+        }
+    }
+    /// The prefill node's word on when it was sampled. It may come after the token itself: that may have come by the
+    /// decode node's door, and what it waited there belongs to its way back.
+    pub fn sampled(&mut self, there: Option<Instant>) {
+        if !self.is_past_first_token {
+            self.sampled_there = there.or(self.sampled_there);
         }
     }
     pub fn second_token(&mut self) {
@@ -188,6 +196,21 @@ mod tests {
         assert_eq!(timings.get(Stage::Dispatch), Some(ms(12)));
         assert_eq!(timings.get(Stage::FirstTokenReturn), Some(ms(30)));
         assert_eq!(before_first_token(&timings), ms(156));
+    }
+
+    #[test]
+    fn a_first_token_that_came_by_the_decode_node_counts_from_where_it_was_sampled() {
+        let t = Instant::now();
+        let mut clock = StageClock::new(t);
+        clock.placed(false, t);
+        clock.sent(t);
+        clock.opened(t, None);
+        clock.first_token(t + ms(105), Some(t + ms(104)));
+        clock.accepted(t + ms(120), Some(t));
+        clock.node_reported(&node(0, 100));
+        clock.sampled(Some(t + ms(100)));
+        assert_eq!(clock.timings().get(Stage::FirstTokenReturn), Some(ms(5)));
+        assert_eq!(before_first_token(&clock.timings()), ms(105));
     }
 
     #[test]

@@ -184,6 +184,10 @@ impl RequestStream {
         if s.summary.kv_bytes == 0 {
             s.summary.kv_bytes = finished.kv_bytes;
         }
+        // The prefill node says so, too, but not always before the answer is over.
+        if s.summary.transport.is_none() {
+            s.summary.transport = Some(finished.transport).filter(|transport| !transport.is_empty());
+        }
         // The decode node's are those of the blocks that were read back while answering.
         if !finished.kv_hashes.is_empty() {
             s.summary.kv_hashes = finished.kv_hashes;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::KvMemory;
+use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, Receiver};
 use proto::messages::{DecodeEvent as WireEvent, DecodeFinished, Failed, Opened as WireOpened, StepNote, TokenBatch};
 use service_runtime::clock::Clock;
@@ -35,6 +36,8 @@ struct OpenStream {
     transfer: Option<TransferId>,
     kv_hashes: Vec<u64>,
     kv_bytes: u64,
+    /// What carried its KV, once that is here.
+    transport: Option<TransportKind>,
     context: Context,
     /// The step that was running when the request came: it waited for it before the batcher knew of it.
     inbox_wait: Duration,
@@ -113,6 +116,7 @@ impl Delivery {
             transfer,
             kv_hashes: Vec::new(),
             kv_bytes: 0,
+            transport: None,
             context: job.context,
             inbox_wait: Clock::now().since(job.received_at),
             first_step: None,
@@ -127,6 +131,7 @@ impl Delivery {
     pub fn committed(&mut self, arrived: &Arrived) {
         if let Some(stream) = self.streams.get_mut(&arrived.key) {
             stream.kv_bytes = arrived.kv_bytes;
+            stream.transport = Some(arrived.transport);
             let start = Clock::time_of(arrived.first_frame.unwrap_or(arrived.last_frame));
             let mut span = MeasuredSpan::new("kv.recv", start, Clock::time_of(arrived.last_frame));
             span.kind = SpanKind::Server;
@@ -243,6 +248,7 @@ impl Delivery {
             preemptions: report.preemptions,
             kv_hashes: std::mem::take(&mut stream.kv_hashes),
             kv_bytes: stream.kv_bytes,
+            transport: stream.transport.map_or(String::new(), |kind| kind.name().to_owned()),
         };
         self.send(key, WireEvent::Finished(finished));
         failpoints::hit(FaultPoint::TerminalSent);
@@ -337,14 +343,22 @@ impl OpenStream {
         self.events.push_back(event);
     }
 
-    /// `decode.queue`, `decode.first_step` and `decode.loop` of a request whose last token has just been drawn.
+    /// `decode.queue`, `decode.first_step` and `decode.loop` of a request whose last token has just been drawn; before them
+    /// the prefill's, where it was computed here.
     fn record_spans(&mut self, report: &DecodeReport) {
         let now = Clock::now();
         let length = |stage| report.timings.get(stage).unwrap_or_default();
         let back =
             |time: Time, by: Duration| Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)));
         let joined = back(now, length(Stage::Decode));
-        MeasuredSpan::new("decode.queue", back(joined, length(Stage::DecodeQueue)), joined).record(&self.context);
+        let committed = back(joined, length(Stage::DecodeQueue));
+        MeasuredSpan::new("decode.queue", committed, joined).record(&self.context);
+        if report.timings.get(Stage::PrefillForward).is_some() {
+            let scheduled = back(committed, length(Stage::PrefillForward));
+            let received = back(scheduled, length(Stage::PrefillQueue));
+            MeasuredSpan::new("prefill.queue", received, scheduled).record(&self.context);
+            MeasuredSpan::new("prefill.forward", scheduled, committed).record(&self.context);
+        }
         if let Some((began, ended)) = self.first_step {
             MeasuredSpan::new("decode.first_step", began, ended).record(&self.context);
         }

@@ -11,8 +11,10 @@ pub mod fault_matrix;
 pub mod fault_runs;
 pub mod footprint;
 pub mod goldens;
+pub mod otlp_collector;
 pub mod token_exact;
 pub mod wait;
+pub mod waterfall;
 
 pub use cli::scrape;
 

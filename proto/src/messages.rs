@@ -109,6 +109,8 @@ pub struct DecodeFinished {
     /// One per prompt block, when asked for.
     pub kv_hashes: Vec<u64>,
     pub kv_bytes: u64,
+    /// Empty with local prefill.
+    pub transport: String,
 }
 
 /// P -> C.

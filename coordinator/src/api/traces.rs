@@ -12,8 +12,8 @@ use futures::stream::FuturesUnordered;
 use opentelemetry::trace::TraceId;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use service_runtime::spans::otlp::{AnyValue, KeyValue, Span, SpanKind, Spans, StatusCode, resource_text};
-use service_runtime::spans::{self};
+use service_runtime::spans;
+use service_runtime::spans::otlp::{EventView, SpanView, Spans};
 use serving_core::cluster::NodeHealth;
 
 use super::AppState;
@@ -107,59 +107,23 @@ async fn ask(http: &reqwest::Client, address: &str, trace: TraceId) -> Result<Sp
     serde_json::from_slice(&bytes).map_err(|error| format!("what it answered is not OTLP: {error}"))
 }
 
-/// A span on its way into the drawing.
-struct Bar<'a> {
-    span: &'a Span,
-    service: &'a str,
-    process: &'a str,
-}
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Option<&Detail>) -> Value {
-    let bars: Vec<Bar<'_>> = gathered
-        .spans
-        .each()
-        .map(|(resource, span)| Bar {
-            span,
-            service: resource_text(resource, "service.name").unwrap_or("unknown"),
-            process: resource_text(resource, "service.instance.id").unwrap_or("unknown"),
-        })
-        .collect();
-    let ids: BTreeSet<&[u8]> = bars.iter().map(|bar| bar.span.span_id.as_slice()).collect();
-    let is_top = |bar: &&Bar<'_>| !ids.contains(bar.span.parent_span_id.as_slice());
-    let first = bars.iter().map(|bar| bar.span.start_time_unix_nano).min().unwrap_or(0);
+    let spans = gathered.spans.views();
+    let first = spans.iter().map(|span| span.start_unix_ns).min().unwrap_or(0);
+    // The record's first byte comes before the first span; but never by more than the wall clock was set meanwhile.
     let base = record.map_or(first, |record| {
         ((record.summary.received_unix_ms * 1e6) as u64).min(first)
     });
-    let mut children: BTreeMap<&[u8], Vec<&Bar<'_>>> = BTreeMap::new();
-    for bar in bars.iter().filter(|bar| !is_top(bar)) {
-        children
-            .entry(bar.span.parent_span_id.as_slice())
-            .or_default()
-            .push(bar);
-    }
-    let mut tops: Vec<&Bar<'_>> = bars.iter().filter(is_top).collect();
-    tops.sort_by_key(|bar| bar.span.start_time_unix_nano);
+    let order = drawing_order(&spans);
     // The one root may hang on the client's own span, which is not ours; any other span without its parent is an orphan.
-    let is_root = |bar: &&&Bar<'_>| bar.span.kind == SpanKind::Server as i32 && bar.service.ends_with("coordinator");
-    let root_count = tops.iter().filter(is_root).count().min(1);
-    let orphan_count = tops.len() - root_count;
-    let mut drawn = Vec::with_capacity(bars.len());
-    let mut waiting: Vec<(&Bar<'_>, usize)> = tops.into_iter().rev().map(|bar| (bar, 0)).collect();
-    let mut seen = BTreeSet::new();
-    while let Some((bar, depth)) = waiting.pop() {
-        // Two spans that name each other as parent would go round for ever.
-        if !seen.insert(bar.span.span_id.as_slice()) {
-            continue;
-        }
-        drawn.push(shape(bar, depth, base, &ids));
-        let mut below = children.remove(bar.span.span_id.as_slice()).unwrap_or_default();
-        below.sort_by_key(|bar| std::cmp::Reverse(bar.span.start_time_unix_nano));
-        waiting.extend(below.into_iter().map(|bar| (bar, depth + 1)));
-    }
+    let tops: Vec<&SpanView> = order
+        .iter()
+        .filter(|(_, depth)| *depth == 0)
+        .map(|(span, _)| *span)
+        .collect();
+    let is_root = |span: &&&SpanView| span.kind == "server" && span.service.ends_with("coordinator");
+    let orphan_count = tops.len() - tops.iter().filter(is_root).count().min(1);
+    let drawn: Vec<Value> = order.iter().map(|(span, depth)| shape(span, *depth, base)).collect();
     json!({
         "trace_id": trace.to_string(),
         "request": record,
@@ -170,68 +134,90 @@ fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Opti
     })
 }
 
-fn shape(bar: &Bar<'_>, depth: usize, base: u64, ids: &BTreeSet<&[u8]>) -> Value {
-    let span = bar.span;
-    let at = |unix_nano: u64| ((unix_nano as f64 - base as f64) / 1e3).round() / 1e3;
-    let parent = Some(span.parent_span_id.as_slice()).filter(|parent| ids.contains(parent));
-    let kind = match SpanKind::try_from(span.kind) {
-        Ok(SpanKind::Server) => "server",
-        Ok(SpanKind::Client) => "client",
-        _ => "internal",
-    };
-    let error = span
-        .status
-        .as_ref()
-        .filter(|status| status.code == StatusCode::Error as i32);
-    let events: Vec<Value> = span
-        .events
-        .iter()
-        .map(|event| json!({ "name": event.name, "at_ms": at(event.time_unix_nano), "attributes": attributes(&event.attributes) }))
+/// Parents before children, siblings by start, each with its depth; whatever has no parent here is on top.
+fn drawing_order(spans: &[SpanView]) -> Vec<(&SpanView, usize)> {
+    let ids: BTreeSet<&str> = spans.iter().map(|span| span.span_id.as_str()).collect();
+    let mut below: BTreeMap<&str, Vec<&SpanView>> = BTreeMap::new();
+    for span in spans {
+        let parent = span.parent_id.as_deref().filter(|parent| ids.contains(parent));
+        below.entry(parent.unwrap_or_default()).or_default().push(span);
+    }
+    for siblings in below.values_mut() {
+        siblings.sort_by_key(|span| std::cmp::Reverse(span.start_unix_ns));
+    }
+    let mut waiting: Vec<(&SpanView, usize)> = below
+        .remove("")
+        .unwrap_or_default()
+        .into_iter()
+        .map(|span| (span, 0))
         .collect();
+    let mut order = Vec::with_capacity(spans.len());
+    while let Some((span, depth)) = waiting.pop() {
+        order.push((span, depth));
+        // Taken out: two spans that name each other as parent are never reached, and would not go round.
+        let children = below.remove(span.span_id.as_str()).unwrap_or_default();
+        waiting.extend(children.into_iter().map(|child| (child, depth + 1)));
+    }
+    order
+}
+
+fn shape(span: &SpanView, depth: usize, base: u64) -> Value {
+    let at = |unix_ns: u64| ((unix_ns as f64 - base as f64) / 1e3).round() / 1e3;
+    let event = |event: &EventView| json!({ "name": event.name, "at_ms": at(event.at_unix_ns), "attributes": event.attributes });
     json!({
-        "span_id": hex(&span.span_id),
-        "parent_span_id": parent.map(hex),
+        "span_id": span.span_id,
+        "parent_span_id": span.parent_id.as_deref().filter(|_| depth > 0),
         "name": span.name,
-        "kind": kind,
-        "service": bar.service,
-        "process": bar.process,
+        "kind": span.kind,
+        "service": span.service,
+        "process": span.process,
         "depth": depth,
-        "start_ms": at(span.start_time_unix_nano),
-        "end_ms": at(span.end_time_unix_nano),
-        "attributes": attributes(&span.attributes),
-        "events": events,
-        "links": span.links.iter().map(|link| hex(&link.span_id)).collect::<Vec<_>>(),
-        "error": error.map(|status| if status.message.is_empty() { "error" } else { status.message.as_str() }),
+        "start_ms": at(span.start_unix_ns),
+        "end_ms": at(span.end_unix_ns),
+        "attributes": span.attributes,
+        "events": span.events.iter().map(event).collect::<Vec<_>>(),
+        "links": span.links,
+        "error": span.error.as_deref().map(|error| if error.is_empty() { "error" } else { error }),
     })
 }
 
-fn attributes(pairs: &[KeyValue]) -> serde_json::Map<String, Value> {
-    let value = |pair: &KeyValue| {
-        pair.value
-            .as_ref()
-            .and_then(|value| value.value.as_ref())
-            .map_or(Value::Null, json_of)
-    };
-    pairs.iter().map(|pair| (pair.key.clone(), value(pair))).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// One level of lists is all that attributes have.
-fn json_of(value: &AnyValue) -> Value {
-    match value {
-        AnyValue::StringValue(text) => json!(text),
-        AnyValue::BoolValue(is) => json!(is),
-        AnyValue::IntValue(number) => json!(number),
-        AnyValue::DoubleValue(number) => json!(number),
-        AnyValue::ArrayValue(list) => {
-            let of = |value: &service_runtime::spans::otlp::Any| match &value.value {
-                Some(AnyValue::StringValue(text)) => json!(text),
-                Some(AnyValue::IntValue(number)) => json!(number),
-                Some(AnyValue::DoubleValue(number)) => json!(number),
-                Some(AnyValue::BoolValue(is)) => json!(is),
-                _ => Value::Null,
-            };
-            list.values.iter().map(of).collect()
+    fn span(id: &str, parent: Option<&str>, start: u64) -> SpanView {
+        SpanView {
+            span_id: id.to_owned(),
+            parent_id: parent.map(str::to_owned),
+            name: id.to_owned(),
+            kind: "internal",
+            service: "s".to_owned(),
+            process: "p".to_owned(),
+            start_unix_ns: start,
+            end_unix_ns: start + 1,
+            attributes: Default::default(),
+            events: Vec::new(),
+            links: Vec::new(),
+            error: None,
         }
-        _ => Value::Null,
+    }
+
+    #[test]
+    fn parents_come_before_children_and_siblings_by_start_whatever_is_sent() {
+        let spans = [
+            span("b", Some("root"), 5),
+            span("a", Some("root"), 3),
+            span("under-a", Some("a"), 9),
+            span("root", Some("the client's"), 1),
+            span("x", Some("y"), 1),
+            span("y", Some("x"), 1),
+            span("self", Some("self"), 1),
+        ];
+        let order = drawing_order(&spans);
+        let drawn: Vec<(&str, usize)> = order
+            .iter()
+            .map(|(span, depth)| (span.span_id.as_str(), *depth))
+            .collect();
+        assert_eq!(drawn, [("root", 0), ("a", 1), ("under-a", 2), ("b", 1)]);
     }
 }

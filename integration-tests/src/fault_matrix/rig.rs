@@ -24,6 +24,8 @@ pub const LEASE: Duration = Duration::from_secs(2);
 const ARM_WITHIN: Duration = Duration::from_millis(500);
 /// Loading the model, connecting every pair, twice over on a busy machine.
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+/// The node that `RigOptions::prefill_proxy` is about.
+const FRONTED: &str = "prefill-0";
 /// How often the sum of every pool is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -76,6 +78,9 @@ pub struct RigOptions {
     /// The matrix strikes six requests in a few seconds: the budget's ratio would turn most into errors, and what comes
     /// after a retry is what is to be judged.
     pub retries_free_per_minute: u64,
+    /// Put a proxy between the coordinator and prefill-0, too.
+    pub prefill_proxy: bool,
+    pub threads: u32,
 }
 
 impl RigOptions {
@@ -88,6 +93,8 @@ impl RigOptions {
             chunk_tokens: 128,
             prefix_cache: true,
             retries_free_per_minute: 100_000,
+            prefill_proxy: false,
+            threads: 1,
         }
     }
 }
@@ -120,6 +127,12 @@ impl Rig {
             options.flags_by_name.insert(name.clone(), vec![advertise.into()]);
             proxies.insert(name, proxy);
         }
+        if rig.prefill_proxy {
+            let proxy = ChaosProxy::start(rig.seed).await?;
+            let advertise = format!("--advertise={}", proxy.address());
+            options.flags_by_name.insert(FRONTED.to_owned(), vec![advertise.into()]);
+            proxies.insert(FRONTED.to_owned(), proxy);
+        }
         let proxies = Arc::new(proxies);
         let targets = proxies.clone();
         options.observer = Observer::new(move |event| {
@@ -129,7 +142,7 @@ impl Rig {
                 proxy.set_target(address);
             }
         });
-        options.settings.threads_per_node = Some(1);
+        options.settings.threads_per_node = Some(rig.threads);
         options.settings.kv_cache_memory = Some(rig.kv_cache_memory.clone());
         options.settings.max_num_batched_tokens = Some(rig.chunk_tokens);
         options.settings.prefix_cache = Some(rig.prefix_cache);
@@ -245,6 +258,13 @@ impl Rig {
             proxy.inject(fault);
         }
     }
+    /// What is wrong on the way to one node: `decode-N` for its KV, `prefill-0` for its coordinator.
+    pub fn damage(&self, node: &str, fault: Fault) {
+        if let Some(proxy) = self.proxies.get(node) {
+            proxy.inject(fault);
+        }
+    }
+
     pub fn heal_links(&self) {
         for proxy in self.proxies.values() {
             proxy.heal();

@@ -146,6 +146,7 @@ impl From<DecodeEvent> for v1::DecodeEvent {
                 preemptions: done.preemptions,
                 kv_hashes: done.kv_hashes,
                 kv_bytes: done.kv_bytes,
+                transport: done.transport,
             }),
             DecodeEvent::Failed(failed) => Event::Failed(failed.into()),
             DecodeEvent::Refused(refused) => Event::Refused(refused.into()),
@@ -176,6 +177,7 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
                 preemptions: done.preemptions,
                 kv_hashes: at_most(done.kv_hashes, LARGE_LIST_MAX, "finished.kv_hashes")?,
                 kv_bytes: done.kv_bytes,
+                transport: transport(done.transport)?,
             }),
             Event::Failed(failed) => DecodeEvent::Failed(failed.try_into()?),
             Event::Refused(refused) => DecodeEvent::Refused(refused.try_into()?),
@@ -239,6 +241,14 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
     }
 }
 
+/// Empty: nothing was handed over.
+fn transport(text: String) -> Result<String> {
+    match text.as_str() {
+        "" => Ok(text),
+        _ => name(text, "finished.transport"),
+    }
+}
+
 fn prefill_finished(wire: v1::PrefillFinished) -> Result<PrefillFinished> {
     use v1::prefill_finished::Outcome;
     let outcome = match Outcome::try_from(wire.outcome) {
@@ -246,16 +256,12 @@ fn prefill_finished(wire: v1::PrefillFinished) -> Result<PrefillFinished> {
         Ok(Outcome::EndedAtFirstToken) => PrefillOutcome::EndedAtFirstToken,
         _ => return Err(unknown("finished.outcome", wire.outcome)),
     };
-    let transport = match wire.transport.as_str() {
-        "" => String::new(),
-        _ => name(wire.transport, "finished.transport")?,
-    };
     Ok(PrefillFinished {
         outcome,
         timings: timings(wire.timings, "finished.timings")?,
         kv_bytes: wire.kv_bytes,
         transfer: Duration::from_nanos(wire.transfer_ns),
-        transport,
+        transport: transport(wire.transport)?,
         cached_tokens: wire.cached_tokens,
         kv_hashes: at_most(wire.kv_hashes, LARGE_LIST_MAX, "finished.kv_hashes")?,
     })

@@ -220,15 +220,19 @@ fn token_batch() -> impl Strategy<Value = TokenBatch> {
 }
 
 fn decode_event() -> impl Strategy<Value = DecodeEvent> {
-    let finished = (timings(), any::<(u32, u32, u64)>(), hashes()).prop_map(|(timings, numbers, kv_hashes)| {
-        DecodeEvent::Finished(DecodeFinished {
-            timings,
-            cached_tokens: numbers.0,
-            preemptions: numbers.1,
-            kv_hashes,
-            kv_bytes: numbers.2,
-        })
-    });
+    let transport = prop_oneof![Just(String::new()), label()];
+    let finished = (timings(), any::<(u32, u32, u64)>(), hashes(), transport).prop_map(
+        |(timings, numbers, kv_hashes, transport)| {
+            DecodeEvent::Finished(DecodeFinished {
+                timings,
+                cached_tokens: numbers.0,
+                preemptions: numbers.1,
+                kv_hashes,
+                kv_bytes: numbers.2,
+                transport,
+            })
+        },
+    );
     let opened = (option::of(ticket()), any::<(u32, u32, u64)>()).prop_map(|(ticket, numbers)| {
         DecodeEvent::Opened(Opened {
             ticket,
