@@ -162,7 +162,7 @@ impl ControlLoop {
             return;
         }
         let request = submission.request;
-        let submitted_at = Instant::now();
+        let submitted_at = submission.tokenized_at;
         let (stream, events) = RequestStream::new(&request, submitted_at, self.metrics.clone());
         let parent = submission
             .traceparent

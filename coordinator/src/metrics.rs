@@ -17,7 +17,7 @@ use serving_core::request::Lane;
 use crate::api::{EdgeMetrics, EndedRequest};
 use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot};
 use crate::insight::ClusterView;
-use crate::slo::OBJECTIVE;
+use crate::slo::{Breach, OBJECTIVE};
 
 /// Edges of TELEMETRY 3.4; the bold ones there are usual SLO limits, so that attainment can be read off exactly.
 const TTFT_EDGES: &[f64] = &[
@@ -180,6 +180,18 @@ impl Metrics {
             self.itl_stalls.clone(),
         );
         self.slo_objective.set(OBJECTIVE);
+        // The series of the built-in choice are there from the start: an increase from nothing is no increase.
+        for (slo, lane) in [("chat", "interactive"), ("async-batch", "batch")] {
+            let labels = SloLabels { slo, lane };
+            self.slo_total.get_or_create(&labels).inc_by(0);
+            self.slo_good.get_or_create(&labels).inc_by(0);
+            for breach in Breach::ALL {
+                let breach = breach.name();
+                self.slo_breaches
+                    .get_or_create(&BreachLabels { slo, lane, breach })
+                    .inc_by(0);
+            }
+        }
         r.register("slo", "Requests judged by an SLO profile", self.slo_total.clone());
         r.register("slo_good", "Requests that kept it", self.slo_good.clone());
         r.register("slo_breaches", "What the others did wrong", self.slo_breaches.clone());
@@ -310,7 +322,6 @@ impl EdgeMetrics for Metrics {
 mod tests {
     use super::*;
     use crate::records::stalls::StallCause;
-    use crate::slo::Breach;
     use serving_core::stage::{Stage, StageTimings};
 
     #[test]

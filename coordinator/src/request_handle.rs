@@ -19,6 +19,8 @@ pub struct Submission {
     pub request: Arc<Request>,
     /// When the first byte of the HTTP request was read: TTFT counts from here.
     pub received_at: Instant,
+    /// When the edge was done with it: waiting for a place counts from here.
+    pub tokenized_at: Instant,
     /// Stages the edge itself measured: parse and tokenize.
     pub edge_timings: StageTimings,
     /// W3C trace context of the request's root span, handed on to the nodes as `traceparent` metadata.

@@ -67,7 +67,7 @@ pub struct Delivery {
     /// Streams that have tokens to send.
     fresh: Vec<AttemptKey>,
     /// The step whose tokens are being delivered.
-    step: Option<StepNote>,
+    step: Option<(Time, StepNote)>,
 }
 
 impl Delivery {
@@ -85,12 +85,13 @@ impl Delivery {
     }
 
     /// Carries out what a step has brought; its tokens say which step it was.
-    pub fn deliver_step(&mut self, took: Duration, prompt_tokens: u32) {
-        self.step = Some(StepNote {
-            took,
+    pub fn deliver_step(&mut self, (began, ended): (Time, Time), prompt_tokens: u32) {
+        let step = StepNote {
+            took: ended.since(began),
             prompt_tokens,
             preemptions: 0,
-        });
+        };
+        self.step = Some((ended, step));
         self.deliver();
         self.step = None;
     }
@@ -288,11 +289,11 @@ impl Delivery {
             let behind_tokens = u32::try_from(behind).unwrap_or(u32::MAX);
             return self.batcher.fail(key, NodeFailure::SlowReader { behind_tokens });
         }
-        let step = self.step.map(|step| StepNote {
+        let step = self.step.map(|(_, step)| StepNote {
             preemptions: self.batcher.preemptions_of(key),
             ..step
         });
-        let sampled_at = Clock::now();
+        let sampled_at = self.step.map_or_else(Clock::now, |(ended, _)| ended);
         if let Some(step) = &step {
             stream.sampled(sampled_at, step, tokens.len());
         }

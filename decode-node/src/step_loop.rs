@@ -121,7 +121,7 @@ impl StepLoop {
                 self.delivery.batcher.step_failed(&error.to_string());
             }
         }
-        self.delivery.deliver_step(now.since(began), prompt_tokens);
+        self.delivery.deliver_step((began, now), prompt_tokens);
         self.publish();
         true
     }

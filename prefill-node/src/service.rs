@@ -59,7 +59,6 @@ impl PrefillService for Service {
     type PrefillStream = EventStream;
 
     async fn prefill(&self, request: Request<v1::PrefillRequest>) -> Result<Response<EventStream>, Status> {
-        let received_at = Clock::now();
         let parent = telemetry::extract(request.metadata());
         let message =
             PrefillRequest::try_from(request.into_inner()).map_err(|error: ConvertError| convert_status(&error))?;
@@ -71,6 +70,7 @@ impl PrefillService for Service {
             prompt_tokens = message.request.prompt_tokens(),
         );
         telemetry::set_parent(&span, parent);
+        let received_at = Clock::now();
         let (events, queue) = mpsc::channel(EVENTS_QUEUED_MAX);
         if let Err(refused) = self.facts.check(&message) {
             let _ = events.try_send(PrefillEvent::Refused(refused));

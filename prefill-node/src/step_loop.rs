@@ -323,8 +323,10 @@ impl StepLoop {
             return;
         };
         timings.lengthen(Stage::PrefillQueue, live.inbox_wait());
-        let forward_ended = Instant::now();
-        live.forward_ended = Some(forward_ended);
+        live.forward_ended = Some(Instant::now());
+        // By the stages' own account, so that they and the way back leave nothing between them.
+        let stage = |stage| timings.get(stage).unwrap_or_default();
+        let sampled_at = live.received_at + (stage(Stage::PrefillQueue) + stage(Stage::PrefillForward));
         failpoints::hit(FaultPoint::PrefillDone);
         event_log::record(key, || Step::FirstTokens { continues });
         if live.is_unscored {
@@ -340,7 +342,6 @@ impl StepLoop {
         self.parts.metrics.stages(&timings);
         // `max_tokens` 0 (echo) draws nothing and has no first token.
         if !tokens.is_empty() {
-            let sampled_at = Clock::time_of(forward_ended);
             self.tell(key, Told::FirstToken { timings, sampled_at });
             self.tell(key, Told::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
         }

@@ -145,13 +145,26 @@ impl Call {
         plan
     }
 
+    fn parsed_at(&self) -> Instant {
+        let parsed = self
+            .record
+            .facts()
+            .generation
+            .as_ref()
+            .and_then(|generation| generation.edge.get(Stage::Parse));
+        parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
+    }
+
     async fn tokenize(&self, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
-        let began = Instant::now();
+        // Where parsing ended: nothing lies between the two.
+        let began = self.parsed_at();
         let prompts = prompts(&self.state, plan).instrument(span).await;
-        let took = began.elapsed();
-        self.record
-            .update(|generation| generation.edge.push(Stage::Tokenize, took));
+        let tokenized_at = Instant::now();
+        self.record.update(|generation| {
+            generation.edge.push(Stage::Tokenize, tokenized_at - began);
+            generation.tokenized_at = Some(tokenized_at);
+        });
         prompts
     }
 
@@ -177,20 +190,24 @@ impl Call {
     }
 
     fn run_input(&self, plan: &Plan, requests: Vec<Arc<Request>>) -> RunInput {
-        let (edge_timings, traceparent): (StageTimings, String) = {
+        let (edge_timings, tokenized_at, traceparent): (StageTimings, Instant, String) = {
             let facts = self.record.facts();
-            let timings = facts
-                .generation
-                .as_ref()
-                .map(|generation| generation.edge.clone())
-                .unwrap_or_default();
-            (timings, facts.trace.to_string())
+            let generation = facts.generation.as_ref();
+            let timings = generation.map(|generation| generation.edge.clone());
+            let tokenized_at = generation.and_then(|generation| generation.tokenized_at);
+            let now = Instant::now();
+            (
+                timings.unwrap_or_default(),
+                tokenized_at.unwrap_or(now),
+                facts.trace.to_string(),
+            )
         };
         let submissions = requests
             .iter()
             .map(|request| Submission {
                 request: request.clone(),
                 received_at: self.record.received_at,
+                tokenized_at,
                 edge_timings: edge_timings.clone(),
                 traceparent: Some(traceparent.clone()),
             })

@@ -71,7 +71,7 @@ impl Pace {
                 connection.await_write();
             }
             self.first = Some(First {
-                received_at: out.received_at,
+                received_at: out.times.received_at,
                 written_at: None,
             });
         } else {

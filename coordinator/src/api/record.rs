@@ -140,6 +140,7 @@ pub struct Generation {
     pub output_tokens: u32,
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
+    pub tokenized_at: Option<Instant>,
     /// Measured at the edge: parse, tokenize, both egress stages.
     pub edge: StageTimings,
     pub ttft: Option<Duration>,
@@ -163,6 +164,7 @@ impl Generation {
             output_tokens: 0,
             placement: None,
             summary: RequestSummary::default(),
+            tokenized_at: None,
             edge: StageTimings::default(),
             ttft: None,
             tpot: None,

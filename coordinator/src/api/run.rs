@@ -32,9 +32,7 @@ pub struct OutToken {
     pub text_offset: usize,
     pub logprobs: Option<TokenLogprobs>,
     pub finish: Option<FinishReason>,
-    /// When the edge had it in hands.
-    pub received_at: Instant,
-    /// When it was where before.
+    /// When it was where.
     pub times: TokenTimes,
 }
 
@@ -273,7 +271,6 @@ impl PromptRun {
             text_offset,
             logprobs: event.logprobs,
             finish,
-            received_at: Instant::now(),
             times,
         }))
     }
@@ -313,7 +310,6 @@ impl PromptRun {
                 text_offset: 0,
                 logprobs: None,
                 finish: Some(FinishReason::Length),
-                received_at: Instant::now(),
                 times: TokenTimes::received(Instant::now()),
             })
             .collect())

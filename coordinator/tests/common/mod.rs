@@ -269,6 +269,7 @@ pub async fn submit(cluster: &Coordinator, request: Arc<Request>) -> RequestHand
     let submission = Submission {
         request,
         received_at: Instant::now(),
+        tokenized_at: Instant::now(),
         edge_timings: StageTimings::default(),
         traceparent: None,
     };

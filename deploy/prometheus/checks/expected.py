@@ -3,10 +3,6 @@
 # Agreed, and not in the product yet. A query of these may return nothing. Delete a line when its metric lands: the check
 # says so when it sees one. Name -> labels.
 PENDING = {
-    "baton_slo_total": {"slo", "lane"},
-    "baton_slo_good_total": {"slo", "lane"},
-    "baton_slo_breaches_total": {"slo", "lane", "breach"},
-    "baton_slo_objective": set(),
     "baton_stage_requests": {"stage", "phase"},
 }
 
@@ -17,7 +13,7 @@ QUIET = {
     "baton_handoff_retries_total": ({"reason"}, "coordinator/src/cluster_metrics.rs"),
     "baton_migrations_total": ({"outcome"}, "coordinator/src/cluster_metrics.rs"),
     "baton_local_prefills_total": ({"reason"}, "coordinator/src/cluster_metrics.rs"),
-    "baton_itl_stalls_total": ({"lane"}, "coordinator/src/metrics.rs"),
+    "baton_itl_stalls_total": ({"lane", "cause"}, "coordinator/src/metrics.rs"),
     "baton_kv_transfer_failures_total": ({"transport", "src_role", "reason"}, "prefill-node/src/metrics.rs"),
     "baton_kv_transport_fallbacks_total": ({"transport", "reason"}, "prefill-node/src/metrics.rs"),
 }
