@@ -157,6 +157,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         cluster: Some(coordinator.metrics.clone()),
         name: config.name.clone(),
         listen: http_address.to_string(),
+        http: reqwest::Client::new(),
     };
     let state = AppState::new(AppParts {
         submit: Arc::new(coordinator.handle.clone()),

@@ -91,8 +91,6 @@ pub struct AppState {
     long_texts: Semaphore,
     started_at_unix_s: u64,
     started_at: Instant,
-    /// For questions to nodes.
-    http: reqwest::Client,
 }
 
 impl AppState {
@@ -111,7 +109,6 @@ impl AppState {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
             started_at: Instant::now(),
-            http: reqwest::Client::new(),
         }
     }
 }

@@ -369,6 +369,14 @@ impl RequestRecord {
                 .add_event_with_timestamp("stall", unix_time_of(stall.ended_at), stall_attributes(stall));
         }
         finish_span(generation, outcome, line.e2e);
+        let is_worth_it = outcome != "ok"
+            || remembered
+                .breaches
+                .as_ref()
+                .is_some_and(|breaches| !breaches.is_empty());
+        if is_worth_it && !line.facts.trace.is_sampled {
+            self.insight.export_anyway(line.facts.trace.trace_id.into());
+        }
         generation_line(line, generation);
         self.insight.records.ended(remembered.detail);
     }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
@@ -14,14 +13,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use service_runtime::spans;
 use service_runtime::spans::otlp::{EventView, SpanView, Spans};
-use serving_core::cluster::NodeHealth;
 
 use super::AppState;
 use super::admin::{BadQuery, unknown_request};
 use crate::records::shape::Detail;
 
-/// A node that does not tell its spans by then is named among those that were not heard.
-const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The most a node's spans of one trace can be: 512 of them, generously.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
@@ -65,20 +61,13 @@ pub async fn trace(
 
 async fn gather(state: &AppState, trace: TraceId) -> Gathered {
     let mut all = spans::of_trace(trace);
-    let snapshot = state
-        .insight
-        .cluster
-        .as_ref()
-        .map(|view| view.snapshot())
-        .unwrap_or_default();
-    let nodes = snapshot
-        .nodes
+    let insight = &state.insight;
+    let mut answers: FuturesUnordered<_> = insight
+        .nodes()
         .into_iter()
-        .filter(|node| node.health != NodeHealth::Lost);
-    let mut answers: FuturesUnordered<_> = nodes
-        .map(|node| async move {
-            let answer = ask(&state.http, &node.address, trace).await;
-            (node.name, answer)
+        .map(|(node, address)| async move {
+            let answer = insight.ask_node(&address, &format!("/admin/spans/{trace}")).await;
+            (node, answer.and_then(|bytes| spans_of(&bytes)))
         })
         .collect();
     let mut not_asked = Vec::new();
@@ -91,20 +80,11 @@ async fn gather(state: &AppState, trace: TraceId) -> Gathered {
     Gathered { spans: all, not_asked }
 }
 
-async fn ask(http: &reqwest::Client, address: &str, trace: TraceId) -> Result<Spans, String> {
-    let url = format!("http://{address}/admin/spans/{trace}");
-    let asked = async {
-        let response = http.get(url).send().await?.error_for_status()?;
-        response.bytes().await
-    };
-    let answered = tokio::time::timeout(ANSWER_TIME_LIMIT, asked).await;
-    let bytes = answered
-        .map_err(|_| "no answer within 2 s".to_owned())?
-        .map_err(|error| error.without_url().to_string())?;
-    if bytes.len() > ANSWER_BYTES_MAX {
-        return Err(format!("{} bytes of spans are more than can be believed", bytes.len()));
+fn spans_of(answer: &[u8]) -> Result<Spans, String> {
+    if answer.len() > ANSWER_BYTES_MAX {
+        return Err(format!("{} bytes of spans are more than can be believed", answer.len()));
     }
-    serde_json::from_slice(&bytes).map_err(|error| format!("what it answered is not OTLP: {error}"))
+    serde_json::from_slice(answer).map_err(|error| format!("what it answered is not OTLP: {error}"))
 }
 
 fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Option<&Detail>) -> Value {
