@@ -81,9 +81,6 @@ pub struct Config {
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
-    /// Memory for them; the oldest are forgotten first
-    #[arg(long, default_value = "64MiB")]
-    pub request_record_memory: ByteSize,
     /// Append one JSON line for each step of each request to this file; several processes may share one
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

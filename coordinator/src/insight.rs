@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
 use opentelemetry::trace::TraceId;
+use service_runtime::shutdown::Shutdown;
 use service_runtime::spans;
 use serving_core::cluster::NodeHealth;
+use tokio::sync::Semaphore;
 
 use crate::cluster_metrics::ClusterSnapshot;
 use crate::node_clocks::NodeClocks;
@@ -35,6 +36,32 @@ pub struct Insight {
     pub listen: String,
     /// For questions to nodes.
     pub http: reqwest::Client,
+    /// Followers of the events leave when the process is to: a drain does not wait for them.
+    pub drain: Shutdown,
+    pub exporting: Exporting,
+}
+
+/// Traces that are being exported after all, at once: more are let go.
+#[derive(Clone, Debug)]
+pub struct Exporting(Arc<Semaphore>);
+
+impl Default for Exporting {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(EXPORTING_MAX)))
+    }
+}
+
+const EXPORTING_MAX: usize = 16;
+/// The most a node's answer can be: 512 spans, generously.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Asks nodes and nobody else: no proxy, and no other address that an answer names.
+pub fn node_client() -> reqwest::Client {
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none());
+    // Without TLS nothing can fail here.
+    client.build().unwrap_or_default()
 }
 
 impl fmt::Debug for Insight {
@@ -65,29 +92,46 @@ impl Insight {
     ///
     /// # Errors
     /// In words, for people: nothing is decided by it.
-    pub async fn ask_node(&self, address: &str, path: &str) -> Result<Bytes, String> {
+    pub async fn ask_node(&self, address: &str, path: &str) -> Result<Vec<u8>, String> {
+        let words = |error: reqwest::Error| error.without_url().to_string();
         let asked = async {
-            let response = self.http.get(format!("http://{address}{path}")).send().await?;
-            response.error_for_status()?.bytes().await
+            let response = self
+                .http
+                .get(format!("http://{address}{path}"))
+                .send()
+                .await
+                .map_err(words)?;
+            let mut response = response.error_for_status().map_err(words)?;
+            let mut answer = Vec::new();
+            while let Some(chunk) = response.chunk().await.map_err(words)? {
+                if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
+                    return Err(format!("its answer is longer than {ANSWER_BYTES_MAX} bytes"));
+                }
+                answer.extend_from_slice(&chunk);
+            }
+            Ok(answer)
         };
-        match tokio::time::timeout(NODE_ANSWER_TIME_LIMIT, asked).await {
-            Ok(answered) => answered.map_err(|error| error.without_url().to_string()),
-            Err(_) => Err("no answer within 2 s".to_owned()),
-        }
+        let answered = tokio::time::timeout(NODE_ANSWER_TIME_LIMIT, asked).await;
+        answered.unwrap_or_else(|_| Err("no answer within 2 s".to_owned()))
     }
 
-    /// A request went wrong whose trace nobody had sampled: every process hands its spans of it to the collector now. Best
-    /// effort, and in the background: no request waits for it.
-    pub fn export_anyway(self: &Arc<Self>, trace: TraceId) {
-        let insight = self.clone();
+    /// A request of these nodes went wrong whose trace nobody had sampled: every process hands its spans of it to the
+    /// collector now. Best effort, and in the background: no request waits for it, and a storm of them is let go.
+    pub fn export_anyway(self: &Arc<Self>, trace: TraceId, nodes: Vec<String>) {
         // Outside of a runtime there is nobody to ask.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
+        let permit = self.exporting.0.clone().try_acquire_owned().ok();
+        let Some(permit) = permit.filter(|_| spans::is_exporting()) else {
+            return;
+        };
+        let insight = self.clone();
         runtime.spawn(async move {
+            let _permit = permit;
             tokio::time::sleep(SPANS_END_WITHIN).await;
             spans::export_anyway(trace);
-            for (node, address) in insight.nodes() {
+            for (node, address) in insight.nodes().into_iter().filter(|(node, _)| nodes.contains(node)) {
                 let path = format!("/admin/spans/{trace}?export=true");
                 if let Err(why) = insight.ask_node(&address, &path).await {
                     tracing::debug!(

@@ -113,7 +113,13 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(self, mut incoming: Streaming<v1::NodeReport>, mut is_closed: oneshot::Receiver<()>) {
+    async fn run(self, incoming: Streaming<v1::NodeReport>, is_closed: oneshot::Receiver<()>) {
+        self.read(incoming, is_closed).await;
+        // Of a stream that was never admitted, too. A node that is still there tells anew on its next stream.
+        self.clocks.forget(&self.node);
+    }
+
+    async fn read(&self, mut incoming: Streaming<v1::NodeReport>, mut is_closed: oneshot::Receiver<()>) {
         let end = loop {
             let message = tokio::select! {
                 message = incoming.message() => message,

@@ -41,6 +41,8 @@ pub enum ClientEvent {
     /// All choices have ended.
     Done(Box<RequestSummary>),
     Failed(RequestError),
+    /// What is known of a request that fails: comes right before `Failed`.
+    BrokeOff(Box<RequestSummary>),
 }
 
 /// When a token was where: all on this process's clock.

@@ -21,7 +21,7 @@ use crate::api::{self, ApiLimits, AppParts, AppState};
 use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
-use crate::insight::Insight;
+use crate::insight::{Insight, node_client};
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
@@ -149,7 +149,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let insight = Insight {
         records: Arc::new(RecordStore::new(RecordLimits {
             records_max: config.request_records,
-            bytes_max: usize::try_from(config.request_record_memory.bytes()).unwrap_or(usize::MAX),
+            ..RecordLimits::default()
         })),
         slo_rules,
         slo: Arc::default(),
@@ -157,7 +157,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         cluster: Some(coordinator.metrics.clone()),
         name: config.name.clone(),
         listen: http_address.to_string(),
-        http: reqwest::Client::new(),
+        http: node_client(),
+        drain: shutdown.clone(),
+        ..Insight::default()
     };
     let state = AppState::new(AppParts {
         submit: Arc::new(coordinator.handle.clone()),

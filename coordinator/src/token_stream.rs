@@ -124,6 +124,8 @@ impl RequestStream {
         s.live = Some(key.attempt);
         s.attempt_tokens.clear();
         s.attempt_token_count = 0;
+        // What an earlier attempt moved was for nothing, and between other nodes.
+        (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
         for choice in &mut s.choices {
             choice.early.clear();
         }
@@ -282,6 +284,9 @@ impl RequestStream {
     pub fn fail(&self, error: RequestError) {
         let mut s = self.state();
         s.live = None;
+        let mut summary = std::mem::take(&mut s.summary);
+        summary.timings = s.clock.timings();
+        s.tell(ClientEvent::BrokeOff(Box::new(summary)));
         s.tell(ClientEvent::Failed(error));
     }
 

@@ -185,8 +185,3 @@ pub fn stage_ms(record: &Value, stage: &str, phase: &str) -> f64 {
         .filter(|s| s["stage"] == stage && s["phase"] == phase);
     of.filter_map(|stage| stage["ms"].as_f64()).sum()
 }
-
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}

@@ -245,7 +245,7 @@ fn stage_budgets(insight: &Insight) -> Vec<Value> {
         };
         let mut sums: Vec<f64> = ended
             .iter()
-            .filter(|detail| detail.summary.ttft_ms.is_some())
+            .filter(|detail| detail.summary.outcome == Some("ok") && detail.summary.ttft_ms.is_some())
             .map(|detail| sum(detail))
             .collect();
         sums.sort_by(f64::total_cmp);

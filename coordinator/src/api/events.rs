@@ -58,6 +58,8 @@ impl Follower {
     async fn next(&mut self) -> Option<Event> {
         loop {
             let event = tokio::select! {
+                biased;
+                () = self.state.insight.drain.requested() => return None,
                 received = receive(&mut self.requests) => match received {
                     Ok(summary) if self.filter.admits(&summary) => Event::default().event("request").json_data(&*summary),
                     Ok(_) => continue,

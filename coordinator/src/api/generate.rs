@@ -216,6 +216,7 @@ impl Call {
             requests,
             submissions,
             stop_strings: plan.stop_strings.clone(),
+            record: Some(self.record.clone()),
         }
     }
 

@@ -193,14 +193,12 @@ impl Generation {
 
     /// TTFT less every stage before the first token, in ms: what nobody measured (PROTOCOL: at most 1 ms). Below zero
     /// when something was counted twice, which must show.
+    /// `None` while the nodes have not told their stages: what they did is not what nobody measured.
     pub fn unattributed_ms(&self) -> Option<f64> {
-        let known: Duration = self
-            .stages()
-            .0
-            .iter()
-            .filter(|(stage, _)| stage.is_before_first_token())
-            .map(|(_, d)| *d)
-            .sum();
+        let stages = self.stages();
+        stages.get(Stage::Queue).and(stages.get(Stage::PrefillForward))?;
+        let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
+        let known: Duration = before.map(|(_, d)| *d).sum();
         self.ttft.map(|ttft| ms(ttft) - ms(known))
     }
 }
@@ -247,7 +245,11 @@ impl RequestRecord {
         let told = ToldError {
             code: error.code,
             param: error.param.as_ref().map(|param| short(param, 64)),
-            message: short(&error.message, 256),
+            // What is wrong with a request is said in words that may quote it: the client has them, nobody else needs them.
+            message: match error.outcome {
+                "invalid_request" => "the request was not accepted; code and param say what was wrong".to_owned(),
+                _ => short(&error.message, 256),
+            },
         };
         let mut facts = self.facts();
         facts.outcome = Some(error.outcome);
@@ -369,13 +371,15 @@ impl RequestRecord {
                 .add_event_with_timestamp("stall", unix_time_of(stall.ended_at), stall_attributes(stall));
         }
         finish_span(generation, outcome, line.e2e);
-        let is_worth_it = outcome != "ok"
-            || remembered
-                .breaches
-                .as_ref()
-                .is_some_and(|breaches| !breaches.is_empty());
-        if is_worth_it && !line.facts.trace.is_sampled {
-            self.insight.export_anyway(line.facts.trace.trace_id.into());
+        let is_broken = remembered
+            .breaches
+            .as_ref()
+            .is_some_and(|breaches| !breaches.is_empty());
+        if is_broken && !line.facts.trace.is_sampled {
+            let s = &remembered.detail.summary;
+            let nodes = [&s.prefill_node, &s.decode_node].into_iter().flatten().cloned();
+            let trace = line.facts.trace.trace_id.into();
+            self.insight.export_anyway(trace, nodes.collect());
         }
         generation_line(line, generation);
         self.insight.records.ended(remembered.detail);

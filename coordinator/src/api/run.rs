@@ -14,6 +14,7 @@ use tokio::time::Sleep;
 use super::AppState;
 use super::error::ApiError;
 use super::limits::SUMMARY_WAIT_MAX;
+use super::record::RequestRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};
 
@@ -71,6 +72,8 @@ pub struct Run {
     ready: VecDeque<OutToken>,
     /// Where polling starts, so that no prompt starves the others.
     turn: usize,
+    /// Whose placements are shown while the request runs.
+    record: Option<Arc<RequestRecord>>,
 }
 
 /// What all submissions of one HTTP request share.
@@ -79,6 +82,7 @@ pub struct RunInput {
     pub requests: Vec<Arc<Request>>,
     pub submissions: Vec<Submission>,
     pub stop_strings: Vec<String>,
+    pub record: Option<Arc<RequestRecord>>,
 }
 
 impl Run {
@@ -118,6 +122,7 @@ impl Run {
             prompts,
             ready: VecDeque::new(),
             turn: 0,
+            record: input.record,
         }
     }
 
@@ -158,7 +163,14 @@ impl Run {
     fn take(&mut self, index: usize, event: ClientEvent) -> Result<(), ApiError> {
         let prompt = &mut self.prompts[index];
         match event {
-            ClientEvent::Placed(placement) => prompt.placement = Some(placement),
+            ClientEvent::Placed(placement) => {
+                if let Some(record) = self.record.as_ref().filter(|_| index == 0) {
+                    record.update(|generation| generation.placement = Some(placement.clone()));
+                    record.tell();
+                }
+                prompt.placement = Some(placement);
+            }
+            ClientEvent::BrokeOff(summary) => prompt.summary = *summary,
             ClientEvent::PromptLogprobs { first_position, tokens } => prompt.note_prompt(first_position, tokens),
             ClientEvent::Failed(error) => return Err(error.into()),
             ClientEvent::Done(summary) => {

@@ -18,9 +18,6 @@ use super::AppState;
 use super::admin::{BadQuery, unknown_request};
 use crate::records::shape::Detail;
 
-/// The most a node's spans of one trace can be: 512 of them, generously.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TraceQuery {
@@ -81,28 +78,25 @@ async fn gather(state: &AppState, trace: TraceId) -> Gathered {
 }
 
 fn spans_of(answer: &[u8]) -> Result<Spans, String> {
-    if answer.len() > ANSWER_BYTES_MAX {
-        return Err(format!("{} bytes of spans are more than can be believed", answer.len()));
-    }
     serde_json::from_slice(answer).map_err(|error| format!("what it answered is not OTLP: {error}"))
 }
 
 fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Option<&Detail>) -> Value {
     let spans = gathered.spans.views();
     let first = spans.iter().map(|span| span.start_unix_ns).min().unwrap_or(0);
-    // The record's first byte comes before the first span; but never by more than the wall clock was set meanwhile.
-    let base = record.map_or(first, |record| {
-        ((record.summary.received_unix_ms * 1e6) as u64).min(first)
-    });
-    let order = drawing_order(&spans);
-    // The one root may hang on the client's own span, which is not ours; any other span without its parent is an orphan.
-    let tops: Vec<&SpanView> = order
+    let base = record.map_or(first, |record| (record.summary.received_unix_ms * 1e6) as u64);
+    // A client may send one trace id with every request: of the roots only this request's is drawn. Its parent may be the
+    // client's own span, which is not ours; any other span without its parent is an orphan, and shown.
+    let is_root = |span: &SpanView| span.kind == "server" && span.service.ends_with("coordinator");
+    let is_other = |span: &SpanView| {
+        let id = span.attributes.get("x_request_id").and_then(Value::as_str);
+        is_root(span) && record.is_some_and(|record| id != Some(record.summary.id.as_str()))
+    };
+    let order = without(drawing_order(&spans), is_other);
+    let orphan_count = order
         .iter()
-        .filter(|(_, depth)| *depth == 0)
-        .map(|(span, _)| *span)
-        .collect();
-    let is_root = |span: &&&SpanView| span.kind == "server" && span.service.ends_with("coordinator");
-    let orphan_count = tops.len() - tops.iter().filter(is_root).count().min(1);
+        .filter(|(span, depth)| *depth == 0 && !is_root(span))
+        .count();
     let drawn: Vec<Value> = order.iter().map(|(span, depth)| shape(span, *depth, base)).collect();
     json!({
         "trace_id": trace.to_string(),
@@ -112,6 +106,18 @@ fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Opti
         "not_asked": gathered.not_asked,
         "orphan_count": orphan_count,
     })
+}
+
+/// Leaves out whole trees whose top is not wanted.
+fn without(order: Vec<(&SpanView, usize)>, is_unwanted: impl Fn(&SpanView) -> bool) -> Vec<(&SpanView, usize)> {
+    let mut is_out = false;
+    let keep = |(span, depth): &(&SpanView, usize)| {
+        if *depth == 0 {
+            is_out = is_unwanted(span);
+        }
+        !is_out
+    };
+    order.into_iter().filter(keep).collect()
 }
 
 /// Parents before children, siblings by start, each with its depth; whatever has no parent here is on top.
@@ -199,5 +205,18 @@ mod tests {
             .map(|(span, depth)| (span.span_id.as_str(), *depth))
             .collect();
         assert_eq!(drawn, [("root", 0), ("a", 1), ("under-a", 2), ("b", 1)]);
+    }
+
+    #[test]
+    fn the_tree_of_another_request_with_the_same_trace_is_left_out() {
+        let spans = [
+            span("mine", None, 1),
+            span("child", Some("mine"), 2),
+            span("other", None, 0),
+            span("its", Some("other"), 3),
+        ];
+        let order = without(drawing_order(&spans), |span| span.span_id == "other");
+        let drawn: Vec<&str> = order.iter().map(|(span, _)| span.span_id.as_str()).collect();
+        assert_eq!(drawn, ["mine", "child"]);
     }
 }

@@ -17,7 +17,7 @@ use shape::{Detail, RecordState, Summary};
 /// Events a follower may be behind: ten seconds of a hundred requests a second, three events each.
 const EVENTS_BEHIND_MAX: usize = 4096;
 
-/// Limits of the ring.
+/// Limits of the ring; a record of a request with a few stalls takes some 3 KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordLimits {
     pub records_max: usize,
@@ -208,7 +208,9 @@ impl RecordStore {
         let running = self.running();
         let ring = self.ring();
         let admits = |s: &Summary| listing.before.is_none_or(|before| s.seq < before) && listing.filter.admits(s);
+        // One that has ended since it was looked at is among the ended now.
         let running = running.iter().map(|detail| &detail.summary);
+        let running = running.filter(|summary| ring.running.contains_key(&summary.seq));
         let ended = ring.ended.iter().map(|detail| &detail.summary);
         let mut found: Vec<&Summary> = running.chain(ended).filter(|summary| admits(summary)).collect();
         match listing.slowest_first {

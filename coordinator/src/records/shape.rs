@@ -172,8 +172,9 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
     }
     let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
     let longest = before.max_by_key(|(_, took)| *took)?;
-    if ttft >= rest {
-        let (stage, took) = longest;
+    let (stage, took) = longest;
+    // Less than a third explains nothing: the nodes' stages are missing, of a request that broke off.
+    if ttft >= rest && ms(*took) * 3.0 > ttft {
         return Some(format!(
             "{} took {:.0} ms of the {ttft:.0} ms to the first token",
             stage.name(),

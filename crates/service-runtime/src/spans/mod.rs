@@ -40,6 +40,11 @@ pub fn of_trace(trace: TraceId) -> otlp::Spans {
     otlp::Spans::of(kept.store.get(trace), kept.resource.get())
 }
 
+/// Whether there is a collector to hand spans to.
+pub fn is_exporting() -> bool {
+    KEPT.get().is_some_and(|kept| kept.exporter.get().is_some())
+}
+
 /// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
 pub fn export_anyway(trace: TraceId) {
     let Some(kept) = KEPT.get() else { return };
