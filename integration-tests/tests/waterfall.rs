@@ -1,5 +1,7 @@
 //! One request, one whole trace: real processes, spans compared with what a collector got, delays and stalls named.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
