@@ -112,7 +112,7 @@ async fn stages(rig: &Rig, name: &str) -> BTreeMap<&'static str, f64> {
     let mut records = Vec::new();
     for turn in 0..REQUESTS {
         let id = format!("{name}-{turn}");
-        let body = json!({ "prompt": prompt(60, turn + name.len() * 7), "max_tokens": 4 });
+        let body = json!({ "prompt": prompt(60, turn), "max_tokens": 4 });
         complete(&rig.cluster, &id, body).await.unwrap();
         records.push(record(&rig.cluster, &id).await.unwrap());
     }
@@ -132,6 +132,8 @@ async fn stages(rig: &Rig, name: &str) -> BTreeMap<&'static str, f64> {
     all
 }
 
+/// The least of five forwards of some 75 ms differs by as much from one round to the next.
+const FORWARD_NOISE_MS: f64 = 12.0;
 /// What a stage may grow by itself on a busy machine: a forward of 80 ms has been seen to take 95.
 const NOISE_MS: f64 = 40.0;
 
@@ -140,10 +142,17 @@ fn assert_moved(before: &BTreeMap<&str, f64>, after: &BTreeMap<&str, f64>, moved
     for (stage, was) in before {
         let grown = after[stage] - was;
         match moved.iter().find(|(name, _)| name == stage) {
-            Some((_, delay)) => assert!(
-                grown > delay - 3.0,
-                "{stage} grew by {grown} ms, not {delay}: {before:?} {after:?}"
-            ),
+            Some((_, delay)) => {
+                let slack = if *stage == "prefill_forward" {
+                    FORWARD_NOISE_MS
+                } else {
+                    3.0
+                };
+                assert!(
+                    grown > delay - slack,
+                    "{stage} grew by {grown} ms, not {delay}: {before:?} {after:?}"
+                );
+            }
             None => assert!(grown < NOISE_MS, "{stage} grew by {grown} ms: {before:?} {after:?}"),
         }
     }
@@ -153,6 +162,8 @@ fn assert_moved(before: &BTreeMap<&str, f64>, after: &BTreeMap<&str, f64>, moved
 async fn an_injected_delay_appears_in_its_own_stage() {
     let mut options = RigOptions::new("1p1d", 7);
     options.prefill_proxy = true;
+    // The same prompts each time, computed anew: what differs is the delay alone.
+    options.prefix_cache = false;
     let rig = Rig::start(&options).await.unwrap();
     stages(&rig, "warm").await;
     let before = stages(&rig, "before").await;
