@@ -60,7 +60,7 @@ impl ListQuery {
 pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(bad) => return bad.into_response(),
+        Err(bad) => return bad_query(&bad).into_response(),
     };
     let listing = Listing {
         limit: query.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX),
@@ -80,6 +80,10 @@ pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<Li
 }
 
 pub type BadQuery = axum::extract::rejection::QueryRejection;
+
+pub fn bad_query(bad: &BadQuery) -> ApiError {
+    ApiError::bad_request(format!("{}; see docs/records.md.", bad.body_text()))
+}
 
 pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
     match state.insight.records.find(&id) {

@@ -13,7 +13,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::AppState;
-use super::admin::{BadQuery, ListQuery, cluster_page};
+use super::admin::{BadQuery, ListQuery, bad_query, cluster_page};
 use crate::records::Filter;
 use crate::records::shape::Summary;
 
@@ -30,7 +30,7 @@ struct Follower {
 pub async fn events(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(bad) => return bad.into_response(),
+        Err(bad) => return bad_query(&bad).into_response(),
     };
     let wants = |kind: &str| match query.kinds.as_deref() {
         None | Some("") => true,

@@ -247,7 +247,13 @@ impl RequestRecord {
             param: error.param.as_ref().map(|param| short(param, 64)),
             // What is wrong with a request is said in words that may quote it: the client has them, nobody else needs them.
             message: match error.outcome {
-                "invalid_request" => "the request was not accepted; code and param say what was wrong".to_owned(),
+                "invalid_request" => {
+                    let field = error
+                        .param
+                        .as_ref()
+                        .map_or("the body".to_owned(), |param| short(param, 64));
+                    format!("{} in {field}", error.code.unwrap_or("an invalid value"))
+                }
                 _ => short(&error.message, 256),
             },
         };

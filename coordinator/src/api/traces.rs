@@ -15,7 +15,7 @@ use service_runtime::spans;
 use service_runtime::spans::otlp::{EventView, SpanView, Spans};
 
 use super::AppState;
-use super::admin::{BadQuery, unknown_request};
+use super::admin::{BadQuery, bad_query, unknown_request};
 use crate::records::shape::Detail;
 
 #[derive(Debug, Default, Deserialize)]
@@ -37,7 +37,7 @@ pub async fn trace(
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(bad) => return bad.into_response(),
+        Err(bad) => return bad_query(&bad).into_response(),
     };
     let record = state.insight.records.find(&id);
     let trace_id = record
