@@ -17,6 +17,7 @@ use serving_core::request::Lane;
 use crate::api::{EdgeMetrics, EndedRequest};
 use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot};
 use crate::insight::ClusterView;
+use crate::records::stalls::StallCause;
 use crate::slo::{Breach, OBJECTIVE};
 
 /// Edges of TELEMETRY 3.4; the bold ones there are usual SLO limits, so that attainment can be read off exactly.
@@ -180,18 +181,7 @@ impl Metrics {
             self.itl_stalls.clone(),
         );
         self.slo_objective.set(OBJECTIVE);
-        // The series of the built-in choice are there from the start: an increase from nothing is no increase.
-        for (slo, lane) in [("chat", "interactive"), ("async-batch", "batch")] {
-            let labels = SloLabels { slo, lane };
-            self.slo_total.get_or_create(&labels).inc_by(0);
-            self.slo_good.get_or_create(&labels).inc_by(0);
-            for breach in Breach::ALL {
-                let breach = breach.name();
-                self.slo_breaches
-                    .get_or_create(&BreachLabels { slo, lane, breach })
-                    .inc_by(0);
-            }
-        }
+        self.start_series_at_zero();
         r.register("slo", "Requests judged by an SLO profile", self.slo_total.clone());
         r.register("slo_good", "Requests that kept it", self.slo_good.clone());
         r.register("slo_breaches", "What the others did wrong", self.slo_breaches.clone());
@@ -228,6 +218,27 @@ impl Metrics {
         let gap = "First token to second: what the handoff costs a reader";
         r.register("first_to_second_token_seconds", gap, self.first_to_second_token.clone());
         r.register("handler_panics", "Requests whose handler panicked", self.panics.clone());
+    }
+
+    /// A series that appears with its first event shows no increase for it, and `rate` shows nothing until its second.
+    fn start_series_at_zero(&self) {
+        for lane in Lane::ALL.map(Lane::name) {
+            for cause in StallCause::ALL.map(StallCause::name) {
+                let _ = self.itl_stalls.get_or_create(&StallLabels { lane, cause });
+            }
+        }
+        // The profiles that are chosen when nobody names one.
+        for (slo, lane) in [("chat", "interactive"), ("async-batch", "batch")] {
+            let labels = SloLabels { slo, lane };
+            self.slo_total.get_or_create(&labels).inc_by(0);
+            self.slo_good.get_or_create(&labels).inc_by(0);
+            for breach in Breach::ALL {
+                let breach = breach.name();
+                self.slo_breaches
+                    .get_or_create(&BreachLabels { slo, lane, breach })
+                    .inc_by(0);
+            }
+        }
     }
 
     pub fn first_to_second_token(&self, gap: Duration) {
@@ -321,7 +332,6 @@ impl EdgeMetrics for Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::stalls::StallCause;
     use serving_core::stage::{Stage, StageTimings};
 
     #[test]

@@ -43,6 +43,16 @@ pub enum StallCause {
 }
 
 impl StallCause {
+    pub const ALL: [Self; 7] = [
+        Self::TransferTail,
+        Self::Preemption,
+        Self::PrefillChunk,
+        Self::StepTime,
+        Self::Network,
+        Self::EgressBackPressure,
+        Self::Migration,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::TransferTail => "transfer_tail",

@@ -16,6 +16,8 @@ pub enum Lane {
 }
 
 impl Lane {
+    pub const ALL: [Self; 2] = [Self::Interactive, Self::Batch];
+
     pub fn name(self) -> &'static str {
         match self {
             Lane::Interactive => "interactive",

@@ -13,7 +13,6 @@ QUIET = {
     "baton_handoff_retries_total": ({"reason"}, "coordinator/src/cluster_metrics.rs"),
     "baton_migrations_total": ({"outcome"}, "coordinator/src/cluster_metrics.rs"),
     "baton_local_prefills_total": ({"reason"}, "coordinator/src/cluster_metrics.rs"),
-    "baton_itl_stalls_total": ({"lane", "cause"}, "coordinator/src/metrics.rs"),
     "baton_kv_transfer_failures_total": ({"transport", "src_role", "reason"}, "prefill-node/src/metrics.rs"),
     "baton_kv_transport_fallbacks_total": ({"transport", "reason"}, "prefill-node/src/metrics.rs"),
 }

@@ -206,7 +206,8 @@ class Known:
     def may_be_absent(self, metric):
         if metric in self.recorded:
             return any(self.may_be_absent(s.metric) for s in promql.read(self.recorded[metric])[0])
-        return metric not in self.names and (metric in PENDING or metric in QUIET)
+        # A quiet counter's first event gives it one sample, of which a rate shows nothing either.
+        return metric in QUIET or (metric in PENDING and metric not in self.names)
 
     def labels(self, selector):
         """(labels its series can have, complaint)"""
