@@ -244,6 +244,25 @@ pub struct ProcessFacts {
     pub memory_kib: u64,
 }
 
+/// Time all threads of a process, ended ones too, have run on a core.
+///
+/// # Errors
+/// The process is gone.
+pub fn cpu_time(pid: u32) -> std::io::Result<Duration> {
+    /// `sysconf(_SC_CLK_TCK)` is 100 on every Linux there is (proc(5), user_hz).
+    const TICKS_PER_SECOND: u64 = 100;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Fields 14 and 15, utime and stime; the name before them may hold spaces.
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: u64 = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Ok(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
+}
+
 impl ProcessFacts {
     /// # Errors
     /// The process is gone.

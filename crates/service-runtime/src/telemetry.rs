@@ -1,6 +1,8 @@
 //! Logs on stderr, spans to an OTLP collector when the standard `OTEL_*` variables name one, and W3C propagation.
 //!
-//! Without an endpoint nothing is exported, but every request still gets a trace id, for logs and the access log.
+//! Without an endpoint nothing is exported, but every process keeps its last spans, and every request has a trace id for
+//! logs and the access log. `OTEL_SDK_DISABLED=true` keeps none either: the
+//! access log alone has the id then.
 //! Telemetry never costs a request: spans are queued (bounded, dropped when full) and sent by a thread of their own.
 
 use std::io::IsTerminal as _;
@@ -70,7 +72,8 @@ const FLUSH_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Keeps the exporter alive; `shutdown` flushes it.
 #[derive(Debug)]
 pub struct Telemetry {
-    provider: SdkTracerProvider,
+    /// None where `OTEL_SDK_DISABLED` says so.
+    provider: Option<SdkTracerProvider>,
 }
 
 /// Sets up logs and traces. Call once, in main, inside a multi-thread runtime (the exporter needs one).
@@ -78,15 +81,21 @@ pub struct Telemetry {
 /// # Errors
 /// [`TelemetryError`]: a bad filter or endpoint, or a second call.
 pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
-    let provider = provider(identity)?;
-    let tracer = provider.tracer_with_scope(InstrumentationScope::builder("baton").build());
-    let spans = tracing_opentelemetry::layer()
-        .with_tracer(tracer)
-        .with_location(false)
-        .with_threads(false)
-        .with_tracked_inactivity(false)
-        .with_target(false)
-        .with_filter(EnvFilter::try_new(SPAN_FILTER)?);
+    let provider = match is_disabled(&|name| std::env::var(name).ok()) {
+        true => None,
+        false => Some(provider(identity)?),
+    };
+    let span_filter = EnvFilter::try_new(SPAN_FILTER)?;
+    let spans = provider.as_ref().map(|provider| {
+        let tracer = provider.tracer_with_scope(InstrumentationScope::builder("baton").build());
+        tracing_opentelemetry::layer()
+            .with_tracer(tracer)
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_target(false)
+            .with_filter(span_filter)
+    });
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => EnvFilter::try_new(text)?,
         _ => EnvFilter::try_new(LOG_FILTER)?,
@@ -107,7 +116,9 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
         .with(logs.with_filter(filter))
         .try_init()
         .map_err(|_| TelemetryError::AlreadySet)?;
-    global::set_tracer_provider(provider.clone());
+    if let Some(provider) = &provider {
+        global::set_tracer_provider(provider.clone());
+    }
     Ok(Telemetry { provider })
 }
 
@@ -136,7 +147,8 @@ fn protocol(env: &dyn Fn(&str) -> Option<String>) -> Result<Protocol, TelemetryE
 impl Telemetry {
     /// Sends what is queued. Off the async threads: the flush blocks, and on them it would wait for itself.
     pub async fn shutdown(self) {
-        let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)).await;
+        let Some(provider) = self.provider else { return };
+        let flushed = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)).await;
         if let Ok(Err(error)) = flushed {
             tracing::warn!(%error, "the last spans were not delivered");
         }
@@ -216,13 +228,16 @@ fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<SpanExporter>
     Ok(Some(exporter))
 }
 
+fn is_disabled(env: &dyn Fn(&str) -> Option<String>) -> bool {
+    env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
 fn exports(env: &dyn Fn(&str) -> Option<String>) -> bool {
     let set = |name| env(name).filter(|value| !value.is_empty());
-    let is_disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let is_none = set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
     let has_endpoint =
         set("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some();
-    has_endpoint && !is_disabled && !is_none
+    has_endpoint && !is_disabled(env) && !is_none
 }
 
 struct Metadata<'a>(&'a tonic::metadata::MetadataMap);

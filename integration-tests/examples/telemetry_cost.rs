@@ -1,0 +1,173 @@
+//! What telemetry costs: two clusters with the same work in turns, one with spans, records and an OTLP collector, one
+//! without any (`OTEL_SDK_DISABLED=true`, `--request-records 0`). CPU seconds of all their processes, TTFT of the clients.
+//!
+//! `cargo run --release -p integration-tests --example telemetry_cost -- [rounds] [streams] [requests a stream] [model|stand-in]`
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cli::local_cluster::LocalCluster;
+use futures::StreamExt;
+use futures::future::try_join_all;
+use integration_tests::cluster::{cpu_time, lock_machine, options};
+use integration_tests::otlp_collector::Collector;
+use integration_tests::waterfall::prompt;
+use integration_tests::{MODEL, PROSE};
+use serde_json::json;
+
+/// A short chat answer; telemetry costs by the request and by the token.
+const OUTPUT_TOKENS: usize = 64;
+const PROMPT_WORDS: usize = 40;
+/// Both are idle when asked to stop.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Default)]
+struct Round {
+    cpu_ms_per_1000_tokens: f64,
+    ttft_ms: f64,
+}
+
+struct Load {
+    streams: usize,
+    requests_per_stream: usize,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let mut number = |name: &'static str, default| args.next().map_or(Ok(default), |a| a.parse()).context(name);
+    let rounds: usize = number("rounds", 7)?;
+    let load = Load {
+        streams: number("streams", 16)?,
+        requests_per_stream: number("requests a stream", 4)?,
+    };
+    let engine = std::env::args().nth(4).unwrap_or_else(|| "model".to_owned());
+    ensure!(
+        ["model", "stand-in"].contains(&engine.as_str()),
+        "the engine is `model` or `stand-in`"
+    );
+    let _machine = lock_machine().await?;
+    let collector = Collector::start().await?;
+    let on = start(&engine, &[("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())], &[]).await?;
+    let off = start(&engine, &[("OTEL_SDK_DISABLED", "true")], &["--request-records=0"]).await?;
+    let client = reqwest::Client::builder().tcp_nodelay(true).build()?;
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    // The first round of each warms up: weights, connections, the allocator.
+    for turn in 0..=rounds {
+        let both = [(&on, &mut with), (&off, &mut without)];
+        let in_turn: Vec<_> = if turn % 2 == 0 {
+            both.into()
+        } else {
+            both.into_iter().rev().collect()
+        };
+        for (cluster, seen) in in_turn {
+            let round = measure(&client, cluster, &load, turn).await?;
+            if turn > 0 {
+                seen.push(round);
+            }
+        }
+    }
+    println!(
+        "{engine}, 1p1d, {rounds} rounds in turns, {} streams of {} requests, prompts of {PROMPT_WORDS} words, {OUTPUT_TOKENS} tokens each",
+        load.streams, load.requests_per_stream
+    );
+    report(&with, &without);
+    on.stop(STOP_WITHIN).await;
+    off.stop(STOP_WITHIN).await;
+    Ok(())
+}
+
+async fn start(engine: &str, environment: &[(&str, &str)], coordinator_flags: &[&str]) -> Result<LocalCluster> {
+    let mut options = options("1p1d")?;
+    if engine == "stand-in" {
+        options.settings.engine = Some(engine.to_owned());
+    }
+    options.environment = environment
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect();
+    options.coordinator_flags = coordinator_flags.iter().map(Into::into).collect();
+    Ok(LocalCluster::start(options).await?)
+}
+
+fn cpu(cluster: &LocalCluster) -> Result<Duration> {
+    cluster
+        .processes()
+        .iter()
+        .map(|process| Ok(cpu_time(process.pid)?))
+        .sum()
+}
+
+async fn measure(client: &reqwest::Client, cluster: &LocalCluster, load: &Load, turn: usize) -> Result<Round> {
+    let before = cpu(cluster)?;
+    let streams = (0..load.streams).map(|stream| async move {
+        let mut ttfts = Vec::new();
+        for request in 0..load.requests_per_stream {
+            let number = (turn * load.streams + stream) * load.requests_per_stream + request;
+            ttfts.push(ttft(client, cluster.base_url(), number).await?);
+        }
+        anyhow::Ok(ttfts)
+    });
+    let mut ttfts: Vec<f64> = try_join_all(streams).await?.into_iter().flatten().collect();
+    let spent = cpu(cluster)?.saturating_sub(before);
+    let tokens = ttfts.len() * OUTPUT_TOKENS;
+    Ok(Round {
+        cpu_ms_per_1000_tokens: spent.as_secs_f64() * 1e6 / tokens as f64,
+        ttft_ms: median(&mut ttfts),
+    })
+}
+
+async fn ttft(client: &reqwest::Client, base_url: &str, number: usize) -> Result<f64> {
+    let places = PROSE.split_whitespace().count() - PROMPT_WORDS;
+    // Another text each time, the same ones for both clusters.
+    let text = format!("{number} {}", prompt(PROMPT_WORDS, number % (places / 97)));
+    let body = json!({ "model": MODEL, "prompt": text, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": true, "stream": true });
+    let sent = Instant::now();
+    let response = client
+        .post(format!("{base_url}/v1/completions"))
+        .json(&body)
+        .send()
+        .await?;
+    let mut stream = response.error_for_status()?.bytes_stream();
+    let mut first = None;
+    while let Some(bytes) = stream.next().await {
+        bytes?;
+        first.get_or_insert_with(|| sent.elapsed());
+    }
+    Ok(first.context("no token came")?.as_secs_f64() * 1e3)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Rounds are compared pair by pair: what the machine does meanwhile meets both of a pair.
+fn report(with: &[Round], without: &[Round]) {
+    let of = |rounds: &[Round], value: fn(&Round) -> f64| median(&mut rounds.iter().map(value).collect::<Vec<_>>());
+    let pairs = || with.iter().zip(without);
+    let mut ratios: Vec<f64> = pairs()
+        .map(|(a, b)| (a.cpu_ms_per_1000_tokens / b.cpu_ms_per_1000_tokens - 1.0) * 1e2)
+        .collect();
+    let mut later: Vec<f64> = pairs().map(|(a, b)| a.ttft_ms - b.ttft_ms).collect();
+    let (ratio, late) = (median(&mut ratios), median(&mut later));
+    let ends = |sorted: &[f64]| {
+        (
+            sorted.first().copied().unwrap_or(f64::NAN),
+            sorted.last().copied().unwrap_or(f64::NAN),
+        )
+    };
+    println!("| | on | off | median of pairs | least to most | line |\n|---|---|---|---|---|---|");
+    let (least, most) = ends(&ratios);
+    println!(
+        "| CPU ms per 1,000 tokens | {:.0} | {:.0} | {ratio:+.2} % | {least:+.2} to {most:+.2} % | +2 % |",
+        of(with, |r| r.cpu_ms_per_1000_tokens),
+        of(without, |r| r.cpu_ms_per_1000_tokens)
+    );
+    let (least, most) = ends(&later);
+    println!(
+        "| TTFT ms, median of a round | {:.1} | {:.1} | {late:+.2} ms | {least:+.2} to {most:+.2} ms | +1 ms |",
+        of(with, |r| r.ttft_ms),
+        of(without, |r| r.ttft_ms)
+    );
+}
