@@ -42,7 +42,7 @@ pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Lin
         room,
         room_kib: config.room_kib(),
     };
-    let (live, queue) = Live::new(peer.node.clone(), lane);
+    let (live, queue) = Live::new(peer.node.clone(), lane, config.buffers.clone());
     let outgoing = Outgoing::new(queue, live.gauge.clone(), config.tap.clone());
     let hello = KvFrame::Hello(config.hello(peer));
     let _ = live.frames.send(Queued::control(hello)).await;

@@ -125,14 +125,14 @@ pub(crate) struct Live {
 
 impl Live {
     /// With the queue that the transport drains.
-    pub fn new(node: NodeId, lane: Lane) -> (Arc<Self>, mpsc::Receiver<Queued>) {
+    pub fn new(node: NodeId, lane: Lane, buffers: Arc<Buffers>) -> (Arc<Self>, mpsc::Receiver<Queued>) {
         let (frames, queue) = mpsc::channel(FRAMES_QUEUED_MAX);
         let live = Self {
             node,
             frames,
             lane,
             gauge: Arc::default(),
-            buffers: Arc::default(),
+            buffers,
             transfers: Mutex::default(),
             fault: OnceLock::new(),
             over: CancellationToken::new(),

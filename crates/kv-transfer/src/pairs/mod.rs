@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::live::{Lane, Link, Live};
 use self::pair::{Pair, PairState, Shared};
-use self::queue::FrameTap;
+use self::queue::{Buffers, FrameTap};
 use self::transfer::PairTransfer;
 use crate::choice::{Fallbacks, TransportKind};
 use crate::shm::DirectWish;
@@ -45,6 +45,8 @@ pub struct PairConfig {
     /// How long `begin` waits for a pair that is connecting.
     pub connect_wait: Duration,
     pub(crate) tap: Option<Arc<dyn FrameTap>>,
+    /// Of all pairs of the node.
+    pub(crate) buffers: Arc<Buffers>,
 }
 
 impl PairConfig {
@@ -62,6 +64,7 @@ impl PairConfig {
             floor_bytes_per_second: 1 << 20,
             connect_wait: Duration::from_secs(1),
             tap: None,
+            buffers: Arc::default(),
         }
     }
 

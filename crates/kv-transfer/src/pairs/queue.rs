@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -78,23 +78,38 @@ impl Drop for Room {
     }
 }
 
-/// Buffers of frames that were written, for the next ones: warm, and zeroed only once.
+/// Buffers of frames that were written, for the next ones of any pair: warm, and zeroed only once.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Buffers(Mutex<Kept>);
 
-/// More than are between a copy and the connection at a time would only grow cold.
-const BUFFERS_KEPT_MAX: usize = 16;
+#[derive(Debug, Default)]
+struct Kept {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+/// As many bytes as one pair may have in flight by default: more are between a copy and the connection only while several
+/// pairs are at their limits. With 16 buffers kept, the rest of a 512-token prompt's 32 were zeroed anew each time.
+const BUFFER_BYTES_KEPT_MAX: usize = 32 << 20;
 
 impl Buffers {
     /// Its content is whatever the last user left.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut buffer = kept.unwrap_or_default();
+        let mut buffer = {
+            let mut kept = self.kept();
+            let buffer = kept.buffers.pop().unwrap_or_default();
+            kept.bytes -= buffer.len();
+            buffer
+        };
         buffer.resize(bytes, 0);
         Buffer {
             bytes: buffer,
             home: self.clone(),
         }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,9 +128,10 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut kept = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < BUFFERS_KEPT_MAX {
-            kept.push(std::mem::take(&mut self.bytes));
+        let mut kept = self.home.kept();
+        if kept.bytes + self.bytes.len() <= BUFFER_BYTES_KEPT_MAX {
+            kept.bytes += self.bytes.len();
+            kept.buffers.push(std::mem::take(&mut self.bytes));
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) async fn connect(
         }
     });
     let ((lane, staged), frames, replies) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let (live, queue) = Live::new(peer.node.clone(), lane);
+    let (live, queue) = Live::new(peer.node.clone(), lane, config.buffers.clone());
     let lent = LentSlots::new(live.gauge.clone());
     let writer = Writer {
         frames,
