@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::process::ProcessConfig;
+use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use serving_core::cluster::{ClusterConfig, OnIllegalTransition};
 use serving_core::routing::RoutingPolicy;
 
@@ -62,12 +63,9 @@ pub struct Config {
     /// Retries a minute beside the budget of one for five requests
     #[arg(long, default_value_t = 10)]
     pub retries_free_per_minute: u64,
-    /// Longest wait for a decode node's answer to `Open`
+    /// Longest wait for a node to accept a request: a decode node's answer to `Open`, a prefill node's to `Prefill`
     #[arg(long, default_value_t = 60_000)]
-    pub open_timeout_ms: u64,
-    /// Longest wait for a prefill node to accept
-    #[arg(long, default_value_t = 60_000)]
-    pub prefill_start_timeout_ms: u64,
+    pub accept_timeout_ms: u64,
     /// Longest silence on both legs of a running request while its node reports no computing either
     #[arg(long, default_value_t = 60_000)]
     pub stream_silence_ms_max: u64,
@@ -85,6 +83,9 @@ pub struct Config {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_log: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub otel: OtelConfig,
     /// Drain when stdin ends (set for children of `baton up`)
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -103,6 +104,9 @@ impl ProcessConfig for Config {
     fn name(&self) -> &str {
         &self.name
     }
+    fn otel_flavors(&self) -> &[OtelFlavor] {
+        &self.otel.otel_flavor
+    }
     fn exit_with_stdin(&self) -> bool {
         self.exit_with_stdin
     }
@@ -120,8 +124,8 @@ impl Config {
             model_name: Some(self.served_model_name.clone()),
             local_prefill_below_tokens: self.local_prefill_below_tokens,
             allow_local_prefill: self.allow_local_prefill,
-            open_timeout: Duration::from_millis(self.open_timeout_ms),
-            prefill_start_timeout: Duration::from_millis(self.prefill_start_timeout_ms),
+            open_timeout: Duration::from_millis(self.accept_timeout_ms),
+            prefill_start_timeout: Duration::from_millis(self.accept_timeout_ms),
             stream_silence_max: Duration::from_millis(self.stream_silence_ms_max),
             attempts_max: self.attempts_max,
             retries_free_per_minute: self.retries_free_per_minute,

@@ -9,6 +9,7 @@ use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
 use service_runtime::process::ProcessConfig;
+use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use service_runtime::units::ByteSize;
 
 #[derive(Debug, Clone, Args, Serialize)]
@@ -96,6 +97,9 @@ pub struct Config {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_log: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub otel: OtelConfig,
     /// Drain when stdin ends (set for children of `baton up`)
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -129,6 +133,9 @@ impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-decode";
     fn name(&self) -> &str {
         &self.name
+    }
+    fn otel_flavors(&self) -> &[OtelFlavor] {
+        &self.otel.otel_flavor
     }
     fn exit_with_stdin(&self) -> bool {
         self.exit_with_stdin

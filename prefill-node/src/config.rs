@@ -13,6 +13,7 @@ use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::process::ProcessConfig;
+use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Config {
@@ -94,6 +95,9 @@ pub struct Config {
     /// Append one JSON line for each step of each request to this file; several processes may share one
     #[arg(long, value_name = "FILE")]
     pub event_log: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub otel: OtelConfig,
     /// Drain when stdin ends: for children of `baton up`
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -103,6 +107,9 @@ impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-prefill";
     fn name(&self) -> &str {
         &self.name
+    }
+    fn otel_flavors(&self) -> &[OtelFlavor] {
+        &self.otel.otel_flavor
     }
     fn exit_with_stdin(&self) -> bool {
         self.exit_with_stdin

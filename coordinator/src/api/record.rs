@@ -485,6 +485,10 @@ fn finish_span(g: &Generation, outcome: &str, e2e: Duration) {
     if let Some(decode) = stages.get(Stage::Decode) {
         span.record("gen_ai.latency.time_in_model_decode", decode.as_secs_f64());
     }
+    let in_model = [Stage::PrefillForward, Stage::Decode].map(|stage| stages.get(stage));
+    if let Some(inference) = in_model.into_iter().flatten().reduce(|a, b| a + b) {
+        span.record("gen_ai.latency.time_in_model_inference", inference.as_secs_f64());
+    }
     if outcome == "ok" {
         span.record("otel.status_code", "OK");
     } else {

@@ -133,6 +133,7 @@ pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
         gen_ai.latency.e2e = Empty,
         gen_ai.latency.time_in_model_prefill = Empty,
         gen_ai.latency.time_in_model_decode = Empty,
+        gen_ai.latency.time_in_model_inference = Empty,
     )
 }
 

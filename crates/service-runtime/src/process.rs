@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::config::{self, Program};
 use crate::event_log;
 use crate::shutdown::{self, Shutdown};
+use crate::spans::flavor::OtelFlavor;
 use crate::telemetry::{self, Identity};
 
 /// What every process's config can say about itself.
@@ -17,6 +18,8 @@ pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     /// `baton-coordinator`, `baton-prefill` or `baton-decode`.
     const SERVICE: &'static str;
     fn name(&self) -> &str;
+    /// In whose words its spans speak.
+    fn otel_flavors(&self) -> &[OtelFlavor];
     /// Drain when stdin ends: set for children of `baton up`.
     fn exit_with_stdin(&self) -> bool;
     /// Where the event log goes, when one is wanted.
@@ -48,6 +51,7 @@ where
             service: C::SERVICE,
             instance: config.name(),
             version: program.version,
+            flavors: config.otel_flavors(),
         };
         let telemetry = match telemetry::init(identity) {
             Ok(telemetry) => telemetry,

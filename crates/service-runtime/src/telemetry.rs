@@ -31,6 +31,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
+use crate::spans::flavor::OtelFlavor;
 use crate::spans::{KeepSpans, sampler};
 
 pub use opentelemetry;
@@ -43,6 +44,8 @@ pub struct Identity<'a> {
     /// The node's name: `service.instance.id`.
     pub instance: &'a str,
     pub version: &'static str,
+    /// In whose words its spans speak.
+    pub flavors: &'a [OtelFlavor],
 }
 
 #[derive(Debug, Error)]
@@ -195,7 +198,7 @@ fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError>
     Ok(SdkTracerProvider::builder()
         .with_resource(resource(identity))
         .with_sampler(sampler::from_env(&env)?)
-        .with_span_processor(KeepSpans::new(exporter))
+        .with_span_processor(KeepSpans::new(exporter, identity.flavors))
         .build())
 }
 

@@ -64,6 +64,7 @@ async fn traced_process() {
         service: "baton-decode",
         instance: "decode-0",
         version: "0.1.0",
+        flavors: &[],
     };
     let telemetry = telemetry::init(identity).unwrap();
     {

@@ -33,10 +33,9 @@ const EVENT_LOG: &str = "events.jsonl";
 
 /// Timers short enough that a fault's end is seen within the lease's order of magnitude, chunks short
 /// enough that a prompt has several, pools small enough that blocks are reused all the time.
-const COORDINATOR_FLAGS: [&str; 4] = [
+const COORDINATOR_FLAGS: [&str; 3] = [
     "--lease-ms=2000",
-    "--open-timeout-ms=6000",
-    "--prefill-start-timeout-ms=6000",
+    "--accept-timeout-ms=6000",
     "--stream-silence-ms-max=8000",
 ];
 const PREFILL_FLAGS: [&str; 1] = ["--hold-ms-max=4000"];

@@ -3,6 +3,7 @@
 //! All spans are recorded, whatever the sampler says: the waterfall of a request that went wrong is wanted afterwards, when
 //! it is too late to sample it. What the sampler decides is only what a collector gets.
 
+pub mod flavor;
 pub mod otlp;
 pub mod sampler;
 mod store;
@@ -19,6 +20,7 @@ use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanProcessor
 use proto::messages::ClockOffset;
 
 use crate::telemetry;
+use flavor::OtelFlavor;
 use store::SpanStore;
 
 /// This process's kept spans, once telemetry is set up.
@@ -72,11 +74,12 @@ pub(crate) struct KeepSpans {
     kept: KeptSpans,
     /// Until it has been told whose spans they are, which nobody can do once it is shared.
     unshared: Option<BatchSpanProcessor>,
+    flavors: Vec<OtelFlavor>,
 }
 
 impl KeepSpans {
     /// `exporter`: none where no collector is configured. The first of a process is the one that is read from.
-    pub(crate) fn new(exporter: Option<BatchSpanProcessor>) -> Self {
+    pub(crate) fn new(exporter: Option<BatchSpanProcessor>, flavors: &[OtelFlavor]) -> Self {
         let kept = KeptSpans {
             store: Arc::default(),
             resource: Arc::default(),
@@ -86,6 +89,7 @@ impl KeepSpans {
         Self {
             kept,
             unshared: exporter,
+            flavors: flavors.to_owned(),
         }
     }
 
@@ -101,6 +105,7 @@ impl SpanProcessor for KeepSpans {
         if let Some(offset) = telemetry::wall_offset() {
             shift(&mut span, offset);
         }
+        flavor::dress(&mut span, &self.flavors);
         if let Some(exporter) = self.exporter()
             && span.span_context.is_sampled()
         {

@@ -57,7 +57,7 @@ impl SpanStore {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::SystemTime;
 
     use opentelemetry::InstrumentationScope;
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    fn span(trace: u128, id: u64) -> SpanData {
+    pub fn span(trace: u128, id: u64) -> SpanData {
         let now = SystemTime::UNIX_EPOCH;
         SpanData {
             span_context: SpanContext::new(
