@@ -238,11 +238,13 @@ impl Delivery {
     fn finished(&mut self, key: AttemptKey, mut report: DecodeReport) {
         failpoints::hit(FaultPoint::LastToken);
         self.send_tokens(key);
+        // The step's own end, from which the report counts: on a busy machine this line runs tens of milliseconds later.
+        let ended = self.step.map_or_else(Clock::now, |(ended, _)| ended);
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
         };
         report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait);
-        stream.record_spans(&report);
+        stream.record_spans(&report, ended);
         let finished = DecodeFinished {
             timings: report.timings,
             cached_tokens: report.cached_tokens,
@@ -346,12 +348,11 @@ impl OpenStream {
 
     /// `decode.queue`, `decode.first_step` and `decode.loop` of a request whose last token has just been drawn; before them
     /// the prefill's, where it was computed here.
-    fn record_spans(&mut self, report: &DecodeReport) {
-        let now = Clock::now();
+    fn record_spans(&mut self, report: &DecodeReport, ended: Time) {
         let length = |stage| report.timings.get(stage).unwrap_or_default();
         let back =
             |time: Time, by: Duration| Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)));
-        let joined = back(now, length(Stage::Decode));
+        let joined = back(ended, length(Stage::Decode));
         let committed = back(joined, length(Stage::DecodeQueue));
         MeasuredSpan::new("decode.queue", committed, joined).record(&self.context);
         if report.timings.get(Stage::PrefillForward).is_some() {
@@ -360,10 +361,10 @@ impl OpenStream {
             MeasuredSpan::new("prefill.queue", received, scheduled).record(&self.context);
             MeasuredSpan::new("prefill.forward", scheduled, committed).record(&self.context);
         }
-        if let Some((began, ended)) = self.first_step {
-            MeasuredSpan::new("decode.first_step", began, ended).record(&self.context);
+        if let Some((began, sampled)) = self.first_step {
+            MeasuredSpan::new("decode.first_step", began, sampled).record(&self.context);
         }
-        let mut span = MeasuredSpan::new("decode.loop", joined, now);
+        let mut span = MeasuredSpan::new("decode.loop", joined, ended);
         let preemptions = KeyValue::new("baton.preemptions", i64::from(report.preemptions));
         span.attributes = vec![preemptions, KeyValue::new("baton.tokens", i64::from(self.token_count))];
         span.events = std::mem::take(&mut self.events).into();
