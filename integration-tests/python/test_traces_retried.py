@@ -1,0 +1,124 @@
+"""Mixed requests while three in ten transfers break: every trace is whole, and the stages of every TTFT sum to it.
+
+    BATON_MIXED_REQUESTS=200 BATON_MIXED_AT_ONCE=4      instead of 40, one after the other
+
+needs a `baton` with failpoints (scripts/build-failpoints; scripts/test has one).
+"""
+
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from traces.checks import incomplete, left_over, misplaced, unanswered
+from traces.mixed import ANSWERED_WITHIN_S, BREAKS, UNATTRIBUTED_MS_MAX, WORDS, Run, send, whole
+from traces.processes import NotYet, arm, by_hand, up, wait_until
+
+REQUESTS = int(os.environ.get("BATON_MIXED_REQUESTS", "40"))
+AT_ONCE = int(os.environ.get("BATON_MIXED_AT_ONCE", "1"))
+STOPPED_WITHIN_S = 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixed")
+    env = {
+        "BATON_FAILPOINTS": str(folder),
+        "BATON_LOCAL_PREFILL_BELOW_TOKENS": "8",
+        # The budget's ratio would turn most retries into errors.
+        "BATON_RETRIES_FREE_PER_MINUTE": "1000",
+    }
+    with up(folder, "2p2d", env) as cluster:
+        for node in ("prefill-0", "prefill-1"):
+            arm(folder, node, BREAKS)
+        yield Run(cluster.get, cluster.url, REQUESTS, AT_ONCE)
+
+
+def test_every_trace_is_whole_and_its_stages_sum_to_ttft(run):
+    print(run.said())
+    assert run.is_good(), run.said()
+    assert len(run.traces) == REQUESTS
+
+
+def test_some_were_retried_and_say_what_failed(run):
+    again = run.retried()
+    assert again, f"no transfer broke: {run.ways()}"
+    for request in again:
+        assert len(request["failed_legs"]) == request["attempts"] - 1, request
+        assert all(leg.endswith(":transfer") for leg in request["failed_legs"]), request["failed_legs"]
+    ways = " ".join(run.ways())
+    for way in ("split", "prefill node alone", "local (short)"):
+        assert way in ways, ways
+
+
+def test_a_killed_node_leaves_one_root_and_no_orphan(tmp_path):
+    """Its own spans are gone with it: the call that it did not answer is there, and the way of the second attempt is whole."""
+    env = {"BATON_FAILPOINTS": str(tmp_path)}
+    with by_hand(tmp_path, {"prefill": env}, prefill_nodes=2) as cluster, ThreadPoolExecutor(1) as pool:
+        nodes = {process.name: process for process in cluster.running if process.name.startswith("prefill-")}
+        for name in nodes:
+            arm(tmp_path, name, "mid-chunk=1*return(stop)")
+        model = cluster.get("/v1/models")["data"][0]["id"]
+        body = {"prompt": " ".join(WORDS[:100]), "max_tokens": 5, "ignore_eos": True}
+        answer = pool.submit(send, cluster.url, model, "killed", body)
+
+        def look():
+            stopped = [name for name, node in nodes.items() if node.is_stopped()]
+            if not stopped:
+                raise NotYet("both run")
+            return stopped[0]
+
+        victim = wait_until("a prefill node to stand still in its step", STOPPED_WITHIN_S, look)
+        for name in set(nodes) - {victim}:
+            arm(tmp_path, name, "mid-chunk=off")
+        cluster.kill(victim)
+        answer.result(ANSWERED_WITHIN_S)
+        trace = whole(cluster.get, "killed", lambda trace: [fault for fault in incomplete(trace) if not is_of_the_dead(fault)])
+    request = trace["request"]
+    # Whoever notices first: the coordinator, or the decode node whose pair it was.
+    noticed = [[f"prefill:{victim}:connection_lost"], ["decode:decode-0:transfer"]]
+    assert request["attempts"] == 2 and request["failed_legs"] in noticed, request
+    assert list(unanswered(trace["spans"])) == ["the call prefill has 0 answers"]
+    assert {left["node"] for left in trace["not_asked"]} <= {victim}
+    assert left_over(request) <= UNATTRIBUTED_MS_MAX, request
+
+
+def is_of_the_dead(fault):
+    return fault.startswith("not asked: ") or fault == "the call prefill has 0 answers"
+
+
+def test_the_checks_find_what_is_wrong(run):
+    """In copies of a trace: a span gone, a parent gone, a node's clock off, a stage too short."""
+    split = next(t for t in run.traces.values() if t["request"]["transport"] and t["request"]["attempts"] == 1)
+    assert not incomplete(split)
+
+    def damaged(damage):
+        trace = copy.deepcopy(split)
+        damage(trace, {(span["name"], span["kind"]): span for span in trace["spans"]})
+        return trace
+
+    for name in ("prefill.forward", "decode.loop", "admission"):
+        assert incomplete(damaged(lambda trace, of: trace["spans"].remove(of[name, "internal"])))
+    for key in (("prefill", "server"), ("kv.send", "client"), ("decode", "client")):
+        assert incomplete(damaged(lambda trace, of: trace["spans"].remove(of[key])))
+    assert incomplete(damaged(lambda trace, of: of["parse", "internal"].update(parent_span_id=None)))
+    assert incomplete(damaged(lambda trace, of: trace.update(orphan_count=1)))
+    assert incomplete(damaged(lambda trace, of: trace["not_asked"].append({"node": "decode-1", "why": "gone"})))
+
+    def shift(node, by_ms):
+        def damage(trace, _):
+            for span in trace["spans"]:
+                if span["process"] == node:
+                    span["start_ms"] += by_ms
+                    span["end_ms"] += by_ms
+
+        return damage
+
+    for node in ("prefill_node", "decode_node"):
+        for by_ms in (-5, 150):
+            assert list(misplaced(damaged(shift(split["request"][node], by_ms)))), (node, by_ms)
+    request = copy.deepcopy(split["request"])
+    request["stages"][0]["ms"] -= 2
+    with pytest.raises(AssertionError):
+        left_over(request)
