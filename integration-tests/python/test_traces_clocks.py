@@ -31,8 +31,8 @@ def moved(library, hours):
 
 @pytest.mark.parametrize(
     "hours",
-    [{}, {"prefill": 1}, {"prefill": -1}, {"decode": 1}, {"decode": -1}, {"coordinator": 1}, {"coordinator": -1}, {"prefill": 1, "decode": -1}],
-    ids=lambda hours: "-".join(f"{role}{by:+d}h" for role, by in hours.items()) or "none",
+    [{"prefill": 1}, {"prefill": -1}, {"decode": 1}, {"decode": -1}, {"coordinator": 1}, {"coordinator": -1}],
+    ids=lambda hours: "-".join(f"{role}{by:+d}h" for role, by in hours.items()),
 )
 def test_an_hour_moves_no_span(tmp_path, library, hours):
     with by_hand(tmp_path, {role: moved(library, by) for role, by in hours.items()}) as cluster:
@@ -46,7 +46,9 @@ def test_a_clock_that_is_set_while_it_runs_is_believed_soon(tmp_path, library):
     del env["FAKETIME"]
     with by_hand(tmp_path, {"prefill": env}) as cluster:
         in_place(cluster, "before", {})
-        setting.write_text("+1h\n")
+        # Put there whole: libfaketime reads it at any time.
+        (tmp_path / "next").write_text("+1h\n")
+        (tmp_path / "next").rename(setting)
 
         def look():
             clock = next(node["clock"] for node in cluster.get("/admin/cluster")["nodes"] if node["name"] == "prefill-0")
