@@ -96,7 +96,9 @@ def follows(trace):
     chain += [start("prefill.queue"), end("prefill.queue"), start("prefill.forward"), end("prefill.forward"), start("egress")]
     kv = [start("prefill.forward"), start("kv.send", "client"), start("kv.recv", "server"), end("kv.recv", "server"), start("decode.queue")]
     decode = [end("decode.queue"), start("decode.loop"), end("decode.loop"), end("egress")]
-    for line in (chain, kv, decode):
+    # With local prefill the first step that drew a token is the prompt's own.
+    first = [] if is_local else [end("decode.queue"), start("decode.first_step"), end("decode.first_step"), end("decode.loop")]
+    for line in (chain, kv, decode, first):
         there = [mark for mark in line if mark[0] is not None]
         yield from zip(there, there[1:])
 
