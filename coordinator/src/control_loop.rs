@@ -262,7 +262,7 @@ impl ControlLoop {
                 }
             }
             ClusterAction::Fail { request, error } => self.end(request, |stream| stream.fail(error)),
-            ClusterAction::Complete { request, attempts } => self.end(request, |stream| stream.complete(attempts)),
+            ClusterAction::Complete { request, .. } => self.end(request, RequestStream::complete),
             ClusterAction::Forget { request } => self.end(request, RequestStream::forget),
             ClusterAction::WelcomeNode { stream } => self.nodes.welcome(stream),
             ClusterAction::RefuseNode { stream, reason } => self.nodes.refuse(stream, &reason),

@@ -124,6 +124,7 @@ impl RequestStream {
         s.live = Some(key.attempt);
         s.attempt_tokens.clear();
         s.attempt_token_count = 0;
+        s.summary.attempts += 1;
         // What an earlier attempt moved was for nothing, and between other nodes.
         (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
         for choice in &mut s.choices {
@@ -272,11 +273,10 @@ impl RequestStream {
         self.state().summary.failed_legs.push(what);
     }
 
-    pub fn complete(&self, attempts: u32) {
+    pub fn complete(&self) {
         let mut s = self.state();
         s.live = None;
         let mut summary = std::mem::take(&mut s.summary);
-        summary.attempts = attempts;
         summary.timings = s.clock.timings();
         s.tell(ClientEvent::Done(Box::new(summary)));
     }

@@ -46,7 +46,7 @@ pub async fn trace(
     let Ok(trace) = TraceId::from_hex(trace_id) else {
         return unknown_request(&id).into_response();
     };
-    let gathered = gather(&state, trace).await;
+    let gathered = gather(&state, trace, record.as_deref()).await;
     if record.is_none() && gathered.spans.is_empty() {
         return unknown_request(&id).into_response();
     }
@@ -56,18 +56,34 @@ pub async fn trace(
     }
 }
 
-async fn gather(state: &AppState, trace: TraceId) -> Gathered {
+/// Nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
+fn took_part(record: &Detail) -> BTreeSet<&str> {
+    let summary = &record.summary;
+    let of_legs = record.failed_legs.iter().filter_map(|leg| leg.split(':').nth(1));
+    let placed = [&summary.prefill_node, &summary.decode_node].into_iter().flatten();
+    placed.map(String::as_str).chain(of_legs).collect()
+}
+
+async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Gathered {
     let mut all = spans::of_trace(trace);
     let insight = &state.insight;
-    let mut answers: FuturesUnordered<_> = insight
-        .nodes()
+    let nodes = insight.nodes();
+    let is_here = |name: &str| nodes.iter().any(|(node, _)| node == name);
+    let gone = record
+        .map(took_part)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|name| !is_here(name));
+    let mut not_asked: Vec<Value> = gone
+        .map(|node| json!({ "node": node, "why": "it is no member any more, and its spans went with it" }))
+        .collect();
+    let mut answers: FuturesUnordered<_> = nodes
         .into_iter()
         .map(|(node, address)| async move {
             let answer = insight.ask_node(&address, &format!("/admin/spans/{trace}")).await;
             (node, answer.and_then(|bytes| spans_of(&bytes)))
         })
         .collect();
-    let mut not_asked = Vec::new();
     while let Some((node, answer)) = answers.next().await {
         match answer {
             Ok(spans) => all.append(spans),
