@@ -20,6 +20,8 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
+    pub const ALL: [Self; 3] = [Self::Shm, Self::ShmDirect, Self::Grpc];
+
     /// Label in metrics, spans and records.
     pub fn name(self) -> &'static str {
         match self {

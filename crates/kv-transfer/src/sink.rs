@@ -136,6 +136,9 @@ pub enum ReceiveEnd {
 }
 
 impl ReceiveEnd {
+    /// Every [`ReceiveEnd::name`] but those of refusals, which are [`RefuseReason::NAMES`].
+    pub const NAMES: [&'static str; 3] = ["aborted_by_sender", "aborted_here", "pair_lost"];
+
     /// Closed label for metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -164,6 +167,9 @@ pub enum RefuseReason {
 }
 
 impl RefuseReason {
+    /// Every [`RefuseReason::name`] of this crate's own; those of frames are [`LedgerError::NAMES`].
+    pub const NAMES: [&'static str; 3] = ["unknown_transfer", "checksum", "import"];
+
     /// Closed label for metrics and the wire.
     pub fn name(&self) -> &'static str {
         match self {

@@ -116,6 +116,13 @@ pub enum AbortReason {
 }
 
 impl AbortReason {
+    pub const ALL: [Self; 4] = [
+        Self::Cancelled,
+        Self::EndedAtFirstToken,
+        Self::PrefillFailed,
+        Self::HoldExpired,
+    ];
+
     /// Label on the wire and in metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -172,6 +179,16 @@ pub enum TransferError {
 }
 
 impl TransferError {
+    /// Every [`TransferError::name`] of this side's own.
+    pub const NAMES: [&'static str; 6] = [
+        "aborted_by_peer",
+        "no_such_ticket_block",
+        "layer_too_large",
+        "no_place",
+        "source",
+        "stopping",
+    ];
+
     /// Closed label for metrics; the receiver's refusals carry their own.
     pub fn name(&self) -> &str {
         match self {
@@ -217,6 +234,19 @@ pub enum PairFault {
 }
 
 impl PairFault {
+    /// Every [`PairFault::name`], the receiver's refusals of a pair included.
+    pub const NAMES: [&'static str; 9] = [
+        "connecting",
+        "unreachable",
+        "broken",
+        "stalled",
+        "incompatible",
+        "stale_epoch",
+        "protocol_version",
+        "no_transport",
+        "closed",
+    ];
+
     /// Only another start of one of the nodes can end it.
     pub fn is_lasting(&self) -> bool {
         matches!(

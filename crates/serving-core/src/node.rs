@@ -85,6 +85,22 @@ pub struct KvBlockCounts {
 }
 
 impl KvBlockCounts {
+    /// Name and count of each of the six states.
+    pub fn by_state(&self) -> [(&'static str, u32); 6] {
+        [
+            ("free", self.free),
+            ("active", self.active),
+            ("cached", self.cached),
+            ("reserved", self.reserved),
+            ("in_transfer", self.in_transfer),
+            ("quarantined", self.quarantined),
+        ]
+    }
+    /// Share of the blocks that belong to a request or a transfer; cached ones can be had for the asking.
+    pub fn held_share(&self) -> f64 {
+        let held = self.active + self.reserved + self.in_transfer + self.quarantined;
+        f64::from(held) / f64::from(self.total().max(1))
+    }
     pub fn total(&self) -> u32 {
         self.free + self.active + self.cached + self.reserved + self.in_transfer + self.quarantined
     }

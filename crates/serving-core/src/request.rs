@@ -174,6 +174,15 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
+    /// Every [`RejectReason::name`].
+    pub const NAMES: [&'static str; 5] = [
+        "not_ready",
+        "queue_full",
+        "queue_timeout",
+        "too_large_for_pool",
+        "draining",
+    ];
+
     pub fn name(&self) -> &'static str {
         match self {
             RejectReason::NotReady => "not_ready",
@@ -205,6 +214,17 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// Every [`RequestError::name`].
+    pub const NAMES: [&'static str; 7] = [
+        "deadline",
+        "prefill_node_failed",
+        "decode_node_failed",
+        "transfer_failed",
+        "engine_failed",
+        "slow_reader",
+        "internal",
+    ];
+
     /// Short label for metrics and logs.
     pub fn name(&self) -> &'static str {
         match self {
@@ -239,6 +259,14 @@ pub enum LocalPrefillReason {
 }
 
 impl LocalPrefillReason {
+    pub const ALL: [Self; 5] = [
+        Self::Short,
+        Self::Cached,
+        Self::NoPrefillNode,
+        Self::TransferFailed,
+        Self::CoLocated,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             LocalPrefillReason::Short => "short",

@@ -340,6 +340,10 @@ impl DecodeBatcher {
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
+    /// The stage of every request that is here.
+    pub fn stages(&self) -> impl Iterator<Item = Stage> {
+        self.entries.values().map(DecodeEntry::stage)
+    }
     /// Requests that are here, in order of arrival.
     pub fn keys(&self) -> impl Iterator<Item = AttemptKey> {
         self.entries.values().map(|entry| entry.key)

@@ -95,6 +95,18 @@ pub enum NodeFailure {
 }
 
 impl NodeFailure {
+    /// Every [`NodeFailure::name`].
+    pub const NAMES: [&'static str; 8] = [
+        "deadline",
+        "reservation_expired",
+        "hold_expired",
+        "transfer_failed",
+        "engine_failed",
+        "sampling_failed",
+        "slow_reader",
+        "draining",
+    ];
+
     /// Closed label for metrics and the wire.
     pub fn name(&self) -> &'static str {
         match self {

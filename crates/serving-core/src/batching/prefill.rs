@@ -14,7 +14,7 @@ use crate::kv::block_table::BlockTable;
 use crate::kv::{BlockPool, BlockUse};
 use crate::node::{NodeCapacity, NodeState, NodeStatus};
 use crate::request::{AttemptKey, Request, TokenEvent};
-use crate::stage::StageTimings;
+use crate::stage::{Stage, StageTimings};
 use crate::time::Time;
 
 #[derive(Clone, Copy, Debug)]
@@ -321,6 +321,10 @@ impl PrefillBatcher {
 
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+    /// The stage of every request that is here.
+    pub fn stages(&self) -> impl Iterator<Item = Stage> {
+        self.entries.values().map(PrefillEntry::stage)
     }
     /// Requests here, held ones included.
     pub fn open_requests(&self) -> usize {

@@ -154,6 +154,15 @@ pub enum RefuseReason {
 }
 
 impl RefuseReason {
+    pub const ALL: [Self; 6] = [
+        Self::NoCapacity,
+        Self::StaleEpoch,
+        Self::Draining,
+        Self::Duplicate,
+        Self::Invalid,
+        Self::Incompatible,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             RefuseReason::NoCapacity => "no_capacity",
@@ -206,6 +215,23 @@ pub enum TimedWait {
 }
 
 impl LegError {
+    /// Every [`LegError::name`].
+    pub const NAMES: [&'static str; 13] = [
+        "unreachable",
+        "connection_lost",
+        "node_lost",
+        "protocol",
+        "open_timeout",
+        "prefill_start_timeout",
+        "silence",
+        "engine",
+        "transfer",
+        "deadline",
+        "peer",
+        "node_internal",
+        "draining",
+    ];
+
     /// Closed label for `baton_handoff_retries_total{reason}`.
     pub fn name(&self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::ids::{Attempt, ChoiceIndex, NodeId};
 use crate::node::CompatibilityHash;
 use crate::request::{AttemptKey, LocalPrefillReason, Request, RequestError};
+use crate::stage::Stage;
 use crate::time::Time;
 
 use super::event::Leg;
@@ -51,16 +52,17 @@ impl Phase {
         }
     }
 
-    /// The stage name a deadline that passes in this phase is reported under.
-    pub(super) fn stage_name(self) -> &'static str {
+    /// The stage a request in this phase is in, as far as the coordinator can tell: whether a prompt that a node has
+    /// accepted waits there or is computed already is known to the node alone.
+    pub fn stage(self) -> Stage {
         match self {
-            Phase::Queued | Phase::Recovering => "queue",
-            Phase::Opening => "reserve",
-            Phase::Opened => "dispatch",
-            Phase::Prefilling => "prefill_forward",
-            Phase::Transferring => "transfer_tail",
-            Phase::Committed => "commit",
-            Phase::Decoding | Phase::Finishing => "decode",
+            Phase::Queued | Phase::Recovering => Stage::Queue,
+            Phase::Opening => Stage::Reserve,
+            Phase::Opened => Stage::Dispatch,
+            Phase::Prefilling => Stage::PrefillForward,
+            Phase::Transferring => Stage::TransferTail,
+            Phase::Committed => Stage::DecodeQueue,
+            Phase::Decoding | Phase::Finishing => Stage::Decode,
         }
     }
 

@@ -185,6 +185,10 @@ impl Cluster {
     pub fn unfinished(&self) -> usize {
         self.requests.len()
     }
+    /// The phase of every unfinished request.
+    pub fn phases(&self) -> impl Iterator<Item = Phase> {
+        self.requests.values().map(|tracked| tracked.phase)
+    }
     pub fn phase_of(&self, request: RequestId) -> Option<Phase> {
         self.requests.get(&request).map(|t| t.phase)
     }
@@ -367,7 +371,7 @@ impl Cluster {
             return self.queue_timed_out(now, request);
         }
         if tracked.deadline <= now {
-            let stage = tracked.phase.stage_name().to_string();
+            let stage = tracked.phase.stage().name().to_string();
             let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
             return self.fail(now, request, RequestError::DeadlineExceeded { stage, waited_ms });
         }

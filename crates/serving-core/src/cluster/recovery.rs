@@ -96,7 +96,7 @@ fn verdict(tracked: &Tracked, leg: Leg, error: &LegError) -> (RequestError, Retr
             fault: NodeFault::Deadline,
             ..
         } => {
-            let stage = tracked.phase.stage_name().to_string();
+            let stage = tracked.phase.stage().name().to_string();
             let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
             (RequestError::DeadlineExceeded { stage, waited_ms }, Retry::Never)
         }

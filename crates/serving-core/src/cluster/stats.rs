@@ -16,6 +16,8 @@ pub enum HandoffOutcome {
 }
 
 impl HandoffOutcome {
+    pub const ALL: [Self; 4] = [Self::Committed, Self::EndedAtFirstToken, Self::Failed, Self::Cancelled];
+
     pub fn name(self) -> &'static str {
         match self {
             HandoffOutcome::Committed => "committed",
@@ -37,6 +39,8 @@ pub enum MigrationOutcome {
 }
 
 impl MigrationOutcome {
+    pub const ALL: [Self; 3] = [Self::Started, Self::NotMigratable, Self::BudgetSpent];
+
     pub fn name(self) -> &'static str {
         match self {
             MigrationOutcome::Started => "started",

@@ -87,6 +87,22 @@ pub enum LedgerError {
 }
 
 impl LedgerError {
+    /// Every [`LedgerError::name`].
+    pub const NAMES: [&'static str; 12] = [
+        "wrong_sender",
+        "sequence_gap",
+        "no_such_ticket_block",
+        "wrong_block",
+        "stale_generation",
+        "wrong_layers",
+        "wrong_size",
+        "wrong_request",
+        "wrong_block_count",
+        "wrong_frame_count",
+        "incomplete_block",
+        "ended",
+    ];
+
     /// Closed label for metrics and the wire.
     pub fn name(&self) -> &'static str {
         match self {

@@ -59,6 +59,8 @@ pub enum RouteReason {
 }
 
 impl RouteReason {
+    pub const ALL: [Self; 4] = [Self::OnlyCandidate, Self::LeastLoaded, Self::Tie, Self::Turn];
+
     pub fn name(self) -> &'static str {
         match self {
             RouteReason::OnlyCandidate => "only_candidate",
@@ -94,6 +96,8 @@ pub enum RoutingPolicy {
 }
 
 impl RoutingPolicy {
+    pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::RoundRobin];
+
     pub fn build(self) -> Box<dyn Router> {
         match self {
             RoutingPolicy::LeastLoaded => Box::new(LeastLoaded),
