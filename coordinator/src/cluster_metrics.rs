@@ -1,18 +1,23 @@
 //! What the brain knows, as metrics: a snapshot the control loop replaces, and its encoding at scrape time.
 
+use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use serving_core::cluster::{Cluster, ClusterStats, Life, NodeHealth};
+use service_runtime::metrics::{Metric, Role, labels, table, vllm, vllm_node};
+use serving_core::cluster::{
+    Cluster, ClusterStats, HandoffOutcome, LegError, Life, MigrationOutcome, NodeHealth, RefuseReason,
+};
 use serving_core::ids::NodeEpoch;
 use serving_core::node::{KvBlockCounts, NodeStatus};
-use serving_core::request::Lane;
+use serving_core::request::{Lane, LocalPrefillReason};
+use serving_core::routing::RouteReason;
+use serving_core::stage::Stage;
 use serving_core::time::Time;
 
 /// One node as `/metrics` shows it.
@@ -56,6 +61,10 @@ pub struct ClusterSnapshot {
     pub waiting_interactive: usize,
     pub waiting_batch: usize,
     pub unfinished: usize,
+    /// Requests that the brain has, by stage.
+    pub in_cluster: BTreeMap<Stage, u64>,
+    /// Requests that the HTTP edge has and the brain does not, by stage.
+    pub at_edge: BTreeMap<Stage, u64>,
     pub nodes: Vec<NodeSnapshot>,
 }
 
@@ -66,6 +75,10 @@ impl ClusterSnapshot {
         self.waiting_interactive = cluster.waiting(Lane::Interactive);
         self.waiting_batch = cluster.waiting(Lane::Batch);
         self.unfinished = cluster.unfinished();
+        self.in_cluster.clear();
+        for phase in cluster.phases() {
+            *self.in_cluster.entry(phase.stage()).or_default() += 1;
+        }
     }
 
     pub fn take_nodes(&mut self, now: Time, cluster: &Cluster) {
@@ -116,11 +129,13 @@ fn pairs(status: &NodeStatus) -> Vec<PairSnapshot> {
 #[derive(Debug)]
 pub(crate) struct ClusterCollector {
     snapshot: Arc<Mutex<ClusterSnapshot>>,
+    /// The served model, where vLLM's names were asked for.
+    alias_model: Option<String>,
 }
 
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 
-/// One metric with all its label sets.
+/// Metrics with all their label sets.
 struct Writer<'a, 'b> {
     encoder: &'a mut DescriptorEncoder<'b>,
 }
@@ -128,44 +143,53 @@ struct Writer<'a, 'b> {
 impl Writer<'_, '_> {
     fn counters<'l>(
         &mut self,
-        name: &str,
-        help: &str,
+        metric: &Metric,
         values: impl IntoIterator<Item = (Labels<'l>, u64)>,
     ) -> Result<(), Error> {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(metric.encode_family(&labels.as_slice())?)?;
-        }
-        Ok(())
+        metric.encode(self.encoder, |mut place| {
+            for (labels, value) in values {
+                ConstCounter::new(value).encode(place.encode_family(&labels.as_slice())?)?;
+            }
+            Ok(())
+        })
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> Result<(), Error> {
-        let counter = ConstCounter::new(value);
-        counter.encode(self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+    /// A counter with one closed label: every value has its series from the start, as `Metrics` says why.
+    fn each<K: Ord>(
+        &mut self,
+        (metric, label): (&Metric, &'static str),
+        counts: &BTreeMap<K, u64>,
+        all: impl IntoIterator<Item = (K, &'static str)>,
+    ) -> Result<(), Error> {
+        let value = |(key, name)| (vec![(label, name)], counts.get(&key).copied().unwrap_or(0));
+        self.counters(metric, all.into_iter().map(value))
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: f64) -> Result<(), Error> {
-        let gauge = ConstGauge::new(value);
-        gauge.encode(self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+    fn counter(&mut self, metric: &Metric, value: u64) -> Result<(), Error> {
+        metric.encode(self.encoder, |place| ConstCounter::new(value).encode(place))
+    }
+
+    fn gauge(&mut self, metric: &Metric, value: f64) -> Result<(), Error> {
+        metric.encode(self.encoder, |place| ConstGauge::new(value).encode(place))
     }
 
     fn gauges<'l>(
         &mut self,
-        name: &str,
-        help: &str,
+        metric: &Metric,
         values: impl IntoIterator<Item = (Labels<'l>, f64)>,
     ) -> Result<(), Error> {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in values {
-            ConstGauge::new(value).encode(metric.encode_family(&labels.as_slice())?)?;
-        }
-        Ok(())
+        metric.encode(self.encoder, |mut place| {
+            for (labels, value) in values {
+                ConstGauge::new(value).encode(place.encode_family(&labels.as_slice())?)?;
+            }
+            Ok(())
+        })
     }
 }
 
 impl ClusterCollector {
-    pub(crate) fn new(snapshot: Arc<Mutex<ClusterSnapshot>>) -> Self {
-        Self { snapshot }
+    pub(crate) fn new(snapshot: Arc<Mutex<ClusterSnapshot>>, alias_model: Option<String>) -> Self {
+        Self { snapshot, alias_model }
     }
 }
 
@@ -174,72 +198,61 @@ impl Collector for ClusterCollector {
         let s = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut w = Writer { encoder: &mut encoder };
         decisions(&s, &mut w)?;
+        handoffs(&s.stats, &mut w)?;
         queue(&s, &mut w)?;
-        nodes(&s.nodes, &mut w)
+        stages(&s, &mut w)?;
+        nodes(&s.nodes, &mut w)?;
+        match &self.alias_model {
+            Some(model) => aliases(&s, model, &mut w),
+            None => Ok(()),
+        }
     }
 }
 
 fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let stats = &s.stats;
+    // Before the brain has said what its policy is there is none to count for.
+    let reasons = RouteReason::ALL.into_iter().filter(|_| !s.policy.is_empty());
     w.counters(
-        "routing_decisions",
-        "Choices of a node, by policy and reason",
-        stats
-            .routing_decisions
-            .iter()
-            .map(|(r, n)| (vec![("policy", s.policy), ("reason", r.name())], *n)),
+        &table::ROUTING_DECISIONS,
+        reasons.map(|reason| {
+            let count = stats.routing_decisions.get(&reason).copied().unwrap_or(0);
+            (vec![("policy", s.policy), ("reason", reason.name())], count)
+        }),
     )?;
+    let local = LocalPrefillReason::ALL.map(|reason| (reason, reason.name()));
+    w.each((&table::LOCAL_PREFILLS, "reason"), &stats.local_prefills, local)?;
+    let retries = LegError::NAMES.map(|name| (name, name));
+    w.each((&table::HANDOFF_RETRIES, "reason"), &stats.retries, retries)?;
+    let refusals = RefuseReason::ALL.map(|reason| (reason.name(), reason.name()));
+    w.each((&table::NODE_REFUSALS, "reason"), &stats.refusals, refusals)?;
+    let migrations = MigrationOutcome::ALL.map(|outcome| (outcome, outcome.name()));
+    w.each((&table::MIGRATIONS, "outcome"), &stats.migrations, migrations)?;
+    w.each(
+        (&table::SHED, "lane"),
+        &stats.shed,
+        Lane::ALL.map(|lane| (lane, lane.name())),
+    )?;
+    w.counter(&table::PAIR_RESTS, stats.pair_rests)?;
+    w.counter(&table::STALE_EVENTS, stats.stale_events)?;
+    w.counter(&table::PROTOCOL_VIOLATIONS, stats.protocol_violations)?;
+    w.counter(&table::ILLEGAL_TRANSITIONS, stats.illegal_transitions)
+}
+
+fn handoffs(stats: &ClusterStats, w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    let transports = table::HANDOFFS.closed_values("transport", Role::Coordinator);
+    let mut counts: BTreeMap<(&str, HandoffOutcome), u64> = BTreeMap::new();
+    for transport in transports.unwrap_or_default() {
+        counts.extend(HandoffOutcome::ALL.map(|outcome| ((transport, outcome), 0)));
+    }
+    for ((transport, outcome), count) in &stats.handoffs {
+        counts.insert((transport, *outcome), *count);
+    }
+    let labels = |transport, outcome: HandoffOutcome| vec![("transport", transport), ("outcome", outcome.name())];
+    let counts = counts.into_iter();
     w.counters(
-        "local_prefills",
-        "Prompts computed on the decode node",
-        stats
-            .local_prefills
-            .iter()
-            .map(|(r, n)| (vec![("reason", r.name())], *n)),
-    )?;
-    w.counters(
-        "handoffs",
-        "Placements with a prefill and a decode node, by end",
-        stats
-            .handoffs
-            .iter()
-            .map(|((t, o), n)| (vec![("transport", t.as_str()), ("outcome", o.name())], *n)),
-    )?;
-    w.counters(
-        "handoff_retries",
-        "Attempts that followed a failed one",
-        stats.retries.iter().map(|(r, n)| (vec![("reason", *r)], *n)),
-    )?;
-    w.counters(
-        "node_refusals",
-        "Work a node refused; the request was queued again",
-        stats.refusals.iter().map(|(r, n)| (vec![("reason", *r)], *n)),
-    )?;
-    w.counters(
-        "migrations",
-        "Requests that had to go on elsewhere after their first token",
-        stats.migrations.iter().map(|(o, n)| (vec![("outcome", o.name())], *n)),
-    )?;
-    w.counters(
-        "shed",
-        "Requests turned away for want of room or time",
-        stats.shed.iter().map(|(l, n)| (vec![("lane", l.name())], *n)),
-    )?;
-    w.counter(
-        "pair_rests",
-        "Pairs taken out of use for a while because their transfers kept failing",
-        stats.pair_rests,
-    )?;
-    w.counter("stale_events", "Events of attempts that were over", stats.stale_events)?;
-    w.counter(
-        "protocol_violations",
-        "Messages that broke the protocol",
-        stats.protocol_violations,
-    )?;
-    w.counter(
-        "illegal_transitions",
-        "Bugs of the coordinator's state machine",
-        stats.illegal_transitions,
+        &table::HANDOFFS,
+        counts.map(|((transport, outcome), count)| (labels(transport, outcome), count)),
     )
 }
 
@@ -249,21 +262,37 @@ fn queue(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
         (Lane::Batch, s.waiting_batch),
     ];
     w.gauges(
-        "queue_requests",
-        "Requests waiting for a place",
+        &table::QUEUE_REQUESTS,
         lanes.iter().map(|(l, n)| (vec![("lane", l.name())], *n as f64)),
     )?;
-    w.gauge(
-        "unfinished_requests",
-        "Requests admitted and not ended",
-        s.unfinished as f64,
+    w.gauge(&table::UNFINISHED_REQUESTS, s.unfinished as f64)
+}
+
+/// Every stage that can be told, none being 0.
+fn stages(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    let count = |stage| s.in_cluster.get(stage).or(s.at_edge.get(stage)).copied().unwrap_or(0);
+    let stages = labels::live_stages(Role::Coordinator).iter();
+    w.gauges(
+        &table::STAGE_REQUESTS,
+        stages.map(|stage| {
+            let labels = vec![("stage", stage.name()), ("phase", stage.phase())];
+            (labels, count(stage) as f64)
+        }),
     )
+}
+
+/// What runs and what waits, under vLLM's names.
+fn aliases(s: &ClusterSnapshot, model: &str, w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    let labels = || vec![("model_name", model), ("engine", vllm_node::ENGINE)];
+    let waiting = s.waiting_interactive + s.waiting_batch;
+    let running = s.unfinished.saturating_sub(waiting);
+    w.gauges(&vllm::REQUESTS_RUNNING, [(labels(), running as f64)])?;
+    w.gauges(&vllm::REQUESTS_WAITING, [(labels(), waiting as f64)])
 }
 
 fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     w.gauges(
-        "node_up",
-        "Nodes by role and state",
+        &table::NODE_UP,
         ["prefill", "decode"].into_iter().flat_map(|role| {
             NodeHealth::ALL.into_iter().map(move |state| {
                 let count = nodes.iter().filter(|n| n.role == role && n.health == state).count();
@@ -272,19 +301,9 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         }),
     )?;
     w.gauges(
-        "kv_blocks",
-        "KV blocks of every node by state",
+        &table::CLUSTER_KV_BLOCKS,
         nodes.iter().filter(|n| n.health != NodeHealth::Lost).flat_map(|n| {
-            let k = n.kv_blocks;
-            let states = [
-                ("free", k.free),
-                ("active", k.active),
-                ("cached", k.cached),
-                ("reserved", k.reserved),
-                ("in_transfer", k.in_transfer),
-                ("quarantined", k.quarantined),
-            ];
-            states.map(|(state, count)| {
+            n.kv_blocks.by_state().map(|(state, count)| {
                 (
                     vec![("node", n.name.as_str()), ("role", n.role), ("state", state)],
                     f64::from(count),
@@ -297,31 +316,16 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
             .iter()
             .map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
     };
-    w.gauges(
-        "membership_lease_seconds",
-        "Time left on the lease",
-        per_node(|n| n.lease_left.as_secs_f64()),
-    )?;
-    w.gauges(
-        "breaker_state",
-        "1 while a node is suspected after connection errors",
-        per_node(|n| f64::from(u8::from(n.is_suspected))),
-    )?;
-    w.gauges(
-        "node_running_sequences",
-        "Sequences in the node's batch",
-        per_node(|n| f64::from(n.running_sequences)),
-    )?;
-    w.gauges(
-        "node_waiting_sequences",
-        "Sequences waiting on the node",
-        per_node(|n| f64::from(n.waiting_sequences)),
-    )?;
-    w.gauges(
-        "node_permits_available",
-        "Work the node would take now: prompt tokens or blocks",
-        per_node(|n| n.permits_available as f64),
-    )?;
+    let lease = per_node(|n| n.lease_left.as_secs_f64());
+    w.gauges(&table::MEMBERSHIP_LEASE, lease)?;
+    let suspected = per_node(|n| f64::from(u8::from(n.is_suspected)));
+    w.gauges(&table::BREAKER_STATE, suspected)?;
+    let running = per_node(|n| f64::from(n.running_sequences));
+    w.gauges(&table::NODE_RUNNING_SEQUENCES, running)?;
+    let waiting = per_node(|n| f64::from(n.waiting_sequences));
+    w.gauges(&table::NODE_WAITING_SEQUENCES, waiting)?;
+    let permits = per_node(|n| n.permits_available as f64);
+    w.gauges(&table::NODE_PERMITS_AVAILABLE, permits)?;
     pairs_up(nodes, w)?;
     node_totals(nodes, w)
 }
@@ -329,8 +333,7 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
 /// Links between the pools, as the prefill nodes report them.
 fn pairs_up(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     w.gauges(
-        "pair_up",
-        "1 while a prefill node can push KV to a decode node",
+        &table::PAIR_UP,
         nodes.iter().flat_map(|n| {
             n.pairs.iter().map(|pair| {
                 let reason = pair.unusable_reason.as_deref();
@@ -352,19 +355,7 @@ fn node_totals(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Err
             .iter()
             .map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
     };
-    w.counters(
-        "node_preemptions",
-        "Sequences evicted to free blocks",
-        counts(|n| n.preemptions_total),
-    )?;
-    w.counters(
-        "node_prefix_queries_tokens",
-        "Prompt tokens looked up in prefix caches",
-        counts(|n| n.prefix_query_tokens_total),
-    )?;
-    w.counters(
-        "node_prefix_hits_tokens",
-        "Prompt tokens found there",
-        counts(|n| n.prefix_hit_tokens_total),
-    )
+    w.counters(&table::NODE_PREEMPTIONS, counts(|n| n.preemptions_total))?;
+    w.counters(&table::NODE_PREFIX_QUERIES, counts(|n| n.prefix_query_tokens_total))?;
+    w.counters(&table::NODE_PREFIX_HITS, counts(|n| n.prefix_hit_tokens_total))
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use serving_core::cluster::{ClusterConfig, OnIllegalTransition};
@@ -86,9 +87,9 @@ pub struct Config {
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
-    /// Drain when stdin ends (set for children of `baton up`)
-    #[arg(long)]
-    pub exit_with_stdin: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub metrics: MetricsConfig,
 }
 
 /// Routing policies by name.
@@ -106,9 +107,6 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn exit_with_stdin(&self) -> bool {
-        self.exit_with_stdin
     }
     fn event_log(&self) -> Option<&Path> {
         self.event_log.as_deref()

@@ -53,7 +53,7 @@ impl Coordinator {
     /// The membership address cannot be bound.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(Metrics::new(&config.served_model_name, config.metrics));
         let clocks = NodeClocks::default();
         let terms = Terms {
             coordinator: NodeId {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use service_runtime::metrics::config::MetricsConfig;
 use serving_core::ids::{OutputIndex, RequestId};
 use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
 
@@ -52,7 +53,11 @@ fn last(mut token: TokenEvent) -> TokenEvent {
 }
 
 fn placed(choice_count: u32) -> (RequestStream, mpsc::Receiver<ClientEvent>) {
-    let (stream, receiver) = RequestStream::new(&request(choice_count), Instant::now(), Arc::new(Metrics::new()));
+    let (stream, receiver) = RequestStream::new(
+        &request(choice_count),
+        Instant::now(),
+        Arc::new(Metrics::new("m", MetricsConfig::default())),
+    );
     place(&stream, 0);
     (stream, receiver)
 }

@@ -8,6 +8,7 @@ use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
+use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use service_runtime::units::ByteSize;
@@ -100,9 +101,9 @@ pub struct Config {
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
-    /// Drain when stdin ends (set for children of `baton up`)
-    #[arg(long)]
-    pub exit_with_stdin: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub metrics: MetricsConfig,
 }
 
 impl Config {
@@ -136,9 +137,6 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn exit_with_stdin(&self) -> bool {
-        self.exit_with_stdin
     }
     fn event_log(&self) -> Option<&Path> {
         self.event_log.as_deref()

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::handoff::HandoffDesk;
 use crate::inbox::OpenJob;
+use crate::metrics::Metrics;
 
 /// Places in a stream's channel kept for its last events, which must never be lost.
 const PLACES_KEPT: usize = 4;
@@ -60,6 +61,7 @@ const MARKS_MAX: usize = 128;
 pub struct Delivery {
     pub batcher: DecodeBatcher,
     kv: Arc<KvMemory>,
+    metrics: Metrics,
     desk: Arc<HandoffDesk>,
     receiver: Arc<Receiver>,
     streams: BTreeMap<AttemptKey, OpenStream>,
@@ -71,10 +73,15 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    pub fn new(batcher: DecodeBatcher, kv: Arc<KvMemory>, handoff: (Arc<HandoffDesk>, Arc<Receiver>)) -> Self {
+    pub fn new(
+        batcher: DecodeBatcher,
+        (kv, metrics): (Arc<KvMemory>, Metrics),
+        handoff: (Arc<HandoffDesk>, Arc<Receiver>),
+    ) -> Self {
         Self {
             batcher,
             kv,
+            metrics,
             desk: handoff.0,
             receiver: handoff.1,
             streams: BTreeMap::new(),
@@ -245,6 +252,7 @@ impl Delivery {
         };
         report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait);
         stream.record_spans(&report, ended);
+        self.metrics.stages(&report.timings);
         let finished = DecodeFinished {
             timings: report.timings,
             cached_tokens: report.cached_tokens,

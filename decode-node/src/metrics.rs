@@ -1,191 +1,178 @@
-//! The decode node's metrics: names and edges of TELEMETRY 3.4, written by the step thread alone.
+//! What `/metrics` shows of a decode node, written by the step thread alone.
+
+use std::time::Duration;
 
 use kv_transfer::choice::TransportKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use service_runtime::metrics::Role;
+use service_runtime::metrics::node::{NodeFacts, NodeMetrics};
+use service_runtime::metrics::table;
+use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::node::NodeStatus;
 use serving_core::request::LocalPrefillReason;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabel {
-    state: &'static str,
-}
+use serving_core::stage::{Stage, StageTimings};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
-    reason: String,
+    reason: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TransportLabel {
-    transport: &'static str,
-    src_role: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    transport: &'static str,
-    outcome: &'static str,
-}
-
-/// Prefill nodes alone send KV.
-const SRC_ROLE: &str = "prefill";
-
-/// 1 ms to 5 s: a block on loopback to a long prompt on 1 Gb/s.
-const TRANSFER_SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
-/// 64 KiB to 4 GiB.
-const TRANSFER_BYTES: [f64; 9] = [
-    65536.0,
-    262144.0,
-    1048576.0,
-    4194304.0,
-    16777216.0,
-    67108864.0,
-    268435456.0,
-    1073741824.0,
-    4294967296.0,
-];
-/// vLLM's `iteration_tokens_total` edges, thinned.
-const BATCH_TOKENS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 2048.0];
-const BATCH_SIZE: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-
-/// Handles; the registry owns the encoding.
+/// Cloning shares the metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    kv_blocks: Family<StateLabel, Gauge>,
-    running: Gauge,
-    waiting: Family<ReasonLabel, Gauge>,
-    batch_tokens: Histogram,
-    batch_size: Histogram,
-    preemptions: Counter,
-    prefix_queries: Counter,
-    prefix_hits: Counter,
-    transfer_seconds: Family<TransportLabel, Histogram>,
-    transfer_bytes: Family<TransportLabel, Histogram>,
-    transfer_failures: Family<ReasonLabel, Counter>,
-    handoffs: Family<OutcomeLabel, Counter>,
+    node: NodeMetrics,
     local_prefills: Family<ReasonLabel, Counter>,
 }
 
 impl Metrics {
-    pub fn register(registry: &mut Registry) -> Self {
+    /// Makes and registers everything; with `aliases` under vLLM's names too.
+    pub fn register(registry: &mut Registry, aliases: Option<PoolFacts>) -> Self {
+        let role = Role::Decode;
         let metrics = Self {
-            kv_blocks: Family::default(),
-            running: Gauge::default(),
-            waiting: Family::default(),
-            batch_tokens: Histogram::new(BATCH_TOKENS),
-            batch_size: Histogram::new(BATCH_SIZE),
-            preemptions: Counter::default(),
-            prefix_queries: Counter::default(),
-            prefix_hits: Counter::default(),
-            transfer_seconds: Family::new_with_constructor(|| Histogram::new(TRANSFER_SECONDS)),
-            transfer_bytes: Family::new_with_constructor(|| Histogram::new(TRANSFER_BYTES)),
-            transfer_failures: Family::default(),
-            handoffs: Family::default(),
+            node: NodeMetrics::register(registry, &NodeFacts { role, aliases }),
             local_prefills: Family::default(),
         };
-        service_runtime::runtime_tasks::register(registry, "baton_runtime_tasks");
-        let m = &metrics;
-        registry.register("baton_kv_blocks", "KV blocks by state", m.kv_blocks.clone());
-        registry.register("baton_running", "Sequences in the running batch", m.running.clone());
-        registry.register("baton_waiting", "Sequences waiting for the batch", m.waiting.clone());
-        registry.register("baton_batch_tokens", "Tokens per engine step", m.batch_tokens.clone());
-        registry.register("baton_batch_size", "Sequences per engine step", m.batch_size.clone());
-        registry.register(
-            "baton_preemptions",
-            "Sequences that lost their blocks",
-            m.preemptions.clone(),
-        );
-        let help = "Prompt tokens looked up in the prefix cache";
-        registry.register("baton_prefix_queries_tokens", help, m.prefix_queries.clone());
-        let help = "Prompt tokens found in the prefix cache";
-        registry.register("baton_prefix_hits_tokens", help, m.prefix_hits.clone());
-        let help = "First to last frame of a committed handoff";
-        registry.register("baton_kv_transfer_seconds", help, m.transfer_seconds.clone());
-        let help = "KV bytes of a committed handoff";
-        registry.register("baton_kv_transfer_bytes", help, m.transfer_bytes.clone());
-        let help = "Handoffs that ended without commit";
-        registry.register("baton_kv_transfer_failures", help, m.transfer_failures.clone());
-        registry.register("baton_handoffs", "Handoffs by outcome", m.handoffs.clone());
-        registry.register(
-            "baton_local_prefills",
-            "Prompts computed here, by reason",
-            m.local_prefills.clone(),
-        );
+        for reason in LocalPrefillReason::ALL.map(LocalPrefillReason::name) {
+            let _ = metrics.local_prefills.get_or_create(&ReasonLabel { reason });
+        }
+        table::LOCAL_PREFILLS.register(registry, metrics.local_prefills.clone());
         metrics
     }
 
-    pub fn step(&self, tokens: u32, sequences: usize) {
-        self.batch_tokens.observe(f64::from(tokens));
-        self.batch_size.observe(sequences as f64);
+    pub fn step(&self, tokens: u32, sequences: usize, took: Duration) {
+        self.node.step(tokens, sequences, took);
     }
 
-    pub fn status(&self, status: &NodeStatus) {
-        let blocks = &status.kv_blocks;
-        let states = [
-            ("free", blocks.free),
-            ("active", blocks.active),
-            ("cached", blocks.cached),
-            ("reserved", blocks.reserved),
-            ("in_transfer", blocks.in_transfer),
-            ("quarantined", blocks.quarantined),
-        ];
-        for (state, count) in states {
-            self.kv_blocks
-                .get_or_create(&StateLabel { state })
-                .set(i64::from(count));
-        }
-        self.running.set(i64::from(status.running_sequences));
-        let capacity = ReasonLabel {
-            reason: "capacity".to_owned(),
-        };
-        self.waiting
-            .get_or_create(&capacity)
-            .set(i64::from(status.waiting_sequences));
-        catch_up(&self.preemptions, status.preemptions_total);
-        catch_up(&self.prefix_queries, status.prefix_query_tokens_total);
-        catch_up(&self.prefix_hits, status.prefix_hit_tokens_total);
+    pub fn status(&self, status: &NodeStatus, stages: impl Iterator<Item = Stage>) {
+        self.node.status(status, stages);
+    }
+
+    /// Of a request that has ended well.
+    pub fn stages(&self, timings: &StageTimings) {
+        self.node.stages(timings);
     }
 
     pub fn local_prefill(&self, reason: LocalPrefillReason) {
-        self.local_prefills
-            .get_or_create(&ReasonLabel {
-                reason: reason.name().to_owned(),
-            })
-            .inc();
+        let reason = reason.name();
+        self.local_prefills.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    pub fn handoff_committed(&self, transport: TransportKind, seconds: f64, bytes: u64) {
-        let labels = TransportLabel {
-            transport: transport.name(),
-            src_role: SRC_ROLE,
-        };
-        self.transfer_seconds.get_or_create(&labels).observe(seconds);
-        self.transfer_bytes.get_or_create(&labels).observe(bytes as f64);
-        self.handoff(transport, "committed");
-    }
-
-    fn handoff(&self, transport: TransportKind, outcome: &'static str) {
-        let transport = transport.name();
-        self.handoffs.get_or_create(&OutcomeLabel { transport, outcome }).inc();
+    pub fn handoff_committed(&self, transport: TransportKind, moving: Duration, bytes: u64) {
+        self.node.kv_moved(transport.name(), bytes, moving);
+        self.node.handoff(transport.name(), "committed");
     }
 
     /// `reason` is one of the receiver's closed labels.
     pub fn handoff_failed(&self, transport: TransportKind, reason: &str) {
-        self.transfer_failures
-            .get_or_create(&ReasonLabel {
-                reason: reason.to_owned(),
-            })
-            .inc();
-        self.handoff(transport, "failed");
+        self.node.transfer_failed(transport.name(), reason);
     }
 }
 
-/// The batcher counts for itself; the counter follows.
-fn catch_up(counter: &Counter, total: u64) {
-    counter.inc_by(total.saturating_sub(counter.get()));
+#[cfg(test)]
+mod tests {
+    use kv_transfer::receiver::{ReceiveEnd, RefuseReason};
+    use service_runtime::metrics::exposition::{differences, read, without_a_start};
+    use service_runtime::metrics::vllm;
+    use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
+    use serving_core::node::NodeState;
+
+    use super::*;
+
+    fn aliases() -> PoolFacts {
+        PoolFacts {
+            model_name: "m".to_owned(),
+            block_tokens: 16,
+            blocks: 8,
+        }
+    }
+
+    fn status() -> NodeStatus {
+        let limits = NodeLimits {
+            kv_blocks: 8,
+            block_tokens: 16,
+            max_batch_tokens: 64,
+            max_sequences: 4,
+            max_model_tokens: 64,
+            vocab_size: 16,
+            prefix_cache: true,
+        };
+        let reservation = Duration::from_secs(1);
+        DecodeBatcher::new(DecodeConfig { limits, reservation }).status(NodeState::Ready)
+    }
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).expect("a string takes everything");
+        text
+    }
+
+    fn exercised(aliases: Option<PoolFacts>) -> String {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, aliases);
+        assert_eq!(without_a_start(&text(&registry), Role::Decode, &[table::ALL]), [""; 0]);
+        metrics.step(12, 3, Duration::from_millis(4));
+        metrics.status(&status(), [Stage::Decode, Stage::Decode].into_iter());
+        let mut timings = StageTimings::default();
+        timings.push(Stage::Commit, Duration::from_millis(1));
+        metrics.stages(&timings);
+        metrics.local_prefill(LocalPrefillReason::Short);
+        metrics.handoff_committed(TransportKind::Shm, Duration::from_millis(2), 4096);
+        metrics.handoff_failed(TransportKind::Grpc, ReceiveEnd::PairLost.name());
+        text(&registry)
+    }
+
+    // The gauge of the async runtime needs one.
+    #[tokio::test]
+    async fn what_is_exposed_is_what_the_table_says() {
+        let plain = exercised(None);
+        assert_eq!(differences(&plain, Role::Decode, &[table::ALL]), [""; 0]);
+        assert!(!plain.contains("vllm:"), "{plain}");
+        let both = exercised(Some(aliases()));
+        assert_eq!(differences(&both, Role::Decode, &[table::ALL, vllm::ALL]), [""; 0]);
+        for line in [
+            r#"baton_stage_requests{stage="decode",phase="rest"} 2"#,
+            r#"baton_kv_transfer_failures_total{transport="grpc",src_role="prefill",reason="pair_lost"} 1"#,
+            r#"vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0"#,
+            r#"vllm:cache_config_info{model_name="m",engine="0",block_size="16",num_gpu_blocks="8"} 1"#,
+        ] {
+            assert!(both.contains(line), "{line} is not in\n{both}");
+        }
+    }
+
+    #[tokio::test]
+    async fn stages_are_empty_again_when_the_node_is_idle() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, None);
+        metrics.status(&status(), [Stage::PrefillQueue].into_iter());
+        assert!(text(&registry).contains(r#"{stage="prefill_queue",phase="ttft"} 1"#));
+        metrics.status(&status(), std::iter::empty());
+        let text = text(&registry);
+        let stages = text.lines().filter(|line| line.starts_with("baton_stage_requests{"));
+        let busy: Vec<&str> = stages.filter(|line| !line.ends_with(" 0")).collect();
+        assert_eq!(busy, [""; 0]);
+    }
+
+    #[test]
+    fn the_table_knows_how_a_transfer_can_end_here() {
+        let listed = table::KV_TRANSFER_FAILURES.closed_values("reason", Role::Decode);
+        let listed = listed.expect("a closed list");
+        let here = ReceiveEnd::NAMES.iter().filter(|name| **name != "aborted_here");
+        for name in here.chain(&RefuseReason::NAMES) {
+            assert!(listed.contains(name), "{name} is not in {listed:?}");
+        }
+        let carriers = table::KV_TRANSFER_FAILURES.closed_values("transport", Role::Decode);
+        assert_eq!(carriers, Some(TransportKind::ALL.map(TransportKind::name).to_vec()));
+        let mut registry = Registry::default();
+        Metrics::register(&mut registry, None).handoff_failed(TransportKind::Shm, "a word of its own");
+        let failures = &read(&text(&registry))["baton_kv_transfer_failures"];
+        assert!(
+            !failures
+                .series
+                .iter()
+                .any(|series| series["reason"] == "a word of its own")
+        );
+    }
 }

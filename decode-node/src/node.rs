@@ -14,6 +14,7 @@ use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use proto::v1::decode_service_server::DecodeServiceServer;
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
+use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
@@ -83,7 +84,12 @@ impl DecodeNode {
         let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
         let shared_memory = share_memory(config, (&receiver, &kv));
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
+        let aliases = config.metrics.vllm_metrics.then(|| PoolFacts {
+            model_name: config.served_model_name.clone(),
+            block_tokens: limits.block_tokens,
+            blocks: limits.kv_blocks,
+        });
+        let metrics = Metrics::register(&mut registry, aliases);
         let batcher = DecodeBatcher::new(DecodeConfig {
             limits,
             reservation: config.reservation(),

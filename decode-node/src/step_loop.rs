@@ -56,10 +56,12 @@ pub struct StepLoop {
 impl StepLoop {
     pub fn new(parts: LoopParts, runner: StepRunner, batcher: DecodeBatcher) -> Self {
         // Before the first tick too: to whoever scrapes, a missing series is not zero blocks.
-        parts.metrics.status(&batcher.status(NodeState::Ready));
+        parts
+            .metrics
+            .status(&batcher.status(NodeState::Ready), batcher.stages());
         let kv = runner.engine().kv().clone();
         let receiver = (parts.desk.clone(), parts.receiver.clone());
-        let delivery = Delivery::new(batcher, kv, receiver);
+        let delivery = Delivery::new(batcher, (kv, parts.metrics.clone()), receiver);
         Self {
             parts,
             runner,
@@ -96,11 +98,12 @@ impl StepLoop {
         let Some(plan) = self.delivery.batcher.next_step(Clock::now()) else {
             return false;
         };
-        self.parts.metrics.step(plan.token_count(), plan.rows().len());
+        let (tokens, sequences) = (plan.token_count(), plan.rows().len());
         let (began, prompt_tokens) = (Clock::now(), plan.prompt_token_count());
         let ran = self.runner.run(&plan);
         failpoints::hit(FaultPoint::MidDecode);
         let now = Clock::now();
+        self.parts.metrics.step(tokens, sequences, now.since(began));
         match ran {
             Ok(()) => {
                 let output = self.runner.output();
@@ -252,9 +255,9 @@ impl StepLoop {
         let committed = match self.delivery.batcher.commit(now, commit) {
             Ok(()) => {
                 let first = arrived.first_frame.unwrap_or(arrived.last_frame);
-                let seconds = arrived.last_frame.saturating_duration_since(first).as_secs_f64();
+                let moving = arrived.last_frame.saturating_duration_since(first);
                 let metrics = &self.parts.metrics;
-                metrics.handoff_committed(arrived.transport, seconds, arrived.kv_bytes);
+                metrics.handoff_committed(arrived.transport, moving, arrived.kv_bytes);
                 self.delivery.committed(&arrived);
                 failpoints::hit(FaultPoint::Committed);
                 Ok(())
@@ -331,7 +334,7 @@ impl StepLoop {
             NodeState::Ready
         };
         let status = self.delivery.batcher.status(state);
-        self.parts.metrics.status(&status);
+        self.parts.metrics.status(&status, self.delivery.batcher.stages());
         self.parts.status.send_if_modified(|current| {
             let changes = *current != status;
             if changes {

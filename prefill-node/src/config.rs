@@ -12,6 +12,7 @@ use kv_transfer::shm::DirectSecret;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 
@@ -98,9 +99,9 @@ pub struct Config {
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
-    /// Drain when stdin ends: for children of `baton up`
-    #[arg(long)]
-    pub exit_with_stdin: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub metrics: MetricsConfig,
 }
 
 impl ProcessConfig for Config {
@@ -110,9 +111,6 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn exit_with_stdin(&self) -> bool {
-        self.exit_with_stdin
     }
     fn event_log(&self) -> Option<&Path> {
         self.event_log.as_deref()

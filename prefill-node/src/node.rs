@@ -11,6 +11,7 @@ use kv_transfer::transport::{PairPeer, Transport};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
+use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillConfig};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth};
@@ -76,7 +77,12 @@ impl Node {
             layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
         });
         let pairs = PairTransport::new(pairs.writing_in_place(direct).over(config.transports.clone()));
-        let metrics = Metrics::new(registry, pairs.fallbacks());
+        let aliases = config.metrics.vllm_metrics.then(|| PoolFacts {
+            model_name: config.served_model_name.clone(),
+            block_tokens: limits.block_tokens,
+            blocks: limits.kv_blocks,
+        });
+        let metrics = Metrics::new(registry, pairs.fallbacks(), aliases);
         let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);
         let batcher = PrefillBatcher::new(PrefillConfig {

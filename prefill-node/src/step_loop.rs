@@ -426,7 +426,7 @@ impl StepLoop {
     fn publish(&mut self) {
         let mut status = self.parts.batcher.status(self.state);
         status.pairs = self.parts.pairs.borrow().clone();
-        self.parts.metrics.status(&status);
+        self.parts.metrics.status(&status, self.parts.batcher.stages());
         self.parts.status.send_if_modified(|published| {
             let is_changed = *published != status;
             if is_changed {

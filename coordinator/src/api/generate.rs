@@ -131,6 +131,7 @@ impl Call {
 
     /// Reading, JSON and field checks. The stage begins with the request's first byte, so that the stages' sum does.
     async fn parse(&self, body: Body) -> Result<Plan, ApiError> {
+        let _in_stage = self.record.in_stage(Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
             let object = json_object(body, self.state.limits.body_bytes_max).await?;
@@ -156,6 +157,7 @@ impl Call {
     }
 
     async fn tokenize(&self, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
+        let _in_stage = self.record.in_stage(Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // Where parsing ended: nothing lies between the two.
         let began = self.parsed_at();
@@ -270,7 +272,9 @@ impl Call {
         }
         let times = note_end(&self.record, &run, &mut pace, false);
         self.record.facts().outcome = Some("ok");
-        note_finish_reasons(&self.span, tokens.iter().filter_map(|steps| steps.last()));
+        self.record.update(|generation| {
+            note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
+        });
         let mut response = (StatusCode::OK, axum::Json(reply.whole(&run, &tokens, &times))).into_response();
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
         Ok(response)
@@ -328,10 +332,14 @@ pub fn note_end(record: &RequestRecord, run: &Run, pace: &mut Pace, is_streaming
     pace.close(is_streaming)
 }
 
-pub fn note_finish_reasons<'a>(span: &Span, last: impl Iterator<Item = &'a OutToken>) {
-    let reasons: Vec<&str> = last
+pub fn note_finish_reasons<'a>(generation: &mut Generation, last: impl Iterator<Item = &'a OutToken>) {
+    let reasons: Vec<&'static str> = last
         .filter_map(|out| out.finish)
         .map(|finish| finish.openai_name())
         .collect();
-    span.record("gen_ai.response.finish_reasons", reasons.join(","));
+    let cut = reasons.iter().find(|reason| **reason == "length");
+    generation.finish = cut.or(reasons.first()).copied();
+    generation
+        .span
+        .record("gen_ai.response.finish_reasons", reasons.join(","));
 }

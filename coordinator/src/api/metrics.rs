@@ -1,9 +1,10 @@
 //! What the edge tells the metrics registry; the coordinator's `metrics` implements it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::request::Lane;
-use serving_core::stage::StageTimings;
+use serving_core::stage::{Stage, StageTimings};
 
 use crate::records::stalls::StallCause;
 use crate::slo::Breach;
@@ -12,8 +13,13 @@ use crate::slo::Breach;
 pub trait EdgeMetrics: Send + Sync {
     /// Once per generation request, whatever its end.
     fn request_ended(&self, ended: &EndedRequest<'_>);
-    /// The gap between two tokens of one choice, as they were handed to the client's connection.
-    fn token_gap(&self, lane: Lane, gap: Duration);
+    /// The gap between two tokens of one choice, as they were handed to the client's connection. The trace id is for
+    /// exemplars.
+    fn token_gap(&self, lane: Lane, gap: Duration, trace_id: &str);
+    /// A request is in this stage of the edge from now on.
+    fn stage_entered(&self, stage: Stage);
+    /// And no longer, however it ended.
+    fn stage_left(&self, stage: Stage);
     /// A handler panicked and was answered with 500.
     fn handler_panicked(&self);
     /// The whole exposition, OpenMetrics text.
@@ -28,6 +34,8 @@ pub struct EndedRequest<'a> {
     pub lane: Lane,
     /// `ok`, `cancelled`, `invalid_request`, or the name of a reject reason or request error.
     pub outcome: &'a str,
+    /// The OpenAI `finish_reason` of an answer that was sent whole: `length` when any choice of it has that.
+    pub finish: Option<&'static str>,
     /// First byte received to first token event written; without streaming, to first token received.
     pub ttft: Option<Duration>,
     /// (last token - first token) / (tokens - 1) of the choice that took longest.
@@ -44,4 +52,23 @@ pub struct EndedRequest<'a> {
     pub stalls: &'a [StallCause],
     /// The profile it was judged by, and what it broke; `None` when it is nobody's failure.
     pub slo: Option<(&'static str, &'a [Breach])>,
+}
+
+/// A request is in a stage as long as this lives.
+pub struct InStage {
+    metrics: Arc<dyn EdgeMetrics>,
+    stage: Stage,
+}
+
+impl InStage {
+    pub fn new(metrics: Arc<dyn EdgeMetrics>, stage: Stage) -> Self {
+        metrics.stage_entered(stage);
+        Self { metrics, stage }
+    }
+}
+
+impl Drop for InStage {
+    fn drop(&mut self) {
+        self.metrics.stage_left(self.stage);
+    }
 }

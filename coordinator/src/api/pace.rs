@@ -17,6 +17,8 @@ use crate::records::stalls::{Gaps, Left};
 pub struct Pace {
     record: Arc<RequestRecord>,
     lane: Lane,
+    /// For the exemplars of its gaps.
+    trace_id: String,
     choices: Vec<ChoicePace>,
     gaps: Gaps,
     first: Option<First>,
@@ -40,9 +42,11 @@ struct First {
 
 impl Pace {
     pub fn new(record: Arc<RequestRecord>, lane: Lane, choice_count: usize) -> Self {
+        let trace_id = record.facts().trace.trace_id_hex();
         Self {
             record,
             lane,
+            trace_id,
             choices: vec![ChoicePace::default(); choice_count],
             gaps: Gaps::default(),
             first: None,
@@ -83,7 +87,8 @@ impl Pace {
         };
         if let Some(choice) = self.choices.get_mut(out.choice as usize) {
             if let Some(last) = choice.last {
-                self.record.metrics().token_gap(self.lane, now.duration_since(last.at));
+                let gap = now.duration_since(last.at);
+                self.record.metrics().token_gap(self.lane, gap, &self.trace_id);
                 self.gaps.add((out.choice, choice.tokens), last, left);
             }
             choice.first.get_or_insert(now);

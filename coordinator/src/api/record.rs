@@ -14,7 +14,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use super::connection::ConnectionTimes;
 use super::error::ApiError;
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
-use super::metrics::{EdgeMetrics, EndedRequest};
+use super::metrics::{EdgeMetrics, EndedRequest, InStage};
 use super::prepare::lane;
 use super::remember::{End, remember};
 use super::trace::TraceContext;
@@ -145,6 +145,8 @@ pub struct Generation {
     pub edge: StageTimings,
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
+    /// Of an answer that was sent whole.
+    pub finish: Option<&'static str>,
 }
 
 impl Generation {
@@ -168,6 +170,7 @@ impl Generation {
             edge: StageTimings::default(),
             ttft: None,
             tpot: None,
+            finish: None,
         }
     }
 
@@ -277,6 +280,11 @@ impl RequestRecord {
         &*self.metrics
     }
 
+    /// The request is in `stage` until the result is dropped.
+    pub fn in_stage(&self, stage: Stage) -> InStage {
+        InStage::new(self.metrics.clone(), stage)
+    }
+
     pub fn insight(&self) -> &Insight {
         &self.insight
     }
@@ -354,6 +362,7 @@ impl RequestRecord {
             model: generation.model.as_deref().unwrap_or("unknown"),
             lane: generation.lane,
             outcome,
+            finish: generation.finish,
             ttft: generation.ttft,
             tpot: generation.tpot,
             e2e: line.e2e,

@@ -86,7 +86,7 @@ impl Events {
         parts.record.facts().outcome = Some("ok");
         parts
             .record
-            .update(|generation| note_finish_reasons(&generation.span, self.finished.iter()));
+            .update(|generation| note_finish_reasons(generation, self.finished.iter()));
         if let Some(last) = parts.reply.last_chunk(&parts.run, &times) {
             self.tail.push_back(frame(&last));
         }

@@ -1,5 +1,6 @@
 //! A served router on a free port, with a byte tokenizer and a control loop that plays what the test wrote.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -165,6 +166,8 @@ pub struct Recorded {
     pub ended: Mutex<Vec<Ended>>,
     pub gaps: Mutex<u32>,
     pub panics: Mutex<u32>,
+    /// How many are in each stage of the edge that any has ever been in.
+    pub in_stages: Mutex<BTreeMap<Stage, i32>>,
 }
 
 impl EdgeMetrics for Recorded {
@@ -180,8 +183,15 @@ impl EdgeMetrics for Recorded {
             stages: ended.stages.clone(),
         });
     }
-    fn token_gap(&self, _lane: Lane, _gap: Duration) {
+    fn token_gap(&self, _lane: Lane, _gap: Duration, trace_id: &str) {
+        assert_eq!(trace_id.len(), 32, "{trace_id}");
         *self.gaps.lock().unwrap() += 1;
+    }
+    fn stage_entered(&self, stage: Stage) {
+        *self.in_stages.lock().unwrap().entry(stage).or_default() += 1;
+    }
+    fn stage_left(&self, stage: Stage) {
+        *self.in_stages.lock().unwrap().entry(stage).or_default() -= 1;
     }
     fn handler_panicked(&self) {
         *self.panics.lock().unwrap() += 1;

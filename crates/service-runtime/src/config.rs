@@ -22,6 +22,8 @@ pub use crate::units::ByteSize;
 
 const CONFIG_KEY: &str = "config";
 const PRINT_KEY: &str = "print_config";
+/// How a process was started, not what it does: a flag only, and no key of its configuration.
+const STDIN_KEY: &str = "exit_with_stdin";
 const ENV_PREFIX: &str = "BATON_";
 /// A config file is a page of text; anything larger is a mistake such as a model file.
 const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -60,6 +62,8 @@ pub struct Loaded<T> {
     pub config: T,
     /// By key; every key of the config is in it.
     pub origins: BTreeMap<String, Origin>,
+    /// `--exit-with-stdin` was given.
+    pub exit_with_stdin: bool,
 }
 
 /// What the command line asks for.
@@ -172,12 +176,16 @@ pub fn load<T: clap::Args + Serialize>(
     for arg in config_args(&command) {
         origins.entry(arg.get_id().to_string()).or_insert(Origin::Default);
     }
-    origins.retain(|key, _| key != CONFIG_KEY && key != PRINT_KEY);
+    origins.retain(|key, _| key != CONFIG_KEY);
     let config = T::from_arg_matches(&matches).map_err(|error| explain(&error, &weakest))?;
     if matches.get_flag(PRINT_KEY) {
         return Ok(Outcome::Print(print_config(&config, &origins)?));
     }
-    Ok(Outcome::Run(Loaded { config, origins }))
+    Ok(Outcome::Run(Loaded {
+        config,
+        origins,
+        exit_with_stdin: matches.get_flag(STDIN_KEY),
+    }))
 }
 
 /// `key = value  # origin`, valid TOML that `--config` reads back. Keys without a value are comments.
@@ -213,8 +221,14 @@ fn command_of<T: clap::Args>(program: Program) -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print every key, its value and where it came from as TOML, and exit"),
         )
+        .arg(
+            Arg::new(STDIN_KEY)
+                .long("exit-with-stdin")
+                .action(ArgAction::SetTrue)
+                .help("Drain when stdin ends: for processes started by another one, as `baton up` does"),
+        )
         .mut_args(|arg| {
-            if matches!(arg.get_id().as_str(), PRINT_KEY | "help" | "version") {
+            if is_flag_only(&arg) {
                 return arg;
             }
             let env = env_name(arg.get_id().as_str());
@@ -223,10 +237,13 @@ fn command_of<T: clap::Args>(program: Program) -> Command {
         })
 }
 
+/// Neither the environment nor a file can give it.
+fn is_flag_only(arg: &Arg) -> bool {
+    matches!(arg.get_id().as_str(), PRINT_KEY | STDIN_KEY | "help" | "version")
+}
+
 fn config_args(command: &Command) -> impl Iterator<Item = &Arg> {
-    command
-        .get_arguments()
-        .filter(|arg| !matches!(arg.get_id().as_str(), PRINT_KEY | "help" | "version"))
+    command.get_arguments().filter(|arg| !is_flag_only(arg))
 }
 
 fn env_name(key: &str) -> String {

@@ -13,6 +13,7 @@ pub mod event_log;
 pub mod failpoints;
 pub mod health;
 pub mod membership;
+pub mod metrics;
 pub mod process;
 pub mod runtime_tasks;
 pub mod serve;

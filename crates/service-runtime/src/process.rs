@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::config::{self, Program};
+use crate::config::{self, Loaded, Program};
 use crate::event_log;
 use crate::shutdown::{self, Shutdown};
 use crate::spans::flavor::OtelFlavor;
@@ -20,8 +20,6 @@ pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     fn name(&self) -> &str;
     /// In whose words its spans speak.
     fn otel_flavors(&self) -> &[OtelFlavor];
-    /// Drain when stdin ends: set for children of `baton up`.
-    fn exit_with_stdin(&self) -> bool;
     /// Where the event log goes, when one is wanted.
     fn event_log(&self) -> Option<&Path>;
 }
@@ -38,8 +36,12 @@ where
     F: Future<Output = Result<(), E>>,
     E: Display + Debug,
 {
-    let config = match config::load_args_or_print::<C>(program, args) {
-        Ok(loaded) => loaded.config,
+    let Loaded {
+        config,
+        exit_with_stdin,
+        ..
+    } = match config::load_args_or_print::<C>(program, args) {
+        Ok(loaded) => loaded,
         Err(code) => return code,
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -68,7 +70,7 @@ where
         {
             return fail(program, &error);
         }
-        let code = match watch(&config) {
+        let code = match watch(exit_with_stdin) {
             Ok(shutdown) => match run(config, shutdown).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => fail(program, &error),
@@ -83,9 +85,9 @@ where
     code
 }
 
-fn watch(config: &impl ProcessConfig) -> std::io::Result<Shutdown> {
+fn watch(exit_with_stdin: bool) -> std::io::Result<Shutdown> {
     let shutdown = shutdown::on_signals()?;
-    if config.exit_with_stdin() {
+    if exit_with_stdin {
         shutdown::on_stdin_end(&shutdown)?;
     }
     Ok(shutdown)

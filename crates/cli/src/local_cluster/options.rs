@@ -129,6 +129,9 @@ pub struct ClusterSettings {
     /// cpu, or stand-in: no weights, modelled time, made-up tokens.
     #[arg(long, value_name = "NAME")]
     pub engine: Option<String>,
+    /// Expose metrics under vLLM's names too, on every process.
+    #[arg(long)]
+    pub vllm_metrics: bool,
 }
 
 /// Which process of the cluster.
@@ -228,6 +231,12 @@ impl Flags {
         self.0.push(flag);
     }
 
+    fn set_true(&mut self, name: &str, is_set: bool) {
+        if is_set {
+            self.0.push(OsString::from(format!("--{name}")));
+        }
+    }
+
     fn set_some(&mut self, name: &str, value: &Option<impl ToString>) {
         if let Some(value) = value {
             self.set(name, value.to_string());
@@ -245,6 +254,7 @@ impl LocalClusterOptions {
         flags.set_some("served-model-name", &self.settings.served_model_name);
         flags.set_some("max-model-len", &self.settings.max_model_len);
         flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
+        flags.set_true("vllm-metrics", self.settings.vllm_metrics);
         self.spec(ProcessKind::Coordinator, "coordinator".to_owned(), flags)
     }
 
@@ -288,9 +298,8 @@ impl LocalClusterOptions {
         flags.set_some("kernel", &settings.kernel);
         flags.set_some("prefix-cache", &settings.prefix_cache);
         flags.set_some("engine", &settings.engine);
-        if kind == ProcessKind::CoLocated {
-            flags.0.push("--co-located".into());
-        }
+        flags.set_true("vllm-metrics", settings.vllm_metrics);
+        flags.set_true("co-located", kind == ProcessKind::CoLocated);
         self.spec(kind, name, flags)
     }
 
@@ -373,6 +382,22 @@ mod tests {
         assert_eq!(variable(ProcessKind::Decode, &off), None, "whoever sets it decides");
         let shown = format!("{ours:?} {:?}", ours.nodes("127.0.0.1:7400"));
         assert!(!shown.contains(&secret), "{shown}");
+    }
+
+    #[test]
+    fn every_process_is_told_to_use_the_names_of_vllm() {
+        let told = |options: &LocalClusterOptions| {
+            let mut specs = options.nodes("127.0.0.1:7400");
+            specs.push(options.coordinator());
+            let told = specs
+                .iter()
+                .filter(|spec| spec.arguments.contains(&"--vllm-metrics".into()));
+            told.count()
+        };
+        let mut options = options("1p1d");
+        assert_eq!(told(&options), 0);
+        options.settings.vllm_metrics = true;
+        assert_eq!(told(&options), 3);
     }
 
     #[test]

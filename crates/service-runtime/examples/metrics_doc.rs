@@ -1,0 +1,5 @@
+//! Prints docs/metrics.md as the tables of metrics have it.
+
+fn main() {
+    print!("{}", service_runtime::metrics::docs::page());
+}

@@ -1,0 +1,262 @@
+//! The labels of the metrics and their closed lists of values.
+//!
+//! Lists that crates above or beside this one keep (SLO profiles, causes of stalls, transports and their failures) stand
+//! here as words; those crates' tests compare what they count with.
+
+use serving_core::batching::NodeFailure;
+use serving_core::cluster::{HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason};
+use serving_core::kv::reservation::LedgerError;
+use serving_core::node::KvBlockCounts;
+use serving_core::request::{Lane, LocalPrefillReason, RejectReason, RequestError};
+use serving_core::routing::RouteReason;
+use serving_core::stage::Stage;
+
+use super::{Label, Role, Values};
+
+macro_rules! closed {
+    ($($name:ident = $label:literal: $values:expr;)*) => {
+        $(pub const $name: Label = Label { name: $label, values: Values::Closed($values) };)*
+    };
+}
+
+closed! {
+    LANE = "lane": |_| Lane::ALL.map(Lane::name).to_vec();
+    OUTCOME = "outcome": |_| outcomes();
+    STALL_CAUSE = "cause": |_| STALL_CAUSES.to_vec();
+    SLO = "slo": |_| SLO_PROFILES.to_vec();
+    BREACH = "breach": |_| BREACHES.to_vec();
+    STAGE = "stage": |role| stage_names(measured_stages(role));
+    LIVE_STAGE = "stage": |role| stage_names(live_stages(role));
+    PHASE = "phase": |_| vec!["ttft", "rest"];
+    ROUTE_REASON = "reason": |_| RouteReason::ALL.map(RouteReason::name).to_vec();
+    LOCAL_PREFILL_REASON = "reason": |_| LocalPrefillReason::ALL.map(LocalPrefillReason::name).to_vec();
+    RETRY_REASON = "reason": |_| LegError::NAMES.to_vec();
+    REFUSE_REASON = "reason": |_| RefuseReason::ALL.map(RefuseReason::name).to_vec();
+    MIGRATION_OUTCOME = "outcome": |_| MigrationOutcome::ALL.map(MigrationOutcome::name).to_vec();
+    HANDOFF_TRANSPORT = "transport": handoff_transports;
+    HANDOFF_OUTCOME = "outcome": handoff_outcomes;
+    CARRIER = "transport": |role| match role {
+        Role::Prefill => [&TRANSPORTS[..], &["unsettled"]].concat(),
+        Role::Coordinator | Role::Decode => TRANSPORTS.to_vec(),
+    };
+    MOVED_BY = "transport": |_| TRANSPORTS.to_vec();
+    SRC_ROLE = "src_role": |_| vec!["prefill"];
+    TRANSFER_FAILURE = "reason": |role| match role {
+        Role::Decode => transfer_failures_received(),
+        Role::Coordinator | Role::Prefill => transfer_failures_sent(),
+    };
+    REQUEST_TRANSPORT = "transport": |_| [&TRANSPORTS[..], &["unsettled", "none"]].concat();
+    PREFILL_OUTCOME = "outcome": |_| prefill_outcomes();
+    WANTED_TRANSPORT = "transport": |_| vec!["shm", "shm-direct"];
+    FALLBACK_REASON = "reason": |_| FALLBACK_REASONS.to_vec();
+    WAITING_REASON = "reason": |_| vec!["capacity"];
+    BLOCK_STATE = "state": |_| KvBlockCounts::default().by_state().map(|(state, _)| state).to_vec();
+    NODE_STATE = "state": |_| NodeHealth::ALL.map(NodeHealth::name).to_vec();
+    NODE_ROLE = "role": |_| vec!["prefill", "decode"];
+    FINISHED_REASON = "finished_reason": |_| FINISHED_REASONS.to_vec();
+    ENGINE = "engine": |_| vec!["0"];
+}
+
+pub const MODEL: Label = Label {
+    name: "model",
+    values: Values::OfProcess("the served model's name; `unknown` for a request that names another"),
+};
+pub const POLICY: Label = Label {
+    name: "policy",
+    values: Values::OfProcess("the coordinator's `routing`"),
+};
+pub const MODEL_NAME: Label = Label {
+    name: "model_name",
+    values: Values::OfProcess("`served_model_name`"),
+};
+pub const BLOCK_SIZE: Label = Label {
+    name: "block_size",
+    values: Values::OfProcess("tokens of a KV block"),
+};
+pub const NUM_GPU_BLOCKS: Label = Label {
+    name: "num_gpu_blocks",
+    values: Values::OfProcess("blocks of the KV pool, wherever its memory is"),
+};
+const A_NODE: Values = Values::Open("a node's name");
+pub const NODE: Label = Label {
+    name: "node",
+    values: A_NODE,
+};
+pub const PREFILL_NODE: Label = Label {
+    name: "prefill_node",
+    values: A_NODE,
+};
+pub const DECODE_NODE: Label = Label {
+    name: "decode_node",
+    values: A_NODE,
+};
+pub const PAIR_REASON: Label = Label {
+    name: "reason",
+    values: Values::Open("`usable`, or the label a prefill node gives for why its pair is not"),
+};
+
+/// `slo::PROFILES` of the coordinator.
+const SLO_PROFILES: [&str; 6] = ["chat", "voice", "code-inline", "code-panel", "rag", "async-batch"];
+/// `slo::Breach` of the coordinator.
+const BREACHES: [&str; 5] = ["ttft", "itl", "incomplete", "hard_timeout", "5xx"];
+/// `records::stalls::StallCause` of the coordinator.
+const STALL_CAUSES: [&str; 7] = [
+    "transfer_tail",
+    "preemption",
+    "prefill_chunk",
+    "step_time",
+    "network",
+    "egress_back_pressure",
+    "migration",
+];
+/// `choice::TransportKind` of kv-transfer.
+const TRANSPORTS: [&str; 3] = ["shm", "shm-direct", "grpc"];
+/// `choice::ShmFault` and `choice::DirectFault` of kv-transfer.
+const FALLBACK_REASONS: [&str; 12] = [
+    "disabled",
+    "not_same_host",
+    "unreachable",
+    "uid",
+    "refused",
+    "seals",
+    "geometry",
+    "io",
+    "time_out",
+    "not_offered",
+    "secret",
+    "unwatched",
+];
+/// Of vLLM's: a request that policy refused is none of its finished requests.
+pub const FINISHED_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// How a generation request can end.
+fn outcomes() -> Vec<&'static str> {
+    let told = ["ok", "cancelled", "invalid_request"];
+    let broke = RequestError::NAMES.iter();
+    told.iter().chain(&RejectReason::NAMES).chain(broke).copied().collect()
+}
+
+/// The stages whose time a process exposes; the coordinator has everybody's.
+fn measured_stages(role: Role) -> &'static [Stage] {
+    match role {
+        Role::Coordinator => Stage::ALL,
+        Role::Prefill => &[Stage::PrefillQueue, Stage::PrefillForward, Stage::TransferTail],
+        Role::Decode => &[
+            Stage::PrefillQueue,
+            Stage::PrefillForward,
+            Stage::Commit,
+            Stage::DecodeQueue,
+            Stage::Decode,
+        ],
+    }
+}
+
+/// The stages in which a process can tell that a request is now. The others are moments (`route`, `commit`), or nobody
+/// knows of them before they are over (`first_token_return`).
+pub fn live_stages(role: Role) -> &'static [Stage] {
+    match role {
+        Role::Coordinator => &[
+            Stage::Parse,
+            Stage::Tokenize,
+            Stage::Queue,
+            Stage::Reserve,
+            Stage::Dispatch,
+            Stage::PrefillForward,
+            Stage::TransferTail,
+            Stage::DecodeQueue,
+            Stage::Decode,
+        ],
+        Role::Prefill => &[Stage::PrefillQueue, Stage::PrefillForward, Stage::TransferTail],
+        Role::Decode => &[
+            Stage::PrefillQueue,
+            Stage::PrefillForward,
+            Stage::TransferTail,
+            Stage::DecodeQueue,
+            Stage::Decode,
+        ],
+    }
+}
+
+/// `egress` names two stages.
+fn stage_names(stages: &[Stage]) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = stages.iter().map(|stage| stage.name()).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    names.retain(|name| seen.insert(*name));
+    names
+}
+
+fn handoff_transports(role: Role) -> Vec<&'static str> {
+    match role {
+        Role::Coordinator => [&TRANSPORTS[..], &["none"]].concat(),
+        Role::Prefill => [&TRANSPORTS[..], &["unsettled"]].concat(),
+        Role::Decode => TRANSPORTS.to_vec(),
+    }
+}
+
+fn handoff_outcomes(role: Role) -> Vec<&'static str> {
+    match role {
+        Role::Coordinator => HandoffOutcome::ALL.map(HandoffOutcome::name).to_vec(),
+        Role::Prefill => vec![
+            "handed_over",
+            "failed",
+            "cancelled",
+            "ended_at_first_token",
+            "prefill_failed",
+        ],
+        Role::Decode => vec!["committed", "failed"],
+    }
+}
+
+/// Of `sink::RefuseReason` of kv-transfer, and of the decode node's own refusals to commit.
+const REFUSALS: [&str; 7] = [
+    "unknown_transfer",
+    "checksum",
+    "import",
+    "request_gone",
+    "not_receiving",
+    "bad_first_tokens",
+    "shutting_down",
+];
+/// What nobody has a word for.
+pub const OTHER: &str = "other";
+
+/// `transport::TransferError` of kv-transfer, with what the decode node may answer.
+fn transfer_failures_sent() -> Vec<&'static str> {
+    let own = [
+        "hold_expired",
+        "connecting",
+        "unreachable",
+        "broken",
+        "stalled",
+        "incompatible",
+        "stale_epoch",
+        "protocol_version",
+        "no_transport",
+        "closed",
+        "aborted_by_peer",
+        "layer_too_large",
+        "no_place",
+        "source",
+        "stopping",
+    ];
+    [&own[..], &REFUSALS, &LedgerError::NAMES, &[OTHER]].concat()
+}
+
+/// `sink::ReceiveEnd` of kv-transfer.
+fn transfer_failures_received() -> Vec<&'static str> {
+    let own = ["aborted_by_sender", "pair_lost"];
+    [&own[..], &REFUSALS, &LedgerError::NAMES, &[OTHER]].concat()
+}
+
+fn prefill_outcomes() -> Vec<&'static str> {
+    let ended = ["handed_over", "ended_at_first_token", "cancelled"];
+    let mut all: Vec<&'static str> = ended.to_vec();
+    let named = NodeFailure::NAMES.into_iter();
+    for name in named.chain(RefuseReason::ALL.map(RefuseReason::name)) {
+        // `draining` is both a refusal and an end.
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    all
+}
