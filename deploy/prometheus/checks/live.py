@@ -237,7 +237,7 @@ class Known:
         if metric in self.declared or not source.exists():
             return None
         text = source.read_text()
-        name = metric.removeprefix("baton_").removesuffix("_total")
+        name = metric.removesuffix("_total")
         missing = [label for label in labels if not re.search(rf"\b{label}\b", text)]
         if f'"{name}"' not in text or missing:
             return f"{metric}: {path} does not declare it with {sorted(labels)}"
