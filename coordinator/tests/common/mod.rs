@@ -234,11 +234,25 @@ pub async fn until_metric(cluster: &Coordinator, line: &str) {
     }
 }
 
+/// Until so many nodes of the role are ready and can be given work: a node joins before its first permits come in, and until
+/// then another one gets what a test meant for it.
 pub async fn until_up(cluster: &Coordinator, role: &str, count: usize) {
     until_metric(
         cluster,
         &format!("baton_node_up{{role=\"{role}\",state=\"ready\"}} {count}.0"),
     )
+    .await;
+    let role = format!("role=\"{role}\"");
+    until("permits from every node", || {
+        let text = cluster.metrics.render();
+        let permits = text
+            .lines()
+            .filter(|line| line.starts_with("baton_node_permits_available{"));
+        permits
+            .filter(|line| line.contains(&role) && !line.ends_with(" 0.0"))
+            .count()
+            >= count
+    })
     .await;
 }
 
