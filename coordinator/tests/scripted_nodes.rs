@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
+use coordinator::Coordinator;
+use coordinator::api::EdgeMetrics as _;
 use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
 use proto::messages::{
     CoordinatorReport, DecodeEvent, DecodeFinished, Failed, Fault, NodeReport, Opened, PrefillEvent, PrefillFinished,
@@ -142,6 +144,61 @@ fn good_decode(pushed: Pushed) -> DecodeScript {
 
 fn expected(max: u32) -> Vec<(u32, u32)> {
     (0..max).map(|i| (i, 100 + i)).collect()
+}
+
+/// The lines of the gauge that are not 0.
+fn busy_stages(cluster: &Coordinator) -> Vec<String> {
+    let text = cluster.metrics.render();
+    let lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("baton_stage_requests"));
+    let (mut all, mut busy) = (0, Vec::new());
+    for line in lines {
+        all += 1;
+        busy.extend((!line.ends_with(" 0.0")).then(|| line.to_owned()));
+    }
+    assert_eq!(all, 9, "{text}");
+    busy
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_counted_in_their_stages_and_none_when_all_have_ended() {
+    let cluster = coordinator(&[]).await;
+    let pushed = link();
+    let pushed_too = pushed.clone();
+    let go = Arc::new(watch::channel(false).0);
+    let gate = go.clone();
+    // Accepts, and computes nothing before it is told to.
+    let held = prefill(move |work, events| {
+        let (mut gate, pushed) = (gate.subscribe(), pushed.clone());
+        async move {
+            let accepted = PrefillEvent::Accepted {
+                cached_tokens: 0,
+                at: Clock::now(),
+            };
+            send(&events, accepted).await;
+            let _ = gate.wait_for(|go| *go).await;
+            send(&events, PrefillEvent::Tokens(batch(vec![token(0, 100)]))).await;
+            pushed.send_replace(Some(work.attempt));
+            send(&events, handed_over()).await;
+        }
+    });
+    let _d = decode_node(&cluster, "d0", good_decode(pushed_too)).await;
+    let _p = prefill_node(&cluster, "p0", held).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    assert_eq!(busy_stages(&cluster), [""; 0]);
+    let mut handle = submit(&cluster, request(1, 3)).await;
+    until_metric(
+        &cluster,
+        r#"baton_stage_requests{stage="prefill_forward",phase="ttft"} 1.0"#,
+    )
+    .await;
+    assert_eq!(busy_stages(&cluster).len(), 1, "it is in one stage");
+    go.send_replace(true);
+    let events = collect(&mut handle).await;
+    assert!(matches!(events.last(), Some(ClientEvent::Done(_))), "{events:?}");
+    until("all stages are empty", || busy_stages(&cluster).is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 use serving_core::request::Lane;
+use serving_core::stage::Stage;
 
 use super::client::{post, post_with};
-use super::harness::{END, MODEL, Script, Server, say};
+use super::harness::{END, MODEL, Script, Server, say, until};
 
 async fn complete(server: &Server, fields: Value) -> Value {
     let mut body = json!({"model": MODEL, "prompt": "hi", "max_tokens": 100});
@@ -224,6 +225,30 @@ async fn stop_strings_cut_and_close_each_choice() {
     let finished = server.heard.lock().unwrap().finished.clone();
     assert_eq!(finished.len(), 1);
     assert_eq!(finished[0].0.0, 0);
+}
+
+#[tokio::test]
+async fn a_request_leaves_the_stages_of_the_edge_and_says_how_it_finished() {
+    let server = Server::saying("x").await;
+    let in_stages = || server.metrics.in_stages.lock().unwrap().clone();
+    let wrong = post(
+        server.address,
+        "/v1/completions",
+        &json!({"model": MODEL, "prompt": 1.5}),
+    )
+    .await;
+    assert_eq!(wrong.status, 400);
+    assert_eq!(in_stages(), [(Stage::Parse, 0)].into());
+    complete(&server, json!({})).await;
+    assert_eq!(in_stages(), [(Stage::Parse, 0), (Stage::Tokenize, 0)].into());
+    // The last to hold the record ends it, a moment after the answer.
+    let finishes = until(|| {
+        let ended = server.metrics.ended.lock().unwrap();
+        let finishes: Vec<_> = ended.iter().map(|ended| ended.finish).collect();
+        (finishes.len() == 2).then_some(finishes)
+    });
+    let finishes = finishes.await;
+    assert_eq!(finishes, [None, Some("stop")]);
 }
 
 #[tokio::test]
