@@ -84,11 +84,7 @@ impl DecodeNode {
         let receiver = Receiver::new(id.clone(), opened.compatibility, desk.clone());
         let shared_memory = share_memory(config, (&receiver, &kv));
         let mut registry = Registry::default();
-        let aliases = config.metrics.vllm_metrics.then(|| PoolFacts {
-            model_name: config.served_model_name.clone(),
-            block_tokens: limits.block_tokens,
-            blocks: limits.kv_blocks,
-        });
+        let aliases = PoolFacts::if_wanted(config.metrics, &config.served_model_name, &limits);
         let metrics = Metrics::register(&mut registry, aliases);
         let batcher = DecodeBatcher::new(DecodeConfig {
             limits,

@@ -77,11 +77,7 @@ impl Node {
             layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
         });
         let pairs = PairTransport::new(pairs.writing_in_place(direct).over(config.transports.clone()));
-        let aliases = config.metrics.vllm_metrics.then(|| PoolFacts {
-            model_name: config.served_model_name.clone(),
-            block_tokens: limits.block_tokens,
-            blocks: limits.kv_blocks,
-        });
+        let aliases = PoolFacts::if_wanted(config.metrics, &config.served_model_name, &limits);
         let metrics = Metrics::new(registry, pairs.fallbacks(), aliases);
         let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);

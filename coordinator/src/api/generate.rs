@@ -15,6 +15,7 @@ use super::AppState;
 use super::body::json_object;
 use super::error::ApiError;
 use super::fields::Endpoint;
+use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
 use super::record::{Generation, RequestLabels, RequestRecord};
@@ -131,7 +132,7 @@ impl Call {
 
     /// Reading, JSON and field checks. The stage begins with the request's first byte, so that the stages' sum does.
     async fn parse(&self, body: Body) -> Result<Plan, ApiError> {
-        let _in_stage = self.record.in_stage(Stage::Parse);
+        let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
             let object = json_object(body, self.state.limits.body_bytes_max).await?;
@@ -157,7 +158,7 @@ impl Call {
     }
 
     async fn tokenize(&self, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
-        let _in_stage = self.record.in_stage(Stage::Tokenize);
+        let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // Where parsing ended: nothing lies between the two.
         let began = self.parsed_at();

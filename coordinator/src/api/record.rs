@@ -14,7 +14,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use super::connection::ConnectionTimes;
 use super::error::ApiError;
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
-use super::metrics::{EdgeMetrics, EndedRequest, InStage};
+use super::metrics::{EdgeMetrics, EndedRequest};
 use super::prepare::lane;
 use super::remember::{End, remember};
 use super::trace::TraceContext;
@@ -278,11 +278,6 @@ impl RequestRecord {
 
     pub fn metrics(&self) -> &dyn EdgeMetrics {
         &*self.metrics
-    }
-
-    /// The request is in `stage` until the result is dropped.
-    pub fn in_stage(&self, stage: Stage) -> InStage {
-        InStage::new(self.metrics.clone(), stage)
     }
 
     pub fn insight(&self) -> &Insight {

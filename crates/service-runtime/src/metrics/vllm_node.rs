@@ -7,8 +7,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use serving_core::batching::NodeLimits;
 use serving_core::node::NodeStatus;
 
+use super::config::MetricsConfig;
 use super::{Histograms, raise, vllm};
 
 /// vLLM numbers the engines of one server; a process here has one.
@@ -43,6 +45,17 @@ pub struct PoolFacts {
     pub model_name: String,
     pub block_tokens: u32,
     pub blocks: u32,
+}
+
+impl PoolFacts {
+    /// Of a node that is to use vLLM's names.
+    pub fn if_wanted(config: MetricsConfig, model_name: &str, limits: &NodeLimits) -> Option<Self> {
+        config.vllm_metrics.then(|| Self {
+            model_name: model_name.to_owned(),
+            block_tokens: limits.block_tokens,
+            blocks: limits.kv_blocks,
+        })
+    }
 }
 
 type Share = Gauge<f64, AtomicU64>;
