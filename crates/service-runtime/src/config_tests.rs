@@ -203,3 +203,18 @@ fn help_names_the_environment_and_version_prints() {
     };
     assert!(version.contains("1.2.3"));
 }
+
+#[test]
+fn how_a_process_was_started_is_a_flag_and_no_key() {
+    let started = |args: &[&'static str]| Given::args(args).env("BATON_EXIT_WITH_STDIN", "true").run();
+    let alone = started(&["--model=m"]);
+    assert!(
+        !alone.exit_with_stdin,
+        "the environment is inherited: it must not make a process a child"
+    );
+    let child = started(&["--model=m", "--exit-with-stdin"]);
+    assert!(child.exit_with_stdin);
+    assert!(!child.origins.contains_key("exit_with_stdin"));
+    let error = Given::args(&["--model=m"]).file("exit_with_stdin = true").error();
+    assert!(error.contains("unknown key `exit_with_stdin`"), "{error}");
+}

@@ -82,6 +82,14 @@ fn wire_types_stay_inside_proto() {
 }
 
 #[test]
+fn lists_of_labels_are_whole() {
+    let has_list = |file: &&SourceFile| file.text.contains("const NAMES: [") || file.text.contains("const ALL: [");
+    let lists = rust_files().iter().filter(has_list).count();
+    assert!(lists > 8, "only {lists} files with lists: the search is broken");
+    check_files("closed labels", rules::closed_labels);
+}
+
+#[test]
 fn sibling_nodes_have_the_same_files() {
     let files = rust_files();
     let of = |dir: &str| -> BTreeSet<String> {
@@ -216,6 +224,19 @@ mod the_rules_themselves {
             ),
             0
         );
+    }
+
+    #[test]
+    fn a_label_that_its_list_lacks_is_found() {
+        let check = |lists: &str| {
+            let name = "    fn name(self) -> &'static str {\n        match self {\n            A => \"a\",\n            B => \"b\",\n        }\n    }\n}\n";
+            let text = format!("//! X.\nimpl E {{\n{lists}{name}");
+            rules::closed_labels(&file("crates/x/src/y.rs", &text)).len()
+        };
+        assert_eq!(check("    const NAMES: [&str; 2] = [\"a\", \"b\"];\n"), 0);
+        assert_eq!(check("    const NAMES: [&str; 1] = [\"a\"];\n"), 1);
+        assert_eq!(check("    const ALL: [E; 2] = [E::A, E::B];\n"), 0);
+        assert_eq!(check("    const ALL: [E; 1] = [E::A];\n"), 1);
     }
 
     #[test]

@@ -284,6 +284,38 @@ fn names_imported_from(code: &str, prefix: &str) -> BTreeSet<String> {
     names
 }
 
+/// A closed list of labels (`ALL`, `NAMES`) beside the `name` that it lists: a label that the list lacks has no series at
+/// the start, and no compiler finds it.
+pub fn closed_labels(file: &SourceFile) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (at, _) in file.text.match_indices("\nimpl ") {
+        let block = &file.text[at..];
+        let block = &block[..block.find("\n}\n").unwrap_or(block.len())];
+        let part = |from: &str, to: &str| {
+            let part = &block[block.find(from)?..];
+            Some(&part[..part.find(to).unwrap_or(part.len())])
+        };
+        let Some(name) = part("fn name(", "\n    }") else {
+            continue;
+        };
+        let labels: Vec<&str> = name.split('"').skip(1).step_by(2).collect();
+        let line = file.text[..at].matches('\n').count() + 2;
+        if let Some(names) = part("const NAMES", "];") {
+            let lacks = |label: &&&str| !names.contains(&format!("\"{label}\""));
+            found.extend(labels.iter().filter(lacks).map(|label| {
+                let path = &file.path;
+                format!("{path}:{line}: `NAMES` lacks \"{label}\" of `name`")
+            }));
+        }
+        let count = part("const ALL: [", "]").and_then(|all| all.rsplit_once("; ")?.1.parse::<usize>().ok());
+        if let Some(count) = count.filter(|count| !labels.is_empty() && *count != labels.len()) {
+            let (path, names) = (&file.path, labels.len());
+            found.push(format!("{path}:{line}: `ALL` has {count} values, `name` has {names}"));
+        }
+    }
+    found
+}
+
 /// No test (and no script) reads outside the repository.
 pub fn reads_outside(path: &str, text: &str) -> Vec<Violation> {
     // Split so that this file does not name them itself.
