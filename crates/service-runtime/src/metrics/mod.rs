@@ -65,6 +65,8 @@ pub enum Unit {
     Sequences,
     Nodes,
     Tasks,
+    /// Prompt tokens on a prefill node, blocks on a decode node.
+    Permits,
     /// 0 to 1.
     Ratio,
     /// Events of the kind the name says.
@@ -84,6 +86,7 @@ impl Unit {
             Unit::Sequences => "sequences",
             Unit::Nodes => "nodes",
             Unit::Tasks => "tasks",
+            Unit::Permits => "permits",
             Unit::Ratio => "ratio",
             Unit::Events => "events",
             Unit::Fact => "fact",

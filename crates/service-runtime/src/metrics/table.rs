@@ -4,7 +4,7 @@
 //! metric: a line here, its registration in the process, then
 //! `cargo run -p service-runtime --example metrics_doc > docs/metrics.md`.
 
-use super::Unit::{Blocks, Bytes, Events, Fact, Nodes, Ratio, Requests, Seconds, Sequences, Tasks, Tokens};
+use super::Unit::{Blocks, Bytes, Events, Fact, Nodes, Permits, Ratio, Requests, Seconds, Sequences, Tasks, Tokens};
 use super::labels::*;
 use super::{Metric, Role, edges};
 
@@ -87,8 +87,7 @@ metrics! {
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
     NODE_WAITING_SEQUENCES = Metric::gauge("baton_node_waiting_sequences", Sequences, "Sequences waiting on the node")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
-    // Prompt tokens or blocks, by role: the name says neither.
-    NODE_PERMITS_AVAILABLE = Metric::gauge("baton_node_permits_available", Events,
+    NODE_PERMITS_AVAILABLE = Metric::gauge("baton_node_permits_available", Permits,
         "Work the node would take now: prompt tokens (prefill) or blocks (decode)").by(&[NODE, NODE_ROLE]).on(COORDINATOR);
     PAIR_UP = Metric::gauge("baton_pair_up", Fact, "1 while a prefill node can push KV to a decode node")
         .by(&[PREFILL_NODE, DECODE_NODE, PAIR_REASON]).on(COORDINATOR);
