@@ -44,6 +44,7 @@ async fn every_request_has_one_whole_trace_and_a_collector_gets_the_same_spans()
         ),
         ("OTEL_BSP_SCHEDULE_DELAY".to_owned(), "100".to_owned()),
     ];
+    options.settings.otel_flavor = Some("otel,openinference".to_owned());
     let cluster = TestCluster::start_with(options).await.unwrap();
     let mut ways = BTreeMap::new();
     for first in (0..REQUESTS).step_by(4) {
@@ -71,10 +72,28 @@ async fn every_request_has_one_whole_trace_and_a_collector_gets_the_same_spans()
             );
             *ways.entry(way).or_insert(0) += 1;
             same_as_collected(&collector, &trace).await;
+            speaks_openinference(&trace);
         }
     }
     assert_eq!(ways.len(), 3, "split, prefill node alone, decode node alone: {ways:?}");
     cluster.stop().await.unwrap();
+}
+
+/// Phoenix draws its icons from the kind and its costs from the counts; vLLM's words were not asked for.
+fn speaks_openinference(trace: &Value) {
+    for span in trace["spans"].as_array().unwrap() {
+        let said = &span["attributes"];
+        let is_root = span["parent_span_id"].is_null();
+        let kind = if is_root { "LLM" } else { "CHAIN" };
+        assert_eq!(said["openinference.span.kind"], kind, "{span}");
+        assert_eq!(said["gen_ai.latency.e2e"], Value::Null, "{span}");
+        if is_root {
+            let request = &trace["request"];
+            assert_eq!(said["llm.token_count.prompt"], request["prompt_tokens"], "{span}");
+            assert_eq!(said["llm.token_count.completion"], request["output_tokens"], "{span}");
+            assert_eq!(said["llm.model_name"], request["model"], "{span}");
+        }
+    }
 }
 
 /// Ids, parents, names and lengths: what a viewer draws from.

@@ -132,6 +132,9 @@ pub struct ClusterSettings {
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
+    /// In whose words spans speak: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
+    #[arg(long, value_name = "NAMES")]
+    pub otel_flavor: Option<String>,
 }
 
 /// Which process of the cluster.
@@ -255,6 +258,7 @@ impl LocalClusterOptions {
         flags.set_some("max-model-len", &self.settings.max_model_len);
         flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
         flags.set_true("vllm-metrics", self.settings.vllm_metrics);
+        flags.set_some("otel-flavor", &self.settings.otel_flavor);
         self.spec(ProcessKind::Coordinator, "coordinator".to_owned(), flags)
     }
 
@@ -299,6 +303,7 @@ impl LocalClusterOptions {
         flags.set_some("prefix-cache", &settings.prefix_cache);
         flags.set_some("engine", &settings.engine);
         flags.set_true("vllm-metrics", settings.vllm_metrics);
+        flags.set_some("otel-flavor", &settings.otel_flavor);
         flags.set_true("co-located", kind == ProcessKind::CoLocated);
         self.spec(kind, name, flags)
     }
