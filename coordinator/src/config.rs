@@ -1,6 +1,6 @@
 //! Every setting of the coordinator. Flags, environment and file give the same keys (see `service_runtime::config`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -80,10 +80,6 @@ pub struct Config {
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
-    /// Append one JSON line for each step of each request to this file; several processes may share one
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub event_log: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
@@ -107,9 +103,6 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn event_log(&self) -> Option<&Path> {
-        self.event_log.as_deref()
     }
 }
 

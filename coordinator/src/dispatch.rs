@@ -89,8 +89,7 @@ struct Progress {
 }
 
 pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> AbortHandle {
-    let span =
-        tracing::info_span!("decode", otel.kind = "client", node = %context.node, attempt = context.key.attempt.0);
+    let span = tracing::info_span!("decode", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
     telemetry::set_parent(&span, context.parent.clone());
     let run = async move {
         let ended = match channel {
@@ -107,8 +106,7 @@ pub(crate) fn start_prefill(
     channel: Result<Channel, LegError>,
     prefill: PrefillRequest,
 ) -> AbortHandle {
-    let span =
-        tracing::info_span!("prefill", otel.kind = "client", node = %context.node, attempt = context.key.attempt.0);
+    let span = tracing::info_span!("prefill", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
     telemetry::set_parent(&span, context.parent.clone());
     let run = async move {
         let ended = match channel {
@@ -199,7 +197,7 @@ impl LegContext {
     async fn end(&self, ended: Result<(), LegError>) {
         if let Err(error) = ended {
             let (leg, node) = (self.leg.name(), &self.node);
-            tracing::warn!(request = %self.key.request, attempt = self.key.attempt.0, leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
+            tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
             self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
             self.tell(LegEvent::Failed { leg: self.leg, error }).await;
         }

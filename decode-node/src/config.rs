@@ -1,6 +1,6 @@
 //! The decode node's configuration: one struct, every key documented where `--help` takes it from.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
@@ -94,10 +94,6 @@ pub struct Config {
     /// How long a drain waits for running requests before it gives them up
     #[arg(long, default_value_t = 10_000)]
     pub drain_ms_max: u64,
-    /// Append one JSON line for each step of each request to this file; several processes may share one
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub event_log: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
@@ -137,8 +133,5 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn event_log(&self) -> Option<&Path> {
-        self.event_log.as_deref()
     }
 }

@@ -46,8 +46,8 @@ impl DecodeService for DecodeApi {
             "decode",
             otel.kind = "server",
             request_id = %open.request.id,
-            attempt = open.attempt.0,
-            prompt_tokens = open.request.prompt.len(),
+            attempt = i64::from(open.attempt.0),
+            prompt_tokens = open.request.prompt.len() as i64,
         );
         telemetry::set_parent(&span, parent);
         let (events, receiver) = mpsc::channel(EVENTS_QUEUED_MAX);

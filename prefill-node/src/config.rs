@@ -1,6 +1,6 @@
 //! Every key of a prefill node. Keys that both kinds of node have mean the same on both.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
@@ -93,9 +93,6 @@ pub struct Config {
     /// How long a drain waits for running requests before it gives them up
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pub drain_ms_max: u64,
-    /// Append one JSON line for each step of each request to this file; several processes may share one
-    #[arg(long, value_name = "FILE")]
-    pub event_log: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
@@ -111,9 +108,6 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.otel.otel_flavor
-    }
-    fn event_log(&self) -> Option<&Path> {
-        self.event_log.as_deref()
     }
 }
 

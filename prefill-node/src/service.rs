@@ -66,8 +66,8 @@ impl PrefillService for Service {
             "prefill",
             otel.kind = "server",
             request_id = %message.request.id,
-            attempt = message.attempt.0,
-            prompt_tokens = message.request.prompt_tokens(),
+            attempt = i64::from(message.attempt.0),
+            prompt_tokens = i64::from(message.request.prompt_tokens()),
         );
         telemetry::set_parent(&span, parent);
         let received_at = Clock::now();

@@ -180,15 +180,16 @@ impl Call {
         span.record("otel.name", format!("{} {}", self.endpoint.operation(), plan.model));
         span.record("gen_ai.request.model", plan.model.as_str());
         span.record("gen_ai.response.model", plan.model.as_str());
-        span.record("gen_ai.request.max_tokens", request.stop.max_tokens);
+        span.record("gen_ai.request.max_tokens", i64::from(request.stop.max_tokens));
         span.record("gen_ai.request.temperature", f64::from(request.sampling.temperature));
         span.record("gen_ai.request.top_p", f64::from(request.sampling.top_p));
-        span.record("gen_ai.request.seed", request.seed);
+        // A seed that was drawn here may need the 64th bit, which the attribute does not have.
+        span.record("gen_ai.request.seed", i64::try_from(request.seed).ok());
         span.record("gen_ai.request.stream", plan.reply.is_streaming);
-        span.record("gen_ai.request.choice.count", request.choice_count);
-        span.record("gen_ai.request.n", request.choice_count);
+        span.record("gen_ai.request.choice.count", i64::from(request.choice_count));
+        span.record("gen_ai.request.n", i64::from(request.choice_count));
         if let Some(top_k) = request.sampling.top_k {
-            span.record("gen_ai.request.top_k", top_k);
+            span.record("gen_ai.request.top_k", i64::from(top_k));
         }
     }
 

@@ -17,7 +17,7 @@ use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
 use super::prepare::lane;
 use super::remember::{End, remember};
-use super::trace::TraceContext;
+use super::trace::{TraceContext, finish_root};
 use crate::insight::Insight;
 use crate::records::Running;
 use crate::records::shape::Detail;
@@ -380,7 +380,7 @@ impl RequestRecord {
                 .span
                 .add_event_with_timestamp("stall", unix_time_of(stall.ended_at), stall_attributes(stall));
         }
-        finish_span(generation, outcome, line.e2e);
+        finish_root(generation, outcome, line.e2e);
         let is_broken = remembered
             .breaches
             .as_ref()
@@ -465,40 +465,4 @@ fn plain_line(line: &Line<'_>) {
     } else {
         tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
     }
-}
-
-fn finish_span(g: &Generation, outcome: &str, e2e: Duration) {
-    let span = &g.span;
-    span.record("gen_ai.usage.input_tokens", g.prompt_tokens);
-    span.record("gen_ai.usage.output_tokens", g.output_tokens);
-    span.record("gen_ai.usage.prompt_tokens", g.prompt_tokens);
-    span.record("gen_ai.usage.completion_tokens", g.output_tokens);
-    span.record("gen_ai.usage.cache_read.input_tokens", g.summary.cached_tokens);
-    span.record("gen_ai.latency.e2e", e2e.as_secs_f64());
-    if let Some(ttft) = g.ttft {
-        span.record("gen_ai.latency.time_to_first_token", ttft.as_secs_f64());
-        span.record("gen_ai.response.time_to_first_chunk", ttft.as_secs_f64());
-    }
-    if let Some(placement) = &g.placement {
-        span.record("gen_ai.latency.time_in_queue", placement.queued_for.as_secs_f64());
-    }
-    let stages = g.stages();
-    if let Some(prefill) = stages.get(Stage::PrefillForward) {
-        span.record("gen_ai.latency.time_in_model_prefill", prefill.as_secs_f64());
-    }
-    if let Some(decode) = stages.get(Stage::Decode) {
-        span.record("gen_ai.latency.time_in_model_decode", decode.as_secs_f64());
-    }
-    let in_model = [Stage::PrefillForward, Stage::Decode].map(|stage| stages.get(stage));
-    if let Some(inference) = in_model.into_iter().flatten().reduce(|a, b| a + b) {
-        span.record("gen_ai.latency.time_in_model_inference", inference.as_secs_f64());
-    }
-    if outcome == "ok" {
-        span.record("otel.status_code", "OK");
-    } else {
-        span.record("otel.status_code", "ERROR");
-        span.record("error.type", outcome);
-    }
-    // A span ends when it was last left: the handler left it with the answer's first byte.
-    span.in_scope(|| ());
 }

@@ -1,12 +1,15 @@
 //! W3C trace context at the edge: taken from the client, handed to the nodes, shown in answers and the access log.
 
 use std::fmt;
+use std::time::Duration;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use serving_core::stage::Stage;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::fields::Endpoint;
+use super::record::Generation;
 
 /// A `traceparent` (W3C Trace Context, version 00).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +99,7 @@ impl fmt::Display for TraceContext {
 }
 
 /// The root span of one generation request. Both spellings of the GenAI names: OpenTelemetry's and vLLM's
-/// (TELEMETRY 3.1); values come as they are known.
+/// (TELEMETRY 3.1); values come as they are known. Numbers are recorded as `i64`: an unsigned one is exported as text.
 pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
     use tracing::field::Empty;
     tracing::info_span!(
@@ -135,6 +138,46 @@ pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
         gen_ai.latency.time_in_model_decode = Empty,
         gen_ai.latency.time_in_model_inference = Empty,
     )
+}
+
+/// What is known of the request at its end.
+pub fn finish_root(g: &Generation, outcome: &str, e2e: Duration) {
+    let span = &g.span;
+    span.record("gen_ai.usage.input_tokens", i64::from(g.prompt_tokens));
+    span.record("gen_ai.usage.output_tokens", i64::from(g.output_tokens));
+    span.record("gen_ai.usage.prompt_tokens", i64::from(g.prompt_tokens));
+    span.record("gen_ai.usage.completion_tokens", i64::from(g.output_tokens));
+    span.record(
+        "gen_ai.usage.cache_read.input_tokens",
+        i64::from(g.summary.cached_tokens),
+    );
+    span.record("gen_ai.latency.e2e", e2e.as_secs_f64());
+    if let Some(ttft) = g.ttft {
+        span.record("gen_ai.latency.time_to_first_token", ttft.as_secs_f64());
+        span.record("gen_ai.response.time_to_first_chunk", ttft.as_secs_f64());
+    }
+    if let Some(placement) = &g.placement {
+        span.record("gen_ai.latency.time_in_queue", placement.queued_for.as_secs_f64());
+    }
+    let stages = g.stages();
+    if let Some(prefill) = stages.get(Stage::PrefillForward) {
+        span.record("gen_ai.latency.time_in_model_prefill", prefill.as_secs_f64());
+    }
+    if let Some(decode) = stages.get(Stage::Decode) {
+        span.record("gen_ai.latency.time_in_model_decode", decode.as_secs_f64());
+    }
+    let in_model = [Stage::PrefillForward, Stage::Decode].map(|stage| stages.get(stage));
+    if let Some(inference) = in_model.into_iter().flatten().reduce(|a, b| a + b) {
+        span.record("gen_ai.latency.time_in_model_inference", inference.as_secs_f64());
+    }
+    if outcome == "ok" {
+        span.record("otel.status_code", "OK");
+    } else {
+        span.record("otel.status_code", "ERROR");
+        span.record("error.type", outcome);
+    }
+    // A span ends when it was last left: the handler left it with the answer's first byte.
+    span.in_scope(|| ());
 }
 
 #[cfg(test)]

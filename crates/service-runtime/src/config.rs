@@ -24,6 +24,8 @@ const CONFIG_KEY: &str = "config";
 const PRINT_KEY: &str = "print_config";
 /// How a process was started, not what it does: a flag only, and no key of its configuration.
 const STDIN_KEY: &str = "exit_with_stdin";
+/// What the checker of a test run reads; like the config file's path, about this start and not about what the process does.
+const EVENT_LOG_KEY: &str = "event_log";
 const ENV_PREFIX: &str = "BATON_";
 /// A config file is a page of text; anything larger is a mistake such as a model file.
 const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -64,6 +66,8 @@ pub struct Loaded<T> {
     pub origins: BTreeMap<String, Origin>,
     /// `--exit-with-stdin` was given.
     pub exit_with_stdin: bool,
+    /// Where the event log goes, when one is wanted.
+    pub event_log: Option<PathBuf>,
 }
 
 /// What the command line asks for.
@@ -176,7 +180,7 @@ pub fn load<T: clap::Args + Serialize>(
     for arg in config_args(&command) {
         origins.entry(arg.get_id().to_string()).or_insert(Origin::Default);
     }
-    origins.retain(|key, _| key != CONFIG_KEY);
+    origins.retain(|key, _| key != CONFIG_KEY && key != EVENT_LOG_KEY);
     let config = T::from_arg_matches(&matches).map_err(|error| explain(&error, &weakest))?;
     if matches.get_flag(PRINT_KEY) {
         return Ok(Outcome::Print(print_config(&config, &origins)?));
@@ -185,6 +189,7 @@ pub fn load<T: clap::Args + Serialize>(
         config,
         origins,
         exit_with_stdin: matches.get_flag(STDIN_KEY),
+        event_log: matches.get_one::<PathBuf>(EVENT_LOG_KEY).cloned(),
     }))
 }
 
@@ -214,6 +219,15 @@ fn command_of<T: clap::Args>(program: Program) -> Command {
                 .value_name("FILE")
                 .value_parser(clap::value_parser!(PathBuf))
                 .help("TOML file with the keys below"),
+        )
+        .arg(
+            Arg::new(EVENT_LOG_KEY)
+                .long("event-log")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .help(
+                    "Append one JSON line for each step of each request to this file; several processes may share one",
+                ),
         )
         .arg(
             Arg::new(PRINT_KEY)

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fmt::{Debug, Display};
-use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -20,8 +19,6 @@ pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     fn name(&self) -> &str;
     /// In whose words its spans speak.
     fn otel_flavors(&self) -> &[OtelFlavor];
-    /// Where the event log goes, when one is wanted.
-    fn event_log(&self) -> Option<&Path>;
 }
 
 /// Runs a process from its arguments (the first is the program's name) to its exit code: 0 after a clean drain,
@@ -39,6 +36,7 @@ where
     let Loaded {
         config,
         exit_with_stdin,
+        event_log,
         ..
     } = match config::load_args_or_print::<C>(program, args) {
         Ok(loaded) => loaded,
@@ -59,14 +57,14 @@ where
             Ok(telemetry) => telemetry,
             Err(error) => return fail(program, &error),
         };
-        if let Some(path) = config.event_log()
-            && let Err(error) = event_log::open(path, config.name())
+        if let Some(path) = event_log
+            && let Err(error) = event_log::open(&path, config.name())
         {
             return fail(program, &error);
         }
         #[cfg(feature = "failpoints")]
         if let Some(folder) = std::env::var_os(crate::failpoints::FOLDER_VARIABLE)
-            && let Err(error) = crate::failpoints::serve(Path::new(&folder), config.name())
+            && let Err(error) = crate::failpoints::serve(std::path::Path::new(&folder), config.name())
         {
             return fail(program, &error);
         }
