@@ -70,7 +70,9 @@ async fn traced_process() {
     {
         let span = tracing::info_span!("decode", otel.kind = "server", answer = 42);
         telemetry::set_parent(&span, telemetry::context_of_traceparent(PARENT));
-        assert_eq!(telemetry::trace_id(&span).unwrap(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        let is_disabled = std::env::var("OTEL_SDK_DISABLED").is_ok();
+        let id = (!is_disabled).then(|| "4bf92f3577b34da6a3ce929d0e0e4736".to_owned());
+        assert_eq!(telemetry::trace_id(&span), id);
         use tracing_opentelemetry::OpenTelemetrySpanExt as _;
         let now = Clock::now();
         MeasuredSpan::new("decode.queue", now, now + Duration::from_millis(5)).record(&span.context());
