@@ -1,0 +1,14 @@
+//! Whole-cluster behaviour with real processes: one binary, since linking one takes as long as running a test of it.
+
+mod block_ledger;
+mod cancel_storm;
+mod fault_matrix;
+mod fault_runs;
+mod goldens;
+mod incompatible_pairs;
+mod local_config;
+mod same_tokens_as_one_node;
+mod starts_by_hand;
+mod up_behaves;
+mod up_drains;
+mod waterfall;
