@@ -1,0 +1,255 @@
+//! Where etcd is, as users write it: `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?ca=FILE&cert=FILE&key=FILE]`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// Of a DNS label, so that a cluster's name can become a host name or a Kubernetes label as it is.
+const CLUSTER_NAME_BYTES_MAX: usize = 63;
+/// etcd's own advice is at most seven members; twice that leaves room for a change of all of them.
+const ENDPOINTS_MAX: usize = 16;
+const ADDRESS_BYTES_MAX: usize = 4096;
+
+/// The name that keeps several clusters of one etcd apart: 1 to 63 of `a-z`, `0-9` and `-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterName(String);
+
+impl ClusterName {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+/// Files are read anew for each connection, so that renewed certificates are picked up without a restart.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    pub ca: PathBuf,
+    pub identity: Option<ClientIdentity>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ClientIdentity {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// A parsed address. Neither `Debug` nor `Display` shows the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EtcdAddress {
+    /// host:port, at least one.
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) cluster: ClusterName,
+    pub(crate) credentials: Option<Credentials>,
+    /// `Some` exactly for `etcds://`.
+    pub(crate) tls: Option<TlsFiles>,
+}
+
+/// What is wrong with an address, and what to write instead. Never holds the address: it may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AddressError {
+    #[error("an etcd address starts with etcd:// or, for TLS, etcds://")]
+    Scheme,
+    #[error("an etcd address has at most {ADDRESS_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("no cluster name: end the address with /NAME, for example etcd://127.0.0.1:2379/production")]
+    NoCluster,
+    #[error("the cluster name `{0}` is not 1 to {CLUSTER_NAME_BYTES_MAX} of a-z, 0-9 and -")]
+    Cluster(String),
+    #[error("`{0}` is not host:port; write for example etcd-0:2379, an IPv6 address as [::1]:2379")]
+    Endpoint(String),
+    #[error("at most {ENDPOINTS_MAX} endpoints can be given")]
+    TooManyEndpoints,
+    #[error("credentials are user:password@, neither of them empty; write @ as %40, : as %3A, / as %2F, % as %25")]
+    Credentials,
+    #[error("`{0}` is not a setting of an etcd address; there are ca, cert and key, each once")]
+    Query(String),
+    #[error("ca, cert and key are for TLS: write etcds:// in place of etcd://")]
+    TlsWithoutScheme,
+    #[error("etcds:// needs the certificate authority that signed etcd's certificate: add ?ca=FILE")]
+    NoCa,
+    #[error("a client certificate needs both cert=FILE and key=FILE")]
+    HalfIdentity,
+}
+
+impl EtcdAddress {
+    pub fn cluster(&self) -> &ClusterName {
+        &self.cluster
+    }
+
+    /// Of the endpoint at `index`, counted round.
+    pub(crate) fn endpoint_url(&self, index: usize) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let host = self.endpoints.get(index % self.endpoints.len().max(1));
+        format!("{scheme}://{}", host.map_or("", String::as_str))
+    }
+
+    /// The folder of one kind of entry, with its closing slash.
+    pub(crate) fn prefix(&self, folder: &str) -> String {
+        format!("/baton/{}/{folder}/", self.cluster.0)
+    }
+}
+
+impl fmt::Display for EtcdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.tls.is_some() { "etcds://" } else { "etcd://" })?;
+        if let Some(credentials) = &self.credentials {
+            write!(f, "{}:***@", credentials.user.escape_default())?;
+        }
+        write!(f, "{}/{}", self.endpoints.join(","), self.cluster.0)
+    }
+}
+
+impl fmt::Debug for EtcdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EtcdAddress({self})")
+    }
+}
+
+impl FromStr for EtcdAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        if text.len() > ADDRESS_BYTES_MAX {
+            return Err(AddressError::TooLong);
+        }
+        let (is_tls, rest) = match (text.strip_prefix("etcd://"), text.strip_prefix("etcds://")) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => return Err(AddressError::Scheme),
+        };
+        // The query first: a file name has slashes.
+        let (rest, query) = rest
+            .split_once('?')
+            .map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let (authority, cluster) = rest.split_once('/').ok_or(AddressError::NoCluster)?;
+        // A password with a raw `/` or `?` would be taken apart here, and its first half be shown as a bad endpoint.
+        if cluster.contains('@') || query.is_some_and(|query| query.contains('@')) {
+            return Err(AddressError::Credentials);
+        }
+        let (credentials, hosts) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (Some(parse_credentials(credentials)?), hosts),
+            None => (None, authority),
+        };
+        Ok(Self {
+            endpoints: parse_endpoints(hosts)?,
+            cluster: parse_cluster(cluster)?,
+            credentials,
+            tls: parse_tls(is_tls, query)?,
+        })
+    }
+}
+
+fn parse_cluster(text: &str) -> Result<ClusterName, AddressError> {
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    match text.len() {
+        0 => Err(AddressError::NoCluster),
+        1..=CLUSTER_NAME_BYTES_MAX if text.bytes().all(is_name) => Ok(ClusterName(text.to_owned())),
+        _ => Err(AddressError::Cluster(shown(text))),
+    }
+}
+
+fn parse_endpoints(hosts: &str) -> Result<Vec<String>, AddressError> {
+    let endpoints: Vec<String> = hosts.split(',').map(str::to_owned).collect();
+    if endpoints.len() > ENDPOINTS_MAX {
+        return Err(AddressError::TooManyEndpoints);
+    }
+    match endpoints.iter().find(|endpoint| !is_host_and_port(endpoint)) {
+        Some(bad) => Err(AddressError::Endpoint(shown(bad))),
+        None => Ok(endpoints),
+    }
+}
+
+fn is_host_and_port(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
+    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0) && !port.starts_with('+');
+    let is_host = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) => inner.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)),
+    };
+    is_port && is_host
+}
+
+fn parse_credentials(text: &str) -> Result<Credentials, AddressError> {
+    let (user, password) = text.split_once(':').ok_or(AddressError::Credentials)?;
+    // A raw `/` would have ended the authority, a second raw `:` or `@` is as likely a mistake as a password.
+    if password.contains([':', '@']) || user.contains('@') {
+        return Err(AddressError::Credentials);
+    }
+    let decode = |text: &str| {
+        percent_decode(text)
+            .filter(|text| !text.is_empty())
+            .ok_or(AddressError::Credentials)
+    };
+    Ok(Credentials {
+        user: decode(user)?,
+        password: decode(password)?,
+    })
+}
+
+fn parse_tls(is_tls: bool, query: Option<&str>) -> Result<Option<TlsFiles>, AddressError> {
+    let (mut ca, mut certificate, mut key) = (None, None, None);
+    for setting in query.into_iter().flat_map(|query| query.split('&')) {
+        let bad = || AddressError::Query(shown(setting.split('=').next().unwrap_or_default()));
+        let (name, value) = setting.split_once('=').ok_or_else(bad)?;
+        let slot = match name {
+            "ca" => &mut ca,
+            "cert" => &mut certificate,
+            "key" => &mut key,
+            _ => return Err(bad()),
+        };
+        let path = percent_decode(value).filter(|path| !path.is_empty()).ok_or_else(bad)?;
+        if slot.replace(PathBuf::from(path)).is_some() {
+            return Err(bad());
+        }
+    }
+    if !is_tls {
+        let has_files = ca.is_some() || certificate.is_some() || key.is_some();
+        return if has_files {
+            Err(AddressError::TlsWithoutScheme)
+        } else {
+            Ok(None)
+        };
+    }
+    let identity = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some(ClientIdentity { certificate, key }),
+        (None, None) => None,
+        _ => return Err(AddressError::HalfIdentity),
+    };
+    let ca = ca.ok_or(AddressError::NoCa)?;
+    Ok(Some(TlsFiles { ca, identity }))
+}
+
+/// `None` for a `%` without two hex digits, and for bytes that are not UTF-8.
+fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let (high, low) = (digit()?, digit()?);
+        out.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(out).ok()
+}
+
+/// A part of what was written, fit for a log line.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_default).collect()
+}
+
+#[cfg(test)]
+#[path = "address_tests.rs"]
+mod tests;

@@ -1,0 +1,36 @@
+//! How long to wait before etcd is tried again: doubling, capped, with jitter so that a whole cluster does not return at once.
+
+use std::time::Duration;
+
+use rand::Rng as _;
+
+/// etcd answers a lone request in under a millisecond; a lost lease is granted again after this, not after a TTL.
+const FIRST: Duration = Duration::from_millis(50);
+/// What a recovered etcd may have to wait for a client, as on the status streams (`service-runtime/src/membership.rs`).
+pub(crate) const BACK_OFF_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) struct BackOff {
+    next: Duration,
+}
+
+impl BackOff {
+    pub(crate) fn new() -> Self {
+        Self { next: FIRST }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.next = FIRST;
+    }
+
+    pub(crate) fn pause(&mut self) -> Duration {
+        let pause = jittered(self.next);
+        self.next = (self.next * 2).min(BACK_OFF_MAX);
+        pause
+    }
+}
+
+/// Between half of a duration and all of it.
+pub(crate) fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(rand::rng().random_range(0.5..=1.0))
+}

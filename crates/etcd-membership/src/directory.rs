@@ -1,0 +1,176 @@
+//! Who is registered, kept up to date by a task of its own: a thin shell around `tracker.rs`.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::address::EtcdAddress;
+use crate::back_off::BACK_OFF_MAX;
+use crate::entry::Entry;
+use crate::source::{News, Source, SourceTiming};
+use crate::tracker::{Skipped, Tracker, TrackerTiming};
+use crate::view::View;
+
+/// News that wait for the loop, which never waits itself; when they are this many the watch stands still.
+const NEWS_QUEUED_MAX: usize = 64;
+/// A silence of two thirds of a lease: somebody who renewed a third of a lease before it may have lost the lease in it.
+const SILENCE_PER_LEASE: f64 = 2.0 / 3.0;
+/// Two answers may be late before that.
+const PROGRESS_PER_LEASE: u32 = 4;
+const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug)]
+pub struct DirectoryConfig {
+    /// The TTL that the members register with.
+    pub lease_ttl: Duration,
+    /// How long members are kept whose entries vanished for etcd's sake.
+    pub vanished_grace: Duration,
+    /// How often the list is read anew though the watch is healthy; jittered by half.
+    pub relist_interval: Duration,
+}
+
+impl DirectoryConfig {
+    /// etcd's known lost events were one in hours of fault tests: a few minutes of a wrong view, which the status streams
+    /// make good, for a list per process that is a few kilobytes.
+    pub const RELIST_INTERVAL: Duration = Duration::from_secs(300);
+
+    /// Grace: one lease, for members that notice at their next renewal, and twice the longest back-off, for those that
+    /// find etcd still starting.
+    pub fn for_lease(lease_ttl: Duration) -> Self {
+        Self {
+            lease_ttl,
+            vanished_grace: lease_ttl + BACK_OFF_MAX * 2,
+            relist_interval: Self::RELIST_INTERVAL,
+        }
+    }
+}
+
+/// The nodes or the coordinators of a cluster. Dropping it stops the task.
+#[derive(Debug)]
+pub struct Directory<T> {
+    view: watch::Receiver<View<T>>,
+    tasks: [JoinHandle<()>; 2],
+    _entries: PhantomData<T>,
+}
+
+impl<T: Entry> Directory<T> {
+    /// Starts the task on the current Tokio runtime.
+    pub fn start(address: EtcdAddress, config: DirectoryConfig) -> Self {
+        let prefix = address.prefix(T::FOLDER);
+        let silence = config.lease_ttl.mul_f64(SILENCE_PER_LEASE);
+        let tracker = Tracker::new(
+            &prefix,
+            TrackerTiming {
+                lease: config.lease_ttl,
+                vanished_grace: config.vanished_grace,
+                silence,
+            },
+        );
+        let (view_in, view) = watch::channel(tracker.view(Instant::now()));
+        let (news_in, news) = mpsc::channel(NEWS_QUEUED_MAX);
+        let source = Source {
+            address,
+            prefix,
+            timing: SourceTiming {
+                call_limit: silence.min(CALL_LIMIT_MAX),
+                progress_interval: config.lease_ttl / PROGRESS_PER_LEASE,
+                silence,
+                relist_interval: config.relist_interval,
+            },
+            news: news_in,
+        };
+        let tasks = [tokio::spawn(source.run()), tokio::spawn(follow(tracker, news, view_in))];
+        Self {
+            view,
+            tasks,
+            _entries: PhantomData,
+        }
+    }
+
+    pub fn view(&self) -> watch::Receiver<View<T>> {
+        self.view.clone()
+    }
+}
+
+impl<T> Drop for Directory<T> {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+async fn follow<T: Entry>(mut tracker: Tracker<T>, mut news: mpsc::Receiver<News>, view: watch::Sender<View<T>>) {
+    loop {
+        let next = tracker.tick(Instant::now());
+        publish(&view, tracker.view(Instant::now()));
+        let next_tick = async {
+            match next {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            item = news.recv() => match item {
+                Some(Ok(heard)) => log_skipped(&tracker.apply(Instant::now(), heard)),
+                Some(Err(trouble)) => tracker.fail(trouble),
+                None => return,
+            },
+            () = next_tick => {}
+        }
+    }
+}
+
+/// Wakes nobody for a view that only has become younger.
+fn publish<T: Entry>(view: &watch::Sender<View<T>>, next: View<T>) {
+    view.send_if_modified(|known| {
+        let as_of = next.as_of;
+        let is_news = *known
+            != View {
+                as_of: known.as_of,
+                ..next.clone()
+            };
+        if is_news {
+            log_changes(known, &next);
+            *known = next;
+        }
+        known.as_of = as_of;
+        is_news
+    });
+}
+
+fn log_skipped(skipped: &[Skipped]) {
+    for Skipped { key, why } in skipped {
+        tracing::warn!(key, %why, "skipped a record in etcd that is not understood");
+    }
+}
+
+fn log_changes<T: Entry>(old: &View<T>, new: &View<T>) {
+    let folder = T::FOLDER;
+    let lacks = |map: &BTreeMap<String, T>, name: &String| !map.contains_key(name);
+    for name in new.members.keys().filter(|name| lacks(&old.members, name)) {
+        tracing::info!(folder, name, "registered in etcd");
+    }
+    for name in old.members.keys().filter(|name| lacks(&new.members, name)) {
+        tracing::info!(folder, name, "no longer registered in etcd");
+    }
+    if old.vanished.is_empty() && !new.vanished.is_empty() {
+        let count = new.vanished.len();
+        tracing::warn!(
+            folder,
+            count,
+            "entries vanished from etcd together, or after an outage; their members are kept for now"
+        );
+    }
+    match (&old.trouble, &new.trouble) {
+        (known, Some(why)) if why.is_for_a_person() && known.as_ref() != Some(why) => {
+            tracing::error!(folder, %why, "cannot read the records in etcd; trying again for ever");
+        }
+        (None, Some(why)) => tracing::warn!(folder, %why, "etcd is away; the last view stays"),
+        (Some(_), None) => tracing::info!(folder, "etcd is back"),
+        _ => {}
+    }
+}

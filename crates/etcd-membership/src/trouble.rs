@@ -1,0 +1,123 @@
+//! Why etcd cannot be used: one type for registrations, directories, logs and health pages.
+
+use thiserror::Error;
+
+use crate::entry_fields::shown;
+
+/// What a call was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Connect,
+    GrantLease,
+    KeepLease,
+    RevokeLease,
+    Read,
+    Write,
+    List,
+    Watch,
+}
+
+impl Call {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::GrantLease => "grant a lease",
+            Self::KeepLease => "renew the lease",
+            Self::RevokeLease => "revoke the lease",
+            Self::Read => "read the own record",
+            Self::Write => "write the own record",
+            Self::List => "list the records",
+            Self::Watch => "watch the records",
+        }
+    }
+}
+
+/// Why etcd cannot be used right now. All but [`EtcdTrouble::is_for_a_person`] pass by themselves; none ends a retry.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EtcdTrouble {
+    #[error("etcd has not answered yet")]
+    NotYet,
+    #[error("cannot read {path}: {detail}; the etcd address names it")]
+    TlsFile { path: String, detail: String },
+    #[error("{endpoint} did not {call} within {limit_ms} ms")]
+    TimedOut {
+        endpoint: String,
+        call: &'static str,
+        limit_ms: u64,
+    },
+    #[error("cannot reach {endpoint} to {call}: {detail}")]
+    Unreachable {
+        endpoint: String,
+        call: &'static str,
+        detail: String,
+    },
+    #[error("{endpoint} does not let this user {call}: {detail}; check the user, its password and its role in etcd")]
+    NotAllowed {
+        endpoint: String,
+        call: &'static str,
+        detail: String,
+    },
+    #[error("{endpoint} failed to {call}: {detail}")]
+    Failed {
+        endpoint: String,
+        call: &'static str,
+        detail: String,
+    },
+    #[error("etcd has lost the lease")]
+    LeaseLost,
+    #[error("another process keeps writing this process's record; two processes have one name")]
+    Contended,
+    #[error("this process's own record cannot be written: {detail}")]
+    BadEntry { detail: String },
+    #[error("{endpoint} ended the watch: {detail}")]
+    WatchEnded { endpoint: String, detail: String },
+    /// Not a failure: what was to be watched is compacted, so the list is read anew.
+    #[error("the watch is behind a compaction at revision {compact_revision}")]
+    Compacted { compact_revision: i64 },
+    #[error("nothing was heard from {endpoint} for {silent_ms} ms")]
+    Silent { endpoint: String, silent_ms: u64 },
+}
+
+impl EtcdTrouble {
+    /// Trying again as things are will end the same way.
+    pub fn is_for_a_person(&self) -> bool {
+        matches!(
+            self,
+            Self::TlsFile { .. } | Self::NotAllowed { .. } | Self::BadEntry { .. }
+        )
+    }
+}
+
+pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) -> EtcdTrouble {
+    let (endpoint, call, detail) = (endpoint.to_owned(), call.name(), detail(error));
+    let etcd_client::Error::GRpcStatus(status) = error else {
+        return EtcdTrouble::Failed { endpoint, call, detail };
+    };
+    // etcd tells a wrong password as InvalidArgument, in words only.
+    let is_authentication = status.message().contains("authentication failed");
+    match status.code() as i32 {
+        // tonic's codes, which are gRPC's: 14 Unavailable; 5 NotFound; 7 PermissionDenied; 16 Unauthenticated.
+        14 => EtcdTrouble::Unreachable { endpoint, call, detail },
+        5 if status.message().contains("lease not found") => EtcdTrouble::LeaseLost,
+        7 | 16 => EtcdTrouble::NotAllowed { endpoint, call, detail },
+        _ if is_authentication => EtcdTrouble::NotAllowed { endpoint, call, detail },
+        _ => EtcdTrouble::Failed { endpoint, call, detail },
+    }
+}
+
+/// The message with the causes behind it: "transport error" alone helps nobody.
+fn detail(error: &etcd_client::Error) -> String {
+    use std::error::Error as _;
+    let etcd_client::Error::GRpcStatus(status) = error else {
+        return shown(&error.to_string());
+    };
+    let mut words = status.message().to_owned();
+    let mut cause = status.source();
+    // A chain longer than this only repeats itself.
+    for _ in 0..4 {
+        let Some(error) = cause else { break };
+        words = format!("{words}: {error}");
+        cause = error.source();
+    }
+    shown(&words)
+}
