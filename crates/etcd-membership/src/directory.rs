@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use crate::address::EtcdAddress;
 use crate::back_off::BACK_OFF_MAX;
 use crate::entry::Entry;
+use crate::registration::LEASE_TTL_MIN;
 use crate::source::{News, Source, SourceTiming};
 use crate::tracker::{Skipped, Tracker, TrackerTiming};
 use crate::view::View;
@@ -20,6 +21,8 @@ const NEWS_QUEUED_MAX: usize = 64;
 const SILENCE_PER_LEASE: f64 = 2.0 / 3.0;
 /// Two answers may be late before that.
 const PROGRESS_PER_LEASE: u32 = 4;
+/// A list more often than this is a mistake in a setting, not a need.
+const RELIST_INTERVAL_MIN: Duration = Duration::from_secs(1);
 const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -60,11 +63,12 @@ impl<T: Entry> Directory<T> {
     /// Starts the task on the current Tokio runtime.
     pub fn start(address: EtcdAddress, config: DirectoryConfig) -> Self {
         let prefix = address.prefix(T::FOLDER);
-        let silence = config.lease_ttl.mul_f64(SILENCE_PER_LEASE);
+        let lease = config.lease_ttl.max(LEASE_TTL_MIN);
+        let silence = lease.mul_f64(SILENCE_PER_LEASE);
         let tracker = Tracker::new(
             &prefix,
             TrackerTiming {
-                lease: config.lease_ttl,
+                lease,
                 vanished_grace: config.vanished_grace,
                 silence,
             },
@@ -76,9 +80,9 @@ impl<T: Entry> Directory<T> {
             prefix,
             timing: SourceTiming {
                 call_limit: silence.min(CALL_LIMIT_MAX),
-                progress_interval: config.lease_ttl / PROGRESS_PER_LEASE,
+                progress_interval: lease / PROGRESS_PER_LEASE,
                 silence,
-                relist_interval: config.relist_interval,
+                relist_interval: config.relist_interval.max(RELIST_INTERVAL_MIN),
             },
             news: news_in,
         };

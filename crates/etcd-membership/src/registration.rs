@@ -28,6 +28,9 @@ const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
 const WRITES_PER_TURN_MAX: usize = 3;
 const LEAVE_TIME_LIMIT: Duration = Duration::from_secs(1);
 
+/// What etcd counts in; less would be renewed without a pause.
+pub(crate) const LEASE_TTL_MIN: Duration = Duration::from_secs(1);
+
 #[derive(Clone, Debug)]
 pub struct RegistrationConfig {
     /// How long the entry outlives a process that died. etcd counts whole seconds, from 2 on.
@@ -45,8 +48,12 @@ impl RegistrationConfig {
         }
     }
 
+    fn ttl(&self) -> Duration {
+        self.lease_ttl.max(LEASE_TTL_MIN)
+    }
+
     fn call_limit(&self) -> Duration {
-        (self.lease_ttl / CALLS_PER_LEASE).min(CALL_LIMIT_MAX)
+        (self.ttl() / CALLS_PER_LEASE).min(CALL_LIMIT_MAX)
     }
 }
 
@@ -209,9 +216,8 @@ impl<T: Entry> Keeper<T> {
             }
             back_off.reset();
             self.tell_registered();
-            let ttl = self
-                .lease
-                .map_or(self.config.lease_ttl, |lease| lease.ttl.min(self.config.lease_ttl));
+            let wanted = self.config.ttl();
+            let ttl = self.lease.map_or(wanted, |lease| lease.ttl.min(wanted));
             tokio::select! {
                 () = tokio::time::sleep(jittered(ttl / RENEWALS_PER_LEASE)) => {}
                 changed = self.entry.changed() => if changed.is_err() {
@@ -240,7 +246,7 @@ impl<T: Entry> Keeper<T> {
             tracing::warn!(key = %self.key, "etcd has lost the lease; registering again");
             self.lease = None;
         }
-        let lease = etcd.grant(self.config.lease_ttl).await?;
+        let lease = etcd.grant(self.config.ttl()).await?;
         self.lease = Some(lease);
         Ok(lease)
     }

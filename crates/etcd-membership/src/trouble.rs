@@ -4,6 +4,14 @@ use thiserror::Error;
 
 use crate::entry_fields::shown;
 
+/// Of etcd's refusals that have a code of something else: InvalidArgument or FailedPrecondition. A wrong password, no
+/// user where one is needed, and a user where etcd has none.
+const AUTHENTICATION_WORDS: [&str; 3] = [
+    "authentication failed",
+    "user name is empty",
+    "authentication is not enabled",
+];
+
 /// What a call was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
@@ -57,6 +65,10 @@ pub enum EtcdTrouble {
         call: &'static str,
         detail: String,
     },
+    #[error(
+        "no TLS with {endpoint}: {detail}; check etcd's certificate (not P-521) and ca, cert and key of its address"
+    )]
+    Tls { endpoint: String, detail: String },
     #[error("{endpoint} failed to {call}: {detail}")]
     Failed {
         endpoint: String,
@@ -93,8 +105,12 @@ pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) ->
     let etcd_client::Error::GRpcStatus(status) = error else {
         return EtcdTrouble::Failed { endpoint, call, detail };
     };
-    // etcd tells a wrong password as InvalidArgument, in words only.
-    let is_authentication = status.message().contains("authentication failed");
+    if is_tls(status) {
+        return EtcdTrouble::Tls { endpoint, detail };
+    }
+    let is_authentication = AUTHENTICATION_WORDS
+        .iter()
+        .any(|words| status.message().contains(words));
     match status.code() as i32 {
         // tonic's codes, which are gRPC's: 14 Unavailable; 5 NotFound; 7 PermissionDenied; 16 Unauthenticated.
         14 => EtcdTrouble::Unreachable { endpoint, call, detail },
@@ -103,6 +119,19 @@ pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) ->
         _ if is_authentication => EtcdTrouble::NotAllowed { endpoint, call, detail },
         _ => EtcdTrouble::Failed { endpoint, call, detail },
     }
+}
+
+/// rustls's errors travel as this kind of I/O error, in connecting and, for a refused client certificate, in reading.
+fn is_tls(status: &impl std::error::Error) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>();
+        if io.is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The message with the causes behind it: "transport error" alone helps nobody.
