@@ -66,6 +66,7 @@ async fn a_paused_etcd_costs_leases_but_nobody_is_told_gone() {
     cluster.is_whole_again(&etcd, Instant::now()).await;
     let seen = cluster.witness.seen();
     assert_eq!(seen.members_min, 3, "{seen:?}");
+    eprintln!("{} of 3 leases were lost", seen.vanished_max);
     assert!(
         seen.was_stale && !seen.troubles.is_empty(),
         "the silence was noticed: {seen:?}"
