@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use etcd_client::GetOptions;
-use etcd_membership::{CoordinatorEntry, Directory, Registration};
+use etcd_membership::{CoordinatorEntry, Directory, DirectoryConfig, Registration};
 
 use crate::etcd_process::Etcd;
-use crate::kit::{LIMIT, TTL, Witness, directory, is_whole, register, registered, see, within};
+use crate::kit::{LIMIT, TTL, Witness, directory, is_whole, parse, register, registered, see, within};
 
 const NAMES: [&str; 3] = ["c0", "c1", "c2"];
 
@@ -19,8 +19,11 @@ struct Cluster {
 
 impl Cluster {
     async fn start(etcd: &Etcd) -> Self {
+        Self::start_with(etcd, directory(&etcd.address())).await
+    }
+
+    async fn start_with(etcd: &Etcd, directory: Directory<CoordinatorEntry>) -> Self {
         let members = NAMES.map(|name| register(&etcd.address(), name, 1)).into();
-        let directory = directory(&etcd.address());
         see(&mut directory.view(), "all registered", |view| is_whole(view, &NAMES)).await;
         let witness = Witness::watch(&directory);
         Self {
@@ -104,6 +107,28 @@ async fn an_etcd_that_comes_back_empty_empties_no_view() {
 }
 
 #[tokio::test]
+async fn an_etcd_that_comes_back_empty_does_not_cost_a_lone_member() {
+    let mut etcd = Etcd::start().await;
+    let directory = directory(&etcd.address());
+    let lone = register(&etcd.address(), "c0", 1);
+    let mut views = directory.view();
+    see(&mut views, "registered", |view| is_whole(view, &["c0"])).await;
+    let witness = Witness::watch(&directory);
+    etcd.kill();
+    // Its registration is slower than the directory: the list that the directory gets is empty.
+    drop(lone);
+    etcd.restart_empty().await;
+    see(&mut views, "the loss is told apart from a death", |view| {
+        view.vanished.contains_key("c0")
+    })
+    .await;
+    let lone = register(&etcd.address(), "c0", 1);
+    registered(&lone).await;
+    see(&mut views, "whole again", |view| is_whole(view, &["c0"])).await;
+    assert_eq!(witness.seen().members_min, 1);
+}
+
+#[tokio::test]
 async fn whoever_died_while_etcd_was_away_goes_after_the_grace() {
     let mut etcd = Etcd::start().await;
     let mut cluster = Cluster::start(&etcd).await;
@@ -140,7 +165,9 @@ async fn leases_lost_by_force_are_granted_again() {
 #[tokio::test]
 async fn a_process_that_died_is_gone_with_its_lease() {
     let etcd = Etcd::start().await;
-    let mut cluster = Cluster::start(&etcd).await;
+    // With a lease of seconds a machine that stalls for one would be taken for an etcd that does.
+    let patient = Directory::start(parse(&etcd.address()), DirectoryConfig::for_lease(TTL * 10));
+    let mut cluster = Cluster::start_with(&etcd, patient).await;
     drop(cluster.members.pop());
     let view = see(&mut cluster.directory.view(), "it is gone", |view| {
         view.members.len() == 2
