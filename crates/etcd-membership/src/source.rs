@@ -18,7 +18,8 @@ pub(crate) type News = Result<Heard, EtcdTrouble>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceTiming {
     pub call_limit: Duration,
-    /// A sign of life is asked for this often, so that a paused server is told from a quiet one (E3).
+    /// A sign of life is asked for this often, so that a paused server is told from a quiet one (E3). etcd answers
+    /// since 3.4; an older one would be taken for silent.
     pub progress_interval: Duration,
     /// A watch that was silent for this long is dropped.
     pub silence: Duration,
