@@ -1,5 +1,6 @@
-//! What telemetry costs: two clusters with the same work in turns, one with spans, records and an OTLP collector, one
-//! without any (`OTEL_SDK_DISABLED=true`, `--request-records 0`). CPU seconds of all their processes, TTFT of the clients.
+//! What telemetry costs: clusters with the same work in turns, each new, every other one with spans, records and an OTLP
+//! collector, the others without any (`OTEL_SDK_DISABLED=true`, `--request-records 0`). CPU seconds of all their processes,
+//! TTFT of the clients.
 //!
 //! `cargo run --release -p integration-tests --example telemetry_cost -- [rounds] [streams] [requests a stream] [model|stand-in]`
 
@@ -48,23 +49,24 @@ async fn main() -> Result<()> {
     );
     let _machine = lock_machine().await?;
     let collector = Collector::start().await?;
-    let on = start(&engine, &[("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())], &[]).await?;
-    let off = start(&engine, &[("OTEL_SDK_DISABLED", "true")], &["--request-records=0"]).await?;
-    let client = reqwest::Client::builder().tcp_nodelay(true).build()?;
+    let on = Telemetry {
+        environment: ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint().to_owned()),
+        coordinator_flags: &[],
+    };
+    let off = Telemetry {
+        environment: ("OTEL_SDK_DISABLED", "true".to_owned()),
+        coordinator_flags: &["--request-records=0"],
+    };
     let (mut with, mut without) = (Vec::new(), Vec::new());
-    // The first round of each warms up: weights, connections, the allocator.
-    for turn in 0..=rounds {
+    for turn in 0..rounds {
         let both = [(&on, &mut with), (&off, &mut without)];
         let in_turn: Vec<_> = if turn % 2 == 0 {
             both.into()
         } else {
             both.into_iter().rev().collect()
         };
-        for (cluster, seen) in in_turn {
-            let round = measure(&client, cluster, &load, turn).await?;
-            if turn > 0 {
-                seen.push(round);
-            }
+        for (telemetry, seen) in in_turn {
+            seen.push(round(&engine, telemetry, &load).await?);
         }
     }
     println!(
@@ -72,22 +74,35 @@ async fn main() -> Result<()> {
         load.streams, load.requests_per_stream
     );
     report(&with, &without);
-    on.stop(STOP_WITHIN).await;
-    off.stop(STOP_WITHIN).await;
     Ok(())
 }
 
-async fn start(engine: &str, environment: &[(&str, &str)], coordinator_flags: &[&str]) -> Result<LocalCluster> {
+/// What differs between the two.
+struct Telemetry {
+    environment: (&'static str, String),
+    coordinator_flags: &'static [&'static str],
+}
+
+/// On a cluster of its own: two clusters of the same settings differ by more in their time to a first token (where their
+/// memory lies, how their loops fall in step) than any telemetry costs, so no pair of them may stand for all.
+async fn round(engine: &str, telemetry: &Telemetry, load: &Load) -> Result<Round> {
     let mut options = options("1p1d")?;
     if engine == "stand-in" {
         options.settings.engine = Some(engine.to_owned());
     }
-    options.environment = environment
-        .iter()
-        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-        .collect();
-    options.coordinator_flags = coordinator_flags.iter().map(Into::into).collect();
-    Ok(LocalCluster::start(options).await?)
+    let (name, value) = &telemetry.environment;
+    options.environment = vec![((*name).to_owned(), value.clone())];
+    options.coordinator_flags = telemetry.coordinator_flags.iter().map(Into::into).collect();
+    let cluster = LocalCluster::start(options).await?;
+    let client = reqwest::Client::builder().tcp_nodelay(true).build()?;
+    let warm_up = Load {
+        requests_per_stream: 1,
+        ..*load
+    };
+    measure(&client, &cluster, &warm_up, 0).await?;
+    let round = measure(&client, &cluster, load, 1).await?;
+    cluster.stop(STOP_WITHIN).await;
+    Ok(round)
 }
 
 fn cpu(cluster: &LocalCluster) -> Result<Duration> {
