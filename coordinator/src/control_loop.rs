@@ -290,7 +290,7 @@ impl ControlLoop {
             KeyValue::new("wait_ms", i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)),
             KeyValue::new("attempt", i64::from(key.attempt.0)),
         ];
-        admission.record(&live.parent);
+        admission.record_later(&live.parent);
         let name = |node: &Option<NodeId>| node.as_ref().map_or(String::new(), |n| n.name.to_string());
         let mut route = MeasuredSpan::new("route", now, Clock::now());
         route.attributes = vec![
@@ -299,7 +299,7 @@ impl ControlLoop {
             KeyValue::new("decode_node", name(&facts.decode)),
             KeyValue::new("local_prefill", facts.local.map_or("", |l| l.name())),
         ];
-        route.record(&live.parent);
+        route.record_later(&live.parent);
         live.stream.place(key, facts, Clock::instant_of(now));
         self.hand_out(key.request);
     }

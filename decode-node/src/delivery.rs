@@ -116,7 +116,7 @@ impl Delivery {
         span.attributes
             .push(KeyValue::new("prefix_blocks", i64::from(reply.prefix_blocks)));
         span.attributes.push(KeyValue::new("local_prefill", transfer.is_none()));
-        span.record(job.answer_parent.as_ref().unwrap_or(&job.context));
+        span.record_later(job.answer_parent.as_ref().unwrap_or(&job.context));
         let stream = OpenStream {
             request,
             replies: job.events,
@@ -153,7 +153,7 @@ impl Delivery {
             let sender = arrived.traceparent.as_deref().map(telemetry::context_of_traceparent);
             let sender = sender.map(|context| context.span().span_context().clone());
             span.links.extend(sender.filter(SpanContext::is_valid));
-            span.record(&stream.context);
+            span.record_later(&stream.context);
         }
     }
 
@@ -362,20 +362,20 @@ impl OpenStream {
             |time: Time, by: Duration| Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)));
         let joined = back(ended, length(Stage::Decode));
         let committed = back(joined, length(Stage::DecodeQueue));
-        MeasuredSpan::new("decode.queue", committed, joined).record(&self.context);
+        MeasuredSpan::new("decode.queue", committed, joined).record_later(&self.context);
         if report.timings.get(Stage::PrefillForward).is_some() {
             let scheduled = back(committed, length(Stage::PrefillForward));
             let received = back(scheduled, length(Stage::PrefillQueue));
-            MeasuredSpan::new("prefill.queue", received, scheduled).record(&self.context);
-            MeasuredSpan::new("prefill.forward", scheduled, committed).record(&self.context);
+            MeasuredSpan::new("prefill.queue", received, scheduled).record_later(&self.context);
+            MeasuredSpan::new("prefill.forward", scheduled, committed).record_later(&self.context);
         }
         if let Some((began, sampled)) = self.first_step {
-            MeasuredSpan::new("decode.first_step", began, sampled).record(&self.context);
+            MeasuredSpan::new("decode.first_step", began, sampled).record_later(&self.context);
         }
         let mut span = MeasuredSpan::new("decode.loop", joined, ended);
         let preemptions = KeyValue::new("baton.preemptions", i64::from(report.preemptions));
         span.attributes = vec![preemptions, KeyValue::new("baton.tokens", i64::from(self.token_count))];
         span.events = std::mem::take(&mut self.events).into();
-        span.record(&self.context);
+        span.record_later(&self.context);
     }
 }

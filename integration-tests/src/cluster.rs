@@ -110,7 +110,12 @@ impl TestCluster {
         let cluster = LocalCluster::start(options)
             .await
             .context("the cluster did not start")?;
-        let http = reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?;
+        // A request may find the last one's connection not back in the pool yet and dial another: kept, a node would seem to
+        // hold one connection more than before.
+        let http = reqwest::Client::builder()
+            .timeout(ANSWER_WITHIN)
+            .pool_max_idle_per_host(1)
+            .build()?;
         Ok(Self {
             cluster,
             http,

@@ -160,7 +160,7 @@ impl Live {
         let Some(first_chunk_at) = self.first_chunk_at else {
             return;
         };
-        MeasuredSpan::new("prefill.queue", self.received_at, first_chunk_at).record(&self.trace);
+        MeasuredSpan::new("prefill.queue", self.received_at, first_chunk_at).record_later(&self.trace);
         let Some((last_chunk_at, _)) = self.chunks.last() else {
             return;
         };
@@ -170,6 +170,6 @@ impl Live {
             .iter()
             .map(|(at, tokens)| ("chunk", *at, vec![KeyValue::new("baton.tokens", i64::from(*tokens))]))
             .collect();
-        forward.record(&self.trace);
+        forward.record_later(&self.trace);
     }
 }

@@ -32,7 +32,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
 use crate::spans::flavor::OtelFlavor;
-use crate::spans::{KeepSpans, sampler};
+use crate::spans::{KeepSpans, later, sampler};
 
 pub use opentelemetry;
 
@@ -60,6 +60,10 @@ pub enum TelemetryError {
     Protocol { variable: &'static str, value: String },
     #[error(transparent)]
     Sampler(#[from] sampler::UnknownSampler),
+    #[error(
+        "the thread that records spans cannot be started: {0}; is there a limit on this user's processes (ulimit -u)?"
+    )]
+    Recorder(std::io::Error),
     #[error("this process already has a log subscriber; telemetry is set up once, in main")]
     AlreadySet,
 }
@@ -121,6 +125,7 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
         .map_err(|_| TelemetryError::AlreadySet)?;
     if let Some(provider) = &provider {
         global::set_tracer_provider(provider.clone());
+        later::start().map_err(TelemetryError::Recorder)?;
     }
     Ok(Telemetry { provider })
 }
@@ -151,7 +156,12 @@ impl Telemetry {
     /// Sends what is queued. Off the async threads: the flush blocks, and on them it would wait for itself.
     pub async fn shutdown(self) {
         let Some(provider) = self.provider else { return };
-        let flushed = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)).await;
+        let flush = move || {
+            // What is not made by then is not worth the wait.
+            let _ = later::flush(FLUSH_TIME_LIMIT);
+            provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)
+        };
+        let flushed = tokio::task::spawn_blocking(flush).await;
         if let Ok(Err(error)) = flushed {
             tracing::warn!(%error, "the last spans were not delivered");
         }
@@ -418,6 +428,11 @@ impl MeasuredSpan {
             links: Vec::new(),
             error: None,
         }
+    }
+
+    /// Records it under `parent` on a thread of telemetry's own: for threads that compute.
+    pub fn record_later(self, parent: &Context) {
+        later::record(self, parent.clone());
     }
 
     /// Records it under `parent`; returns its own context for children and links.

@@ -75,7 +75,7 @@ async fn traced_process() {
         assert_eq!(telemetry::trace_id(&span), id);
         use tracing_opentelemetry::OpenTelemetrySpanExt as _;
         let now = Clock::now();
-        MeasuredSpan::new("decode.queue", now, now + Duration::from_millis(5)).record(&span.context());
+        MeasuredSpan::new("decode.queue", now, now + Duration::from_millis(5)).record_later(&span.context());
         let _inside = span.enter();
         tracing::info!("a line inside the span");
     }

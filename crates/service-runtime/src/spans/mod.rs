@@ -4,6 +4,7 @@
 //! it is too late to sample it. What the sampler decides is only what a collector gets.
 
 pub mod flavor;
+pub(crate) mod later;
 pub mod otlp;
 pub mod sampler;
 mod store;
