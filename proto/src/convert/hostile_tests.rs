@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
-use serving_core::ids::{Attempt, NodeEpoch, BlockId, Generation, TransferId};
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, TransferId};
 
 use super::ConvertError;
 use super::round_trip_tests::sample_request;
