@@ -405,3 +405,28 @@ async fn nobody_listening_is_an_event_and_not_the_end() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_node_whose_brain_has_ended_still_says_goodbye() {
+    let mut coordinator = Coordinator::start().await;
+    let (status_in, status_out) = watch::channel(status(1, 0));
+    let mut membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.welcome(60_000).await;
+    event(&mut membership).await;
+    joined.permits().await;
+    drop(status_in);
+    // Past the next report, so that the end of the statuses has been seen.
+    joined.permits().await;
+    let leaving = tokio::spawn(membership.leave());
+    let mut reports = Vec::new();
+    while let Some(report) = joined.next().await {
+        reports.push(report);
+        if matches!(reports.last(), Some(NodeReport::Leave { .. })) {
+            break;
+        }
+    }
+    assert!(matches!(reports.last(), Some(NodeReport::Leave { .. })), "{reports:?}");
+    drop(joined);
+    leaving.await.unwrap();
+}

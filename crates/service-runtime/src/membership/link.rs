@@ -150,6 +150,7 @@ impl Stream<'_> {
         let mut status = self.link.status.clone();
         let mut divided_anew = self.link.shared.divided_anew();
         let mut is_stale = true;
+        let mut is_last = false;
         loop {
             let silence_limit = self.timing.map_or(FIRST_ANSWER_TIME_LIMIT, |timing| timing.lease);
             let next_report = match (self.timing, is_stale) {
@@ -164,10 +165,11 @@ impl Stream<'_> {
                     self.heard = Instant::now();
                     self.take(report.try_into().map_err(LostReason::Contract)?).await?;
                 }
-                changed = status.changed(), if !is_stale => {
-                    changed.map_err(|_| LostReason::Ended)?;
-                    is_stale = true;
-                }
+                changed = status.changed(), if !is_stale && !is_last => match changed {
+                    Ok(()) => is_stale = true,
+                    // The node has drained and is about to say goodbye, for which the stream has to be there.
+                    Err(_) => is_last = true,
+                },
                 _ = divided_anew.changed(), if !is_stale => is_stale = true,
                 () = tokio::time::sleep_until(next_report), if self.timing.is_some() => {
                     let current = status.borrow_and_update().clone();
