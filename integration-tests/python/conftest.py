@@ -15,6 +15,8 @@ BLOCKS_LINE = re.compile(r"^baton_kv_blocks\{([^}]*)\} (\S+)$")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "mock: needs the console's mock server, not a real cluster")
+    for program in ("helm", "compose", "hadolint", "systemd", "prometheus", "kubernetes_schemas"):
+        config.addinivalue_line("markers", f"{program}: needs this program; scripts/get-{program.replace('_', '-')} fetches it")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,0 +1,243 @@
+{{/* A release called `baton` makes objects called baton-prefill, baton-decode: the names in deploy/keda. */}}
+{{- define "baton.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* What finds the pods of a role. Never changes over a release's life. Takes (dict "root" $ "role" "decode"). */}}
+{{- define "baton.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end }}
+
+{{- define "baton.labels" -}}
+{{ include "baton.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{/* Both kinds of node, without the coordinators. */}}
+{{- define "baton.nodeSelector" -}}
+matchLabels:
+  app.kubernetes.io/name: {{ .Chart.Name }}
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - { key: app.kubernetes.io/component, operator: In, values: [prefill, decode] }
+{{- end }}
+
+{{- define "baton.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "baton.anyAddress" -}}
+{{ ternary "[::]" "0.0.0.0" .Values.network.ipv6 }}
+{{- end }}
+
+{{/* The pod's own address, from the variable POD_IP. */}}
+{{- define "baton.podAddress" -}}
+{{ ternary "[$(POD_IP)]" "$(POD_IP)" .Values.network.ipv6 }}
+{{- end }}
+
+{{/* The port table of deploy/README.md. */}}
+{{- define "baton.port" -}}
+{{- get (dict "coordinator" "8000" "control" "7400" "prefill" "7410" "decode" "7420") . }}
+{{- end }}
+
+{{/*
+etcd's address as baton reads it. Kubernetes puts the user and the password in, so that they stand in no ConfigMap and in no
+manifest.
+*/}}
+{{- define "baton.etcd" -}}
+{{- with .Values.etcd -}}
+{{- ternary "etcds" "etcd" (ne .tls.secretName "") -}}
+://{{ if .auth.secretName }}$(ETCD_USERNAME):$(ETCD_PASSWORD)@{{ end }}{{ join "," .endpoints }}/{{ .cluster }}
+{{- $files := "" -}}
+{{- if .tls.secretName }}{{ $files = "&ca=/etc/baton/etcd-tls/ca.crt" }}{{ end -}}
+{{- if and .tls.secretName .tls.clientCertificate -}}
+{{- $files = printf "%s&cert=/etc/baton/etcd-tls/tls.crt&key=/etc/baton/etcd-tls/tls.key" $files }}{{ end -}}
+?lease_s={{ .leaseSeconds }}{{ $files }}
+{{- end -}}
+{{- end }}
+
+{{/* JSON's strings, numbers, booleans and lists are TOML's, too. A null takes a default of the chart back. */}}
+{{- define "baton.toml" -}}
+{{- range $key, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.config" -}}
+{{- $values := index .root.Values .role -}}
+{{- $own := dict
+  "model" .root.Values.model.path
+  "served_model_name" .root.Values.model.servedName
+  "listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" .role))
+  "drain_ms_max" (mul $values.drainSeconds 1000)
+-}}
+{{- if eq .role "coordinator" -}}
+{{- $_ := set $own "control_listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" "control")) -}}
+{{- end -}}
+{{- include "baton.toml" (merge $own $values.config) | trim -}}
+{{- end }}
+
+{{/* What is wrong in the values and cannot be said in the schema. */}}
+{{- define "baton.validate" -}}
+{{- if and (empty .Values.etcd.endpoints) (gt (int .Values.coordinator.replicas) 1) }}
+{{- fail "coordinator.replicas > 1 needs etcd: nodes find all coordinators through it. Set etcd.endpoints, or coordinator.replicas=1." }}
+{{- end }}
+{{- if and .Values.etcd.tls.clientCertificate (not .Values.etcd.tls.secretName) }}
+{{- fail "etcd.tls.clientCertificate needs etcd.tls.secretName, the Secret with ca.crt, tls.crt and tls.key." }}
+{{- end }}
+{{- if and (not .Values.prefill.enabled) (not (get .Values.decode.config "co_located")) }}
+{{- fail "without prefill nodes the decode nodes must do both phases: set decode.config.co_located=true, or prefill.enabled=true." }}
+{{- end }}
+{{- end }}
+
+{{/* The pod of any role. Takes (dict "root" $ "role" "decode" "verb" "serve-decode"). */}}
+{{- define "baton.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := index $root.Values .role -}}
+{{- $isNode := ne .role "coordinator" -}}
+{{- $port := include "baton.port" .role -}}
+{{- $hasEtcd := not (empty $root.Values.etcd.endpoints) -}}
+metadata:
+  labels: {{- include "baton.labels" . | nindent 4 }}
+  annotations:
+    # Another configuration is another pod: processes read theirs once.
+    checksum/config: {{ include "baton.config" . | sha256sum }}
+    {{- with $values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec:
+  {{- with $root.Values.imagePullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  # baton never asks Kubernetes for anything.
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
+  # The wait before the drain, the drain, and 10 s to say goodbye and close.
+  terminationGracePeriodSeconds: {{ add $values.preStopSeconds $values.drainSeconds 10 }}
+  {{- with $values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- if and $isNode $values.gpu.runtimeClassName }}
+  runtimeClassName: {{ $values.gpu.runtimeClassName }}
+  {{- end }}
+  {{- with $values.spread }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: {{ . }}
+      labelSelector:
+        matchLabels: {{- include "baton.selector" $ | nindent 10 }}
+  {{- end }}
+  containers:
+    - name: {{ .role }}
+      image: {{ include "baton.image" $root }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args: [{{ .verb }}, --config, /etc/baton/{{ .role }}.toml]
+      env:
+        # In logs and traces; of a node also its place in the cluster, kept over restarts.
+        - name: BATON_NAME
+          valueFrom: { fieldRef: { fieldPath: metadata.name } }
+        - name: POD_IP
+          valueFrom: { fieldRef: { fieldPath: status.podIP } }
+        {{- if and $hasEtcd $root.Values.etcd.auth.secretName }}
+        - name: ETCD_USERNAME
+          valueFrom: { secretKeyRef: { name: {{ $root.Values.etcd.auth.secretName }}, key: username } }
+        - name: ETCD_PASSWORD
+          valueFrom: { secretKeyRef: { name: {{ $root.Values.etcd.auth.secretName }}, key: password } }
+        {{- end }}
+        {{- if $isNode }}
+        - name: BATON_ADVERTISE
+          value: {{ printf "%s:%s" (include "baton.podAddress" $root) $port | quote }}
+        - name: BATON_COORDINATORS
+          value: {{ $hasEtcd | ternary (include "baton.etcd" $root) (printf "%s-control:%s" (include "baton.fullname" $root) (include "baton.port" "control")) | quote }}
+        {{- else if $hasEtcd }}
+        - name: BATON_CONTROL_ADVERTISE
+          value: {{ printf "%s:%s" (include "baton.podAddress" $root) (include "baton.port" "control") | quote }}
+        - name: BATON_MEMBERSHIP
+          value: {{ include "baton.etcd" $root | quote }}
+        {{- end }}
+        {{- with $root.Values.otel.endpoint }}
+        - name: OTEL_EXPORTER_OTLP_ENDPOINT
+          value: {{ . | quote }}
+        {{- end }}
+        {{- with $values.env }}{{ toYaml . | nindent 8 }}{{ end }}
+      ports:
+        - { name: http, containerPort: {{ $port }} }
+        {{- if not $isNode }}
+        - { name: control, containerPort: {{ include "baton.port" "control" }} }
+        {{- end }}
+      # Nothing is killed while it loads the model; from then on /health says that the process works, /ready that it can be
+      # given work.
+      startupProbe:
+        httpGet: { path: /health, port: http }
+        periodSeconds: 5
+        failureThreshold: {{ $isNode | ternary (div (add ($values.startupSeconds | default 0) 4) 5) 12 }}
+      livenessProbe:
+        httpGet: { path: /health, port: http }
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      readinessProbe:
+        httpGet: { path: /ready, port: http }
+        periodSeconds: 2
+        timeoutSeconds: 2
+        failureThreshold: 2
+      {{- if $values.preStopSeconds }}
+      lifecycle:
+        preStop: { sleep: { seconds: {{ $values.preStopSeconds }} } }
+      {{- end }}
+      {{- $resources := deepCopy $values.resources }}
+      {{- if $isNode }}
+      {{- range $device := list $values.gpu $values.rdma }}
+      {{- if $device.count }}
+      {{- $_ := set $resources "limits" (merge (dict $device.resource $device.count) ($resources.limits | default dict)) }}
+      {{- end }}
+      {{- end }}
+      {{- end }}
+      resources: {{- toYaml $resources | nindent 8 }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities:
+          drop: [ALL]
+          {{- if and $isNode $values.rdma.count }}
+          add: [IPC_LOCK]
+          {{- end }}
+      volumeMounts:
+        - { name: config, mountPath: /etc/baton/{{ .role }}.toml, subPath: {{ .role }}.toml, readOnly: true }
+        - { name: tmp, mountPath: /tmp }
+        {{- if $root.Values.model.volume }}
+        - { name: models, mountPath: /models, readOnly: true }
+        {{- end }}
+        {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
+        - { name: etcd-tls, mountPath: /etc/baton/etcd-tls, readOnly: true }
+        {{- end }}
+  volumes:
+    - name: config
+      configMap: { name: {{ include "baton.fullname" $root }}-{{ .role }} }
+    - name: tmp
+      emptyDir: { sizeLimit: 64Mi }
+    {{- with $root.Values.model.volume }}
+    - name: models
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
+    - name: etcd-tls
+      secret: { secretName: {{ $root.Values.etcd.tls.secretName }} }
+    {{- end }}
+  {{- with $values.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}

@@ -1,0 +1,401 @@
+"""The chart deploy/helm/baton: rendered by helm, and what comes out held against Kubernetes' schemas, against baton, and against itself.
+
+BATON_BIN names the `baton` that the chart is for. helm and the schemas come from scripts/get-helm and scripts/get-kubernetes-schemas.
+"""
+
+import functools
+import itertools
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import referencing
+import yaml
+from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, configuration, fetched, flags, joins, load, port, ports, run, version
+
+CHART = DEPLOY / "helm/baton"
+EXAMPLES = ("cpu-dev", "1p1d", "2p1d", "colocated")
+# The oldest that the chart is for, and the newest that there are schemas of.
+KUBERNETES = ("1.30", "1.37")
+# Objects of the Prometheus operator; there is no package with its schemas.
+NO_SCHEMA = {"PodMonitor"}
+# What a process needs beside its KV memory: the example model, its threads, and requests.
+BESIDE_KV_BYTES = 256 << 20
+
+pytestmark = pytest.mark.helm
+
+
+def helm(*words):
+    return run(fetched("helm")["helm"], *words)
+
+
+def values_file(name):
+    return CHART / ("values.yaml" if name == "values" else f"examples/{name}.yaml")
+
+
+@functools.cache
+def rendered(name, *settings):
+    """The objects that a release called `baton` in the namespace `baton` has."""
+    words = [word for setting in settings for word in ("--set-json", setting)]
+    done = helm("template", "baton", CHART, "--namespace", "baton", "--values", values_file(name), *words)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(objects, *kinds):
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] in kinds}
+
+
+def pods(objects):
+    """{role: (workload, pod)}."""
+    found = {}
+    for workload in of_kind(objects, "Deployment", "StatefulSet").values():
+        found[workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]] = (workload, workload["spec"]["template"])
+    return found
+
+
+def selects(selector, labels):
+    for rule in selector.get("matchExpressions", []):
+        assert rule["operator"] == "In"
+        if labels.get(rule["key"]) not in rule["values"]:
+            return False
+    return (selector.get("matchLabels") or {}).items() <= labels.items()
+
+
+every_example = pytest.mark.parametrize("name", ("values", *EXAMPLES))
+
+
+# ---- helm and Kubernetes ------------------------------------------------------------------------------------------
+
+
+@every_example
+def test_helm_takes_the_chart(name):
+    done = helm("lint", "--strict", CHART, "--values", values_file(name))
+    assert done.returncode == 0 and "0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+    chart = load("helm/baton/Chart.yaml")
+    assert chart["appVersion"] == version()
+    kinds = {each["kind"] for each in rendered(name)}
+    assert kinds >= {"Deployment", "StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Pod"}
+
+
+@pytest.mark.parametrize(
+    "setting, complaint",
+    [
+        ("coordinator.replicaz=3", "replicaz"),
+        ("prefill.replicas=0", "replicas"),
+        ('prefill.config={"listen": "0.0.0.0:1"}', "listen"),
+        ('prefill.config={"Max-Seqs": 1}', "Max-Seqs"),
+        ('image.tag="latest"', "tag"),
+        ('model.path="model.gguf"', "path"),
+        ('etcd.endpoints=["etcd"]', "endpoints"),
+        ('etcd.cluster="My Cluster"', "cluster"),
+        ("podSecurityContext.runAsNonRoot=false", "runAsNonRoot"),
+        ("decode.gpu.count=-1", "count"),
+        ("etcd.endpoints=[]", "needs etcd"),
+        ("etcd.tls.clientCertificate=true", "secretName"),
+        ("prefill.enabled=false", "co_located"),
+    ],
+)
+def test_wrong_values_are_refused(setting, complaint):
+    done = helm("template", "baton", CHART, "--set-json", setting)
+    assert done.returncode != 0 and complaint in done.stderr, done.stdout[:200] + done.stderr
+
+
+def test_the_schema_is_one_and_knows_every_value():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema)
+    assert not list(validator.iter_errors(load("helm/baton/values.yaml")))
+
+    def resolve(part):
+        for choice in [part, *part.get("allOf", [])]:
+            if "$ref" in choice:
+                choice = schema["definitions"][choice["$ref"].rsplit("/", 1)[1]]
+            if "properties" in choice and not choice.get("additionalProperties", True):
+                return choice["properties"]
+        return None
+
+    def compare(part, values, where):
+        properties = resolve(part)
+        if properties is not None:
+            assert set(values) <= set(properties), where
+            assert set(properties) - set(values) <= ({"global"} if not where else set()), f"{where}: a value without a default"
+            for key, value in values.items():
+                compare(properties[key], value, f"{where}.{key}")
+
+    compare(schema, load("helm/baton/values.yaml"), "")
+
+
+@functools.cache
+def schemas(kubernetes):
+    """(validators' registry, {(apiVersion, kind): name of the file})."""
+    folder = Path(fetched("kubernetes-schemas", *KUBERNETES)["schemas"]) / kubernetes
+
+    def retrieve(uri):
+        return referencing.Resource.from_contents(json.loads((folder / uri.rsplit("/", 1)[1]).read_text()), referencing.jsonschema.DRAFT202012)
+
+    return folder, referencing.Registry(retrieve=retrieve)
+
+
+def schema_errors(kubernetes, each):
+    folder, registry = schemas(kubernetes)
+    path = folder / f"{each['kind'].lower()}-{each['apiVersion'].replace('.k8s.io', '').replace('/', '-')}.json"
+    assert path.exists(), f"Kubernetes {kubernetes} has no {each['apiVersion']} {each['kind']}"
+    validator = jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=registry)
+    return [f"{each['kind']} {each['metadata']['name']} {error.json_path}: {error.message}" for error in validator.iter_errors(each)]
+
+
+ALL_ON = (
+    "prefill.gpu.count=1",
+    "decode.rdma.count=2",
+    'decode.gpu.runtimeClassName="nvidia"',
+    "network.ipv6=true",
+    "decode.autoscaled=true",
+    'networkPolicy.clients=[{"podSelector": {}}]',
+    'coordinator.service.annotations={"a": "b"}',
+    'imagePullSecrets=[{"name": "registry"}]',
+    'decode.env=[{"name": "RUST_LOG", "value": "debug"}]',
+    'prefill.tolerations=[{"key": "gpu", "operator": "Exists"}]',
+    'coordinator.priorityClassName="high"',
+)
+
+
+@pytest.mark.kubernetes_schemas
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("name, settings", [*((name, ()) for name in ("values", *EXAMPLES)), ("2p1d", ALL_ON)])
+def test_kubernetes_takes_every_object(name, settings, kubernetes):
+    objects = [each for each in rendered(name, *settings) if each["kind"] not in NO_SCHEMA]
+    assert len(objects) > 8
+    assert not [error for each in objects for error in schema_errors(kubernetes, each)]
+    assert KUBERNETES[0] in load("helm/baton/Chart.yaml")["kubeVersion"]
+
+
+@pytest.mark.kubernetes_schemas
+def test_the_schemas_can_refuse():
+    deployment = json.loads(json.dumps(of_kind(rendered("values"), "Deployment")["baton-coordinator"]))
+    deployment["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
+    deployment["spec"]["replicas"] = "two"
+    errors = " ".join(schema_errors(KUBERNETES[0], deployment))
+    assert "livenessProb" in errors and "replicas" in errors
+
+
+# ---- baton --------------------------------------------------------------------------------------------------------
+
+
+def environment(pod):
+    """A container's variables as Kubernetes makes them for one pod."""
+    known = {"metadata.name": "pod-0", "status.podIP": "10.1.2.3", "username": "user", "password": "secret"}
+    variables = {}
+    for each in pod["spec"]["containers"][0]["env"]:
+        source = each.get("valueFrom", {})
+        text = each.get("value") or known[source.get("fieldRef", source.get("secretKeyRef", {})).get("fieldPath") or source["secretKeyRef"]["key"]]
+        # Kubernetes knows only the variables above.
+        variables[each["name"]] = re.sub(r"\$\((\w+)\)", lambda found: variables[found.group(1)], text)
+    return variables
+
+
+def settings_of(objects, role, tmp_path):
+    """What the process of a role would run with."""
+    _, pod = pods(objects)[role]
+    container = pod["spec"]["containers"][0]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "config"]
+    file = tmp_path / f"{role}.toml"
+    file.write_text(of_kind(objects, "ConfigMap")[volume["configMap"]["name"]]["data"][mount["subPath"]])
+    verb, *words = container["args"]
+    assert verb == f"serve-{role}" and words == ["--config", mount["mountPath"]]
+    return configuration(role, ["--config", file], environment(pod))
+
+
+@every_example
+def test_baton_takes_its_configuration(name, tmp_path):
+    objects = rendered(name)
+    values = functools.reduce(lambda one, other: one | other, [load("helm/baton/values.yaml"), yaml.safe_load(values_file(name).read_text())])
+    found = {role: settings_of(objects, role, tmp_path) for role in pods(objects)}
+    for role, settings in found.items():
+        assert settings["name"] == "pod-0" and port(settings["listen"]) == ports()[role]
+        assert settings["model"] == values["model"]["path"]
+        if role != "coordinator":
+            assert settings["advertise"] == f"10.1.2.3:{ports()[role]}"
+    coordinator = found.pop("coordinator")
+    assert port(coordinator["control_listen"]) == 7400
+    joined = {joins(settings) for settings in found.values()}
+    if values["etcd"]["endpoints"]:
+        assert joined == {coordinator["membership"]} and coordinator["control_advertise"] == "10.1.2.3:7400"
+    else:
+        service = of_kind(objects, "Service")["baton-control"]
+        assert joined == {"baton-control:7400"} and service["spec"]["publishNotReadyAddresses"]
+        assert pods(objects)["coordinator"][0]["spec"]["strategy"]["type"] == "Recreate"
+        assert coordinator["membership"] == "embedded"
+
+
+def test_etcd_with_password_and_files():
+    objects = rendered("2p1d")
+    address = "etcds://user:secret@etcd-0.etcd:2379,etcd-1.etcd:2379,etcd-2.etcd:2379/baton?lease_s=10&ca={0}/ca.crt&cert={0}/tls.crt&key={0}/tls.key"
+    for role, (_, pod) in pods(objects).items():
+        variables = environment(pod)
+        assert variables["BATON_MEMBERSHIP" if role == "coordinator" else "BATON_COORDINATORS"] == address.format("/etc/baton/etcd-tls")
+        mounts = {mount["mountPath"]: mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        [secret] = [volume["secret"] for volume in pod["spec"]["volumes"] if volume["name"] == mounts["/etc/baton/etcd-tls"]]
+        assert secret["secretName"] == "baton-etcd-tls"
+    assert "secret@" not in (CHART / "values.yaml").read_text()
+
+
+def bytes_of(text):
+    number, unit = re.fullmatch(r"(\d+)(MiB|GiB|Mi|Gi)", text).groups()
+    return int(number) << {"M": 20, "G": 30}[unit[0]]
+
+
+@every_example
+def test_pods_outlive_their_drain_and_hold_their_kv(name, tmp_path):
+    objects = rendered(name)
+    for role, (_, pod) in pods(objects).items():
+        settings, container = settings_of(objects, role, tmp_path), pod["spec"]["containers"][0]
+        pre_stop = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        # 10 s are for the goodbye. To the millisecond, since 30 for 30,000 would be a drain, too.
+        assert pod["spec"]["terminationGracePeriodSeconds"] * 1000 == pre_stop * 1000 + settings["drain_ms_max"] + 10_000, role
+        if role == "coordinator":
+            assert pre_stop > 0, "a Service goes on sending for a moment"
+        else:
+            limit = bytes_of(container["resources"]["limits"]["memory"])
+            assert bytes_of(settings["kv_cache_memory"]) + BESIDE_KV_BYTES <= limit, role
+            assert settings["threads"] >= 1
+
+
+# ---- itself -------------------------------------------------------------------------------------------------------
+
+
+@every_example
+def test_objects_find_each_other(name):
+    objects = rendered(name)
+    roles = pods(objects)
+    labels = {role: pod["metadata"]["labels"] for role, (_, pod) in roles.items()}
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+    for role, (workload, pod) in roles.items():
+        selector = workload["spec"]["selector"]
+        assert [other for other in roles if selects(selector, labels[other])] == [role]
+        if workload["kind"] == "StatefulSet":
+            service = of_kind(objects, "Service")[workload["spec"]["serviceName"]]
+            assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"].items() <= labels[role].items()
+        for constraint in pod["spec"]["topologySpreadConstraints"]:
+            assert [other for other in roles if selects(constraint["labelSelector"], labels[other])] == [role]
+        assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
+    for kind, field in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        found = [[role for role in roles if selects(each["spec"][field], labels[role])] for each in of_kind(objects, kind).values()]
+        assert sorted(found) == sorted([role] for role in roles), kind
+    for service in of_kind(objects, "Service").values():
+        [role] = [role for role in roles if service["spec"]["selector"].items() <= labels[role].items()]
+        open_ports = {each["name"]: each["containerPort"] for each in roles[role][1]["spec"]["containers"][0]["ports"]}
+        for each in service["spec"]["ports"]:
+            assert each["port"] == open_ports[each["targetPort"]], service["metadata"]["name"]
+
+
+@every_example
+def test_pods_are_probed_where_they_answer(name):
+    for role, (_, pod) in pods(rendered(name)).items():
+        container = pod["spec"]["containers"][0]
+        opened = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert opened.pop("http") == ports()[role]
+        assert opened == ({"control": 7400} if role == "coordinator" else {})
+        paths = {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
+        assert {probe: container[probe]["httpGet"] for probe in paths} == {probe: {"path": path, "port": "http"} for probe, path in paths.items()}
+        # A pod that drains is not ready, but alive; loading takes longer than a liveness probe would wait.
+        assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 60
+
+
+@pytest.mark.parametrize("name, settings", [*((name, ()) for name in ("values", *EXAMPLES)), ("2p1d", ALL_ON)])
+def test_containers_are_pinned_and_unprivileged(name, settings):
+    objects = rendered(name, *settings)
+    specs = [pod["spec"] for _, pod in pods(objects).values()] + [each["spec"] for each in of_kind(objects, "Pod").values()]
+    assert len(specs) >= 3
+    for spec in specs:
+        assert spec["automountServiceAccountToken"] is False
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] and context["runAsUser"] > 0 and context["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert_pinned(container["image"])
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True and own["capabilities"]["drop"] == ["ALL"]
+            wants_rdma = any("rdma" in key for key in container["resources"].get("limits", {}))
+            assert own["capabilities"].get("add") == (["IPC_LOCK"] if wants_rdma else None)
+            assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
+        assert not spec.get("hostNetwork") and not any("hostPath" in volume for volume in spec.get("volumes", []))
+
+
+def test_only_those_who_must_connect_may():
+    """The column `who connects` of the port table."""
+    objects = rendered("1p1d")
+    labels = {role: pod["metadata"]["labels"] for role, (_, pod) in pods(objects).items()}
+    allowed = {}
+    for policy in of_kind(objects, "NetworkPolicy").values():
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        for rule in policy["spec"]["ingress"]:
+            peers = [peer["podSelector"] for peer in rule.get("from", []) if "podSelector" in peer]
+            who = sorted(role for role in labels if any(selects(peer, labels[role]) for peer in peers)) if "from" in rule else ["anybody"]
+            allowed[rule["ports"][0]["port"]] = who
+    assert allowed == {8000: ["anybody"], 7400: ["decode", "prefill"], 7410: ["coordinator"], 7420: ["coordinator", "prefill"]}
+
+
+def test_options_do_what_they_say():
+    objects = rendered("2p1d", *ALL_ON)
+    decode, prefill = pods(objects)["decode"][1]["spec"], pods(objects)["prefill"][1]["spec"]
+    assert prefill["containers"][0]["resources"]["limits"] == {"memory": "12Gi", "nvidia.com/gpu": 1}
+    assert decode["containers"][0]["resources"]["limits"] == {"memory": "24Gi", "rdma/hca": 2} and decode["runtimeClassName"] == "nvidia"
+    assert "replicas" not in pods(objects)["decode"][0]["spec"] and pods(objects)["prefill"][0]["spec"]["replicas"] == 2
+    assert environment(pods(objects)["decode"][1])["BATON_ADVERTISE"] == "[10.1.2.3]:7420"
+    assert not of_kind(rendered("values", "networkPolicy.enabled=false"), "NetworkPolicy")
+    assert not of_kind(rendered("values"), "PodMonitor")
+    peers = of_kind(objects, "NetworkPolicy")["baton-coordinator"]["spec"]["ingress"][0]["from"]
+    test_pod = of_kind(objects, "Pod")["baton-status"]["metadata"]["labels"]
+    assert any(selects(peer["podSelector"], test_pod) and peer["podSelector"].get("matchLabels") for peer in peers if "podSelector" in peer)
+
+
+def test_prometheus_gets_the_labels_that_rules_select_on():
+    objects = rendered("2p1d")
+    ours = {job["job_name"]: job["static_configs"][0].get("labels", {}) for job in load("prometheus/prometheus.yml")["scrape_configs"]}
+    monitors = of_kind(objects, "PodMonitor")
+    assert set(monitors) == {f"baton-{role}" for role in ROLES} == set(ours)
+    for name, monitor in monitors.items():
+        [role] = [role for role, (_, pod) in pods(objects).items() if selects(monitor["spec"]["selector"], pod["metadata"]["labels"])]
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "10s")
+        labels = {each["targetLabel"]: each.get("replacement", each.get("sourceLabels")) for each in endpoint["relabelings"]}
+        assert labels.pop("job") == name == f"baton-{role}"
+        assert set(labels) == set(ours[name]) and labels.get("role") == ours[name].get("role")
+
+
+def test_the_autoscaler_finds_the_pools():
+    workloads = of_kind(rendered("values"), "StatefulSet")
+    for role in ("prefill", "decode"):
+        target = load(f"keda/{role}.yaml")["spec"]["scaleTargetRef"]
+        assert workloads[target["name"]]["kind"] == target["kind"] and workloads[target["name"]]["apiVersion"] == target["apiVersion"]
+
+
+def test_the_baseline_has_the_resources_of_the_split_cluster():
+    def total(name):
+        pools = [each for role, each in pods(rendered(name)).items() if role != "coordinator"]
+        each = [(workload["spec"]["replicas"], pod["spec"]["containers"][0]["resources"]) for workload, pod in pools]
+        cpus = sum(count * int(resources["requests"]["cpu"]) for count, resources in each)
+        memory = sum(count * bytes_of(resources["limits"]["memory"]) for count, resources in each)
+        return sum(count for count, _ in each), cpus, memory
+
+    assert total("colocated") == total("1p1d")
+    assert set(pods(rendered("colocated"))) == {"coordinator", "decode"}
+    one, other = (pods(rendered(name))["coordinator"][1]["spec"]["containers"][0]["resources"] for name in ("colocated", "1p1d"))
+    assert one == other
+
+
+@every_example
+def test_the_notes_and_the_test_speak_to_this_release(name):
+    done = helm("install", "baton", CHART, "--namespace", "baton", "--values", values_file(name), "--dry-run=client")
+    notes = done.stdout.split("NOTES:")[1]
+    assert done.returncode == 0 and "deployment/baton-coordinator" in notes and "service/baton 8000:8000" in notes
+    assert f'"model": "{yaml.safe_load(values_file(name).read_text()).get("model", {}).get("servedName", "smollm2-135m")}"' in notes
+    for link in re.findall(r"deploy/\w+\.md", notes):
+        assert (REPOSITORY / link).exists(), link
+    [pod] = of_kind(rendered(name), "Pod").values()
+    verb, *words = pod["spec"]["containers"][0]["args"]
+    assert verb == "status" and words[0] in flags("status") and words[1] == "http://baton:8000"
