@@ -16,6 +16,9 @@ use super::permits::Permits;
 const LOST_KEPT: Duration = Duration::from_secs(600);
 /// Names remembered at most, live ones included: a bound against nodes that join under ever new names.
 const NODES_MAX: usize = 1024;
+/// Until a new life of a node gets as much work as the others: long enough to see its first answers, short against the
+/// minutes that a scale-up takes.
+const SLOW_START: Duration = Duration::from_secs(10);
 /// Suspicion after the first connection error; doubles with each further one.
 const SUSPICION_FIRST: Duration = Duration::from_secs(1);
 const SUSPICION_MAX: Duration = Duration::from_secs(30);
@@ -74,6 +77,8 @@ pub struct Node {
     pub record: NodeRecord,
     pub life: Life,
     pub lease_until: Time,
+    /// When this life was first seen.
+    pub joined_at: Time,
     pub status: Option<NodeStatus>,
     pub status_at: Time,
     /// When a report last said that the model ran: a node at work is not a dead one, however quiet its streams are.
@@ -97,6 +102,7 @@ impl Node {
             record,
             life: Life::Connected { stream },
             lease_until: now + lease,
+            joined_at: now,
             status: None,
             status_at: now,
             progress_at: now,
@@ -138,6 +144,18 @@ impl Node {
     /// May be given new work now, permits apart.
     pub fn is_usable(&self, now: Time) -> bool {
         self.is_live() && !self.is_suspected(now)
+    }
+
+    /// The life of a decode node that has just begun is the emptiest of its pool, so every request would go there at once,
+    /// to a node that has proved nothing yet. It gets its share over `SLOW_START`, while others can take the rest. A prefill
+    /// node never has more than two steps of work.
+    pub(super) fn has_its_share(&self, now: Time) -> bool {
+        let age = now.since(self.joined_at);
+        if age >= SLOW_START || self.record.role == NodeRole::Prefill {
+            return false;
+        }
+        let share = age.as_secs_f64() / SLOW_START.as_secs_f64();
+        f64::from(self.sequences) >= (f64::from(self.record.capacity.max_sequences) * share).max(1.0)
     }
 
     /// Whether this prefill node reports its link to `decode` as broken.
@@ -264,6 +282,7 @@ impl Membership {
             && let Some(old) = self.nodes.get(&name)
         {
             node.sequences = old.sequences;
+            node.joined_at = old.joined_at;
             node.is_drain_requested = old.is_drain_requested;
         }
         self.nodes.insert(name.clone(), node);

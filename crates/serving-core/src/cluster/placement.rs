@@ -186,6 +186,10 @@ impl Cluster {
         let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
         let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility));
         let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
+        let has_relief = decode
+            .iter()
+            .any(|n| !n.has_its_share(now) && decode_has_room(request, n));
+        let decode = unless_avoided(decode, |n| has_relief && n.has_its_share(now));
         if decode.is_empty() {
             return Err(Blocked::NoNode);
         }
