@@ -18,10 +18,10 @@ mod step_loop;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
-use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MembershipEvent, MixedCoordinators};
+use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MixedCoordinators};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::Welcomes;
+use service_runtime::welcomes::{Leaving, Welcomes};
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 
@@ -85,8 +85,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         gauges: node.membership_gauges(),
     };
     let mut members = membership::join(join, node.status())?;
-    let mut welcomes = Welcomes::default();
-    let mut fenced_by = None;
+    let mut welcomes = Welcomes::new((ROLE, &config.name), health.clone());
+    let mut leaving = None;
     loop {
         tokio::select! {
             () = shutdown.requested() => break,
@@ -95,27 +95,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
                 served.map_err(RunError::ServerTask)??;
                 break;
             }
-            event = members.next_event() => match event {
-                Some(MembershipEvent::Welcomed { coordinator, address }) => {
-                    tracing::info!(%coordinator, address, "welcomed");
-                    health.set(ReadyState::Ready);
-                    if welcomes.welcomed(address) {
-                        let (role, name) = (ROLE.to_owned(), config.name.clone());
-                        Announcement::Ready { role, name }.print();
-                    }
-                }
-                Some(MembershipEvent::ConnectionLost { address, reason }) => {
-                    health.set(welcomes.lost(&address, &reason));
-                }
-                Some(MembershipEvent::DrainRequested { reason }) => {
-                    tracing::info!(%reason, "a coordinator asks this node to leave");
+            event = members.next_event() => {
+                let Some(event) = event else { break };
+                leaving = welcomes.take(event);
+                if leaving.is_some() {
                     break;
                 }
-                Some(MembershipEvent::Fenced { by_epoch }) => {
-                    fenced_by = Some(by_epoch);
-                    break;
-                }
-                None => break,
             }
         }
     }
@@ -127,11 +112,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         server.await.map_err(RunError::ServerTask)??;
     }
     members.leave().await;
-    match fenced_by {
-        Some(by_epoch) => Err(RunError::Fenced {
+    match leaving {
+        Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
             name: config.name,
             by_epoch,
         }),
-        None => Ok(()),
+        Some(Leaving::Asked) | None => Ok(()),
     }
 }

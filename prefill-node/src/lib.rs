@@ -20,12 +20,10 @@ use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
-use service_runtime::membership::{
-    self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MembershipEvent, MixedCoordinators,
-};
+use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::Welcomes;
+use service_runtime::welcomes::{Leaving, Welcomes};
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -129,31 +127,20 @@ pub async fn run_engine(
 /// Follows membership until a coordinator asks for a drain.
 async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<(), RunError> {
     let mut peers = membership.peers();
-    let mut welcomes = Welcomes::default();
+    let mut welcomes = Welcomes::new((ROLE, node.record.id.name.as_str()), health.clone());
     loop {
         tokio::select! {
-            event = membership.next_event() => match event {
-                Some(MembershipEvent::Welcomed { coordinator, address }) => {
-                    tracing::info!(%coordinator, "welcomed");
-                    health.set(ReadyState::Ready);
-                    if welcomes.welcomed(address) {
-                        let (role, name) = (ROLE.to_owned(), node.record.id.name.to_string());
-                        Announcement::Ready { role, name }.print();
+            event = membership.next_event() => {
+                let Some(event) = event else { return Ok(()) };
+                match welcomes.take(event) {
+                    Some(Leaving::Asked) => return Ok(()),
+                    Some(Leaving::Fenced { by_epoch }) => {
+                        let name = node.record.id.name.to_string();
+                        return Err(RunError::Fenced { name, by_epoch });
                     }
+                    None => {}
                 }
-                Some(MembershipEvent::ConnectionLost { address, reason }) => {
-                    health.set(welcomes.lost(&address, &reason));
-                }
-                Some(MembershipEvent::DrainRequested { reason }) => {
-                    tracing::info!(reason, "a coordinator asks this node to leave");
-                    return Ok(());
-                }
-                Some(MembershipEvent::Fenced { by_epoch }) => {
-                    let name = node.record.id.name.to_string();
-                    return Err(RunError::Fenced { name, by_epoch });
-                }
-                None => return Ok(()),
-            },
+            }
             changed = peers.changed() => {
                 if changed.is_ok() {
                     node.keep_pairs(&peers.borrow_and_update());

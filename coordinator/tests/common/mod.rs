@@ -209,9 +209,11 @@ pub async fn coordinator(more: &[&str]) -> Coordinator {
         "--control-listen=127.0.0.1:0",
         "--model=/none.gguf",
         "--served-model-name=smol",
-        "--status-interval-ms=50",
     ];
-    let args: Args = clap::Parser::parse_from(base.iter().chain(more));
+    // Nodes report twenty times as often: no test waits for a status.
+    let lease = "--lease-ms=1000";
+    let lease = (!more.iter().any(|flag| flag.starts_with("--lease-ms"))).then_some(&lease);
+    let args: Args = clap::Parser::parse_from(base.iter().chain(lease).chain(more));
     Coordinator::start(&args.config, Shutdown::new()).await.expect("starts")
 }
 
