@@ -11,6 +11,7 @@ use serde::Serialize;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
+use service_runtime::shutdown;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use service_runtime::units::ByteSize;
 
@@ -93,7 +94,8 @@ pub struct Config {
     /// node's longest step (512 tokens in exact numerics on a shared core: 40 s)
     #[arg(long, default_value_t = 60_000)]
     pub reservation_ms_max: u64,
-    /// How long a drain waits for running requests before it gives them up
+    /// How long a drain takes at most. Running requests get it less 3.5 s for goodbyes, or half of it; then they are given up
+    /// and go on elsewhere
     #[arg(long, default_value_t = 10_000)]
     pub drain_ms_max: u64,
     #[command(flatten)]
@@ -123,8 +125,9 @@ impl Config {
     pub fn reservation(&self) -> Duration {
         Duration::from_millis(self.reservation_ms_max)
     }
+    /// Of a drain's time, what running requests get.
     pub fn drain(&self) -> Duration {
-        Duration::from_millis(self.drain_ms_max)
+        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max))
     }
 }
 

@@ -15,6 +15,7 @@ use service_runtime::config::ByteSize;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
+use service_runtime::shutdown;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 
 #[derive(Clone, Debug, Args, Serialize)]
@@ -87,7 +88,8 @@ pub struct Config {
     /// Blocks waiting to be pushed before no further work is asked for; default: half the pool
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub push_queue_blocks_max: Option<u32>,
-    /// How long a drain waits for running requests before it gives them up
+    /// How long a drain takes at most. Running requests get it less 3.5 s for goodbyes, or half of it; then they are given up
+    /// and go on elsewhere
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pub drain_ms_max: u64,
     #[command(flatten)]
@@ -137,7 +139,8 @@ impl Config {
     pub fn hold(&self) -> Duration {
         Duration::from_millis(self.hold_ms_max)
     }
+    /// Of a drain's time, what running requests get.
     pub fn drain(&self) -> Duration {
-        Duration::from_millis(self.drain_ms_max)
+        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max))
     }
 }

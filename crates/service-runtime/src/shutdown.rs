@@ -1,5 +1,7 @@
 //! How a process is asked to stop: signals, the end of stdin, or a drain request; everything else only listens.
 
+use std::time::Duration;
+
 use tokio_util::sync::CancellationToken;
 
 /// A request to drain and exit, shared by every task of a process. Cloning shares it; it is never taken back.
@@ -23,6 +25,15 @@ impl Shutdown {
     pub async fn requested(&self) {
         self.token.cancelled().await;
     }
+}
+
+/// What a drained process needs to say goodbye when a peer does not listen: two seconds for streams that are still open, one
+/// for each coordinator's last report and one for its entry in etcd, all of them seen at once only when everybody hangs.
+const GOODBYE_TIME: Duration = Duration::from_millis(3_500);
+
+/// Of a drain's whole time, what running requests get: the process is gone when all of it is over.
+pub fn time_for_requests(drain: Duration) -> Duration {
+    drain.saturating_sub(GOODBYE_TIME).max(drain / 2)
 }
 
 /// Exit code after a second signal, as shells give for SIGINT.
@@ -104,6 +115,12 @@ mod tests {
         waiting.await.unwrap();
         assert!(shutdown.is_requested());
         shutdown.requested().await;
+    }
+
+    #[test]
+    fn requests_get_what_is_left_of_a_drain_and_never_less_than_half() {
+        let time = |ms| time_for_requests(Duration::from_millis(ms)).as_millis();
+        assert_eq!((time(10_000), time(7_000), time(100), time(0)), (6_500, 3_500, 50, 0));
     }
 
     #[test]

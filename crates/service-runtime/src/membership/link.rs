@@ -20,7 +20,8 @@ use crate::serve;
 use crate::shutdown::Shutdown;
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
-const BACK_OFF_MAX: Duration = Duration::from_secs(2);
+/// A coordinator that is back has its nodes within this time and serves: it is the longest wait of a restart.
+const BACK_OFF_MAX: Duration = Duration::from_secs(1);
 /// Two statuses closer than this are one: under load every step changes the status.
 const COALESCE: Duration = Duration::from_millis(2);
 /// Reports waiting for the stream: a status replaces nothing, so a coordinator that does not read holds these and no more.
