@@ -6,6 +6,11 @@
 //!     faults retries SECONDS                                T22
 //!     faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
 //!     faults flips ROUNDS                                   T5: turned bits
+//!     faults kills N                                        T6: so many prefill and so many decode nodes die
+//!     faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
+//!     faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
+//!     faults coordinator N                                  T11: killed and started again
+//!     faults rolling ROUNDS                                 T20: every process is asked to go in turn
 //!
 //! FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.
 //!
@@ -19,7 +24,15 @@ use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
-use integration_tests::fault_runs::{cancels, deadlines, flips, quantile, retries, reuse};
+use integration_tests::fault_runs::{
+    cancels, coordinator_kills, deadlines, flips, kills, migrate, pauses, quantile, retries, reuse, rolling,
+};
+
+/// Of the runs under load: how long the capacity is measured, and how long nothing happens before a fault.
+const CAPACITY_OVER: Duration = Duration::from_secs(15);
+const CALM: Duration = Duration::from_secs(2);
+/// What a rolling restart gives a process for its drain.
+const GRACE: Duration = Duration::from_secs(10);
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -42,6 +55,11 @@ async fn main() -> Result<ExitCode> {
         Some("retries") => all_retries(number(1)? as u64).await?,
         Some("reuse") => all_reuse(number(1)?, transport(words.get(2))?).await?,
         Some("flips") => all_flips(number(1)?).await?,
+        Some("kills") => all_kills(number(1)?).await?,
+        Some("migrate") => all_migrations(number(1)?, number(2).unwrap_or(1)).await?,
+        Some("pauses") => all_pauses(number(1)?, number(2).or_else(|_| number(1))?).await?,
+        Some("coordinator") => all_coordinator_kills(number(1)?).await?,
+        Some("rolling") => all_rolling(number(1)?).await?,
         other => bail!("no run is called {other:?}; see the top of this file"),
     };
     println!("{} promises broken, {:.0?} in all", broken.len(), started.elapsed());
@@ -189,4 +207,62 @@ async fn all_flips(rounds: usize) -> Result<Vec<String>> {
         broken.push(format!("{} of {} turned bits were detected", run.detected, run.flipped));
     }
     Ok(broken)
+}
+
+async fn all_kills(kills_each: usize) -> Result<Vec<String>> {
+    let run = kills::run(kills::Plan {
+        kills_each,
+        capacity_over: CAPACITY_OVER,
+        calm: CALM,
+        seed: 1,
+    })
+    .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+async fn all_migrations(streams: usize, rounds: usize) -> Result<Vec<String>> {
+    let run = migrate::run(streams, rounds, 1).await?;
+    println!("{}", run.summary());
+    Ok(run.violations)
+}
+
+async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
+    let lengths = [(1, times), (5, times), (30, long_times)];
+    let plan = pauses::Plan {
+        pauses: lengths
+            .map(|(seconds, times)| (Duration::from_secs(seconds), times))
+            .to_vec(),
+        capacity_over: CAPACITY_OVER,
+        calm: CALM,
+        seed: 1,
+    };
+    let run = pauses::run(&plan).await?;
+    println!("{}", run.summary());
+    Ok(run.violations)
+}
+
+async fn all_coordinator_kills(kills: usize) -> Result<Vec<String>> {
+    let run = coordinator_kills::run(coordinator_kills::Plan {
+        kills,
+        capacity_over: CAPACITY_OVER,
+        calm: CALM,
+        seed: 1,
+    })
+    .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+async fn all_rolling(rounds: usize) -> Result<Vec<String>> {
+    let run = rolling::run(rolling::Plan {
+        rounds,
+        grace: GRACE,
+        capacity_over: CAPACITY_OVER,
+        calm: CALM,
+        seed: 1,
+    })
+    .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
 }

@@ -131,8 +131,11 @@ impl LocalCluster {
         let listening = state
             .listening
             .unwrap_or_else(|| service_runtime::announce::Listening::coordinator(&name, "", ""));
-        cluster.base_url = format!("http://{}", listening.http.unwrap_or_default());
-        cluster.control_address = listening.control.unwrap_or_default();
+        // Should it be started again, it listens where nodes and clients know it.
+        cluster.options.listen = listening.http.unwrap_or_default();
+        cluster.options.control_listen = listening.control.unwrap_or_default();
+        cluster.base_url = format!("http://{}", cluster.options.listen);
+        cluster.control_address = cluster.options.control_listen.clone();
         for spec in cluster.options.nodes(&cluster.control_address) {
             cluster.start_process(spec)?;
         }
@@ -227,12 +230,16 @@ impl LocalCluster {
     }
 
     /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
+    /// A coordinator listens at the addresses of its first life.
     ///
     /// # Errors
     /// As [`LocalCluster::start`].
     pub async fn restart_node(&mut self, name: &str) -> Result<(), LocalClusterError> {
         let process = self.process(name)?;
-        let spec = process.spec.clone();
+        let spec = match process.spec.kind {
+            ProcessKind::Coordinator => self.options.coordinator(),
+            _ => process.spec.clone(),
+        };
         process.kill();
         process.wait_for_exit().await;
         self.start_process(spec)?;

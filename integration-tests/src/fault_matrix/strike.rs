@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Past the four seconds over which a pair judges its pace.
 const LINK_FAULT: Duration = Duration::from_secs(6);
 /// What a supervisor takes to start a dead process again.
-const RESTART_AFTER: Duration = Duration::from_secs(1);
+pub const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// T4: "faults: at most two leases and a second".
 pub const REST_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs() + 1);
 
@@ -123,8 +123,7 @@ fn send(rig: &Rig, case: &Case) -> Running {
     let (client, url, case) = (rig.cluster.http.clone(), rig.base_url().to_owned(), case.clone());
     let manner = Manner {
         leave: left,
-        within: ENDED_WITHIN,
-        deadline: None,
+        ..Manner::staying(ENDED_WITHIN)
     };
     let task = tokio::spawn(async move { client::stream(&client, &url, &case, manner).await });
     Running {

@@ -21,6 +21,8 @@ pub struct LocalClusterOptions {
     pub model: PathBuf,
     /// Where the API listens; port 0 lets the OS pick.
     pub listen: String,
+    /// Where nodes join; port 0 lets the OS pick.
+    pub control_listen: String,
     pub settings: ClusterSettings,
     /// Further flags, for what `ClusterSettings` does not name.
     pub coordinator_flags: Vec<OsString>,
@@ -47,6 +49,7 @@ impl LocalClusterOptions {
             topology,
             model,
             listen: "127.0.0.1:0".to_owned(),
+            control_listen: "127.0.0.1:0".to_owned(),
             settings: ClusterSettings::default(),
             coordinator_flags: Vec::new(),
             prefill_flags: Vec::new(),
@@ -252,7 +255,7 @@ impl LocalClusterOptions {
         let mut flags = Flags::default();
         flags.set("name", "coordinator");
         flags.set("listen", &self.listen);
-        flags.set("control-listen", "127.0.0.1:0");
+        flags.set("control-listen", &self.control_listen);
         flags.set("model", &self.model);
         flags.set_some("served-model-name", &self.settings.served_model_name);
         flags.set_some("max-model-len", &self.settings.max_model_len);

@@ -1,0 +1,243 @@
+//! An open loop: requests leave at their own times, whatever becomes of those before them, and each is judged at the end.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::StreamExt as _;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::fault_matrix::client::{self, Manner, Seen, Terminal};
+use crate::fault_matrix::rig::Rig;
+use crate::fault_matrix::verdict::{Connection, Outcome, judge};
+use crate::token_exact::{Answer, Case};
+use crate::wait::wait_until;
+
+/// Short requests: what a fault costs is to be seen, not what a long prompt costs.
+pub const SHORT_PROMPT_TOKENS: Range<usize> = 32..96;
+/// TARGETS T6: "under 70 % load".
+pub const SHARE_OF_CAPACITY: f64 = 0.7;
+/// Far more than 70 % of any capacity keeps running; beyond it the client machine is what is measured.
+const IN_FLIGHT_MAX: usize = 256;
+/// Enough to keep four nodes busy.
+const CAPACITY_CONCURRENCY: usize = 16;
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// One request that ended.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Which of the prompts.
+    pub which: usize,
+    pub started: Instant,
+    pub seen: Seen,
+}
+
+impl Sent {
+    pub fn ran_at(&self, moment: Instant) -> bool {
+        self.started <= moment && moment < self.started + self.seen.took
+    }
+
+    /// When its tokens came.
+    pub fn arrivals(&self) -> impl Iterator<Item = Instant> {
+        self.seen.arrivals.iter().map(|after| self.started + *after)
+    }
+}
+
+/// How requests follow each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    pub per_second: f64,
+    /// How long a client tries again to get an answer to begin.
+    pub reconnects_within: Duration,
+    pub seed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    running: Mutex<BTreeMap<usize, Instant>>,
+    ended: Mutex<Vec<Sent>>,
+}
+
+/// Requests leave until it is stopped.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Load {
+    /// With exponential gaps, each prompt in turn.
+    pub fn start(rig: &Rig, cases: &[Case], pace: Pace) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let shared = Arc::<Shared>::default();
+        let source = Source {
+            http: rig.cluster.http.clone(),
+            url: rig.base_url().to_owned(),
+            cases: cases.to_vec(),
+            reconnects_within: pace.reconnects_within,
+            shared: shared.clone(),
+        };
+        let task = tokio::spawn(send_until(stopped, Arc::new(source), pace));
+        Self { shared, stop, task }
+    }
+
+    /// Waits until every request that left before `moment` has ended.
+    ///
+    /// # Errors
+    /// One runs for longer than any may.
+    pub async fn wait_for_those_before(&self, moment: Instant) -> Result<()> {
+        wait_until("the requests of before", WITHIN * 2, || {
+            let running = lock(&self.shared.running);
+            let left = running.values().filter(|started| **started < moment).count();
+            std::future::ready(if left == 0 { Ok(()) } else { Err(left) })
+        })
+        .await
+    }
+
+    /// Waits until a request has ended that had a token after `moment`.
+    ///
+    /// # Errors
+    /// None has for longer than any request may take.
+    pub async fn wait_for_a_token_after(&self, moment: Instant) -> Result<()> {
+        wait_until("a token after the fault", WITHIN * 2, || {
+            let ended = lock(&self.shared.ended);
+            let is_there = ended.iter().any(|sent| sent.arrivals().any(|at| at > moment));
+            std::future::ready(if is_there { Ok(()) } else { Err(ended.len()) })
+        })
+        .await
+    }
+
+    /// No more requests; those that run come to their end.
+    ///
+    /// # Errors
+    /// The sender broke.
+    pub async fn stop(self) -> Result<Vec<Sent>> {
+        let _ = self.stop.send(());
+        self.task.await?;
+        Ok(std::mem::take(&mut *lock(&self.shared.ended)))
+    }
+}
+
+struct Source {
+    http: reqwest::Client,
+    url: String,
+    cases: Vec<Case>,
+    reconnects_within: Duration,
+    shared: Arc<Shared>,
+}
+
+async fn send_until(mut stopped: oneshot::Receiver<()>, source: Arc<Source>, pace: Pace) {
+    let mut random = StdRng::seed_from_u64(pace.seed);
+    let mut requests = JoinSet::new();
+    let mut next = tokio::time::Instant::now();
+    for number in 0.. {
+        next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / pace.per_second);
+        let is_due = async {
+            tokio::time::sleep_until(next).await;
+            while requests.len() >= IN_FLIGHT_MAX {
+                requests.join_next().await;
+            }
+        };
+        tokio::select! {
+            _ = &mut stopped => break,
+            () = is_due => {}
+        }
+        while requests.try_join_next().is_some() {}
+        requests.spawn(one(source.clone(), number));
+    }
+    while requests.join_next().await.is_some() {}
+}
+
+async fn one(source: Arc<Source>, number: usize) {
+    let (which, started) = (number % source.cases.len(), Instant::now());
+    lock(&source.shared.running).insert(number, started);
+    let manner = Manner {
+        reconnects_within: source.reconnects_within,
+        ..Manner::staying(WITHIN)
+    };
+    let seen = client::stream(&source.http, &source.url, &source.cases[which], manner).await;
+    lock(&source.shared.running).remove(&number);
+    lock(&source.shared.ended).push(Sent { which, started, seen });
+}
+
+/// Requests that end in a second while a fixed number run, over the last two thirds of `lasts`.
+pub async fn capacity(rig: &Rig, cases: &[Case], lasts: Duration) -> f64 {
+    let started = Instant::now();
+    let endless = (0..).take_while(|_| started.elapsed() < lasts);
+    let ends = futures::stream::iter(endless)
+        .map(|i: usize| async move {
+            let case = &cases[i % cases.len()];
+            client::stream(&rig.cluster.http, rig.base_url(), case, Manner::staying(WITHIN)).await;
+            started.elapsed()
+        })
+        .buffer_unordered(CAPACITY_CONCURRENCY)
+        .collect::<Vec<Duration>>()
+        .await;
+    // What ends earlier began on a cluster that was filling, what ends later ran on one that was emptying.
+    let counted = lasts / 3..lasts;
+    let in_time = ends.iter().filter(|end| counted.contains(end)).count();
+    in_time.max(1) as f64 / (counted.end - counted.start).as_secs_f64()
+}
+
+/// What a load's requests came to.
+#[derive(Clone, Debug, Default)]
+pub struct Judged {
+    pub sent: usize,
+    pub completed: usize,
+    /// Codes of the explicit errors.
+    pub failed: Vec<String>,
+    pub connection_lost: usize,
+    /// Requests that were sent again before their answer began.
+    pub reconnected: usize,
+    pub violations: Vec<String>,
+}
+
+impl Judged {
+    pub fn summary(&self) -> String {
+        let (sent, completed, failed) = (self.sent, self.completed, &self.failed);
+        let (lost, again, share) = (self.connection_lost, self.reconnected, 100.0 * self.success_share());
+        format!(
+            "{sent} requests: {completed} completed ({share:.2} %), {} errors {failed:?}, {lost} connections lost, {again} sent again before an answer began",
+            failed.len()
+        )
+    }
+
+    pub fn success_share(&self) -> f64 {
+        self.completed as f64 / self.sent.max(1) as f64
+    }
+}
+
+/// Compares every answer with the fault-free one.
+pub fn judge_all(sent: &[Sent], answers: &[Answer], connection: impl Fn(&Sent) -> Connection) -> Judged {
+    let mut judged = Judged {
+        sent: sent.len(),
+        reconnected: sent.iter().filter(|sent| sent.seen.reconnects > 0).count(),
+        ..Judged::default()
+    };
+    for one in sent {
+        match judge(connection(one), &one.seen, &answers[one.which].tokens) {
+            Ok(Outcome::Completed) => judged.completed += 1,
+            Ok(Outcome::Failed) => judged
+                .failed
+                .extend(one.seen.terminals.iter().map(|terminal| match terminal {
+                    Terminal::Error(what) | Terminal::Finished(what) => what.clone(),
+                })),
+            Ok(Outcome::ConnectionLost) => judged.connection_lost += 1,
+            Ok(Outcome::Left) => judged.violations.push("nobody was to leave".to_owned()),
+            Err(what) => judged
+                .violations
+                .push(format!("request {:?}: {what}", one.seen.request_id)),
+        }
+    }
+    judged
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,217 @@
+//! T7: nodes stand still for less than the failure timeout, for more, and for much more; what they do on waking hurts nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use service_runtime::failpoints::FaultPoint;
+
+use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, judge_all};
+use super::placements::{Moment, Placements, get};
+use super::quantile;
+use crate::fault_matrix::campaign;
+use crate::fault_matrix::rig::{LEASE, Rig, RigOptions};
+use crate::fault_matrix::strike::REST_WITHIN;
+use crate::fault_matrix::verdict::Connection;
+use crate::wait::wait_until;
+
+/// T7's line, with a lease of two seconds.
+pub const DETECTED_WITHIN: Duration = Duration::from_secs(3);
+const PROMPTS: usize = 48;
+/// Under load a prefill node is in the middle of a transfer at once.
+const REACHED_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How long, and how often; prefill and decode nodes take turns.
+    pub pauses: Vec<(Duration, usize)>,
+    pub capacity_over: Duration,
+    pub calm: Duration,
+    pub seed: u64,
+}
+
+/// One pause.
+#[derive(Clone, Debug)]
+pub struct Pause {
+    pub lasted: Duration,
+    pub node: String,
+    /// Until the coordinator said of the node that it is lost.
+    pub lost_after: Option<Duration>,
+    /// Until the last leg was given to it while it stood still.
+    pub last_used: Option<Duration>,
+}
+
+/// What a run measured.
+#[derive(Clone, Debug, Default)]
+pub struct Pauses {
+    pub rate: f64,
+    pub pauses: Vec<Pause>,
+    /// Handoffs that ended without a commit, as prefill nodes count them, by reason.
+    pub failed_pushes: BTreeMap<String, f64>,
+    /// The same as decode nodes count them.
+    pub failed_receipts: BTreeMap<String, f64>,
+    pub judged: Judged,
+    pub violations: Vec<String>,
+}
+
+impl Pauses {
+    /// One line for each length of pause, and one for all requests.
+    pub fn summary(&self) -> String {
+        let lengths: BTreeSet<Duration> = self.pauses.iter().map(|pause| pause.lasted).collect();
+        let mut text = String::from(
+            "| pause | n | lost | lost after p50 | p99 | last leg given after p50 | p99 |\n|---|---|---|---|---|---|---|\n",
+        );
+        for lasted in lengths {
+            let of = || self.pauses.iter().filter(move |pause| pause.lasted == lasted);
+            let lost: Vec<Duration> = of().filter_map(|pause| pause.lost_after).collect();
+            let used: Vec<Duration> = of().map(|pause| pause.last_used.unwrap_or_default()).collect();
+            let q = |of: &[Duration], q| format!("{:.2} s", quantile(of, q).as_secs_f64());
+            let (n, times) = (of().count(), lost.len());
+            let (lost50, lost99, used50, used99) = (q(&lost, 0.5), q(&lost, 0.99), q(&used, 0.5), q(&used, 0.99));
+            let _ = writeln!(
+                text,
+                "| {lasted:?} | {n} | {times} | {lost50} | {lost99} | {used50} | {used99} |"
+            );
+        }
+        let _ = write!(
+            text,
+            "{:.1} requests/s offered; {}\nhandoffs that failed, on prefill nodes {:?}, on decode nodes {:?}",
+            self.rate,
+            self.judged.summary(),
+            self.failed_pushes,
+            self.failed_receipts
+        );
+        text
+    }
+}
+
+/// # Errors
+/// The rig broke.
+pub async fn run(plan: &Plan) -> Result<Pauses> {
+    let options = RigOptions {
+        prefix_cache: false,
+        retries_free_per_minute: 10,
+        ..RigOptions::new("2p2d", plan.seed)
+    };
+    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let rig = Rig::start(&options).await?;
+    let mut run = Pauses {
+        rate: load::capacity(&rig, &cases, plan.capacity_over).await * SHARE_OF_CAPACITY,
+        ..Pauses::default()
+    };
+    let pace = Pace {
+        per_second: run.rate,
+        reconnects_within: Duration::ZERO,
+        seed: plan.seed,
+    };
+    let load = Load::start(&rig, &cases, pace);
+    let nodes: Vec<String> = (0..2)
+        .flat_map(|i| [format!("prefill-{i}"), format!("decode-{i}")])
+        .collect();
+    for (lasts, times) in &plan.pauses {
+        for i in 0..*times {
+            tokio::time::sleep(plan.calm).await;
+            let pause = pause(&rig, (&nodes[i % nodes.len()], *lasts), &load).await?;
+            run.pauses.push(pause);
+        }
+    }
+    let sent = load.stop().await?;
+    rig.wait_for_rest(REST_WITHIN).await?;
+    run.judged = judge_all(&sent, &answers, |_| Connection::Holds);
+    run.violations.append(&mut run.judged.violations);
+    run.failed_pushes = failures(&rig, "prefill").await?;
+    run.failed_receipts = failures(&rig, "decode").await?;
+    run.violations.extend(rig.wrong_sums());
+    run.violations.extend(rig.stop().await?.violations);
+    for pause in &run.pauses {
+        match pause.lost_after {
+            Some(after) if pause.lasted < LEASE => run.violations.push(format!(
+                "{} was evicted {after:?} into a pause of {:?}",
+                pause.node, pause.lasted
+            )),
+            Some(after) if after > DETECTED_WITHIN => run
+                .violations
+                .push(format!("{} was missed only after {after:?}", pause.node)),
+            None if pause.lasted > DETECTED_WITHIN => run
+                .violations
+                .push(format!("{} was not missed in {:?}", pause.node, pause.lasted)),
+            _ => {}
+        }
+    }
+    Ok(run)
+}
+
+/// A prefill node stops itself in the middle of a transfer: the rest of it is what comes late. A decode node is stopped
+/// wherever it is.
+async fn pause(rig: &Rig, (node, lasts): (&str, Duration), load: &Load) -> Result<Pause> {
+    let point = FaultPoint::TransferHalf;
+    if node.starts_with(point.role()) {
+        anyhow::ensure!(rig.arm(node, (point, "1*return(stop)")).await, "{node} cannot be armed");
+        wait_until("the point", REACHED_WITHIN, || {
+            std::future::ready(if rig.is_paused(node) { Ok(()) } else { Err("not yet") })
+        })
+        .await?;
+    } else {
+        rig.pause(node);
+    }
+    let begun = Moment::now();
+    let lost_after = watch(rig, (node, lasts), begun.instant).await?;
+    let lasted = begun.instant.elapsed();
+    rig.resume(node);
+    if node.starts_with(point.role()) {
+        // Otherwise the next passage of a point that was armed for one would find it armed still.
+        wait_until("the point unarmed", REACHED_WITHIN, || async {
+            match rig.arm(node, (point, "off")).await {
+                true => Ok(()),
+                false => Err("no answer yet"),
+            }
+        })
+        .await?;
+    }
+    rig.wait_until_whole().await?;
+    load.wait_for_those_before(begun.instant + lasted).await?;
+    let placements = Placements::of(rig, node, (begun, lasted)).await?;
+    Ok(Pause {
+        lasted: lasts,
+        node: node.to_owned(),
+        lost_after,
+        last_used: placements.last(),
+    })
+}
+
+/// Looks for `lasts` at what the coordinator says of the node.
+async fn watch(rig: &Rig, (node, lasts): (&str, Duration), begun: Instant) -> Result<Option<Duration>> {
+    let mut lost_after = None;
+    while begun.elapsed() < lasts {
+        if lost_after.is_none() && state(rig, node).await? == "lost" {
+            lost_after = Some(begun.elapsed());
+        }
+        tokio::time::sleep(LOOK_EVERY.min(lasts.saturating_sub(begun.elapsed()))).await;
+    }
+    Ok(lost_after)
+}
+
+async fn state(rig: &Rig, node: &str) -> Result<String> {
+    let page = get(rig, "/admin/cluster").await?;
+    let mut nodes = page["nodes"].as_array().into_iter().flatten();
+    let found = nodes.find(|found| found["name"] == node);
+    let state = found.and_then(|found| found["state"].as_str());
+    Ok(state.with_context(|| format!("{node} is not in {page}"))?.to_owned())
+}
+
+/// Handoffs that failed on the nodes of a role since their start, by reason.
+async fn failures(rig: &Rig, role: &str) -> Result<BTreeMap<String, f64>> {
+    const NAME: &str = "baton_kv_transfer_failures_total";
+    let mut by_reason = BTreeMap::new();
+    for name in rig.names(role) {
+        let scrape = rig.cluster.node_metrics(&name).await?;
+        for sample in scrape.matching(NAME, &[]).filter(|sample| sample.value > 0.0) {
+            let reason = sample.label("reason").unwrap_or("?").to_owned();
+            *by_reason.entry(reason).or_default() += sample.value;
+        }
+    }
+    Ok(by_reason)
+}

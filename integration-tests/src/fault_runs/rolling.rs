@@ -1,0 +1,150 @@
+//! T20: every process is asked to go in turn, under load and beside a client that does not read, and started again.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, judge_all};
+use super::quantile;
+use crate::MODEL;
+use crate::fault_matrix::campaign;
+use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::fault_matrix::strike::REST_WITHIN;
+use crate::fault_matrix::verdict::Connection;
+
+const PROMPTS: usize = 48;
+/// A drain and a start, twice over.
+const RECONNECTS_WITHIN: Duration = Duration::from_secs(45);
+/// After its grace a process cuts what is left and says goodbye; half a second for late answers, three for its tasks.
+pub const BEYOND_GRACE: Duration = Duration::from_secs(4);
+/// Longer than any drain: this answer never ends by itself before the grace does.
+const STUCK_TOKENS: u32 = 1900;
+/// The kernel keeps little of what is not read.
+const STUCK_WINDOW_BYTES: u32 = 4096;
+
+/// What a run is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub rounds: usize,
+    pub grace: Duration,
+    pub capacity_over: Duration,
+    pub calm: Duration,
+    pub seed: u64,
+}
+
+/// One process that was asked to go.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    pub name: String,
+    pub took: Duration,
+    pub exit_code: Option<i32>,
+}
+
+/// What a run measured.
+#[derive(Clone, Debug, Default)]
+pub struct Rolling {
+    pub rate: f64,
+    pub drains: Vec<Drain>,
+    pub judged: Judged,
+    pub violations: Vec<String>,
+}
+
+impl Rolling {
+    pub fn summary(&self) -> String {
+        let mut text = format!("{:.1} requests/s offered; {}\n", self.rate, self.judged.summary());
+        for role in ["prefill", "decode", "coordinator"] {
+            let of_role = self.drains.iter().filter(|drain| drain.name.starts_with(role));
+            let took: Vec<Duration> = of_role.map(|drain| drain.took).collect();
+            let (n, p50, max) = (took.len(), quantile(&took, 0.5), quantile(&took, 1.0));
+            let _ = writeln!(text, "{role}: {n} drains, p50 {p50:.2?}, max {max:.2?}");
+        }
+        text
+    }
+
+    /// What was promised and did not hold.
+    pub fn broken(&self) -> Vec<String> {
+        let mut broken = self.violations.clone();
+        if !self.judged.failed.is_empty() {
+            broken.push(format!("requests ended by an error: {:?}", self.judged.failed));
+        }
+        broken
+    }
+}
+
+/// # Errors
+/// The rig broke, or a process did not go at all.
+pub async fn run(plan: Plan) -> Result<Rolling> {
+    let options = RigOptions {
+        prefix_cache: false,
+        retries_free_per_minute: 10,
+        drain_ms_max: u64::try_from(plan.grace.as_millis()).ok(),
+        ..RigOptions::new("2p2d", plan.seed)
+    };
+    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let mut rig = Rig::start(&options).await?;
+    let mut run = Rolling {
+        rate: load::capacity(&rig, &cases, plan.capacity_over).await * SHARE_OF_CAPACITY,
+        ..Rolling::default()
+    };
+    let pace = Pace {
+        per_second: run.rate,
+        reconnects_within: RECONNECTS_WITHIN,
+        seed: plan.seed,
+    };
+    let load = Load::start(&rig, &cases, pace);
+    let mut names: Vec<String> = ["prefill", "decode"].iter().flat_map(|role| rig.names(role)).collect();
+    names.extend(rig.names("coordinator"));
+    for name in names.iter().cycle().take(names.len() * plan.rounds) {
+        let stuck = stuck_client(&rig).await?;
+        tokio::time::sleep(plan.calm).await;
+        let (took, exit_code) = rig.terminate(name, plan.grace + 2 * BEYOND_GRACE).await?;
+        rig.restart(name).await?;
+        rig.wait_until_whole().await?;
+        drop(stuck);
+        run.drains.push(Drain {
+            name: name.clone(),
+            took,
+            exit_code,
+        });
+    }
+    load.wait_for_those_before(Instant::now()).await?;
+    let sent = load.stop().await?;
+    rig.wait_for_rest(REST_WITHIN).await?;
+    run.judged = judge_all(&sent, &answers, |_| Connection::Holds);
+    run.violations.append(&mut run.judged.violations);
+    for Drain { name, took, exit_code } in &run.drains {
+        if *exit_code != Some(0) {
+            run.violations.push(format!("{name} ended with {exit_code:?}"));
+        }
+        if *took > plan.grace + BEYOND_GRACE {
+            run.violations.push(format!("{name} took {took:?} to go"));
+        }
+    }
+    run.violations.extend(rig.wrong_sums());
+    run.violations.extend(rig.stop().await?.violations);
+    Ok(run)
+}
+
+/// Asks for a long answer with much in each event, and never reads a byte of it.
+async fn stuck_client(rig: &Rig) -> Result<TcpStream> {
+    let host = rig.base_url().trim_start_matches("http://").to_owned();
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(STUCK_WINDOW_BYTES)?;
+    let mut stream = socket.connect(host.parse()?).await?;
+    let body = json!({
+        "model": MODEL, "messages": [{"role": "user", "content": "Tell me a long story."}], "max_tokens": STUCK_TOKENS,
+        "temperature": 0, "ignore_eos": true, "stream": true, "logprobs": true, "top_logprobs": 20,
+    })
+    .to_string();
+    let length = body.len();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    Ok(stream)
+}
