@@ -24,13 +24,23 @@ use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
+use integration_tests::fault_runs::load::Terms;
 use integration_tests::fault_runs::{
     cancels, coordinator_kills, deadlines, flips, kills, migrate, pauses, quantile, retries, reuse, rolling,
 };
 
-/// Of the runs under load: how long the capacity is measured, and how long nothing happens before a fault.
-const CAPACITY_OVER: Duration = Duration::from_secs(15);
-const CALM: Duration = Duration::from_secs(2);
+/// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
+const TERMS: Terms = Terms {
+    capacity_over: Duration::from_secs(15),
+    share: 0.7,
+    calm: Duration::from_secs(2),
+    reconnects_within: Duration::ZERO,
+    seed: 1,
+};
+const RECONNECTING: Terms = Terms {
+    reconnects_within: Duration::from_secs(45),
+    ..TERMS
+};
 /// What a rolling restart gives a process for its drain.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -212,9 +222,7 @@ async fn all_flips(rounds: usize) -> Result<Vec<String>> {
 async fn all_kills(kills_each: usize) -> Result<Vec<String>> {
     let run = kills::run(kills::Plan {
         kills_each,
-        capacity_over: CAPACITY_OVER,
-        calm: CALM,
-        seed: 1,
+        terms: TERMS,
     })
     .await?;
     println!("{}", run.summary());
@@ -233,9 +241,8 @@ async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
         pauses: lengths
             .map(|(seconds, times)| (Duration::from_secs(seconds), times))
             .to_vec(),
-        capacity_over: CAPACITY_OVER,
-        calm: CALM,
-        seed: 1,
+        // Half of the nodes of a role stand still for half a minute.
+        terms: Terms { share: 0.4, ..TERMS },
     };
     let run = pauses::run(&plan).await?;
     println!("{}", run.summary());
@@ -245,9 +252,7 @@ async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
 async fn all_coordinator_kills(kills: usize) -> Result<Vec<String>> {
     let run = coordinator_kills::run(coordinator_kills::Plan {
         kills,
-        capacity_over: CAPACITY_OVER,
-        calm: CALM,
-        seed: 1,
+        terms: RECONNECTING,
     })
     .await?;
     println!("{}", run.summary());
@@ -258,9 +263,7 @@ async fn all_rolling(rounds: usize) -> Result<Vec<String>> {
     let run = rolling::run(rolling::Plan {
         rounds,
         grace: GRACE,
-        capacity_over: CAPACITY_OVER,
-        calm: CALM,
-        seed: 1,
+        terms: RECONNECTING,
     })
     .await?;
     println!("{}", run.summary());

@@ -4,34 +4,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, Sent, judge_all};
+use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
 use super::quantile;
-use crate::fault_matrix::campaign;
-use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::fault_matrix::rig::Rig;
 use crate::fault_matrix::strike::{REST_WITHIN, RESTART_AFTER};
 use crate::fault_matrix::verdict::Connection;
 
 /// T11's line.
 pub const FIRST_TOKEN_WITHIN: Duration = Duration::from_secs(3);
-const PROMPTS: usize = 48;
-/// As long as any restart may take, and more: a client that gives up earlier would count as failed.
-const RECONNECTS_WITHIN: Duration = Duration::from_secs(30);
 const NAME: &str = "coordinator";
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub kills: usize,
-    pub capacity_over: Duration,
-    /// Load without a fault before each kill.
-    pub calm: Duration,
-    pub seed: u64,
+    pub terms: Terms,
 }
 
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct CoordinatorKills {
-    pub rate: f64,
+    pub rates: Rates,
     /// For each kill: from the restart's begin to the first token that any client saw.
     pub to_first_token: Vec<Duration>,
     /// Nodes that have another process id than before the first kill.
@@ -49,7 +42,7 @@ impl CoordinatorKills {
         });
         format!(
             "{n} kills, {:.1} requests/s offered; {}\nfirst new token after the restart began: p50 {:.2} s, p99 {:.2} s, max {:.2} s; {} nodes restarted; at rest {:.0?} after the last answer",
-            self.rate,
+            self.rates.offered,
             self.judged.summary(),
             seconds(0.5),
             seconds(0.99),
@@ -77,27 +70,17 @@ impl CoordinatorKills {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
-    let options = RigOptions {
-        prefix_cache: false,
-        retries_free_per_minute: 10,
-        ..RigOptions::new("2p2d", plan.seed)
-    };
-    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let seed = plan.terms.seed;
+    let options = load::rig_options(seed);
+    let (cases, answers) = load::baseline(seed).await?;
     let mut rig = Rig::start(&options).await?;
-    let mut run = CoordinatorKills {
-        rate: load::capacity(&rig, &cases, plan.capacity_over).await * SHARE_OF_CAPACITY,
-        ..CoordinatorKills::default()
-    };
-    let pace = Pace {
-        per_second: run.rate,
-        reconnects_within: RECONNECTS_WITHIN,
-        seed: plan.seed,
-    };
+    let mut run = CoordinatorKills::default();
     let before = rig.pids();
-    let load = Load::start(&rig, &cases, pace);
+    let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
+    run.rates = rates;
     let (mut kills, mut restarts) = (Vec::new(), Vec::new());
     for _ in 0..plan.kills {
-        tokio::time::sleep(plan.calm).await;
+        tokio::time::sleep(plan.terms.calm).await;
         kills.push(Instant::now());
         rig.kill(NAME).await?;
         tokio::time::sleep(RESTART_AFTER).await;
@@ -106,13 +89,16 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
         rig.wait_until_whole().await?;
         load.wait_for_a_token_after(restarts[restarts.len() - 1]).await?;
     }
-    let sent = load.stop().await?;
+    let ended = load.stop().await?;
     run.to_rest = rig.wait_for_rest(REST_WITHIN).await?;
-    run.to_first_token = restarts.iter().filter_map(|at| first_token_after(*at, &sent)).collect();
+    run.to_first_token = restarts
+        .iter()
+        .filter_map(|at| first_token_after(*at, &ended.sent))
+        .collect();
     let after = rig.pids();
     let is_other = |(name, pid): &(&String, &u32)| *name != NAME && after.get(*name) != Some(*pid);
     run.node_restarts = before.iter().filter(is_other).count();
-    run.judged = judge_all(&sent, &answers, |sent| {
+    run.judged = judge_all(&ended, &answers, |sent| {
         match kills.iter().any(|kill| sent.ran_at(*kill)) {
             true => Connection::MayBreak,
             false => Connection::Holds,

@@ -4,37 +4,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, Sent, judge_all};
+use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
 use super::placements::{Moment, Placements};
 use super::quantile;
-use crate::fault_matrix::campaign;
-use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::fault_matrix::rig::Rig;
 use crate::fault_matrix::strike::{REST_WITHIN, RESTART_AFTER};
 use crate::fault_matrix::verdict::Connection;
 
 /// T6's lines.
 pub const SUCCESS_SHARE_MIN: f64 = 0.99;
 pub const PLACED_WITHIN: Duration = Duration::from_secs(1);
-const PROMPTS: usize = 48;
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Of a prefill node and of a decode node, so many each.
     pub kills_each: usize,
-    pub capacity_over: Duration,
-    /// Load without a fault before each kill.
-    pub calm: Duration,
-    pub seed: u64,
+    pub terms: Terms,
 }
 
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct Kills {
     pub kills: usize,
-    /// Requests a second of the whole cluster, and of the load.
-    pub capacity: f64,
-    pub rate: f64,
+    pub rates: Rates,
     pub judged: Judged,
     /// From a request's start to its end: of those that had to be placed again, and of all others.
     pub struck: Vec<Duration>,
@@ -55,8 +48,8 @@ impl Kills {
         format!(
             "{} kills, {:.1} requests/s offered of {:.1}; {}\n{} requests struck: p50 {} ms, p99 {} ms from start to end, the others p50 {} ms, p99 {} ms; added p50 {} ms, p99 {} ms\n{} legs given to a dead node, the last p50 {} ms, p99 {} ms, max {} ms after the kill\nwhole again p50 {} ms, p99 {} ms after the start; {} committed handoffs",
             self.kills,
-            self.rate,
-            self.capacity,
+            self.rates.offered,
+            self.rates.capacity,
             self.judged.summary(),
             self.struck.len(),
             ms(&self.struck, 0.5),
@@ -99,29 +92,16 @@ impl Kills {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: Plan) -> Result<Kills> {
-    let options = RigOptions {
-        // Every request is a handoff, and the budget is as shipped.
-        prefix_cache: false,
-        retries_free_per_minute: 10,
-        ..RigOptions::new("2p2d", plan.seed)
-    };
-    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let seed = plan.terms.seed;
+    let options = load::rig_options(seed);
+    let (cases, answers) = load::baseline(seed).await?;
     let mut rig = Rig::start(&options).await?;
-    let capacity = load::capacity(&rig, &cases, plan.capacity_over).await;
-    let mut run = Kills {
-        capacity,
-        rate: capacity * SHARE_OF_CAPACITY,
-        ..Kills::default()
-    };
-    let pace = Pace {
-        per_second: run.rate,
-        reconnects_within: Duration::ZERO,
-        seed: plan.seed,
-    };
-    let load = Load::start(&rig, &cases, pace);
+    let mut run = Kills::default();
+    let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
+    run.rates = rates;
     let mut retried = std::collections::BTreeSet::new();
     for i in 0..plan.kills_each * 2 {
-        tokio::time::sleep(plan.calm).await;
+        tokio::time::sleep(plan.terms.calm).await;
         let role = ["prefill", "decode"][i % 2];
         let names = rig.names(role);
         let victim = names[(i / 2) % names.len()].clone();
@@ -131,10 +111,10 @@ pub async fn run(plan: Plan) -> Result<Kills> {
         run.last_placements.push(placements.last().unwrap_or_default());
         retried.extend(placements.retried);
     }
-    let sent = load.stop().await?;
+    let ended = load.stop().await?;
     rig.wait_for_rest(REST_WITHIN).await?;
-    run.judged = judge_all(&sent, &answers, |_| Connection::Holds);
-    for Sent { seen, .. } in &sent {
+    run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
+    for Sent { seen, .. } in &ended.sent {
         let is_struck = seen.request_id.as_ref().is_some_and(|id| retried.contains(id));
         let of = if is_struck { &mut run.struck } else { &mut run.unstruck };
         of.push(seen.took);

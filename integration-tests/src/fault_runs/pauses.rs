@@ -7,18 +7,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use service_runtime::failpoints::FaultPoint;
 
-use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, judge_all};
+use super::load::{self, Judged, Load, Rates, Terms, judge_all};
 use super::placements::{Moment, Placements, get};
 use super::quantile;
-use crate::fault_matrix::campaign;
-use crate::fault_matrix::rig::{LEASE, Rig, RigOptions};
+use crate::fault_matrix::rig::{LEASE, Rig};
 use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::Connection;
 use crate::wait::wait_until;
 
 /// T7's line, with a lease of two seconds.
 pub const DETECTED_WITHIN: Duration = Duration::from_secs(3);
-const PROMPTS: usize = 48;
 /// Under load a prefill node is in the middle of a transfer at once.
 const REACHED_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -28,9 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 pub struct Plan {
     /// How long, and how often; prefill and decode nodes take turns.
     pub pauses: Vec<(Duration, usize)>,
-    pub capacity_over: Duration,
-    pub calm: Duration,
-    pub seed: u64,
+    pub terms: Terms,
 }
 
 /// One pause.
@@ -47,7 +43,7 @@ pub struct Pause {
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct Pauses {
-    pub rate: f64,
+    pub rates: Rates,
     pub pauses: Vec<Pause>,
     /// Handoffs that ended without a commit, as prefill nodes count them, by reason.
     pub failed_pushes: BTreeMap<String, f64>,
@@ -79,7 +75,7 @@ impl Pauses {
         let _ = write!(
             text,
             "{:.1} requests/s offered; {}\nhandoffs that failed, on prefill nodes {:?}, on decode nodes {:?}",
-            self.rate,
+            self.rates.offered,
             self.judged.summary(),
             self.failed_pushes,
             self.failed_receipts
@@ -91,36 +87,26 @@ impl Pauses {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: &Plan) -> Result<Pauses> {
-    let options = RigOptions {
-        prefix_cache: false,
-        retries_free_per_minute: 10,
-        ..RigOptions::new("2p2d", plan.seed)
-    };
-    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let seed = plan.terms.seed;
+    let options = load::rig_options(seed);
+    let (cases, answers) = load::baseline(seed).await?;
     let rig = Rig::start(&options).await?;
-    let mut run = Pauses {
-        rate: load::capacity(&rig, &cases, plan.capacity_over).await * SHARE_OF_CAPACITY,
-        ..Pauses::default()
-    };
-    let pace = Pace {
-        per_second: run.rate,
-        reconnects_within: Duration::ZERO,
-        seed: plan.seed,
-    };
-    let load = Load::start(&rig, &cases, pace);
+    let mut run = Pauses::default();
+    let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
+    run.rates = rates;
     let nodes: Vec<String> = (0..2)
         .flat_map(|i| [format!("prefill-{i}"), format!("decode-{i}")])
         .collect();
     for (lasts, times) in &plan.pauses {
         for i in 0..*times {
-            tokio::time::sleep(plan.calm).await;
+            tokio::time::sleep(plan.terms.calm).await;
             let pause = pause(&rig, (&nodes[i % nodes.len()], *lasts), &load).await?;
             run.pauses.push(pause);
         }
     }
-    let sent = load.stop().await?;
+    let ended = load.stop().await?;
     rig.wait_for_rest(REST_WITHIN).await?;
-    run.judged = judge_all(&sent, &answers, |_| Connection::Holds);
+    run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     run.failed_pushes = failures(&rig, "prefill").await?;
     run.failed_receipts = failures(&rig, "decode").await?;

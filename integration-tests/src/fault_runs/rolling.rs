@@ -8,17 +8,13 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::load::{self, Judged, Load, Pace, SHARE_OF_CAPACITY, SHORT_PROMPT_TOKENS, judge_all};
+use super::load::{self, Judged, Load, Rates, Terms, judge_all};
 use super::quantile;
 use crate::MODEL;
-use crate::fault_matrix::campaign;
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::Connection;
 
-const PROMPTS: usize = 48;
-/// A drain and a start, twice over.
-const RECONNECTS_WITHIN: Duration = Duration::from_secs(45);
 /// After its grace a process cuts what is left and says goodbye; half a second for late answers, three for its tasks.
 pub const BEYOND_GRACE: Duration = Duration::from_secs(4);
 /// Longer than any drain: this answer never ends by itself before the grace does.
@@ -31,9 +27,7 @@ const STUCK_WINDOW_BYTES: u32 = 4096;
 pub struct Plan {
     pub rounds: usize,
     pub grace: Duration,
-    pub capacity_over: Duration,
-    pub calm: Duration,
-    pub seed: u64,
+    pub terms: Terms,
 }
 
 /// One process that was asked to go.
@@ -47,7 +41,7 @@ pub struct Drain {
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct Rolling {
-    pub rate: f64,
+    pub rates: Rates,
     pub drains: Vec<Drain>,
     pub judged: Judged,
     pub violations: Vec<String>,
@@ -55,7 +49,11 @@ pub struct Rolling {
 
 impl Rolling {
     pub fn summary(&self) -> String {
-        let mut text = format!("{:.1} requests/s offered; {}\n", self.rate, self.judged.summary());
+        let mut text = format!(
+            "{:.1} requests/s offered; {}\n",
+            self.rates.offered,
+            self.judged.summary()
+        );
         for role in ["prefill", "decode", "coordinator"] {
             let of_role = self.drains.iter().filter(|drain| drain.name.starts_with(role));
             let took: Vec<Duration> = of_role.map(|drain| drain.took).collect();
@@ -78,29 +76,21 @@ impl Rolling {
 /// # Errors
 /// The rig broke, or a process did not go at all.
 pub async fn run(plan: Plan) -> Result<Rolling> {
+    let seed = plan.terms.seed;
     let options = RigOptions {
-        prefix_cache: false,
-        retries_free_per_minute: 10,
         drain_ms_max: u64::try_from(plan.grace.as_millis()).ok(),
-        ..RigOptions::new("2p2d", plan.seed)
+        ..load::rig_options(seed)
     };
-    let (cases, answers) = campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, plan.seed).await?;
+    let (cases, answers) = load::baseline(seed).await?;
     let mut rig = Rig::start(&options).await?;
-    let mut run = Rolling {
-        rate: load::capacity(&rig, &cases, plan.capacity_over).await * SHARE_OF_CAPACITY,
-        ..Rolling::default()
-    };
-    let pace = Pace {
-        per_second: run.rate,
-        reconnects_within: RECONNECTS_WITHIN,
-        seed: plan.seed,
-    };
-    let load = Load::start(&rig, &cases, pace);
+    let mut run = Rolling::default();
+    let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
+    run.rates = rates;
     let mut names: Vec<String> = ["prefill", "decode"].iter().flat_map(|role| rig.names(role)).collect();
     names.extend(rig.names("coordinator"));
     for name in names.iter().cycle().take(names.len() * plan.rounds) {
         let stuck = stuck_client(&rig).await?;
-        tokio::time::sleep(plan.calm).await;
+        tokio::time::sleep(plan.terms.calm).await;
         let (took, exit_code) = rig.terminate(name, plan.grace + 2 * BEYOND_GRACE).await?;
         rig.restart(name).await?;
         rig.wait_until_whole().await?;
@@ -112,9 +102,9 @@ pub async fn run(plan: Plan) -> Result<Rolling> {
         });
     }
     load.wait_for_those_before(Instant::now()).await?;
-    let sent = load.stop().await?;
+    let ended = load.stop().await?;
     rig.wait_for_rest(REST_WITHIN).await?;
-    run.judged = judge_all(&sent, &answers, |_| Connection::Holds);
+    run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     for Drain { name, took, exit_code } in &run.drains {
         if *exit_code != Some(0) {
