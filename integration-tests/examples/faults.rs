@@ -31,6 +31,7 @@ use integration_tests::fault_runs::{
 
 /// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
 const TERMS: Terms = Terms {
+    prompts: 48,
     capacity_over: Duration::from_secs(15),
     share: 0.7,
     calm: Duration::from_secs(2),
@@ -262,6 +263,7 @@ async fn all_coordinator_kills(kills: usize) -> Result<Vec<String>> {
 async fn all_rolling(rounds: usize) -> Result<Vec<String>> {
     let run = rolling::run(rolling::Plan {
         rounds,
+        nodes_each: 2,
         grace: GRACE,
         terms: RECONNECTING,
     })

@@ -70,9 +70,8 @@ impl CoordinatorKills {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
-    let seed = plan.terms.seed;
-    let options = load::rig_options(seed);
-    let (cases, answers) = load::baseline(seed).await?;
+    let options = load::rig_options(plan.terms);
+    let (cases, answers) = load::baseline(plan.terms).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = CoordinatorKills::default();
     let before = rig.pids();

@@ -92,9 +92,8 @@ impl Kills {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: Plan) -> Result<Kills> {
-    let seed = plan.terms.seed;
-    let options = load::rig_options(seed);
-    let (cases, answers) = load::baseline(seed).await?;
+    let options = load::rig_options(plan.terms);
+    let (cases, answers) = load::baseline(plan.terms).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = Kills::default();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;

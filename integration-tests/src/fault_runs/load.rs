@@ -25,8 +25,6 @@ pub const SHORT_PROMPT_TOKENS: Range<usize> = 32..96;
 /// Twice what the capacity is measured with. More are there only when the machine has become slower than it was then, as
 /// one that is shared does: what is due then waits at the client, and is counted.
 const IN_FLIGHT_MAX: usize = 32;
-/// Different prompts.
-const PROMPTS: usize = 48;
 /// Enough to keep four nodes busy.
 const CAPACITY_CONCURRENCY: usize = 16;
 const WITHIN: Duration = Duration::from_secs(60);
@@ -54,6 +52,8 @@ impl Sent {
 /// How a run under load is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
+    /// Different ones.
+    pub prompts: usize,
     pub capacity_over: Duration,
     /// Of the capacity.
     pub share: f64,
@@ -72,11 +72,11 @@ pub struct Rates {
 }
 
 /// A cluster for a run under load: every request is a handoff, and the retry budget is as shipped.
-pub fn rig_options(seed: u64) -> RigOptions {
+pub fn rig_options(terms: Terms) -> RigOptions {
     RigOptions {
         prefix_cache: false,
         retries_free_per_minute: 10,
-        ..RigOptions::new("2p2d", seed)
+        ..RigOptions::new("2p2d", terms.seed)
     }
 }
 
@@ -84,8 +84,8 @@ pub fn rig_options(seed: u64) -> RigOptions {
 ///
 /// # Errors
 /// As [`campaign::baseline`].
-pub async fn baseline(seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
-    campaign::baseline_of(PROMPTS, SHORT_PROMPT_TOKENS, seed).await
+pub async fn baseline(terms: Terms) -> Result<(Vec<Case>, Vec<Answer>)> {
+    campaign::baseline_of(terms.prompts, SHORT_PROMPT_TOKENS, terms.seed).await
 }
 
 #[derive(Debug, Default)]

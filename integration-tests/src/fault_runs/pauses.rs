@@ -87,9 +87,8 @@ impl Pauses {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: &Plan) -> Result<Pauses> {
-    let seed = plan.terms.seed;
-    let options = load::rig_options(seed);
-    let (cases, answers) = load::baseline(seed).await?;
+    let options = load::rig_options(plan.terms);
+    let (cases, answers) = load::baseline(plan.terms).await?;
     let rig = Rig::start(&options).await?;
     let mut run = Pauses::default();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
@@ -97,12 +96,14 @@ pub async fn run(plan: &Plan) -> Result<Pauses> {
     let nodes: Vec<String> = (0..2)
         .flat_map(|i| [format!("prefill-{i}"), format!("decode-{i}")])
         .collect();
-    for (lasts, times) in &plan.pauses {
-        for i in 0..*times {
-            tokio::time::sleep(plan.terms.calm).await;
-            let pause = pause(&rig, (&nodes[i % nodes.len()], *lasts), &load).await?;
-            run.pauses.push(pause);
-        }
+    let lengths = plan
+        .pauses
+        .iter()
+        .flat_map(|(lasts, times)| std::iter::repeat_n(*lasts, *times));
+    for (i, lasts) in lengths.enumerate() {
+        tokio::time::sleep(plan.terms.calm).await;
+        run.pauses
+            .push(pause(&rig, (&nodes[i % nodes.len()], lasts), &load).await?);
     }
     let ended = load.stop().await?;
     rig.wait_for_rest(REST_WITHIN).await?;

@@ -26,6 +26,8 @@ const STUCK_WINDOW_BYTES: u32 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub rounds: usize,
+    /// Of each role; the coordinator comes last.
+    pub nodes_each: usize,
     pub grace: Duration,
     pub terms: Terms,
 }
@@ -76,17 +78,17 @@ impl Rolling {
 /// # Errors
 /// The rig broke, or a process did not go at all.
 pub async fn run(plan: Plan) -> Result<Rolling> {
-    let seed = plan.terms.seed;
     let options = RigOptions {
         drain_ms_max: u64::try_from(plan.grace.as_millis()).ok(),
-        ..load::rig_options(seed)
+        ..load::rig_options(plan.terms)
     };
-    let (cases, answers) = load::baseline(seed).await?;
+    let (cases, answers) = load::baseline(plan.terms).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = Rolling::default();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
     run.rates = rates;
-    let mut names: Vec<String> = ["prefill", "decode"].iter().flat_map(|role| rig.names(role)).collect();
+    let of_role = |role: &&str| rig.names(role).into_iter().take(plan.nodes_each);
+    let mut names: Vec<String> = ["prefill", "decode"].iter().flat_map(of_role).collect();
     names.extend(rig.names("coordinator"));
     for name in names.iter().cycle().take(names.len() * plan.rounds) {
         let stuck = stuck_client(&rig).await?;
