@@ -131,11 +131,8 @@ impl LocalCluster {
         let listening = state
             .listening
             .unwrap_or_else(|| service_runtime::announce::Listening::coordinator(&name, "", ""));
-        // Should it be started again, it listens where nodes and clients know it.
-        cluster.options.listen = listening.http.unwrap_or_default();
-        cluster.options.control_listen = listening.control.unwrap_or_default();
-        cluster.base_url = format!("http://{}", cluster.options.listen);
-        cluster.control_address = cluster.options.control_listen.clone();
+        cluster.base_url = format!("http://{}", listening.http.unwrap_or_default());
+        cluster.control_address = listening.control.unwrap_or_default();
         for spec in cluster.options.nodes(&cluster.control_address) {
             cluster.start_process(spec)?;
         }
@@ -230,16 +227,16 @@ impl LocalCluster {
     }
 
     /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
-    /// A coordinator listens at the addresses of its first life.
+    /// A coordinator listens where nodes and clients know it from its last life.
     ///
     /// # Errors
     /// As [`LocalCluster::start`].
     pub async fn restart_node(&mut self, name: &str) -> Result<(), LocalClusterError> {
         let process = self.process(name)?;
-        let spec = match process.spec.kind {
-            ProcessKind::Coordinator => self.options.coordinator(),
-            _ => process.spec.clone(),
-        };
+        let mut spec = process.spec.clone();
+        if let Some(listening) = process.state.borrow().listening.as_ref() {
+            spec.listen_again(listening);
+        }
         process.kill();
         process.wait_for_exit().await;
         self.start_process(spec)?;

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use service_runtime::announce::Listening;
+
 use crate::topology::Topology;
 
 /// Loading 98 MB takes a second; ten times a model that barely fits a laptop is still inside two minutes.
@@ -21,8 +23,6 @@ pub struct LocalClusterOptions {
     pub model: PathBuf,
     /// Where the API listens; port 0 lets the OS pick.
     pub listen: String,
-    /// Where nodes join; port 0 lets the OS pick.
-    pub control_listen: String,
     pub settings: ClusterSettings,
     /// Further flags, for what `ClusterSettings` does not name.
     pub coordinator_flags: Vec<OsString>,
@@ -49,7 +49,6 @@ impl LocalClusterOptions {
             topology,
             model,
             listen: "127.0.0.1:0".to_owned(),
-            control_listen: "127.0.0.1:0".to_owned(),
             settings: ClusterSettings::default(),
             coordinator_flags: Vec::new(),
             prefill_flags: Vec::new(),
@@ -180,6 +179,21 @@ pub struct ProcessSpec {
     pub arguments: Vec<OsString>,
 }
 
+impl ProcessSpec {
+    /// A coordinator's next life takes the addresses of its last one; a node's address is in its registration.
+    pub(super) fn listen_again(&mut self, last: &Listening) {
+        if self.kind != ProcessKind::Coordinator {
+            return;
+        }
+        for (flag, address) in [("--listen=", &last.http), ("--control-listen=", &last.control)] {
+            let is_flag = |argument: &&mut OsString| argument.to_string_lossy().starts_with(flag);
+            if let (Some(argument), Some(address)) = (self.arguments.iter_mut().find(is_flag), address) {
+                *argument = format!("{flag}{address}").into();
+            }
+        }
+    }
+}
+
 /// What happens to a process of the cluster, for whoever shows it to a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEvent {
@@ -255,7 +269,7 @@ impl LocalClusterOptions {
         let mut flags = Flags::default();
         flags.set("name", "coordinator");
         flags.set("listen", &self.listen);
-        flags.set("control-listen", &self.control_listen);
+        flags.set("control-listen", "127.0.0.1:0");
         flags.set("model", &self.model);
         flags.set_some("served-model-name", &self.settings.served_model_name);
         flags.set_some("max-model-len", &self.settings.max_model_len);
@@ -406,6 +420,21 @@ mod tests {
         assert_eq!(told(&options), 0);
         options.settings.vllm_metrics = true;
         assert_eq!(told(&options), 3);
+    }
+
+    #[test]
+    fn a_coordinator_listens_again_where_it_did_and_a_node_anywhere() {
+        let options = options("1p1d");
+        let mut coordinator = options.coordinator();
+        let listening = Listening::coordinator("coordinator", "127.0.0.1:81", "127.0.0.1:82");
+        coordinator.listen_again(&listening);
+        for flag in ["--listen=127.0.0.1:81", "--control-listen=127.0.0.1:82"] {
+            assert!(coordinator.arguments.contains(&flag.into()), "{coordinator:?}");
+        }
+        let node = options.nodes("127.0.0.1:82").remove(0);
+        let mut again = node.clone();
+        again.listen_again(&listening);
+        assert_eq!(again, node);
     }
 
     #[test]
