@@ -221,11 +221,11 @@ async fn all_flips(rounds: usize) -> Result<Vec<String>> {
 }
 
 async fn all_kills(kills_each: usize) -> Result<Vec<String>> {
-    let run = kills::run(kills::Plan {
+    let plan = kills::Plan {
         kills_each,
         terms: TERMS,
-    })
-    .await?;
+    };
+    let run = kills::run(plan, |victim, placements| eprintln!("{victim}: {placements:?}")).await?;
     println!("{}", run.summary());
     Ok(run.broken())
 }
@@ -245,7 +245,7 @@ async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
         // Half of the nodes of a role stand still for half a minute.
         terms: Terms { share: 0.4, ..TERMS },
     };
-    let run = pauses::run(&plan).await?;
+    let run = pauses::run(&plan, |pause| eprintln!("{pause:?}")).await?;
     println!("{}", run.summary());
     Ok(run.violations)
 }

@@ -91,7 +91,7 @@ impl Kills {
 
 /// # Errors
 /// The rig broke.
-pub async fn run(plan: Plan) -> Result<Kills> {
+pub async fn run(plan: Plan, told: impl Fn(&str, &Placements)) -> Result<Kills> {
     let options = load::rig_options(plan.terms);
     let (cases, answers) = load::baseline(plan.terms).await?;
     let mut rig = Rig::start(&options).await?;
@@ -105,6 +105,7 @@ pub async fn run(plan: Plan) -> Result<Kills> {
         let names = rig.names(role);
         let victim = names[(i / 2) % names.len()].clone();
         let placements = kill(&mut rig, (&victim, &load), &mut run).await?;
+        told(&victim, &placements);
         run.kills += 1;
         run.placed_on_dead += placements.after.len();
         run.last_placements.push(placements.last().unwrap_or_default());

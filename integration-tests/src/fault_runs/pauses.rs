@@ -17,8 +17,11 @@ use crate::wait::wait_until;
 
 /// T7's line, with a lease of two seconds.
 pub const DETECTED_WITHIN: Duration = Duration::from_secs(3);
-/// Under load a prefill node is in the middle of a transfer at once.
-const REACHED_WITHIN: Duration = Duration::from_secs(20);
+/// Under load a prefill node is in the middle of a transfer at once; under a light one the router may prefer the other.
+const REACHED_WITHIN: Duration = Duration::from_secs(5);
+/// A node that runs answers its failpoint socket at once.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const IN_TRANSFER: FaultPoint = FaultPoint::TransferHalf;
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// What a run is made of.
@@ -34,6 +37,8 @@ pub struct Plan {
 pub struct Pause {
     pub lasted: Duration,
     pub node: String,
+    /// A prefill node that stood still in the middle of a transfer: the rest of it came late.
+    pub is_in_transfer: bool,
     /// Until the coordinator said of the node that it is lost.
     pub lost_after: Option<Duration>,
     /// Until the last leg was given to it while it stood still.
@@ -58,18 +63,22 @@ impl Pauses {
     pub fn summary(&self) -> String {
         let lengths: BTreeSet<Duration> = self.pauses.iter().map(|pause| pause.lasted).collect();
         let mut text = String::from(
-            "| pause | n | lost | lost after p50 | p99 | last leg given after p50 | p99 |\n|---|---|---|---|---|---|---|\n",
+            "| pause | n | in mid-transfer | lost | lost after p50 | p99 | last leg given after p50 | p99 |\n|---|---|---|---|---|---|---|---|\n",
         );
         for lasted in lengths {
             let of = || self.pauses.iter().filter(move |pause| pause.lasted == lasted);
             let lost: Vec<Duration> = of().filter_map(|pause| pause.lost_after).collect();
             let used: Vec<Duration> = of().map(|pause| pause.last_used.unwrap_or_default()).collect();
             let q = |of: &[Duration], q| format!("{:.2} s", quantile(of, q).as_secs_f64());
-            let (n, times) = (of().count(), lost.len());
+            let (n, times, cut) = (
+                of().count(),
+                lost.len(),
+                of().filter(|pause| pause.is_in_transfer).count(),
+            );
             let (lost50, lost99, used50, used99) = (q(&lost, 0.5), q(&lost, 0.99), q(&used, 0.5), q(&used, 0.99));
             let _ = writeln!(
                 text,
-                "| {lasted:?} | {n} | {times} | {lost50} | {lost99} | {used50} | {used99} |"
+                "| {lasted:?} | {n} | {cut} | {times} | {lost50} | {lost99} | {used50} | {used99} |"
             );
         }
         let _ = write!(
@@ -86,7 +95,7 @@ impl Pauses {
 
 /// # Errors
 /// The rig broke.
-pub async fn run(plan: &Plan) -> Result<Pauses> {
+pub async fn run(plan: &Plan, told: impl Fn(&Pause)) -> Result<Pauses> {
     let options = load::rig_options(plan.terms);
     let (cases, answers) = load::baseline(plan.terms).await?;
     let rig = Rig::start(&options).await?;
@@ -102,8 +111,9 @@ pub async fn run(plan: &Plan) -> Result<Pauses> {
         .flat_map(|(lasts, times)| std::iter::repeat_n(*lasts, *times));
     for (i, lasts) in lengths.enumerate() {
         tokio::time::sleep(plan.terms.calm).await;
-        run.pauses
-            .push(pause(&rig, (&nodes[i % nodes.len()], lasts), &load).await?);
+        let pause = pause(&rig, (&nodes[i % nodes.len()], lasts), &load).await?;
+        told(&pause);
+        run.pauses.push(pause);
     }
     let ended = load.stop().await?;
     rig.wait_for_rest(REST_WITHIN).await?;
@@ -132,41 +142,46 @@ pub async fn run(plan: &Plan) -> Result<Pauses> {
 }
 
 /// A prefill node stops itself in the middle of a transfer: the rest of it is what comes late. A decode node is stopped
-/// wherever it is.
+/// wherever it is, and so is a prefill node that has nothing to transfer.
 async fn pause(rig: &Rig, (node, lasts): (&str, Duration), load: &Load) -> Result<Pause> {
-    let point = FaultPoint::TransferHalf;
-    if node.starts_with(point.role()) {
-        anyhow::ensure!(rig.arm(node, (point, "1*return(stop)")).await, "{node} cannot be armed");
-        wait_until("the point", REACHED_WITHIN, || {
-            std::future::ready(if rig.is_paused(node) { Ok(()) } else { Err("not yet") })
-        })
-        .await?;
-    } else {
+    let is_in_transfer = node.starts_with(IN_TRANSFER.role()) && stops_itself(rig, node).await?;
+    if !is_in_transfer {
         rig.pause(node);
     }
     let begun = Moment::now();
     let lost_after = watch(rig, (node, lasts), begun.instant).await?;
     let lasted = begun.instant.elapsed();
     rig.resume(node);
-    if node.starts_with(point.role()) {
-        // Otherwise the next passage of a point that was armed for one would find it armed still.
-        wait_until("the point unarmed", REACHED_WITHIN, || async {
-            match rig.arm(node, (point, "off")).await {
-                true => Ok(()),
-                false => Err("no answer yet"),
-            }
-        })
-        .await?;
-    }
     rig.wait_until_whole().await?;
     load.wait_for_those_before(begun.instant + lasted).await?;
     let placements = Placements::of(rig, node, (begun, lasted)).await?;
     Ok(Pause {
         lasted: lasts,
         node: node.to_owned(),
+        is_in_transfer,
         lost_after,
         last_used: placements.last(),
     })
+}
+
+/// False when it did not pass the point, which it will not do later either.
+async fn stops_itself(rig: &Rig, node: &str) -> Result<bool> {
+    let is_armed = rig.arm(node, (IN_TRANSFER, "1*return(stop)")).await;
+    anyhow::ensure!(is_armed, "{node} cannot be armed");
+    let stopped = wait_until("the point", REACHED_WITHIN, || {
+        std::future::ready(if rig.is_paused(node) { Ok(()) } else { Err("not yet") })
+    });
+    if stopped.await.is_ok() {
+        return Ok(true);
+    }
+    wait_until("the point unarmed, or passed after all", ANSWER_WITHIN, || async {
+        match rig.arm(node, (IN_TRANSFER, "off")).await || rig.is_paused(node) {
+            true => Ok(()),
+            false => Err("no answer"),
+        }
+    })
+    .await?;
+    Ok(rig.is_paused(node))
 }
 
 /// Looks for `lasts` at what the coordinator says of the node.

@@ -83,12 +83,13 @@ async fn every_turned_bit_is_detected_and_no_text_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_die_under_load_cost_no_answer() {
-    let run = kills::run(kills::Plan {
+    let plan = kills::Plan {
         kills_each: 1,
         terms: TERMS,
-    })
-    .await
-    .expect("the run");
+    };
+    let run = kills::run(plan, |victim, placements| println!("{victim}: {placements:?}"))
+        .await
+        .expect("the run");
     println!("{}", run.summary());
     assert_eq!(run.violations, Vec::<String>::new());
     assert_eq!(
@@ -116,7 +117,9 @@ async fn a_node_that_wakes_after_its_lease_hurts_nobody() {
         pauses: vec![(Duration::from_secs(4), 2)],
         terms: TERMS,
     };
-    let run = pauses::run(&plan).await.expect("the run");
+    let run = pauses::run(&plan, |pause| println!("{pause:?}"))
+        .await
+        .expect("the run");
     println!("{}", run.summary());
     let broken: Vec<&String> = run
         .violations
