@@ -34,6 +34,10 @@ pub struct NodeSnapshot {
     pub health: NodeHealth,
     pub is_suspected: bool,
     pub lease_left: Duration,
+    /// Since it was last renewed.
+    pub lease_age: Duration,
+    /// That the node says it is connected to.
+    pub coordinators: u32,
     /// As last reported; at most a status interval old while the node is connected.
     pub kv_blocks: KvBlockCounts,
     pub running_sequences: u32,
@@ -101,6 +105,8 @@ impl ClusterSnapshot {
                 } else {
                     n.lease_until.remaining(now)
                 },
+                lease_age: now.since(n.status_at),
+                coordinators: status.map_or(0, |s| s.coordinators),
                 // What a lost node holds is unknown, and no longer memory of this cluster.
                 kv_blocks: status.filter(|_| !is_lost).map(|s| s.kv_blocks).unwrap_or_default(),
                 running_sequences: status.filter(|_| !is_lost).map_or(0, |s| s.running_sequences),

@@ -11,6 +11,8 @@ use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use serving_core::cluster::{ClusterConfig, OnIllegalTransition};
 use serving_core::routing::RoutingPolicy;
 
+use crate::registry::MembershipKind;
+
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub struct Config {
     /// HTTP API: host:port; port 0 is any free one
@@ -19,7 +21,14 @@ pub struct Config {
     /// Membership endpoint that nodes join (gRPC): host:port
     #[arg(long, default_value = "127.0.0.1:7400")]
     pub control_listen: String,
-    /// Name of this coordinator in logs, traces and announcements
+    /// host:port at which nodes reach the membership endpoint, when it is not the control_listen address; they learn it from etcd
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_advertise: Option<String>,
+    /// How nodes find this coordinator: embedded (they are told its address), or etcd://HOST:PORT/CLUSTER, where it registers
+    #[arg(long, default_value = "embedded", value_name = "embedded|ETCD")]
+    pub membership: MembershipKind,
+    /// Name of this coordinator in its cluster, in logs, traces and announcements; unique, kept over restarts
     #[arg(long, default_value = "coordinator-0")]
     pub name: String,
     /// GGUF file of the served model: its tokenizer and chat template are used here, its weights are not
@@ -40,12 +49,9 @@ pub struct Config {
     /// Time from arrival to last token where the client does not say otherwise
     #[arg(long, default_value_t = 600_000)]
     pub request_time_limit_ms: u64,
-    /// A node that is silent for this long is lost
+    /// A node that is silent for this long is lost; nodes report at least twenty times as often
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     pub lease_ms: u64,
-    /// How often nodes report at least
-    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(10..=60_000))]
-    pub status_interval_ms: u64,
     /// Largest HTTP body
     #[arg(long, default_value = "4MiB")]
     pub body_bytes_max: ByteSize,
@@ -106,12 +112,22 @@ impl ProcessConfig for Config {
     }
 }
 
+/// A few reports may be late or lost before a lease is.
+const STATUSES_PER_LEASE: u32 = 20;
+
 impl Config {
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms)
+    }
+    /// How often nodes report at least.
+    pub fn status_interval(&self) -> Duration {
+        self.lease() / STATUSES_PER_LEASE
+    }
     pub fn cluster(&self) -> ClusterConfig {
         ClusterConfig {
             queue_requests_max: self.max_queue_requests,
             queue_wait_max: Duration::from_millis(self.queue_wait_ms_max),
-            lease: Duration::from_millis(self.lease_ms),
+            lease: self.lease(),
             model_name: Some(self.served_model_name.clone()),
             local_prefill_below_tokens: self.local_prefill_below_tokens,
             allow_local_prefill: self.allow_local_prefill,

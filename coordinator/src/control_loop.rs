@@ -269,6 +269,7 @@ impl ControlLoop {
             ClusterAction::RenewLease { stream } => self.nodes.renew(stream),
             ClusterAction::SendPeers { stream, peers } => self.nodes.peers(stream, peers),
             ClusterAction::RequestDrain { stream } => self.nodes.drain(stream),
+            ClusterAction::TellPermits { stream, note } => self.nodes.permits(stream, note),
             ClusterAction::DropNode { node, cause } => {
                 tell_dropped(&node, cause);
                 self.clocks.forget(&node);
@@ -355,6 +356,7 @@ impl ControlLoop {
                     request,
                     node_epoch,
                     permit_blocks,
+                    coordinator_epoch: self.nodes.coordinator().epoch,
                     local_prefill: local,
                     prefill_node: prefill,
                 };
@@ -373,6 +375,7 @@ impl ControlLoop {
                     request,
                     node_epoch,
                     permit_tokens,
+                    coordinator_epoch: self.nodes.coordinator().epoch,
                     ticket,
                 };
                 dispatch::start_prefill(context, channel, prefill)

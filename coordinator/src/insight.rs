@@ -11,9 +11,11 @@ use serving_core::cluster::NodeHealth;
 use tokio::sync::Semaphore;
 
 use crate::cluster_metrics::ClusterSnapshot;
+use crate::control_handle::ControlHandle;
 use crate::node_clocks::NodeClocks;
 use crate::records::RecordStore;
 use crate::records::shape::ClockShape;
+use crate::registry::RegistryView;
 use crate::slo::{SloLedger, SloRules};
 
 /// Where the cluster's state is read from; the coordinator's metrics implement it.
@@ -38,6 +40,9 @@ pub struct Insight {
     pub http: reqwest::Client,
     /// Followers of the events leave when the process is to: a drain does not wait for them.
     pub drain: Shutdown,
+    pub registry: RegistryView,
+    /// Drains nodes; `None` where there is no cluster behind the edge.
+    pub nodes: Option<ControlHandle>,
     pub exporting: Exporting,
 }
 

@@ -14,6 +14,7 @@ mod membership;
 pub mod metrics;
 pub mod node_clocks;
 pub mod records;
+pub mod registry;
 pub mod request_handle;
 pub mod serve;
 pub mod slo;

@@ -13,7 +13,7 @@ use proto::v1::membership_service_server::MembershipService;
 use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
 use serving_core::ids::NodeId;
-use serving_core::node::NodeRecord;
+use serving_core::node::{NodeRecord, PermitNote};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -256,6 +256,14 @@ impl NodeStreams {
             compatibility: record.compatibility,
         });
         self.send(id, CoordinatorReport::Peers(peers.collect()));
+    }
+
+    pub(crate) fn coordinator(&self) -> &NodeId {
+        &self.terms.coordinator
+    }
+
+    pub(crate) fn permits(&mut self, id: StreamId, note: PermitNote) {
+        self.send(id, CoordinatorReport::Permits(note));
     }
 
     pub(crate) fn drain(&mut self, id: StreamId) {

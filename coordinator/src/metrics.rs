@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use service_runtime::metrics::config::MetricsConfig;
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::StageLabels;
 use service_runtime::metrics::{Histograms, HistogramsWithExemplars, Role, table};
 use service_runtime::runtime_tasks;
@@ -46,6 +47,7 @@ pub struct Metrics {
     stages: Histograms<StageLabels>,
     first_to_second_token: Histogram,
     panics: Counter,
+    membership: MembershipGauges,
     /// Under vLLM's names, where that was asked for.
     aliases: Option<Aliases>,
     cluster: Arc<Mutex<ClusterSnapshot>>,
@@ -81,6 +83,7 @@ impl Metrics {
             stages: table::STAGE_SECONDS.new_histograms(),
             first_to_second_token: table::FIRST_TO_SECOND_TOKEN.new_histogram(),
             panics: Counter::default(),
+            membership: MembershipGauges::register(&mut registry),
             cluster: cluster.clone(),
             aliases,
             registry: Arc::default(),
@@ -93,6 +96,10 @@ impl Metrics {
         runtime_tasks::register(&mut registry);
         metrics.registry = Arc::new(registry);
         metrics
+    }
+
+    pub fn membership(&self) -> MembershipGauges {
+        self.membership.clone()
     }
 
     /// For the `/metrics` of the membership port.

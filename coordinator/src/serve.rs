@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use proto::messages::CONTROL_MESSAGE_BYTES_MAX;
 use proto::v1::membership_service_server::MembershipServiceServer;
 use service_runtime::announce::{Announcement, Listening};
@@ -26,6 +26,7 @@ use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
 use crate::records::{RecordLimits, RecordStore};
+use crate::registry::{Facts, MembershipKind, Registry};
 use crate::request_handle::Readiness;
 use crate::slo::SloRules;
 use crate::text::TextModel;
@@ -44,6 +45,8 @@ pub struct Coordinator {
     pub clocks: NodeClocks,
     pub health: Health,
     pub control_address: SocketAddr,
+    /// This life of this coordinator.
+    pub id: NodeId,
     stop: Shutdown,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -55,13 +58,14 @@ impl Coordinator {
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         let metrics = Arc::new(Metrics::new(&config.served_model_name, config.metrics));
         let clocks = NodeClocks::default();
+        let id = NodeId {
+            name: NodeName::new(&config.name),
+            epoch: NodeEpoch(rand::random()),
+        };
         let terms = Terms {
-            coordinator: NodeId {
-                name: NodeName::new(&config.name),
-                epoch: NodeEpoch(rand::random()),
-            },
-            lease: Duration::from_millis(config.lease_ms),
-            status_interval: Duration::from_millis(config.status_interval_ms),
+            coordinator: id.clone(),
+            lease: config.lease(),
+            status_interval: config.status_interval(),
         };
         let (control, handle) = ControlLoop::new(LoopParts {
             cluster: config.cluster(),
@@ -92,6 +96,7 @@ impl Coordinator {
             clocks,
             health,
             control_address,
+            id,
             stop,
             tasks,
         })
@@ -146,7 +151,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let http_address = http_listener.local_addr()?;
     let slo_rules = SloRules::parse(&config.slo).context("--slo")?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
+    let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
+        registry: registry.as_ref().map(Registry::view).unwrap_or_default(),
         records: Arc::new(RecordStore::new(RecordLimits {
             records_max: config.request_records,
             ..RecordLimits::default()
@@ -156,6 +163,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         node_clocks: coordinator.clocks.clone(),
         cluster: Some(coordinator.metrics.clone()),
         name: config.name.clone(),
+        nodes: Some(coordinator.handle.clone()),
         listen: http_address.to_string(),
         http: node_client(),
         drain: shutdown.clone(),
@@ -187,5 +195,33 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let drain_max = Duration::from_millis(config.drain_ms_max);
     api::serve_http(http_listener, api::router(state), shutdown.requested(), drain_max).await;
     coordinator.stop().await;
-    Ok(())
+    let fenced_by = match registry {
+        Some(registry) => registry.leave().await,
+        None => None,
+    };
+    match fenced_by {
+        Some(by_epoch) => bail!(
+            "another coordinator that was started later is called {} (epoch {by_epoch}); this one has left. Names are unique: give one of them another",
+            config.name
+        ),
+        None => Ok(()),
+    }
+}
+
+/// `None` with embedded membership.
+fn register(
+    config: &Config,
+    (coordinator, http): (&Coordinator, SocketAddr),
+    shutdown: Shutdown,
+) -> anyhow::Result<Option<Registry>> {
+    let MembershipKind::Etcd(address) = &config.membership else {
+        return Ok(None);
+    };
+    let facts = Facts {
+        id: coordinator.id.clone(),
+        control: coordinator.control_address,
+        control_advertise: config.control_advertise.as_deref(),
+        http,
+    };
+    Registry::start(address, facts, (coordinator.metrics.membership(), shutdown)).map(Some)
 }

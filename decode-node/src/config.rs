@@ -8,6 +8,7 @@ use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
+use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
@@ -30,9 +31,10 @@ pub struct Config {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_advertise: Option<String>,
-    /// host:port of each coordinator's control port
-    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7400")]
-    pub coordinators: Vec<String>,
+    /// Where the coordinators are: host:port of each one's control port, or etcd://HOST:PORT/CLUSTER, where this node then
+    /// registers too
+    #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
+    pub coordinators: Vec<CoordinatorsAt>,
     /// GGUF file
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]

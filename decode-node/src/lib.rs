@@ -18,10 +18,11 @@ mod step_loop;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
-use service_runtime::membership::{self, JoinConfig, MembershipEvent};
+use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MembershipEvent, MixedCoordinators};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::Welcomes;
+use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 
 pub use config::Config;
@@ -43,6 +44,14 @@ pub enum RunError {
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error(transparent)]
+    Coordinators(#[from] MixedCoordinators),
+    #[error("this node cannot be registered: {0}; fix its name, address or served_model_name")]
+    Registration(#[from] BadRecord),
+    #[error(
+        "another process that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
+    )]
+    Fenced { name: String, by_epoch: NodeEpoch },
+    #[error(transparent)]
     Node(#[from] NodeError),
     #[error("the step thread ended by itself; its last words are on stderr; this is a bug in baton")]
     StepThread,
@@ -56,7 +65,7 @@ pub enum RunError {
 /// [`RunError`].
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
     let (listener, bound) = serve::bind(&config.listen).await?;
-    let address = config.advertise.clone().unwrap_or_else(|| bound.to_string());
+    let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut node = DecodeNode::open(&config, &address).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
     let ops = Ops {
@@ -71,11 +80,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
     let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
     let join = JoinConfig {
-        coordinators: config.coordinators.clone(),
+        coordinators: CoordinatorsAt::of(&config.coordinators)?,
         record: node.record(),
+        gauges: node.membership_gauges(),
     };
-    let mut members = membership::join(join, node.status());
+    let mut members = membership::join(join, node.status())?;
     let mut welcomes = Welcomes::default();
+    let mut fenced_by = None;
     loop {
         tokio::select! {
             () = shutdown.requested() => break,
@@ -100,6 +111,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
                     tracing::info!(%reason, "a coordinator asks this node to leave");
                     break;
                 }
+                Some(MembershipEvent::Fenced { by_epoch }) => {
+                    fenced_by = Some(by_epoch);
+                    break;
+                }
                 None => break,
             }
         }
@@ -112,5 +127,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         server.await.map_err(RunError::ServerTask)??;
     }
     members.leave().await;
-    Ok(())
+    match fenced_by {
+        Some(by_epoch) => Err(RunError::Fenced {
+            name: config.name,
+            by_epoch,
+        }),
+        None => Ok(()),
+    }
 }

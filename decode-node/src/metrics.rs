@@ -8,6 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use service_runtime::metrics::Role;
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::{NodeFacts, NodeMetrics};
 use service_runtime::metrics::table;
 use service_runtime::metrics::vllm_node::PoolFacts;
@@ -40,6 +41,10 @@ impl Metrics {
         }
         table::LOCAL_PREFILLS.register(registry, metrics.local_prefills.clone());
         metrics
+    }
+
+    pub fn membership(&self) -> MembershipGauges {
+        self.node.membership.clone()
     }
 
     pub fn step(&self, tokens: u32, sequences: usize, took: Duration) {

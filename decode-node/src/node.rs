@@ -14,6 +14,7 @@ use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use proto::v1::decode_service_server::DecodeServiceServer;
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
@@ -57,6 +58,7 @@ pub struct DecodeNode {
     /// Prefill nodes of this host may share memory as long as it lives.
     _shared_memory: Option<shm::Serving>,
     registry: Arc<Registry>,
+    gauges: MembershipGauges,
     status: watch::Receiver<NodeStatus>,
     /// Ends with the step thread, however it ends.
     ended: oneshot::Receiver<()>,
@@ -90,6 +92,7 @@ impl DecodeNode {
             limits,
             reservation: config.reservation(),
         });
+        let gauges = metrics.membership();
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
         let parts = LoopParts {
             node: id,
@@ -116,6 +119,7 @@ impl DecodeNode {
             receiver,
             _shared_memory: shared_memory,
             registry: Arc::new(registry),
+            gauges,
             status,
             ended,
         })
@@ -129,6 +133,9 @@ impl DecodeNode {
     }
     pub fn ledger(&self) -> Arc<dyn BlockLedger> {
         self.inbox.clone()
+    }
+    pub fn membership_gauges(&self) -> MembershipGauges {
+        self.gauges.clone()
     }
     pub fn registry(&self) -> Arc<Registry> {
         self.registry.clone()

@@ -185,6 +185,7 @@ impl StepLoop {
             request: request.clone(),
             attempt: job.open.attempt,
             permit_blocks: u64::from(job.open.permit_blocks),
+            coordinator: job.open.coordinator_epoch,
             source,
         };
         let key = AttemptKey {

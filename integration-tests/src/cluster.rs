@@ -140,6 +140,15 @@ impl TestCluster {
         serde_json::from_str(&text).with_context(|| format!("{path} answers no JSON: {text}"))
     }
 
+    /// The page that `baton status` draws, at one of the coordinators.
+    ///
+    /// # Errors
+    /// No answer, or no JSON.
+    pub async fn cluster_page(&self, base_url: &str) -> anyhow::Result<Value> {
+        let answer = self.http.get(format!("{base_url}/admin/cluster")).send().await?;
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
     /// The coordinator's metrics, which include every node's blocks.
     ///
     /// # Errors

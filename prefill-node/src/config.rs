@@ -12,6 +12,7 @@ use kv_transfer::shm::DirectSecret;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
@@ -27,14 +28,10 @@ pub struct Config {
     /// Address others reach this node at; default: the one it listens on
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Membership addresses of the coordinators, in order of preference
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "127.0.0.1:7400",
-        value_name = "HOST:PORT"
-    )]
-    pub coordinators: Vec<String>,
+    /// Where the coordinators are: host:port of each one's control port, or etcd://HOST:PORT/CLUSTER, where this node then
+    /// registers too
+    #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
+    pub coordinators: Vec<CoordinatorsAt>,
     /// GGUF file of the model; the stand-in takes only vocabulary and context from it
     #[arg(long, value_name = "GGUF")]
     pub model: Option<PathBuf>,

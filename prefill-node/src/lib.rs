@@ -12,6 +12,7 @@ mod node;
 mod service;
 mod step_loop;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use engine::{OpenError, OpenedEngine};
@@ -19,10 +20,13 @@ use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
-use service_runtime::membership::{self, JoinConfig, Membership, MembershipEvent};
+use service_runtime::membership::{
+    self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MembershipEvent, MixedCoordinators,
+};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::Welcomes;
+use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 use tokio::net::TcpListener;
 
@@ -44,6 +48,14 @@ pub enum RunError {
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error(transparent)]
+    Coordinators(#[from] MixedCoordinators),
+    #[error("this node cannot be registered: {0}; fix its name, address or served_model_name")]
+    Registration(#[from] BadRecord),
+    #[error(
+        "another process that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
+    )]
+    Fenced { name: String, by_epoch: NodeEpoch },
+    #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
     Node(#[from] NodeError),
@@ -61,7 +73,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
     let (listener, bound) = serve::bind(&config.listen).await?;
     let opening = config.clone();
     let opened = tokio::task::spawn_blocking(move || opening.open_engine()).await??;
-    run_engine(config, (opened, listener, bound.to_string()), shutdown).await
+    run_engine(config, (opened, listener, bound), shutdown).await
 }
 
 /// The same with an engine and a port that are there already; `bound` is the port's address.
@@ -70,10 +82,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
 /// As [`run`].
 pub async fn run_engine(
     config: Config,
-    (opened, listener, bound): (OpenedEngine, TcpListener, String),
+    (opened, listener, bound): (OpenedEngine, TcpListener, SocketAddr),
     shutdown: Shutdown,
 ) -> Result<(), RunError> {
-    let address = config.advertise.clone().unwrap_or_else(|| bound.clone());
+    let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&config, (opened, address), &mut registry)?;
     let health = Health::new("no coordinator has welcomed this node yet");
@@ -88,19 +100,20 @@ pub async fn run_engine(
     let stop_serving = Shutdown::new();
     let routes = std::mem::take(&mut node.routes).routes();
     let mut server = tokio::spawn(serve::serve_node(listener, routes, ops, stop_serving.clone()));
-    Announcement::Listening(Listening::node(ROLE, &config.name, &bound)).print();
+    Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
     let join = JoinConfig {
-        coordinators: config.coordinators.clone(),
+        coordinators: CoordinatorsAt::of(&config.coordinators)?,
         record: node.record.clone(),
+        gauges: node.gauges.clone(),
     };
-    let mut membership = membership::join(join, node.status.clone());
+    let mut membership = membership::join(join, node.status.clone())?;
     let ended = tokio::select! {
         () = shutdown.requested() => Ok(()),
         ended = attend(&mut node, &mut membership, &health) => ended,
         served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served?)),
     };
     health.set(ReadyState::Draining);
-    if ended.is_ok() {
+    if matches!(ended, Ok(()) | Err(RunError::Fenced { .. })) {
         node.drain(config.drain()).await;
     }
     // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
@@ -134,6 +147,10 @@ async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -
                 Some(MembershipEvent::DrainRequested { reason }) => {
                     tracing::info!(reason, "a coordinator asks this node to leave");
                     return Ok(());
+                }
+                Some(MembershipEvent::Fenced { by_epoch }) => {
+                    let name = node.record.id.name.to_string();
+                    return Err(RunError::Fenced { name, by_epoch });
                 }
                 None => return Ok(()),
             },

@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::{NodeFacts, NodeMetrics};
 use service_runtime::metrics::vllm_node::PoolFacts;
 use service_runtime::metrics::{Role, raise, table};
@@ -79,6 +80,10 @@ impl Metrics {
             let labels = FallbackLabels { transport, reason };
             raise(&self.transport_fallbacks.get_or_create(&labels), total);
         }
+    }
+
+    pub fn membership(&self) -> MembershipGauges {
+        self.node.membership.clone()
     }
 
     pub fn step(&self, tokens: u32, sequences: usize, took: Duration) {

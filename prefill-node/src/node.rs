@@ -11,6 +11,7 @@ use kv_transfer::transport::{PairPeer, Transport};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillConfig};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
@@ -48,6 +49,7 @@ pub struct Node {
     pub record: NodeRecord,
     pub status: watch::Receiver<NodeStatus>,
     pub transport: Arc<dyn Transport>,
+    pub gauges: MembershipGauges,
     /// The prefill service, to be served on the node's port.
     pub routes: RoutesBuilder,
     inbox: mpsc::Sender<Command>,
@@ -79,6 +81,7 @@ impl Node {
         let pairs = PairTransport::new(pairs.writing_in_place(direct).over(config.transports.clone()));
         let aliases = PoolFacts::if_wanted(config.metrics, &config.served_model_name, &limits);
         let metrics = Metrics::new(registry, pairs.fallbacks(), aliases);
+        let gauges = metrics.membership();
         let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);
         let batcher = PrefillBatcher::new(PrefillConfig {
@@ -124,6 +127,7 @@ impl Node {
             record,
             status,
             transport,
+            gauges,
             routes,
             inbox,
             alive,

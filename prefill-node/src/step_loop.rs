@@ -158,6 +158,7 @@ impl StepLoop {
                 request: request.clone(),
                 attempt: message.attempt,
                 permit_tokens: u64::from(message.permit_tokens),
+                coordinator: message.coordinator_epoch,
                 handoff_skip_blocks: message.ticket.as_ref().map(|ticket| ticket.prefix_blocks),
             },
         );

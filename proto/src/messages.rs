@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
-use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, Ticket};
+use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
 use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::StageTimings;
 use serving_core::time::Time;
@@ -28,6 +28,8 @@ pub struct OpenRequest {
     /// Another epoch refuses.
     pub node_epoch: NodeEpoch,
     pub permit_blocks: u32,
+    /// The life of the coordinator whose permits these are.
+    pub coordinator_epoch: NodeEpoch,
     /// Set: the decode node computes the prompt itself and mints no ticket.
     pub local_prefill: Option<LocalPrefillReason>,
     /// Only this node may write the reservation; `None` with local prefill.
@@ -41,6 +43,8 @@ pub struct PrefillRequest {
     pub request: Request,
     pub node_epoch: NodeEpoch,
     pub permit_tokens: u32,
+    /// The life of the coordinator whose permits these are.
+    pub coordinator_epoch: NodeEpoch,
     /// `None`: the request ends at its first token, nothing is handed over.
     pub ticket: Option<Ticket>,
 }
@@ -267,6 +271,8 @@ pub enum CoordinatorReport {
     Drain {
         reason: String,
     },
+    /// To a node that has other coordinators too.
+    Permits(PermitNote),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -132,6 +132,7 @@ pub fn cluster_page(state: &AppState) -> Value {
             "waiting": { "interactive": snapshot.waiting_interactive, "batch": snapshot.waiting_batch },
             "unfinished": snapshot.unfinished,
         },
+        "membership": insight.registry.page(),
         "nodes": nodes,
         "pairs": pairs_page(&snapshot, insight),
     })
@@ -158,6 +159,8 @@ fn node_page(node: &NodeSnapshot, clocks: &[crate::records::shape::ClockShape]) 
         "version": node.version,
         "transports": node.transports,
         "lease_left_ms": ms(node.lease_left),
+        "lease_age_ms": ms(node.lease_age),
+        "coordinators": node.coordinators,
         "running": node.running_sequences,
         "waiting": node.waiting_sequences,
         "permits_available": node.permits_available,

@@ -16,6 +16,7 @@ pub mod limits;
 mod logprobs;
 mod metrics;
 mod models;
+mod nodes;
 mod pace;
 mod prepare;
 mod probes;
@@ -149,6 +150,7 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/requests/{id}", get(admin::request))
         .route("/admin/traces/{id}", get(traces::trace))
         .route("/admin/cluster", get(admin::cluster))
+        .route("/admin/nodes/{name}/drain", post(nodes::drain))
         .route("/ui", get(console::index))
         .route("/ui/", get(console::index))
         .route("/ui/{*path}", get(console::file))

@@ -62,6 +62,8 @@ fn a_node() -> NodeSnapshot {
         health: NodeHealth::Ready,
         is_suspected: false,
         lease_left: Duration::from_secs(5),
+        lease_age: Duration::ZERO,
+        coordinators: 1,
         kv_blocks: KvBlockCounts::default(),
         running_sequences: 1,
         waiting_sequences: 0,

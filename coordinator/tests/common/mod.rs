@@ -14,7 +14,8 @@ use proto::v1;
 use proto::v1::decode_service_server::{DecodeService, DecodeServiceServer};
 use proto::v1::prefill_service_server::{PrefillService, PrefillServiceServer};
 use service_runtime::health::Health;
-use service_runtime::membership::{self, JoinConfig, Membership};
+use service_runtime::membership::{self, CoordinatorsAt, JoinConfig, Membership};
+use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
 use serving_core::ids::{ChoiceIndex, NodeEpoch, NodeId, NodeName, OutputIndex, RequestId, TokenId, TransferId};
@@ -127,6 +128,9 @@ pub fn status(granted: u64) -> NodeStatus {
         state: NodeState::Ready,
         permits_granted_total: granted,
         permits_received_total: 0,
+        permits_recalled_total: 0,
+        permits_received_by: vec![],
+        coordinators: 1,
         kv_blocks: KvBlockCounts {
             free: 200,
             cached: 56,
@@ -160,12 +164,13 @@ async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: R
     tokio::spawn(serve::serve_node(listener, routes, ops, stop.clone()));
     let (status, seen) = watch::channel(status(100_000));
     let join = JoinConfig {
-        coordinators: vec![cluster.control_address.to_string()],
+        coordinators: CoordinatorsAt::Fixed(vec![cluster.control_address.to_string()]),
+        gauges: MembershipGauges::default(),
         record: record.clone(),
     };
     Node {
         record,
-        membership: membership::join(join, seen),
+        membership: membership::join(join, seen).expect("a good record"),
         status,
         stop,
     }

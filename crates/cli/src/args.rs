@@ -9,6 +9,7 @@ use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
+use crate::local_cluster::etcd::EtcdArgs;
 use crate::model::ModelArgs;
 use crate::observe::nodes::NodesArgs;
 use crate::observe::slo::SloArgs;
@@ -16,6 +17,7 @@ use crate::observe::status::StatusArgs;
 use crate::observe::tap::TapArgs;
 use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
+use crate::operate::drain::DrainArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -27,6 +29,7 @@ Examples:
   baton chat What is the capital of France?
   baton status                            is it ready, and what to do if not
   baton top                               the live cluster; baton tap: each request as it ends
+  baton drain decode-0                    take a node out of service without losing a request
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
@@ -66,6 +69,8 @@ pub enum Command {
     Trace(TraceArgs),
     /// Say how much of each error budget is left, and how fast it burns.
     Slo(SloArgs),
+    /// Take a node out of service and wait until it has left.
+    Drain(DrainArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
@@ -80,6 +85,8 @@ pub enum Command {
     ServePrefill(ServeArgs),
     #[command(hide = true, disable_help_flag = true)]
     ServeDecode(ServeArgs),
+    #[command(hide = true, disable_help_flag = true)]
+    ServeEtcd(EtcdArgs),
     #[command(hide = true)]
     BenchTransferPeer(PeerArgs),
 }
@@ -90,6 +97,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::ServeCoordinator(args) => return crate::serve::coordinator(args),
         Command::ServePrefill(args) => return crate::serve::prefill_node(args),
         Command::ServeDecode(args) => return crate::serve::decode_node(args),
+        Command::ServeEtcd(args) => crate::local_cluster::etcd::become_etcd(&args),
         Command::Up(args) => crate::up::run(*args),
         Command::Chat(args) => crate::chat::run(args),
         Command::Status(args) => crate::observe::status::run(&args),
@@ -98,6 +106,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Tap(args) => crate::observe::tap::run(&args),
         Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),
+        Command::Drain(args) => crate::operate::drain::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),

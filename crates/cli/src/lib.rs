@@ -12,6 +12,7 @@ pub mod http;
 pub mod local_cluster;
 pub mod model;
 pub mod observe;
+pub mod operate;
 pub mod scrape;
 pub mod serve;
 pub mod sse;

@@ -1,5 +1,7 @@
 //! A cluster on this machine: one process per node, started, watched, drained. `baton up` and the tests use it alike.
 
+pub mod etcd;
+mod membership;
 mod options;
 mod process;
 
@@ -11,6 +13,8 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use etcd::LocalEtcd;
+pub use membership::LocalMembership;
 pub use options::{
     ClusterEvent, ClusterSecret, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec,
 };
@@ -97,8 +101,11 @@ pub struct LocalCluster {
     order: Vec<String>,
     exits: mpsc::Receiver<String>,
     exits_sender: mpsc::Sender<String>,
-    base_url: String,
-    control_address: String,
+    /// Of each coordinator, the first one first.
+    base_urls: Vec<String>,
+    control_addresses: Vec<String>,
+    /// Started for this cluster.
+    etcd: Option<LocalEtcd>,
 }
 
 impl LocalCluster {
@@ -108,49 +115,75 @@ impl LocalCluster {
     /// # Errors
     /// A process that could not be started or ended early (with its last lines), or not ready within
     /// `options.start_within`. Whatever had been started is killed.
-    pub async fn start(options: LocalClusterOptions) -> Result<Self, LocalClusterError> {
+    pub async fn start(mut options: LocalClusterOptions) -> Result<Self, LocalClusterError> {
         let deadline = Instant::now() + options.start_within;
-        let spec = options.coordinator();
-        let name = spec.name.clone();
+        let etcd = match options.membership {
+            LocalMembership::StartEtcd => {
+                let etcd = LocalEtcd::start(&options.executable)
+                    .await
+                    .map_err(LocalClusterError::Start)?;
+                options.observer.tell(&ClusterEvent::EtcdStarted {
+                    address: etcd.address.clone(),
+                    pid: etcd.pid,
+                });
+                options.membership = LocalMembership::Etcd(format!("etcd://{}/local", etcd.address));
+                Some(etcd)
+            }
+            _ => None,
+        };
         // One slot per process and start; restarts are few and each exit is read or fits.
-        let capacity = options.topology.node_count() as usize + 1;
+        let capacity = options.topology.node_count() as usize + options.coordinator_count as usize;
         let (exits_sender, exits) = mpsc::channel(capacity.saturating_mul(4));
         let mut cluster = Self {
             processes: BTreeMap::new(),
             order: Vec::new(),
-            base_url: String::new(),
-            control_address: String::new(),
+            base_urls: Vec::new(),
+            control_addresses: Vec::new(),
+            etcd,
             options,
             exits,
             exits_sender,
         };
-        cluster.start_process(spec)?;
-        let state = cluster
-            .wait_for(&name, deadline, |state| state.listening.is_some())
-            .await?;
-        let listening = state
-            .listening
-            .unwrap_or_else(|| service_runtime::announce::Listening::coordinator(&name, "", ""));
-        cluster.base_url = format!("http://{}", listening.http.unwrap_or_default());
-        cluster.control_address = listening.control.unwrap_or_default();
-        for spec in cluster.options.nodes(&cluster.control_address) {
+        for spec in cluster.options.coordinators() {
+            let name = spec.name.clone();
+            cluster.start_process(spec)?;
+            let state = cluster
+                .wait_for(&name, deadline, |state| state.listening.is_some())
+                .await?;
+            let (url, control) = addresses(state);
+            cluster.base_urls.push(url);
+            cluster.control_addresses.push(control);
+        }
+        for spec in cluster.options.nodes(&cluster.control_addresses.join(",")) {
             cluster.start_process(spec)?;
         }
         for name in cluster.order.clone() {
             cluster.wait_for(&name, deadline, |state| state.is_ready).await?;
         }
-        cluster.wait_for_ready(deadline).await?;
+        for url in cluster.base_urls.clone() {
+            cluster.wait_for_ready(&url, deadline).await?;
+        }
         Ok(cluster)
     }
 
-    /// `http://HOST:PORT` of the API.
+    /// `http://HOST:PORT` of the API, at the first coordinator.
     pub fn base_url(&self) -> &str {
-        &self.base_url
+        self.base_urls.first().map_or("", String::as_str)
     }
 
-    /// host:port that further nodes join at.
+    /// The same of every coordinator.
+    pub fn base_urls(&self) -> &[String] {
+        &self.base_urls
+    }
+
+    /// host:port of the first coordinator that further nodes join at.
     pub fn control_address(&self) -> &str {
-        &self.control_address
+        self.control_addresses.first().map_or("", String::as_str)
+    }
+
+    /// The etcd that was started for this cluster.
+    pub fn etcd(&self) -> Option<&LocalEtcd> {
+        self.etcd.as_ref()
     }
 
     /// Name to address of every process that listens.
@@ -186,6 +219,12 @@ impl LocalCluster {
                 return exit;
             }
         }
+    }
+
+    /// A node that ended as a drain ends. Without its coordinator a cluster is none.
+    pub fn has_left(&self, exit: &NodeExit) -> bool {
+        let kind = self.processes.get(&exit.name).map(|process| process.spec.kind);
+        exit.status.code() == Some(0) && kind != Some(ProcessKind::Coordinator)
     }
 
     /// SIGKILL for one process; returns once it is gone.
@@ -227,21 +266,31 @@ impl LocalCluster {
     }
 
     /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
-    /// A coordinator listens where nodes and clients know it from its last life.
+    /// A coordinator that nodes do not find by etcd listens where they know it from its last life.
     ///
     /// # Errors
     /// As [`LocalCluster::start`].
     pub async fn restart_node(&mut self, name: &str) -> Result<(), LocalClusterError> {
         let process = self.process(name)?;
         let mut spec = process.spec.clone();
-        if let Some(listening) = process.state.borrow().listening.as_ref() {
+        let is_found_by_etcd = matches!(self.options.membership, LocalMembership::Etcd(_));
+        if let Some(listening) = process.state.borrow().listening.as_ref().filter(|_| !is_found_by_etcd) {
             spec.listen_again(listening);
         }
         process.kill();
         process.wait_for_exit().await;
         self.start_process(spec)?;
         let deadline = Instant::now() + self.options.start_within;
-        self.wait_for(name, deadline, |state| state.is_ready).await?;
+        let state = self.wait_for(name, deadline, |state| state.is_ready).await?;
+        let is_coordinator =
+            |known: &&String| self.processes.get(*known).map(|p| p.spec.kind) == Some(ProcessKind::Coordinator);
+        let index = self.order.iter().filter(is_coordinator).position(|known| known == name);
+        if let Some(index) = index {
+            // With etcd it took any free port: nodes learn it from there.
+            let (url, control) = addresses(state);
+            self.base_urls[index] = url;
+            self.control_addresses[index] = control;
+        }
         Ok(())
     }
 
@@ -335,8 +384,8 @@ impl LocalCluster {
         }
     }
 
-    async fn wait_for_ready(&mut self, deadline: Instant) -> Result<(), LocalClusterError> {
-        let url = format!("{}/ready", self.base_url);
+    async fn wait_for_ready(&mut self, base_url: &str, deadline: Instant) -> Result<(), LocalClusterError> {
+        let url = format!("{base_url}/ready");
         let pairs = self.options.topology.pair_count();
         let client = reqwest::Client::new();
         let mut last = String::new();
@@ -369,6 +418,15 @@ impl LocalCluster {
             waiting_for: last,
         })
     }
+}
+
+/// URL and membership address of a coordinator that listens.
+fn addresses(state: ProcessState) -> (String, String) {
+    let listening = state
+        .listening
+        .unwrap_or_else(|| service_runtime::announce::Listening::coordinator("", "", ""));
+    let url = format!("http://{}", listening.http.unwrap_or_default());
+    (url, listening.control.unwrap_or_default())
 }
 
 async fn drain_all(processes: &[&Process], grace: Duration) -> Vec<String> {

@@ -13,7 +13,8 @@ use clap::Args;
 
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::local_cluster::{
-    ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, NodeExit, Observer,
+    ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
+    Observer,
 };
 use crate::model::PullError;
 use crate::terminal::{Terminal, say};
@@ -32,6 +33,7 @@ Examples:
   baton up                                   one prefill and one decode node, smollm2-135m, port 8000
   baton up --topology 2p2d --threads-per-node 1
   baton up --topology 2c                     two co-located nodes, to compare with
+  baton up --membership etcd --coordinators 2  as on several machines, with an etcd of its own
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
   BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
   BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
@@ -48,6 +50,12 @@ pub struct UpArgs {
     /// Where the API listens; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "HOST:PORT")]
     pub listen: String,
+    /// How the processes find each other: embedded, etcd (starts one, if it is installed), or etcd://HOST:PORT/CLUSTER.
+    #[arg(long, default_value = "embedded", value_name = "embedded|etcd|ETCD")]
+    pub membership: LocalMembership,
+    /// Coordinators over the same nodes; the first listens at --listen, the others at any free port.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub coordinators: u32,
     #[command(flatten)]
     pub settings: ClusterSettings,
     /// Write each process's log to DIR/NAME.log too.
@@ -112,6 +120,8 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
     let started = Instant::now();
     let mut options = LocalClusterOptions::new(executable, args.topology, model);
     options.listen = args.listen.clone();
+    options.membership = args.membership.clone();
+    options.coordinator_count = args.coordinators;
     options.settings = args.settings.clone();
     options
         .settings
@@ -152,9 +162,14 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
         ))
     );
 
-    let stop = tokio::select! {
-        exit = cluster.next_exit() => return Err(after_failure(&cluster, &exit).await),
-        stop = signals.next() => stop,
+    let stop = loop {
+        tokio::select! {
+            exit = cluster.next_exit() => match cluster.has_left(&exit) {
+                true => say!("{} has left after its drain; the others go on", exit.name),
+                false => return Err(after_failure(&cluster, &exit).await),
+            },
+            stop = signals.next() => break stop,
+        }
     };
     drain(&cluster, &mut signals, stop, Duration::from_secs(args.drain_timeout)).await
 }
@@ -221,6 +236,7 @@ fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
     Observer::new(move |event| {
         let at = started.elapsed().as_secs_f64();
         match event {
+            ClusterEvent::EtcdStarted { address, pid } => say!("{at:6.1} s  etcd: answers on {address}, pid {pid}"),
             ClusterEvent::Started { name, kind, pid } => say!("{at:6.1} s  {name}: started as {kind}, pid {pid}"),
             ClusterEvent::Listening { name, address } => say!("{at:6.1} s  {name}: listens on {address}"),
             ClusterEvent::Ready { name } => say!("{at:6.1} s  {name}: ready"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::batching::{DecodeBatcher, DecodeConfig, DecodeEvent, NodeLimits, OpenCommand, PromptSource};
-use serving_core::ids::{Attempt, RequestId, TokenId};
+use serving_core::ids::{Attempt, NodeEpoch, RequestId, TokenId};
 use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions};
 use serving_core::time::Time;
 
@@ -87,6 +87,7 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
         request: Arc::new(request),
         attempt: Attempt(0),
         permit_blocks: 9,
+        coordinator: NodeEpoch(1),
         source,
     };
     batcher.open(Time::ZERO, command).expect("fits");

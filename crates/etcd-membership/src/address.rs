@@ -1,8 +1,10 @@
-//! Where etcd is, as users write it: `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?ca=FILE&cert=FILE&key=FILE]`.
+//! Where etcd is, as users write it:
+//! `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?lease_s=10]`, with TLS `etcds://..?ca=FILE&cert=FILE&key=FILE`.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -50,7 +52,14 @@ pub struct EtcdAddress {
     pub(crate) credentials: Option<Credentials>,
     /// `Some` exactly for `etcds://`.
     pub(crate) tls: Option<TlsFiles>,
+    pub(crate) lease_ttl: Duration,
 }
+
+/// 10 s: etcd's elections (1 s) and restarts (a few seconds) do not cost a lease, and a dead process is gone soon
+/// enough, since its status streams have told of it long before.
+const LEASE_TTL: Duration = Duration::from_secs(10);
+/// etcd gives no lease under 2 s of its own accord, and beyond an hour an entry is a matter for a person.
+const LEASE_S: std::ops::RangeInclusive<u64> = 2..=3_600;
 
 /// What is wrong with an address, and what to write instead. Never holds the address: it may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -69,8 +78,10 @@ pub enum AddressError {
     TooManyEndpoints,
     #[error("credentials are user:password@, neither of them empty; write @ as %40, : as %3A, / as %2F, % as %25")]
     Credentials,
-    #[error("`{0}` is not a setting of an etcd address; there are ca, cert and key, each once")]
+    #[error("`{0}` is not a setting of an etcd address; there are lease_s, ca, cert and key, each once")]
     Query(String),
+    #[error("lease_s={0}: write whole seconds, {min} to {max}", min = LEASE_S.start(), max = LEASE_S.end())]
+    Lease(String),
     #[error("ca, cert and key are for TLS: write etcds:// in place of etcd://")]
     TlsWithoutScheme,
     #[error("etcds:// needs the certificate authority that signed etcd's certificate: add ?ca=FILE")]
@@ -82,6 +93,11 @@ pub enum AddressError {
 impl EtcdAddress {
     pub fn cluster(&self) -> &ClusterName {
         &self.cluster
+    }
+
+    /// How long an entry outlives a process that died: `lease_s`, or 10 s.
+    pub fn lease_ttl(&self) -> Duration {
+        self.lease_ttl
     }
 
     /// Of the endpoint at `index`, counted round.
@@ -138,11 +154,14 @@ impl FromStr for EtcdAddress {
             Some((credentials, hosts)) => (Some(parse_credentials(credentials)?), hosts),
             None => (None, authority),
         };
+        let (endpoints, cluster) = (parse_endpoints(hosts)?, parse_cluster(cluster)?);
+        let settings = parse_query(query)?;
         Ok(Self {
-            endpoints: parse_endpoints(hosts)?,
-            cluster: parse_cluster(cluster)?,
+            endpoints,
+            cluster,
             credentials,
-            tls: parse_tls(is_tls, query)?,
+            lease_ttl: settings.lease_ttl,
+            tls: settings.tls(is_tls)?,
         })
     }
 }
@@ -196,37 +215,66 @@ fn parse_credentials(text: &str) -> Result<Credentials, AddressError> {
     })
 }
 
-fn parse_tls(is_tls: bool, query: Option<&str>) -> Result<Option<TlsFiles>, AddressError> {
-    let (mut ca, mut certificate, mut key) = (None, None, None);
+/// What stands behind the `?`.
+struct Settings {
+    lease_ttl: Duration,
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+fn parse_query(query: Option<&str>) -> Result<Settings, AddressError> {
+    let (mut lease, mut ca, mut certificate, mut key) = (None, None, None, None);
     for setting in query.into_iter().flat_map(|query| query.split('&')) {
         let bad = || AddressError::Query(shown(setting.split('=').next().unwrap_or_default()));
         let (name, value) = setting.split_once('=').ok_or_else(bad)?;
         let slot = match name {
+            "lease_s" => &mut lease,
             "ca" => &mut ca,
             "cert" => &mut certificate,
             "key" => &mut key,
             _ => return Err(bad()),
         };
-        let path = percent_decode(value).filter(|path| !path.is_empty()).ok_or_else(bad)?;
-        if slot.replace(PathBuf::from(path)).is_some() {
+        let value = percent_decode(value)
+            .filter(|value| !value.is_empty())
+            .ok_or_else(bad)?;
+        if slot.replace(value).is_some() {
             return Err(bad());
         }
     }
-    if !is_tls {
-        let has_files = ca.is_some() || certificate.is_some() || key.is_some();
-        return if has_files {
-            Err(AddressError::TlsWithoutScheme)
-        } else {
-            Ok(None)
-        };
-    }
-    let identity = match (certificate, key) {
-        (Some(certificate), Some(key)) => Some(ClientIdentity { certificate, key }),
-        (None, None) => None,
-        _ => return Err(AddressError::HalfIdentity),
+    let lease_ttl = match lease {
+        None => LEASE_TTL,
+        Some(text) => match text.parse() {
+            Ok(seconds) if LEASE_S.contains(&seconds) => Duration::from_secs(seconds),
+            _ => return Err(AddressError::Lease(shown(&text))),
+        },
     };
-    let ca = ca.ok_or(AddressError::NoCa)?;
-    Ok(Some(TlsFiles { ca, identity }))
+    Ok(Settings {
+        lease_ttl,
+        ca: ca.map(PathBuf::from),
+        certificate: certificate.map(PathBuf::from),
+        key: key.map(PathBuf::from),
+    })
+}
+
+impl Settings {
+    fn tls(self, is_tls: bool) -> Result<Option<TlsFiles>, AddressError> {
+        if !is_tls {
+            let has_files = self.ca.is_some() || self.certificate.is_some() || self.key.is_some();
+            return if has_files {
+                Err(AddressError::TlsWithoutScheme)
+            } else {
+                Ok(None)
+            };
+        }
+        let identity = match (self.certificate, self.key) {
+            (Some(certificate), Some(key)) => Some(ClientIdentity { certificate, key }),
+            (None, None) => None,
+            _ => return Err(AddressError::HalfIdentity),
+        };
+        let ca = self.ca.ok_or(AddressError::NoCa)?;
+        Ok(Some(TlsFiles { ca, identity }))
+    }
 }
 
 /// `None` for a `%` without two hex digits, and for bytes that are not UTF-8.

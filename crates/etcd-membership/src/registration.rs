@@ -38,28 +38,12 @@ pub struct RegistrationConfig {
 }
 
 impl RegistrationConfig {
-    /// 10 s: etcd's elections (1 s) and restarts (a few seconds) do not cost a lease, and a dead process is gone soon
-    /// enough, since its status streams have told of it long before.
-    pub const LEASE_TTL: Duration = Duration::from_secs(10);
-
-    pub fn new() -> Self {
-        Self {
-            lease_ttl: Self::LEASE_TTL,
-        }
-    }
-
     fn ttl(&self) -> Duration {
         self.lease_ttl.max(LEASE_TTL_MIN)
     }
 
     fn call_limit(&self) -> Duration {
         (self.ttl() / CALLS_PER_LEASE).min(CALL_LIMIT_MAX)
-    }
-}
-
-impl Default for RegistrationConfig {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

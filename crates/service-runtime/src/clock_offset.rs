@@ -116,14 +116,15 @@ impl Drop for Measuring {
     }
 }
 
-/// Starts measuring. `rank`: the wall clock of the first coordinator of the list is the one that spans are written in.
+/// Starts measuring. Spans are written in the wall clock of one coordinator, the first of those that are connected:
+/// `is_reference` says whether it is this one.
 pub(crate) fn measure(
     client: MembershipServiceClient<Channel>,
     reports: mpsc::Sender<v1::NodeReport>,
-    rank: usize,
+    is_reference: impl Fn() -> bool + Send + 'static,
 ) -> Measuring {
     let report = move |offset| {
-        if rank == 0 {
+        if is_reference() {
             telemetry::set_wall_offset(offset);
         }
         // Full: the coordinator does not read, and the next one is newer anyway.

@@ -2,13 +2,15 @@
 
 use std::pin::Pin;
 
-use proto::messages::Welcome;
+use proto::messages::{CoordinatorReport, NodeReport, Welcome};
+use proto::v1;
 use proto::v1::membership_service_server::{MembershipService, MembershipServiceServer};
 use serving_core::ids::{NodeEpoch, NodeName};
-use serving_core::node::{CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole};
+use serving_core::node::{CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
@@ -50,6 +52,9 @@ fn status(granted: u64, received: u64) -> NodeStatus {
         state: NodeState::Ready,
         permits_granted_total: granted,
         permits_received_total: received,
+        permits_recalled_total: 0,
+        permits_received_by: vec![(NodeEpoch(3), received)],
+        coordinators: 0,
         kv_blocks: KvBlockCounts {
             free: 8,
             ..KvBlockCounts::default()
@@ -97,13 +102,28 @@ impl Joined {
         let status = self.status().await;
         (status.permits_granted_total, status.permits_received_total)
     }
+    /// The status in which the node wants so many back.
+    async fn recalled(&mut self, total: u64) -> NodeStatus {
+        loop {
+            let status = self.status().await;
+            if status.permits_recalled_total == total {
+                return status;
+            }
+        }
+    }
     async fn say(&self, report: CoordinatorReport) {
         self.answers.send(Ok(report.into())).await.unwrap();
     }
     async fn welcome(&mut self, lease_ms: u64) {
+        self.welcome_as(lease_ms, "c-0", 3).await;
+    }
+    async fn welcome_as(&mut self, lease_ms: u64, name: &str, epoch: u64) {
         assert!(matches!(self.next().await, Some(NodeReport::Register(_))));
         let welcome = Welcome {
-            coordinator: node("c-0"),
+            coordinator: NodeId {
+                name: NodeName::new(name),
+                epoch: NodeEpoch(epoch),
+            },
             lease: Duration::from_millis(lease_ms),
             status_interval: Duration::from_millis(50),
         };
@@ -166,11 +186,13 @@ fn join_all(coordinators: &[&Coordinator], status: watch::Receiver<NodeStatus>) 
         .collect();
     join(
         JoinConfig {
-            coordinators,
+            coordinators: CoordinatorsAt::Fixed(coordinators),
             record: record(),
+            gauges: MembershipGauges::default(),
         },
         status,
     )
+    .expect("a good record")
 }
 
 #[tokio::test]
@@ -247,22 +269,37 @@ async fn what_was_granted_and_not_used_on_a_lost_stream_is_granted_again() {
 }
 
 #[tokio::test]
-async fn permits_belong_to_one_coordinator_at_a_time() {
-    let (mut first, mut second) = (Coordinator::start().await, Coordinator::start().await);
+async fn permits_are_divided_between_coordinators_and_recalled_for_who_waits() {
+    let (mut one, mut two) = (Coordinator::start().await, Coordinator::start().await);
     let (_status_in, status_out) = watch::channel(status(30, 10));
-    let mut membership = join_all(&[&first, &second], status_out);
-    let mut standby = second.joined().await;
-    standby.welcome(60_000).await;
+    let mut membership = join_all(&[&one, &two], status_out);
+    let mut second = two.joined().await;
+    second.welcome_as(60_000, "c-1", 4).await;
     event(&mut membership).await;
-    assert_eq!(standby.permits().await, (20, 0), "alone, it holds them");
-    let mut leader = first.joined().await;
-    leader.welcome(60_000).await;
+    assert_eq!(second.permits().await, (20, 0), "alone, it holds all that is free");
+    let mut first = one.joined().await;
+    first.welcome(60_000).await;
     event(&mut membership).await;
-    assert_eq!(leader.permits().await, (20, 0));
-    while standby.permits().await != (0, 0) {}
-    drop(leader);
-    drop(first);
-    while standby.permits().await != (20, 0) {}
+    let status = second.recalled(10).await;
+    assert_eq!(status.coordinators, 2);
+    second.say(CoordinatorReport::Permits(returned(0, 10))).await;
+    while first.permits().await != (10, 0) {}
+    second.say(CoordinatorReport::Permits(returned(15, 10))).await;
+    let status = first.recalled(5).await;
+    assert_eq!(status.permits_granted_total, 10);
+    first.say(CoordinatorReport::Permits(returned(0, 5))).await;
+    while second.permits().await != (25, 0) {}
+    drop(second);
+    drop(two);
+    while first.permits().await != (25, 0) {}
+}
+
+fn returned(wanted: u64, returned_total: u64) -> PermitNote {
+    PermitNote {
+        wanted,
+        waited: Duration::ZERO,
+        returned_total,
+    }
 }
 
 #[tokio::test]
@@ -347,11 +384,13 @@ async fn nobody_listening_is_an_event_and_not_the_end() {
     let (_status_in, status_out) = watch::channel(status(1, 0));
     let mut membership = join(
         JoinConfig {
-            coordinators: vec![address],
+            coordinators: CoordinatorsAt::Fixed(vec![address]),
             record: record(),
+            gauges: MembershipGauges::default(),
         },
         status_out,
-    );
+    )
+    .expect("a good record");
     for _ in 0..2 {
         let lost = event(&mut membership).await;
         assert!(

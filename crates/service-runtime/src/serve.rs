@@ -35,6 +35,10 @@ const STREAM_END_TIME_LIMIT: Duration = Duration::from_secs(2);
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}; is another process using the port?")]
     Bind { address: String, source: std::io::Error },
+    #[error(
+        "listening on {bound}, all addresses of this host, but others need one to reach it: give --advertise HOST:PORT (an address of this host that they reach), or listen on that address"
+    )]
+    NoAddress { bound: SocketAddr },
     #[error("the server on {address} failed: {source}")]
     Serve {
         address: SocketAddr,
@@ -54,6 +58,18 @@ pub async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), ServeError
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let bound = listener.local_addr().map_err(error)?;
     Ok((listener, bound))
+}
+
+/// Where others reach this process: what was given, else what is bound.
+///
+/// # Errors
+/// [`ServeError::NoAddress`] for a wildcard address, which nobody can dial.
+pub fn reachable_address(bound: SocketAddr, advertised: Option<&str>) -> Result<String, ServeError> {
+    match advertised {
+        Some(address) => Ok(address.to_owned()),
+        None if bound.ip().is_unspecified() => Err(ServeError::NoAddress { bound }),
+        None => Ok(bound.to_string()),
+    }
 }
 
 /// What the ops endpoints show.

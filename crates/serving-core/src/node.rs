@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{BlockId, Generation, NodeId, TransferId};
+use crate::ids::{BlockId, Generation, NodeEpoch, NodeId, TransferId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NodeRole {
@@ -114,6 +114,12 @@ pub struct NodeStatus {
     pub permits_granted_total: u64,
     /// Permits of the work that has reached the node.
     pub permits_received_total: u64,
+    /// Granted permits that the node would have back, for another coordinator.
+    pub permits_recalled_total: u64,
+    /// Not on the wire: received permits by the coordinator's epoch. A stream is told its own alone.
+    pub permits_received_by: Vec<(NodeEpoch, u64)>,
+    /// Connected to this node: with two or more, each says what it waits for and returns what is recalled.
+    pub coordinators: u32,
     pub kv_blocks: KvBlockCounts,
     pub running_sequences: u32,
     pub waiting_sequences: u32,
@@ -134,6 +140,17 @@ pub struct PairHealth {
     pub unusable_reason: Option<String>,
     /// What carries KV over it while it is usable: one of the prefill node's transports.
     pub transport: Option<String>,
+}
+
+/// What a coordinator tells a node that it shares with others. Totals are of the stream, as in [`NodeStatus`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PermitNote {
+    /// Permits that the request next in turn takes of this node; 0 when none waits for permits.
+    pub wanted: u64,
+    /// For how long it has waited.
+    pub waited: std::time::Duration,
+    /// Permits given back after a recall.
+    pub returned_total: u64,
 }
 
 /// Right to write one reservation (PROTOCOL, identities).

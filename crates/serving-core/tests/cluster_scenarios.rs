@@ -178,6 +178,9 @@ impl Script {
             },
             permits_granted_total: words.number("granted", 0),
             permits_received_total: words.number("received", 0),
+            permits_recalled_total: words.number("recalled", 0),
+            permits_received_by: vec![],
+            coordinators: u32::try_from(words.number("coordinators", 1)).expect("u32"),
             kv_blocks: KvBlockCounts {
                 free: u32::try_from(words.number("free", 64)).expect("u32"),
                 ..KvBlockCounts::default()
@@ -418,6 +421,13 @@ impl Script {
                 let names: Vec<String> = peers.iter().map(|p| n(&p.id)).collect();
                 format!("peers {} [{}]", s(stream), names.join(" "))
             }
+            ClusterAction::TellPermits { stream, note } => format!(
+                "permits {} wanted={} waited_ms={} returned={}",
+                s(stream),
+                note.wanted,
+                note.waited.as_millis(),
+                note.returned_total
+            ),
             ClusterAction::RequestDrain { stream } => format!("drain {}", s(stream)),
             ClusterAction::DropNode { node, .. } => format!("drop {}", n(node)),
         })

@@ -13,7 +13,7 @@ use serving_core::batching::{
     Commit, DecodeBatcher, DecodeConfig, DecodeEvent, NodeLimits, OpenCommand, PrefillBatcher, PrefillCommand,
     PrefillConfig, PrefillEvent, PromptSource, PushEnd, SampledToken, StepPlan,
 };
-use serving_core::ids::{Attempt, ChoiceIndex, OutputIndex, RequestId, TokenId, TransferId};
+use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, OutputIndex, RequestId, TokenId, TransferId};
 use serving_core::node::{KvBlockCounts, NodeState, NodeStatus};
 use serving_core::request::{
     AttemptKey, Lane, LocalPrefillReason, Request, SamplingParams, StopConditions, TokenEvent,
@@ -218,6 +218,7 @@ impl World {
         let now = self.now;
         let command = PrefillCommand {
             permit_tokens: u64::from(request.prompt_tokens()),
+            coordinator: NodeEpoch(1),
             request,
             attempt: Attempt(0),
             handoff_skip_blocks: words.has("skip").then(|| words.number("skip", 0)),
@@ -239,6 +240,7 @@ impl World {
             request,
             attempt: Attempt(0),
             permit_blocks: 1,
+            coordinator: NodeEpoch(1),
             source,
         };
         match self.decode().open(now, command) {

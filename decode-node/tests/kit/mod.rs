@@ -96,6 +96,7 @@ impl TestNode {
             request,
             node_epoch: self.record.id.epoch,
             permit_blocks: 1,
+            coordinator_epoch: NodeEpoch(1),
             local_prefill: prefill_node.is_none().then_some(LocalPrefillReason::Short),
             prefill_node,
         }
@@ -229,6 +230,7 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         request: Arc::new(request.clone()),
         attempt: Attempt(0),
         permit_tokens: 1,
+        coordinator: NodeEpoch(1),
         handoff_skip_blocks: Some(0),
     };
     batcher.accept(Time::ZERO, command).expect("fits");

@@ -2,12 +2,14 @@
 
 mod block_ledger;
 mod cancel_storm;
+mod etcd;
 mod fault_matrix;
 mod fault_runs;
 mod goldens;
 mod incompatible_pairs;
 mod local_config;
 mod same_tokens_as_one_node;
+mod several_coordinators;
 mod starts_by_hand;
 mod up_behaves;
 mod up_drains;

@@ -124,6 +124,7 @@ impl Prefill {
         PrefillRequest {
             attempt: Attempt(0),
             permit_tokens: request.prompt_tokens(),
+            coordinator_epoch: NodeEpoch(1),
             request,
             node_epoch: self.node.record.id.epoch,
             ticket,

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
-use serving_core::ids::{Attempt, BlockId, Generation, TransferId};
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, TransferId};
 
 use super::ConvertError;
 use super::round_trip_tests::sample_request;
@@ -19,6 +19,7 @@ fn prefill() -> v1::PrefillRequest {
         request: sample_request(),
         node_epoch: serving_core::ids::NodeEpoch(7),
         permit_tokens: 3,
+        coordinator_epoch: NodeEpoch(9),
         ticket: None,
     }
     .into()

@@ -29,6 +29,7 @@ impl From<OpenRequest> for v1::OpenRequest {
             request: Some(request_to_wire(open.request, open.attempt)),
             node_epoch: open.node_epoch.0,
             permit_blocks: open.permit_blocks,
+            coordinator_epoch: open.coordinator_epoch.0,
             local_prefill: open.local_prefill.map(|reason| local_prefill_to_wire(reason).into()),
             prefill_node: open.prefill_node.map(node_ref),
         }
@@ -55,6 +56,7 @@ impl TryFrom<v1::OpenRequest> for OpenRequest {
             request,
             node_epoch: NodeEpoch(wire.node_epoch),
             permit_blocks: wire.permit_blocks,
+            coordinator_epoch: NodeEpoch(wire.coordinator_epoch),
             local_prefill,
             prefill_node,
         })
@@ -67,6 +69,7 @@ impl From<PrefillRequest> for v1::PrefillRequest {
             request: Some(request_to_wire(prefill.request, prefill.attempt)),
             node_epoch: prefill.node_epoch.0,
             permit_tokens: prefill.permit_tokens,
+            coordinator_epoch: prefill.coordinator_epoch.0,
             ticket: prefill.ticket.map(Into::into),
         }
     }
@@ -81,6 +84,7 @@ impl TryFrom<v1::PrefillRequest> for PrefillRequest {
             request,
             node_epoch: NodeEpoch(wire.node_epoch),
             permit_tokens: wire.permit_tokens,
+            coordinator_epoch: NodeEpoch(wire.coordinator_epoch),
             ticket: wire.ticket.map(TryInto::try_into).transpose()?,
         })
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth,
+    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, PermitNote,
 };
 use serving_core::time::Time;
 
@@ -158,6 +158,8 @@ fn status_to_wire(epoch: NodeEpoch, status: NodeStatus) -> v1::NodeStatus {
         state: state_to_wire(status.state).into(),
         permits_granted_total: status.permits_granted_total,
         permits_received_total: status.permits_received_total,
+        permits_recalled_total: status.permits_recalled_total,
+        coordinators: status.coordinators,
         kv_blocks: Some(v1::KvBlockCounts {
             free: status.kv_blocks.free,
             active: status.kv_blocks.active,
@@ -208,6 +210,9 @@ fn status_from_wire(wire: v1::NodeStatus) -> Result<NodeStatus> {
         state: state_from_wire(wire.state, "status.state")?,
         permits_granted_total: wire.permits_granted_total,
         permits_received_total: wire.permits_received_total,
+        permits_recalled_total: wire.permits_recalled_total,
+        permits_received_by: Vec::new(),
+        coordinators: wire.coordinators,
         kv_blocks: block_counts(required(wire.kv_blocks, "status.kv_blocks")?)?,
         running_sequences: wire.running_sequences,
         waiting_sequences: wire.waiting_sequences,
@@ -291,6 +296,11 @@ impl From<CoordinatorReport> for v1::CoordinatorReport {
             CoordinatorReport::Drain { reason } => Report::Drain(v1::DrainRequest {
                 reason: detail(&reason),
             }),
+            CoordinatorReport::Permits(note) => Report::Permits(v1::PermitNote {
+                wanted: note.wanted,
+                waited_ns: u64::try_from(note.waited.as_nanos()).unwrap_or(u64::MAX),
+                returned_total: note.returned_total,
+            }),
         };
         Self { report: Some(report) }
     }
@@ -331,6 +341,11 @@ impl TryFrom<v1::CoordinatorReport> for CoordinatorReport {
             Report::Drain(drain) => CoordinatorReport::Drain {
                 reason: detail(&drain.reason),
             },
+            Report::Permits(note) => CoordinatorReport::Permits(PermitNote {
+                wanted: note.wanted,
+                waited: Duration::from_nanos(note.waited_ns),
+                returned_total: note.returned_total,
+            }),
         })
     }
 }

@@ -191,6 +191,7 @@ fn open_request() -> impl Strategy<Value = OpenRequest> {
         request,
         node_epoch: NodeEpoch(numbers.1),
         permit_blocks: numbers.2,
+        coordinator_epoch: NodeEpoch(numbers.1 / 3),
         local_prefill: way.clone().ok(),
         prefill_node: way.err(),
     })
@@ -202,6 +203,7 @@ fn prefill_request() -> impl Strategy<Value = PrefillRequest> {
         request,
         node_epoch: NodeEpoch(numbers.1),
         permit_tokens: numbers.2,
+        coordinator_epoch: NodeEpoch(numbers.1 / 3),
         ticket,
     })
 }
@@ -319,6 +321,7 @@ prop_compose! {
     ) -> NodeStatus {
         NodeStatus {
             state, permits_granted_total: permits.0, permits_received_total: permits.1,
+            permits_recalled_total: permits.0 / 2, permits_received_by: Vec::new(), coordinators: 3,
             kv_blocks: KvBlockCounts {
                 free: blocks[0], active: blocks[1], cached: blocks[2], reserved: blocks[3], in_transfer: blocks[4], quarantined: blocks[5],
             },
@@ -368,6 +371,13 @@ fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
         (select(RegisterRefusedReason::ALL), "[ -~]{0,40}")
             .prop_map(|(reason, detail)| CoordinatorReport::RegisterRefused { reason, detail }),
         "[ -~]{0,40}".prop_map(|reason| CoordinatorReport::Drain { reason }),
+        any::<(u64, u64, u64)>().prop_map(|(wanted, waited_ns, returned_total)| {
+            CoordinatorReport::Permits(PermitNote {
+                wanted,
+                waited: Duration::from_nanos(waited_ns),
+                returned_total,
+            })
+        }),
     ]
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use service_runtime::announce::Listening;
 
+use super::membership::LocalMembership;
 use crate::topology::Topology;
 
 /// Loading 98 MB takes a second; ten times a model that barely fits a laptop is still inside two minutes.
@@ -21,8 +22,10 @@ pub struct LocalClusterOptions {
     pub topology: Topology,
     /// A GGUF file.
     pub model: PathBuf,
-    /// Where the API listens; port 0 lets the OS pick.
+    /// Where the first coordinator's API listens; port 0 lets the OS pick. The others take any free port.
     pub listen: String,
+    pub membership: LocalMembership,
+    pub coordinator_count: u32,
     pub settings: ClusterSettings,
     /// Further flags, for what `ClusterSettings` does not name.
     pub coordinator_flags: Vec<OsString>,
@@ -49,6 +52,8 @@ impl LocalClusterOptions {
             topology,
             model,
             listen: "127.0.0.1:0".to_owned(),
+            membership: LocalMembership::default(),
+            coordinator_count: 1,
             settings: ClusterSettings::default(),
             coordinator_flags: Vec::new(),
             prefill_flags: Vec::new(),
@@ -197,6 +202,10 @@ impl ProcessSpec {
 /// What happens to a process of the cluster, for whoever shows it to a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEvent {
+    EtcdStarted {
+        address: String,
+        pid: u32,
+    },
     Started {
         name: String,
         kind: ProcessKind,
@@ -265,10 +274,30 @@ impl Flags {
 }
 
 impl LocalClusterOptions {
-    pub(super) fn coordinator(&self) -> ProcessSpec {
+    /// A lonely one is called `coordinator`; several have numbers.
+    pub(super) fn coordinators(&self) -> Vec<ProcessSpec> {
+        let name = |index| match self.coordinator_count {
+            1 => "coordinator".to_owned(),
+            _ => format!("coordinator-{index}"),
+        };
+        let listen = |index| {
+            if index == 0 {
+                self.listen.as_str()
+            } else {
+                "127.0.0.1:0"
+            }
+        };
+        let spec = |index| self.coordinator(name(index), listen(index));
+        (0..self.coordinator_count).map(spec).collect()
+    }
+
+    fn coordinator(&self, name: String, listen: &str) -> ProcessSpec {
         let mut flags = Flags::default();
-        flags.set("name", "coordinator");
-        flags.set("listen", &self.listen);
+        flags.set("name", &name);
+        flags.set("listen", listen);
+        if let LocalMembership::Etcd(address) = &self.membership {
+            flags.set("membership", address);
+        }
         flags.set("control-listen", "127.0.0.1:0");
         flags.set("model", &self.model);
         flags.set_some("served-model-name", &self.settings.served_model_name);
@@ -276,11 +305,15 @@ impl LocalClusterOptions {
         flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
         flags.set_true("vllm-metrics", self.settings.vllm_metrics);
         flags.set_some("otel-flavor", &self.settings.otel_flavor);
-        self.spec(ProcessKind::Coordinator, "coordinator".to_owned(), flags)
+        self.spec(ProcessKind::Coordinator, name, flags)
     }
 
-    /// The nodes, given where the coordinator's membership endpoint listens.
-    pub(super) fn nodes(&self, control_address: &str) -> Vec<ProcessSpec> {
+    /// The nodes, given where the coordinators' membership endpoints listen.
+    pub(super) fn nodes(&self, control_addresses: &str) -> Vec<ProcessSpec> {
+        let coordinators = match &self.membership {
+            LocalMembership::Etcd(address) => address.as_str(),
+            _ => control_addresses,
+        };
         let of = |kind: ProcessKind, count: u32| {
             (0..count).map(move |index| match kind {
                 ProcessKind::Prefill => (kind, format!("prefill-{index}")),
@@ -297,16 +330,16 @@ impl LocalClusterOptions {
             }
             Topology::CoLocated { node_count } => of(ProcessKind::CoLocated, node_count).collect(),
         };
-        let node = |(kind, name)| self.node(kind, name, control_address);
+        let node = |(kind, name)| self.node(kind, name, coordinators);
         names.into_iter().map(node).collect()
     }
 
-    fn node(&self, kind: ProcessKind, name: String, control_address: &str) -> ProcessSpec {
+    fn node(&self, kind: ProcessKind, name: String, coordinators: &str) -> ProcessSpec {
         let settings = &self.settings;
         let mut flags = Flags::default();
         flags.set("name", &name);
         flags.set("listen", "127.0.0.1:0");
-        flags.set("coordinators", control_address);
+        flags.set("coordinators", coordinators);
         flags.set("model", &self.model);
         flags.set_some("threads", &settings.threads_per_node);
         flags.set_some("kv-cache-memory", &settings.kv_cache_memory);
@@ -407,10 +440,31 @@ mod tests {
     }
 
     #[test]
+    fn with_etcd_everybody_is_told_where_it_is_and_several_coordinators_have_numbers() {
+        let mut options = options("1p1d");
+        options.membership = LocalMembership::Etcd("etcd://h:1/c".to_owned());
+        options.coordinator_count = 2;
+        let coordinators = options.coordinators();
+        let names: Vec<&str> = coordinators.iter().map(|spec| spec.name.as_str()).collect();
+        assert_eq!(names, ["coordinator-0", "coordinator-1"]);
+        assert!(
+            coordinators
+                .iter()
+                .all(|spec| spec.arguments.contains(&"--membership=etcd://h:1/c".into()))
+        );
+        let nodes = options.nodes("a:1,b:2");
+        assert!(
+            nodes
+                .iter()
+                .all(|node| node.arguments.contains(&"--coordinators=etcd://h:1/c".into()))
+        );
+    }
+
+    #[test]
     fn every_process_is_told_to_use_the_names_of_vllm() {
         let told = |options: &LocalClusterOptions| {
             let mut specs = options.nodes("127.0.0.1:7400");
-            specs.push(options.coordinator());
+            specs.extend(options.coordinators());
             let told = specs
                 .iter()
                 .filter(|spec| spec.arguments.contains(&"--vllm-metrics".into()));
@@ -425,7 +479,7 @@ mod tests {
     #[test]
     fn a_coordinator_listens_again_where_it_did_and_a_node_anywhere() {
         let options = options("1p1d");
-        let mut coordinator = options.coordinator();
+        let mut coordinator = options.coordinators().remove(0);
         let listening = Listening::coordinator("coordinator", "127.0.0.1:81", "127.0.0.1:82");
         coordinator.listen_again(&listening);
         for flag in ["--listen=127.0.0.1:81", "--control-listen=127.0.0.1:82"] {

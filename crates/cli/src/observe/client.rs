@@ -89,6 +89,18 @@ impl AdminClient {
         parse(path, &page)
     }
 
+    /// Asks for something to be done; what the server says of it.
+    ///
+    /// # Errors
+    /// Nobody answers, or the server refuses: in its own words.
+    pub async fn order(&self, path: &[&str]) -> anyhow::Result<Value> {
+        let url = self.url(path, &[])?;
+        let response = self.http.post(url).timeout(PAGE_WITHIN).send().await;
+        let response = response.map_err(|error| http::unreachable(&self.base, error))?;
+        let answer = http::checked(response).await?.json().await;
+        answer.with_context(|| format!("the answer of {} is not JSON; is it a baton server?", self.base))
+    }
+
     /// The answer whose body is a stream of events.
     ///
     /// # Errors

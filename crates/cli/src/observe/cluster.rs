@@ -10,6 +10,7 @@ use super::records::Clock;
 #[serde(default)]
 pub struct Cluster {
     pub coordinator: Coordinator,
+    pub membership: Membership,
     pub nodes: Vec<Node>,
     pub pairs: Vec<Pair>,
 }
@@ -46,6 +47,53 @@ impl Coordinator {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
+pub struct Membership {
+    /// `embedded` or `etcd`; empty from a server that does not tell.
+    pub kind: String,
+    pub etcd: Option<String>,
+    pub registered: bool,
+    pub is_stale: bool,
+    pub nodes: Vec<String>,
+    pub coordinators: Vec<String>,
+    pub trouble: Option<String>,
+}
+
+impl Membership {
+    /// `None` where there is nothing to say: embedded.
+    pub fn words(&self) -> Option<String> {
+        let etcd = self.etcd.as_deref()?;
+        let own = if self.registered {
+            "registered"
+        } else {
+            "NOT registered"
+        };
+        let view = if self.is_stale {
+            "; etcd is away, serving on the last view of it"
+        } else {
+            ""
+        };
+        let why = self
+            .trouble
+            .as_deref()
+            .map(|why| format!(": {why}"))
+            .unwrap_or_default();
+        let names = |names: &[String]| {
+            if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            }
+        };
+        Some(format!(
+            "membership {etcd}: {own}{view}{why}; coordinators {}; nodes {}",
+            names(&self.coordinators),
+            names(&self.nodes)
+        ))
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Node {
     pub name: String,
     pub epoch: String,
@@ -55,6 +103,7 @@ pub struct Node {
     pub version: String,
     pub transports: Vec<String>,
     pub lease_left_ms: Option<f64>,
+    pub lease_age_ms: Option<f64>,
     pub running: Option<u64>,
     pub waiting: Option<u64>,
     pub kv_blocks: BTreeMap<String, u64>,

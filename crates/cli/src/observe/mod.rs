@@ -1,8 +1,8 @@
 //! The verbs that look at a live cluster: `trace`, `tap`, `top`, `status`, `nodes`, `slo`. They read the pages of
 //! docs/records.md and nothing else; what is drawn is a pure function of a page and of the terminal's [`look::Look`].
 
-mod client;
-mod cluster;
+pub(crate) mod client;
+pub(crate) mod cluster;
 mod feed;
 mod filter;
 mod format;
@@ -14,7 +14,7 @@ pub mod status;
 mod table;
 pub mod tap;
 #[cfg(test)]
-mod test_server;
+pub(crate) mod test_server;
 pub mod top;
 pub mod trace;
 
@@ -55,10 +55,19 @@ pub struct OutputArgs {
     /// A table, or the server's page as JSON.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     pub output: Output,
+    /// The same as `-o json`.
+    #[arg(long, conflicts_with = "output")]
+    pub json: bool,
+}
+
+impl OutputArgs {
+    pub fn format(&self) -> Output {
+        if self.json { Output::Json } else { self.output }
+    }
 }
 
 /// Runs a verb until it ends or a signal comes.
-fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
+pub(crate) fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -36,7 +36,7 @@ async fn nodes(args: &NodesArgs, mut show: impl FnMut(&str) -> anyhow::Result<()
     let client = AdminClient::new(&args.url.url)?;
     let path = ["admin", "cluster"];
     let page = client.page(&path, &[]).await?;
-    if args.output.output == Output::Json {
+    if args.output.format() == Output::Json {
         let nodes = page.get("nodes").cloned().unwrap_or_else(|| serde_json::json!([]));
         show(&json(&nodes)?)?;
         return Ok(Exit::Ok);
@@ -60,12 +60,13 @@ fn render(cluster: &Cluster, look: Look) -> String {
         "load",
         "KV use",
         "version",
-        ">lease s",
+        ">lease left s",
+        ">lease age s",
         "transports",
         ">clock ms",
     ]);
     for node in &cluster.nodes {
-        let lease = node.lease_left_ms.map(|left| format!("{:.1}", left / 1e3));
+        let seconds = |ms: Option<f64>| ms.map_or_else(|| "-".to_owned(), |ms| format!("{:.1}", ms / 1e3));
         let clock = node
             .clock
             .as_ref()
@@ -81,7 +82,8 @@ fn render(cluster: &Cluster, look: Look) -> String {
             load(node).into(),
             if is_high { kv.paint(Paint::Warn) } else { kv },
             Cell::new(&node.version),
-            lease.unwrap_or_else(|| "-".to_owned()).into(),
+            seconds(node.lease_left_ms).into(),
+            seconds(node.lease_age_ms).into(),
             node.transports.join(",").into(),
             clock.unwrap_or_else(|| "-".to_owned()).into(),
         ]);
@@ -99,7 +101,7 @@ pub(super) fn state(node: &Node) -> Cell {
 }
 
 /// `3 running, 1 waiting`.
-pub(super) fn load(node: &Node) -> String {
+pub(crate) fn load(node: &Node) -> String {
     match (node.running, node.waiting) {
         (None, None) => "-".to_owned(),
         (running, waiting) => format!(
@@ -153,7 +155,10 @@ mod tests {
             url: UrlArgs {
                 url: server.url.clone(),
             },
-            output: OutputArgs { output: Output::Json },
+            output: OutputArgs {
+                output: Output::Json,
+                json: false,
+            },
         };
         let mut shown = String::new();
         let ended = nodes(&args, |text| {

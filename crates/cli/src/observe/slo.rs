@@ -111,7 +111,7 @@ async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -
         }
     }
     let terminal = Look::stdout(false).terminal;
-    match (args.output.output, args.budget) {
+    match (args.output.format(), args.budget) {
         // The page as it came, and the exit status is still that of the chosen profile.
         (Output::Json, _) => show(&json(&raw)?)?,
         (Output::Table, false) => show(&profiles_table(&page, terminal))?,

@@ -35,7 +35,7 @@ async fn status(args: &StatusArgs, mut show: impl FnMut(&str) -> anyhow::Result<
     let path = ["admin", "cluster"];
     let page = client.page(&path, &[]).await?;
     let cluster: Cluster = parse(&path, &page)?;
-    match args.output.output {
+    match args.output.format() {
         Output::Json => show(&json(&page)?)?,
         Output::Table => show(&render(&cluster, client.base(), Look::stdout(false)))?,
     }
@@ -67,6 +67,7 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
         coordinator.waiting_words(),
         coordinator.unfinished
     )));
+    lines.extend(cluster.membership.words().map(|words| clean(&words)));
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     if !cluster.nodes.is_empty() {
         text.push('\n');
@@ -165,7 +166,7 @@ mod tests {
     async fn status_of(url: &str, output: Output) -> (String, anyhow::Result<Exit>) {
         let args = StatusArgs {
             url: UrlArgs { url: url.to_owned() },
-            output: OutputArgs { output },
+            output: OutputArgs { output, json: false },
         };
         let mut shown = String::new();
         let ended = status(&args, |text| {

@@ -5,6 +5,7 @@ pub mod docs;
 mod edges;
 pub mod exposition;
 pub mod labels;
+pub mod membership;
 pub mod node;
 pub mod table;
 pub mod vllm;

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use serving_core::node::NodeStatus;
 use serving_core::stage::{Stage, StageTimings};
 
+use super::membership::MembershipGauges;
 use super::vllm_node::{NodeAliases, PoolFacts};
 use super::{Histograms, Role, labels, raise, table};
 use crate::runtime_tasks;
@@ -90,6 +91,8 @@ pub struct NodeMetrics {
     transfer_failures: Family<TransferFailureLabels, Counter>,
     handoffs: Family<HandoffLabels, Counter>,
     aliases: Option<NodeAliases>,
+    /// Set by the node's membership.
+    pub membership: MembershipGauges,
 }
 
 impl NodeMetrics {
@@ -113,6 +116,7 @@ impl NodeMetrics {
             transfer_failures: Family::default(),
             handoffs: Family::default(),
             aliases: facts.aliases.as_ref().map(|pool| NodeAliases::register(registry, pool)),
+            membership: MembershipGauges::register(registry),
         };
         metrics.start_series_at_zero();
         let m = &metrics;

@@ -122,5 +122,10 @@ metrics! {
     STEP_SECONDS = Metric::histogram(("baton_step_seconds", edges::STEP), Seconds, "Time of an engine step").on(NODES);
     PREEMPTIONS = Metric::counter("baton_preemptions", Events, "Sequences evicted to free blocks; a prefill node never does").on(NODES);
 
+    MEMBERSHIP_REGISTERED = Metric::gauge("baton_membership_registered", Fact,
+        "1 while this process's entry stands in etcd; always with embedded membership").on(ALL_ROLES);
+    MEMBERSHIP_VIEW_STALE = Metric::gauge("baton_membership_view_stale", Fact,
+        "1 while nothing is heard from etcd: serving goes on with the members known last").on(ALL_ROLES);
+
     RUNTIME_TASKS = Metric::gauge("baton_runtime_tasks", Tasks, "Tasks alive on the async runtime").on(ALL_ROLES);
 }

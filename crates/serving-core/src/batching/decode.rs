@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::batching::decode_entry::{ChoiceState, DecodeEntry, DecodePhase};
 use crate::batching::permits::PermitCounters;
 use crate::batching::{InvalidRequest, NodeFailure, NodeLimits, PlannedRow, Refusal};
-use crate::ids::{Attempt, BlockId, Generation, TransferId};
+use crate::ids::{Attempt, BlockId, Generation, NodeEpoch, TransferId};
 use crate::kv::{BlockHandle, BlockPool, BlockUse};
 use crate::node::{NodeState, NodeStatus};
 use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
@@ -49,6 +49,8 @@ pub struct OpenCommand {
     pub attempt: Attempt,
     /// Blocks of the permit this request takes.
     pub permit_blocks: u64,
+    /// The life of the coordinator that holds the permits.
+    pub coordinator: NodeEpoch,
     pub source: PromptSource,
 }
 
@@ -172,7 +174,7 @@ impl DecodeBatcher {
     /// # Errors
     /// A refusal holds nothing. The permit it carried counts as used either way.
     pub fn open(&mut self, now: Time, command: OpenCommand) -> Result<Opened, Refusal> {
-        self.permits.receive(command.permit_blocks);
+        self.permits.receive(command.permit_blocks, command.coordinator);
         let opened = self.check_open(&command).and_then(|()| self.reserve(now, command));
         self.grant();
         opened
@@ -321,6 +323,9 @@ impl DecodeBatcher {
             state,
             permits_granted_total: self.permits.granted_total,
             permits_received_total: self.permits.received_total,
+            permits_recalled_total: 0,
+            permits_received_by: self.permits.received_by.clone(),
+            coordinators: 0,
             kv_blocks: self.pool.counts(),
             running_sequences: sum(|entry| entry.count(ChoiceState::Running)),
             waiting_sequences: sum(|entry| match entry.phase {

@@ -16,6 +16,7 @@ fn open(batcher: &mut DecodeBatcher, request: Request, source: PromptSource) -> 
         request: Arc::new(request),
         attempt: Attempt(0),
         permit_blocks: 1,
+        coordinator: NodeEpoch(1),
         source,
     };
     batcher.open(Time::ZERO, command)

@@ -5,6 +5,7 @@ pub mod decode;
 mod decode_entry;
 mod decode_open;
 mod decode_step;
+pub mod permit_shares;
 pub mod permits;
 pub mod prefill;
 mod prefill_entry;

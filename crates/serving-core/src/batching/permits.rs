@@ -1,5 +1,6 @@
 //! Permits: how much more work a node may be given, as cumulative counters that no lost report can corrupt.
 
+use crate::ids::NodeEpoch;
 use crate::node::NodeCapacity;
 use crate::request::Request;
 
@@ -55,21 +56,31 @@ pub fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool
     end - have
 }
 
+/// Coordinators whose work is counted apart. Far more than are ever connected: lives that are over make room for new ones.
+const SENDERS_MAX: usize = 64;
+
 /// The node's side of the counters. Never decreasing, and never more than `capacity` ahead of what was received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PermitCounters {
     pub granted_total: u64,
     pub received_total: u64,
+    /// `received_total` by coordinator, the latest sender last.
+    pub received_by: Vec<(NodeEpoch, u64)>,
 }
 
 impl PermitCounters {
     /// Work that holds `permits` has reached the node, whether it is then accepted or refused. A sender that claims
     /// more than it was granted gains nothing: it is counted as having used all there was.
-    pub fn receive(&mut self, permits: u64) {
-        self.received_total = self
-            .received_total
-            .saturating_add(permits)
-            .min(self.granted_total.max(self.received_total));
+    pub fn receive(&mut self, permits: u64, from: NodeEpoch) {
+        let before = self.received_total;
+        self.received_total = before.saturating_add(permits).min(self.granted_total.max(before));
+        let counted = self.received_total - before;
+        let known = self.received_by.iter().position(|(sender, _)| *sender == from);
+        let total = known.map_or(0, |at| self.received_by.remove(at).1);
+        if self.received_by.len() >= SENDERS_MAX {
+            self.received_by.remove(0);
+        }
+        self.received_by.push((from, total + counted));
     }
     /// Raises the grant so that `available` more may come.
     pub fn grant(&mut self, available: u64) {
@@ -81,19 +92,19 @@ impl PermitCounters {
 mod tests {
     use super::*;
 
+    const ONE: NodeEpoch = NodeEpoch(1);
+
+    fn totals(permits: &PermitCounters) -> (u64, u64) {
+        (permits.granted_total, permits.received_total)
+    }
+
     #[test]
     fn grants_never_fall_and_never_exceed_what_is_available() {
         let mut permits = PermitCounters::default();
         permits.grant(100);
-        permits.receive(40);
+        permits.receive(40, ONE);
         permits.grant(50);
-        assert_eq!(
-            permits,
-            PermitCounters {
-                granted_total: 100,
-                received_total: 40
-            }
-        );
+        assert_eq!(totals(&permits), (100, 40));
         permits.grant(90);
         assert_eq!(permits.granted_total, 130);
     }
@@ -102,14 +113,28 @@ mod tests {
     fn a_sender_without_permits_cannot_raise_the_grant() {
         let mut permits = PermitCounters::default();
         permits.grant(10);
-        permits.receive(u64::MAX);
+        permits.receive(u64::MAX, ONE);
         permits.grant(10);
+        assert_eq!(totals(&permits), (20, 10));
+    }
+
+    #[test]
+    fn work_is_counted_by_sender_and_old_senders_make_room() {
+        let mut permits = PermitCounters::default();
+        permits.grant(1_000);
+        permits.receive(4, ONE);
+        permits.receive(5, NodeEpoch(2));
+        permits.receive(6, ONE);
+        assert_eq!(permits.received_by, [(NodeEpoch(2), 5), (ONE, 10)]);
+        for epoch in 0..1_000 {
+            permits.receive(0, NodeEpoch(100 + epoch));
+            permits.receive(0, ONE);
+        }
+        assert_eq!(permits.received_by.len(), SENDERS_MAX);
         assert_eq!(
-            permits,
-            PermitCounters {
-                granted_total: 20,
-                received_total: 10
-            }
+            permits.received_by.last(),
+            Some(&(ONE, 10)),
+            "who sends is not forgotten"
         );
     }
 }

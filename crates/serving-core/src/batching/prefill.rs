@@ -9,7 +9,7 @@ use crate::batching::permits::{PermitCounters, prefill_capacity_tokens};
 use crate::batching::prefill_entry::{PrefillEntry, PrefillPhase};
 use crate::batching::sequence::Sequence;
 use crate::batching::{NodeFailure, NodeLimits, PlannedRow, Refusal, check_request};
-use crate::ids::{Attempt, BlockId};
+use crate::ids::{Attempt, BlockId, NodeEpoch};
 use crate::kv::block_table::BlockTable;
 use crate::kv::{BlockPool, BlockUse};
 use crate::node::{NodeCapacity, NodeState, NodeStatus};
@@ -34,6 +34,8 @@ pub struct PrefillCommand {
     pub attempt: Attempt,
     /// Prompt tokens of the permit this request takes.
     pub permit_tokens: u64,
+    /// The life of the coordinator that holds the permits.
+    pub coordinator: NodeEpoch,
     /// The ticket's `prefix_blocks`; `None` when nothing is handed over.
     pub handoff_skip_blocks: Option<u32>,
 }
@@ -159,7 +161,7 @@ impl PrefillBatcher {
     /// # Errors
     /// A refusal holds nothing. The permit it carried counts as used either way.
     pub fn accept(&mut self, now: Time, command: PrefillCommand) -> Result<u32, Refusal> {
-        self.permits.receive(command.permit_tokens);
+        self.permits.receive(command.permit_tokens, command.coordinator);
         let accepted = self.admit(now, command);
         self.grant();
         accepted
@@ -307,6 +309,9 @@ impl PrefillBatcher {
             state,
             permits_granted_total: self.permits.granted_total,
             permits_received_total: self.permits.received_total,
+            permits_recalled_total: 0,
+            permits_received_by: self.permits.received_by.clone(),
+            coordinators: 0,
             kv_blocks: self.pool.counts(),
             running_sequences: running as u32,
             waiting_sequences: waiting as u32,

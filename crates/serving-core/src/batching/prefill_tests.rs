@@ -17,6 +17,7 @@ fn command(request: Request, handoff_skip_blocks: Option<u32>) -> PrefillCommand
         request: Arc::new(request),
         attempt: Attempt(0),
         permit_tokens,
+        coordinator: NodeEpoch(1),
         handoff_skip_blocks,
     }
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::test_kit::{FakeKv, key, limits, model, request, sample};
 use super::*;
-use crate::ids::{Attempt, BlockId, ChoiceIndex, OutputIndex, TokenId, TransferId};
+use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
 use crate::node::NodeState;
 use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
 use crate::time::Time;
@@ -163,6 +163,7 @@ impl DecodeWorld {
             request: Arc::new(request.clone()),
             attempt: Attempt(0),
             permit_blocks: 3,
+            coordinator: NodeEpoch(1),
             source,
         };
         if let Ok(opened) = self.batcher.open(self.now, command) {
@@ -373,6 +374,7 @@ impl PrefillWorld {
                 if let Some((request, is_local)) = make_request(id, op) {
                     let command = PrefillCommand {
                         permit_tokens: u64::from(request.prompt_tokens()),
+                        coordinator: NodeEpoch(1),
                         request: Arc::new(request.clone()),
                         attempt: Attempt(0),
                         handoff_skip_blocks: (!is_local).then_some(u32::from(id.is_multiple_of(2))),

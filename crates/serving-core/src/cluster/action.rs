@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ids::{NodeId, RequestId};
-use crate::node::{NodeRecord, Ticket};
+use crate::node::{NodeRecord, PermitNote, Ticket};
 use crate::request::{AttemptKey, LocalPrefillReason, RejectReason, Request, RequestError};
 
 use super::event::{Leg, StreamId};
@@ -85,6 +85,11 @@ pub enum ClusterAction {
     SendPeers {
         stream: StreamId,
         peers: Vec<NodeRecord>,
+    },
+    /// To a node that other coordinators use too.
+    TellPermits {
+        stream: StreamId,
+        note: PermitNote,
     },
     RequestDrain {
         stream: StreamId,

@@ -144,6 +144,7 @@ mod tests {
     use super::super::fixtures::request;
     use super::*;
     use crate::batching::{DecodeBatcher, DecodeConfig, NodeLimits, OpenCommand, PromptSource};
+    use crate::ids::NodeEpoch;
 
     fn queued(queue: &mut WaitingQueue, id: u128, lane: Lane, deadline_ms: u64) -> Enqueued {
         let mut r = request(id, 10, 10);
@@ -230,6 +231,7 @@ mod tests {
                     request: std::sync::Arc::new(r),
                     attempt: crate::ids::Attempt(0),
                     permit_blocks: u64::from(permit),
+                    coordinator: NodeEpoch(1),
                     source: PromptSource::Handoff(crate::ids::TransferId(1)),
                 };
                 node.open(Time::ZERO, command)

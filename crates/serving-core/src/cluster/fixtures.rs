@@ -61,6 +61,9 @@ pub(crate) fn ready_status(granted_total: u64) -> NodeStatus {
         state: NodeState::Ready,
         permits_granted_total: granted_total,
         permits_received_total: 0,
+        permits_recalled_total: 0,
+        permits_received_by: vec![],
+        coordinators: 1,
         kv_blocks: KvBlockCounts {
             free: 64,
             ..KvBlockCounts::default()

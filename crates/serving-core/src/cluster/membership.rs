@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::ids::{NodeId, NodeName};
-use crate::node::{NodeRecord, NodeRole, NodeState, NodeStatus};
+use crate::batching::permit_shares::StreamPermits;
+use crate::ids::{NodeId, NodeName, RequestId};
+use crate::node::{NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote};
 use crate::time::Time;
 
 use super::action::JoinRefusal;
@@ -59,6 +60,14 @@ impl NodeHealth {
     }
 }
 
+/// The last note to a node, as far as a change of it is worth another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Told {
+    waiting: Option<RequestId>,
+    wanted: u64,
+    returned_total: u64,
+}
+
 /// One name and the last life seen under it.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -70,6 +79,8 @@ pub struct Node {
     /// When a report last said that the model ran: a node at work is not a dead one, however quiet its streams are.
     pub progress_at: Time,
     pub permits: Permits,
+    /// What this coordinator last told the node of the permits they share, and for which request.
+    told: Told,
     /// Choices given to this node and not ended (decode).
     pub sequences: u32,
     /// Prompt tokens sent since the last status (prefill).
@@ -90,6 +101,7 @@ impl Node {
             status_at: now,
             progress_at: now,
             permits: Permits::of_stream(stream),
+            told: Told::default(),
             sequences: 0,
             sent_tokens: 0,
             is_drain_requested: false,
@@ -140,6 +152,24 @@ impl Node {
     pub fn pair_is_reported_usable(&self, decode: &NodeId) -> bool {
         let mut pairs = self.status.iter().flat_map(|s| &s.pairs);
         pairs.any(|p| p.decode_node == *decode && p.unusable_reason.is_none())
+    }
+
+    /// Returns what is recalled and says what is waited for, if there is anything new to say and others to share with.
+    pub(super) fn share_permits(&mut self, waiting: Option<(RequestId, u64)>) -> Option<PermitNote> {
+        if self.status.as_ref().is_none_or(|status| status.coordinators < 2) {
+            return None;
+        }
+        let told = Told {
+            waiting: waiting.map(|(request, _)| request),
+            wanted: waiting.map_or(0, |(_, wanted)| wanted),
+            returned_total: self.permits.return_recalled(),
+        };
+        let is_news = std::mem::replace(&mut self.told, told) != told;
+        is_news.then_some(PermitNote {
+            wanted: told.wanted,
+            waited: Duration::ZERO,
+            returned_total: told.returned_total,
+        })
     }
 
     pub fn suspect(&mut self, now: Time) {
@@ -279,8 +309,16 @@ impl Membership {
             return false;
         };
         node.lease_until = now + lease;
-        node.permits
-            .reported(now, status.permits_granted_total, status.permits_received_total);
+        let said = StreamPermits {
+            granted_total: status.permits_granted_total,
+            received_total: status.permits_received_total,
+            recalled_total: status.permits_recalled_total,
+        };
+        node.permits.reported(now, said);
+        if status.coordinators > 1 {
+            // Before anything is placed: whoever waits for them waits longer.
+            node.permits.return_recalled();
+        }
         let computed_before = node.status.as_ref().map_or(0, |s| s.computed_tokens_total);
         if status.computed_tokens_total != computed_before {
             node.progress_at = now;
@@ -370,6 +408,14 @@ impl Membership {
         let reported = reported.filter(is_known);
         let shared = reported.or_else(|| of(prefill).iter().find(|t| of(decode).contains(t)));
         shared.cloned().unwrap_or_else(|| "none".into())
+    }
+
+    /// Connected nodes with their streams, in order of name.
+    pub(super) fn connected_mut(&mut self) -> impl Iterator<Item = (StreamId, &mut Node)> {
+        self.nodes.values_mut().filter_map(|node| match node.life {
+            Life::Connected { stream } => Some((stream, node)),
+            _ => None,
+        })
     }
 
     /// Every connected prefill node with its stream, in order of name.

@@ -158,7 +158,8 @@ impl Cluster {
             ClusterEvent::Tick => {}
         }
         self.due(now);
-        self.place_waiting(now);
+        let waiting = self.place_waiting(now);
+        self.share_permits(now, waiting);
         self.publish_peers();
         std::mem::take(&mut self.actions)
     }
@@ -461,5 +462,11 @@ impl Cluster {
 
 #[cfg(test)]
 mod fixtures;
+/// For the tests of the node's half of permits: both halves have to fit.
+#[cfg(test)]
+pub(crate) mod permits_for_tests {
+    pub(crate) use super::fixtures::ready_status;
+    pub(crate) use super::permits::{Charge, Permits};
+}
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::batching::permit_shares::StreamPermits;
 use crate::time::Time;
 
 use super::event::StreamId;
@@ -17,6 +18,9 @@ pub struct Permits {
     stream: Option<StreamId>,
     granted_total: u64,
     used_total: u64,
+    /// What the node asked back because another coordinator waits for it, and what of that it has been given.
+    recalled_total: u64,
+    returned_total: u64,
     /// Part of `used_total` whose work the node has not answered yet.
     unanswered: u64,
     /// Since when work has been missing, and the least that was missing at any report since: what the newest reports
@@ -46,10 +50,27 @@ impl Permits {
         if self.is_paused {
             return 0;
         }
-        self.granted_total.saturating_sub(self.used_total)
+        self.unused()
     }
 
-    pub(super) fn take(&mut self, cost: u64) -> Option<Charge> {
+    fn unused(&self) -> u64 {
+        self.granted_total
+            .saturating_sub(self.used_total.saturating_add(self.returned_total))
+    }
+
+    /// Gives back what was recalled and is not in use; the total of all that was given back.
+    pub(crate) fn return_recalled(&mut self) -> u64 {
+        let owed = self.recalled_total.saturating_sub(self.returned_total);
+        self.returned_total += owed.min(self.unused());
+        self.returned_total
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Self {
+        Self::of_stream(StreamId(1))
+    }
+
+    pub(crate) fn take(&mut self, cost: u64) -> Option<Charge> {
         if cost > self.available() {
             return None;
         }
@@ -62,7 +83,7 @@ impl Permits {
     }
 
     /// The node answered, whatever it said: the work was received.
-    pub(super) fn answered(&mut self, charge: Charge) {
+    pub(crate) fn answered(&mut self, charge: Charge) {
         if charge.stream != self.stream {
             return;
         }
@@ -82,12 +103,15 @@ impl Permits {
         self.is_paused = true;
     }
 
-    pub(super) fn reported(&mut self, now: Time, granted_total: u64, received_total: u64) {
+    pub(crate) fn reported(&mut self, now: Time, said: StreamPermits) {
+        let received_total = said.received_total;
         self.is_paused = false;
         // Reports of one stream come in order; a smaller total could only be a node's bug.
-        self.granted_total = self.granted_total.max(granted_total);
+        self.granted_total = self.granted_total.max(said.granted_total);
+        self.recalled_total = self.recalled_total.max(said.recalled_total);
         // What the node has received was used, whatever this side believed lost, and whoever sent it on an older stream.
-        self.used_total = self.used_total.max(received_total.min(self.granted_total));
+        let kept_total = self.granted_total.saturating_sub(self.returned_total);
+        self.used_total = self.used_total.max(received_total.min(kept_total));
         let missing = self
             .used_total
             .saturating_sub(received_total.saturating_add(self.unanswered));
@@ -108,9 +132,10 @@ impl Permits {
     #[cfg(test)]
     pub(super) fn check_invariants(&self) {
         assert!(
-            self.used_total <= self.granted_total,
-            "used {} of {}",
+            self.used_total + self.returned_total <= self.granted_total,
+            "used {} and returned {} of {}",
             self.used_total,
+            self.returned_total,
             self.granted_total
         );
         assert!(self.unanswered <= self.used_total);
@@ -121,9 +146,17 @@ impl Permits {
 mod tests {
     use super::*;
 
+    fn said(granted_total: u64, received_total: u64) -> StreamPermits {
+        StreamPermits {
+            granted_total,
+            received_total,
+            recalled_total: 0,
+        }
+    }
+
     fn granted(n: u64) -> Permits {
         let mut permits = Permits::of_stream(StreamId(1));
-        permits.reported(Time::ZERO, n, 0);
+        permits.reported(Time::ZERO, said(n, 0));
         permits
     }
 
@@ -134,9 +167,9 @@ mod tests {
         assert!(p.take(3).is_none());
         p.answered(charge);
         assert_eq!(p.available(), 2);
-        p.reported(Time::from_millis(1), 18, 8);
+        p.reported(Time::from_millis(1), said(18, 8));
         assert_eq!(p.available(), 10);
-        p.reported(Time::from_millis(2), 18, 8);
+        p.reported(Time::from_millis(2), said(18, 8));
         assert_eq!(p.available(), 10, "a repeated report mints nothing");
     }
 
@@ -153,7 +186,7 @@ mod tests {
         let mut old = granted(10);
         let charge = old.take(8).expect("8 of 10");
         let mut new = Permits::of_stream(StreamId(2));
-        new.reported(Time::ZERO, 10, 0);
+        new.reported(Time::ZERO, said(10, 0));
         let _taken = new.take(9).expect("9 of 10");
         new.give_back(charge);
         assert_eq!(new.available(), 1);
@@ -164,7 +197,7 @@ mod tests {
         let mut p = granted(10);
         p.pause_until_report();
         assert_eq!(p.available(), 0);
-        p.reported(Time::from_millis(5), 10, 0);
+        p.reported(Time::from_millis(5), said(10, 0));
         assert_eq!(p.available(), 10);
     }
 
@@ -173,10 +206,10 @@ mod tests {
         let mut p = granted(10);
         let charge = p.take(4).expect("4 of 10");
         p.answered(charge);
-        p.reported(Time::from_millis(100), 10, 0);
-        p.reported(Time::from_millis(1_000), 10, 0);
+        p.reported(Time::from_millis(100), said(10, 0));
+        p.reported(Time::from_millis(1_000), said(10, 0));
         assert_eq!(p.available(), 6);
-        p.reported(Time::from_millis(2_100), 10, 0);
+        p.reported(Time::from_millis(2_100), said(10, 0));
         assert_eq!(p.available(), 10);
     }
 
@@ -190,10 +223,10 @@ mod tests {
                 sent += 4;
             }
             // Each report misses the newest work, as it does under constant load; nothing is ever lost.
-            p.reported(Time::from_millis(100 * tick), received + 100, received);
+            p.reported(Time::from_millis(100 * tick), said(received + 100, received));
             received = sent;
         }
-        p.reported(Time::from_millis(10_100), received + 100, received);
+        p.reported(Time::from_millis(10_100), said(received + 100, received));
         assert_eq!(
             p.available(),
             100,
@@ -204,7 +237,7 @@ mod tests {
     #[test]
     fn a_new_stream_that_counts_older_work_starts_from_what_was_received() {
         let mut p = Permits::of_stream(StreamId(3));
-        p.reported(Time::ZERO, 1_050, 1_000);
+        p.reported(Time::ZERO, said(1_050, 1_000));
         assert_eq!(p.available(), 50);
     }
 
@@ -213,8 +246,29 @@ mod tests {
         let mut p = granted(10);
         let _charge = p.take(4).expect("4 of 10");
         for ms in [0, 1_000, 2_000, 3_000, 9_000] {
-            p.reported(Time::from_millis(ms), 10, 0);
+            p.reported(Time::from_millis(ms), said(10, 0));
         }
         assert_eq!(p.available(), 6);
+    }
+
+    #[test]
+    fn what_is_recalled_goes_back_unless_it_is_in_use_and_then_when_it_comes_free() {
+        let mut p = granted(10);
+        let charge = p.take(7).expect("7 of 10");
+        let recall = StreamPermits {
+            recalled_total: 6,
+            ..said(10, 0)
+        };
+        p.reported(Time::from_millis(1), recall);
+        assert_eq!((p.return_recalled(), p.available()), (3, 0));
+        p.give_back(charge);
+        assert_eq!((p.return_recalled(), p.available()), (6, 4));
+        p.reported(Time::from_millis(2), recall);
+        assert_eq!(
+            (p.return_recalled(), p.available()),
+            (6, 4),
+            "a repeated recall takes nothing"
+        );
+        p.check_invariants();
     }
 }

@@ -1,9 +1,10 @@
 //! Gives waiting requests their nodes: which are possible, which the policy takes, what permits that costs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ids::NodeId;
-use crate::node::NodeRole;
+use crate::node::{NodeRole, PermitNote};
 use crate::request::{LocalPrefillReason, RejectReason, Request};
 use crate::routing::{Candidate, Choice, Pool, RequestFacts};
 use crate::time::Time;
@@ -124,8 +125,8 @@ impl Cluster {
         })
     }
 
-    /// Places waiting requests in order until one must wait for permits.
-    pub(super) fn place_waiting(&mut self, now: Time) {
+    /// Places waiting requests in order until one must wait for permits: that one, if there is one.
+    pub(super) fn place_waiting(&mut self, now: Time) -> Option<Arc<Request>> {
         let mut last = None;
         while let Some(id) = self.queue.next_after(last) {
             let Some(tracked) = self.requests.get(&id) else {
@@ -138,9 +139,35 @@ impl Cluster {
                     let plan = self.choose(&request, options);
                     self.place(now, &request, plan);
                 }
-                Err(Blocked::Permits) => return,
+                Err(Blocked::Permits) => return Some(request),
                 Err(Blocked::NoNode) => last = Some(id),
             }
+        }
+        None
+    }
+
+    /// Nodes that serve other coordinators too hear what waits for their permits, and get back what they recalled.
+    pub(super) fn share_permits(&mut self, now: Time, waiting: Option<Arc<Request>>) {
+        let since = waiting
+            .as_ref()
+            .and_then(|request| self.requests.get(&request.id))
+            .map(|t| t.queued_since);
+        let mut notes = Vec::new();
+        for (stream, node) in self.members.connected_mut() {
+            let wanted = waiting.as_ref().filter(|_| node.is_usable(now)).map(|request| {
+                let permit = match node.record.role {
+                    NodeRole::Prefill => prefill_permit(request, node),
+                    NodeRole::Decode => decode_permit(request, node.record.capacity.block_tokens),
+                };
+                (request.id, u64::from(permit))
+            });
+            if let Some(note) = node.share_permits(wanted) {
+                let waited = since.map_or(Duration::ZERO, |since| now.since(since));
+                notes.push((stream, PermitNote { waited, ..note }));
+            }
+        }
+        for (stream, note) in notes {
+            self.act(ClusterAction::TellPermits { stream, note });
         }
     }
 

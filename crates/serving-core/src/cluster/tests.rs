@@ -206,6 +206,7 @@ impl World {
             | ClusterAction::WelcomeNode { .. }
             | ClusterAction::RenewLease { .. }
             | ClusterAction::SendPeers { .. }
+            | ClusterAction::TellPermits { .. }
             | ClusterAction::RequestDrain { .. } => {}
         }
         None

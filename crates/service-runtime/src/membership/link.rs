@@ -1,30 +1,20 @@
-//! A node's side of membership: one stream to each coordinator, for as long as the node lives.
-//!
-//! Each stream registers, reports status (at least every `status_interval` the coordinator asks for, and at once when
-//! the watched status changes, at most every 2 ms) and listens. It reconnects for ever with a jittered, capped back-off.
-//!
-//! **Permits** live and die with a stream and belong to one coordinator: the connected one that comes first in the
-//! configured list (the *holder*). The node's own counters run on for ever; each stream sees them from the point where
-//! the streams' holder changed (`granted - received_then`, `received - received_then`), so what was granted and not used
-//! on a lost stream is granted again on the next, and nothing has to be restarted in the node's brain.
+//! One coordinator's stream over all its lives: dial, register, report, listen, dial again.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use proto::convert::ConvertError;
-use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason};
+use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, CoordinatorReport, NodeReport};
 use proto::v1;
 use proto::v1::membership_service_client::MembershipServiceClient;
 use rand::Rng as _;
-use serving_core::ids::NodeId;
+use serving_core::batching::permit_shares::ShareId;
 use serving_core::node::{NodeRecord, NodeState, NodeStatus};
-use thiserror::Error;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::shared::Shared;
+use super::{LEAVE_TIME_LIMIT, LostReason, MembershipEvent};
 use crate::clock_offset;
 use crate::serve;
 use crate::shutdown::Shutdown;
@@ -35,215 +25,21 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 const COALESCE: Duration = Duration::from_millis(2);
 /// Reports waiting for the stream: a status replaces nothing, so a coordinator that does not read holds these and no more.
 const REPORTS_QUEUED_MAX: usize = 8;
-/// Events waiting for the node; when it does not take them the streams stand still.
-const EVENTS_QUEUED_MAX: usize = 64;
 /// Until the coordinator has said how often it wants a status.
 const FIRST_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// How long `leave` may take to reach the coordinators.
-const LEAVE_TIME_LIMIT: Duration = Duration::from_secs(1);
-
-/// What happened on a membership stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MembershipEvent {
-    Welcomed {
-        coordinator: NodeId,
-        address: String,
-    },
-    /// The stream is gone; it is being opened again. Permits on it are void; requests of that coordinator end by
-    /// themselves, with their own streams.
-    ConnectionLost {
-        address: String,
-        reason: LostReason,
-    },
-    /// The coordinator wants the node to leave.
-    DrainRequested {
-        reason: String,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum LostReason {
-    #[error("cannot connect: {0}")]
-    Connect(String),
-    #[error("the stream broke: {0}")]
-    Stream(String),
-    /// Trying again as things are will end the same way: a person has to change a setting.
-    #[error("the coordinator cannot read this node's registration: {0}; fix the node's configuration")]
-    NotUnderstood(String),
-    #[error("the coordinator ended the stream")]
-    Ended,
-    #[error("nothing was heard from the coordinator for {silent_ms} ms")]
-    Silent { silent_ms: u64 },
-    #[error("registration refused ({}): {detail}; fix the node's configuration or stop its namesake", reason.name())]
-    Refused {
-        reason: RegisterRefusedReason,
-        detail: String,
-    },
-    #[error("the coordinator breaks the contract: {0}")]
-    Contract(ConvertError),
-}
-
-impl LostReason {
-    fn of(status: &tonic::Status) -> Self {
-        match status.code() {
-            tonic::Code::InvalidArgument => Self::NotUnderstood(status.message().to_owned()),
-            _ => Self::Stream(proto::status::words(status)),
-        }
-    }
-}
-
-/// What a node joins with.
-#[derive(Clone, Debug)]
-pub struct JoinConfig {
-    /// host:port of each coordinator's membership service, in order of preference.
-    pub coordinators: Vec<String>,
-    pub record: NodeRecord,
-}
-
-/// A node's membership; ends with `leave`, or when it is dropped.
-#[derive(Debug)]
-pub struct Membership {
-    events: mpsc::Receiver<MembershipEvent>,
-    peers: watch::Receiver<Vec<Peer>>,
-    leave: Shutdown,
-    streams: JoinSet<()>,
-}
-
-/// Starts the streams. `status` is what the node reports; its permit counters run from the node's start.
-pub fn join(config: JoinConfig, status: watch::Receiver<NodeStatus>) -> Membership {
-    let (events_in, events) = mpsc::channel(EVENTS_QUEUED_MAX);
-    let (peers_in, peers) = watch::channel(Vec::new());
-    let leave = Shutdown::new();
-    let shared = Arc::new(Shared {
-        holders: Mutex::default(),
-        peers_by_coordinator: Mutex::default(),
-        peers: peers_in,
-        holder_changed: watch::channel(()).0,
-    });
-    let mut streams = JoinSet::new();
-    for (rank, address) in config.coordinators.into_iter().enumerate() {
-        let link = Link {
-            rank,
-            address,
-            record: config.record.clone(),
-            status: status.clone(),
-            events: events_in.clone(),
-            leave: leave.clone(),
-            shared: shared.clone(),
-        };
-        streams.spawn(link.keep());
-    }
-    Membership {
-        events,
-        peers,
-        leave,
-        streams,
-    }
-}
-
-impl Membership {
-    /// `None` never comes before `leave`.
-    pub async fn next_event(&mut self) -> Option<MembershipEvent> {
-        self.events.recv().await
-    }
-    /// Decode nodes to keep links to, over all coordinators.
-    pub fn peers(&self) -> watch::Receiver<Vec<Peer>> {
-        self.peers.clone()
-    }
-    /// Tells the coordinators that the drain is over and closes the streams; at most one second.
-    pub async fn leave(mut self) {
-        self.leave.request();
-        let all = async { while self.streams.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(LEAVE_TIME_LIMIT, all).await;
-    }
-}
-
-/// Who holds the permits, and from which point its counters run.
-#[derive(Debug, Default)]
-struct Holders {
-    connected: BTreeMap<usize, ()>,
-    holder: Option<usize>,
-    received_then: u64,
-}
-
-#[derive(Debug)]
-struct Shared {
-    holders: Mutex<Holders>,
-    peers_by_coordinator: Mutex<BTreeMap<usize, Vec<Peer>>>,
-    peers: watch::Sender<Vec<Peer>>,
-    /// Wakes the other streams when the permits change hands.
-    holder_changed: watch::Sender<()>,
-}
-
-impl Shared {
-    fn connect(&self, rank: usize, received: u64) {
-        self.change(received, |holders| {
-            holders.connected.insert(rank, ());
-        });
-    }
-
-    /// Its peers stay known: links to them carry requests that are still running, and the next stream brings a new list.
-    fn disconnect(&self, rank: usize, received: u64) {
-        self.change(received, |holders| {
-            holders.connected.remove(&rank);
-            // The same coordinator coming back is a new stream all the same.
-            if holders.holder == Some(rank) {
-                holders.holder = None;
-            }
-        });
-    }
-
-    fn change(&self, received: u64, change: impl FnOnce(&mut Holders)) {
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut holders);
-        let next = holders.connected.keys().next().copied();
-        if next != holders.holder {
-            holders.holder = next;
-            holders.received_then = received;
-            drop(holders);
-            self.holder_changed.send_replace(());
-        }
-    }
-
-    /// The status as the stream of `rank` may see it.
-    fn seen_by(&self, rank: usize, mut status: NodeStatus) -> NodeStatus {
-        let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        if holders.holder == Some(rank) {
-            status.permits_granted_total = status.permits_granted_total.saturating_sub(holders.received_then);
-            status.permits_received_total = status.permits_received_total.saturating_sub(holders.received_then);
-        } else {
-            status.permits_granted_total = 0;
-            status.permits_received_total = 0;
-        }
-        status
-    }
-
-    fn set_peers(&self, rank: usize, list: Vec<Peer>) {
-        let mut all = self.peers_by_coordinator.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(rank, list);
-        let mut merged: Vec<Peer> = Vec::new();
-        for peer in all.values().flatten() {
-            if !merged.iter().any(|known| known.node == peer.node) {
-                merged.push(peer.clone());
-            }
-        }
-        self.peers.send_if_modified(|peers| {
-            let changes = *peers != merged;
-            *peers = merged;
-            changes
-        });
-    }
-}
 
 /// One coordinator's stream over all its lives.
-struct Link {
-    rank: usize,
-    address: String,
-    record: NodeRecord,
-    status: watch::Receiver<NodeStatus>,
-    events: mpsc::Sender<MembershipEvent>,
-    leave: Shutdown,
-    shared: Arc<Shared>,
+pub(super) struct Link {
+    pub id: ShareId,
+    pub address: String,
+    pub record: NodeRecord,
+    pub status: watch::Receiver<NodeStatus>,
+    pub events: mpsc::Sender<MembershipEvent>,
+    /// Ends this link alone, or all of them.
+    pub leave: Shutdown,
+    pub shared: Arc<Shared>,
+    /// Whether a stream stands.
+    pub is_welcome: watch::Sender<bool>,
 }
 
 impl Link {
@@ -251,7 +47,7 @@ impl Link {
         self.leave.is_requested() || self.status.borrow().state == NodeState::Draining
     }
 
-    async fn keep(mut self) {
+    pub(super) async fn keep(mut self) {
         let mut back_off = BACK_OFF_FIRST;
         while !self.leave.is_requested() {
             let mut was_welcome = false;
@@ -311,7 +107,8 @@ impl Link {
             silent_ms: FIRST_ANSWER_TIME_LIMIT.as_millis() as u64,
         };
         let response = opened.map_err(|_| silent)?.map_err(|status| LostReason::of(&status))?;
-        let _measuring = clock_offset::measure(clock, reports.clone(), self.rank);
+        let (shared, id) = (self.shared.clone(), self.id);
+        let _measuring = clock_offset::measure(clock, reports.clone(), move || shared.is_reference(id));
         let mut stream = Stream {
             link: self,
             reports,
@@ -323,8 +120,8 @@ impl Link {
         let ended = stream.talk().await;
         *was_welcome = stream.timing.is_some();
         if *was_welcome {
-            let received = self.status.borrow().permits_received_total;
-            self.shared.disconnect(self.rank, received);
+            self.is_welcome.send_replace(false);
+            self.shared.disconnect(self.id);
         }
         ended
     }
@@ -351,7 +148,7 @@ impl Stream<'_> {
     async fn talk(&mut self) -> Result<(), LostReason> {
         let leave = self.link.leave.clone();
         let mut status = self.link.status.clone();
-        let mut holder_changed = self.link.shared.holder_changed.subscribe();
+        let mut divided_anew = self.link.shared.divided_anew();
         let mut is_stale = true;
         loop {
             let silence_limit = self.timing.map_or(FIRST_ANSWER_TIME_LIMIT, |timing| timing.lease);
@@ -371,7 +168,7 @@ impl Stream<'_> {
                     changed.map_err(|_| LostReason::Ended)?;
                     is_stale = true;
                 }
-                _ = holder_changed.changed(), if !is_stale => is_stale = true,
+                _ = divided_anew.changed(), if !is_stale => is_stale = true,
                 () = tokio::time::sleep_until(next_report), if self.timing.is_some() => {
                     let current = status.borrow_and_update().clone();
                     self.report(current)?;
@@ -386,7 +183,7 @@ impl Stream<'_> {
 
     /// A full queue means the coordinator does not read: this status is skipped, the next is newer anyway.
     fn report(&mut self, status: NodeStatus) -> Result<(), LostReason> {
-        let status = self.link.shared.seen_by(self.link.rank, status);
+        let status = self.link.shared.seen_by(self.link.id, status);
         let epoch = self.link.record.id.epoch;
         self.reported = Instant::now();
         match self.reports.try_send(NodeReport::Status { epoch, status }.into()) {
@@ -402,8 +199,8 @@ impl Stream<'_> {
                     lease: welcome.lease,
                     status_interval: welcome.status_interval,
                 });
-                let received = self.link.status.borrow().permits_received_total;
-                self.link.shared.connect(self.link.rank, received);
+                self.link.shared.connect(self.link.id, welcome.coordinator.epoch);
+                self.link.is_welcome.send_replace(true);
                 tracing::info!(coordinator = %welcome.coordinator, address = %self.link.address, "joined");
                 let address = self.link.address.clone();
                 self.tell(MembershipEvent::Welcomed {
@@ -419,11 +216,16 @@ impl Stream<'_> {
                 Ok(())
             }
             CoordinatorReport::Peers(peers) => {
-                self.link.shared.set_peers(self.link.rank, peers);
+                self.link.shared.set_peers(self.link.id, peers);
                 Ok(())
             }
             CoordinatorReport::RegisterRefused { reason, detail } => Err(LostReason::Refused { reason, detail }),
             CoordinatorReport::Drain { reason } => self.tell(MembershipEvent::DrainRequested { reason }).await,
+            CoordinatorReport::Permits(note) => {
+                let status = self.link.status.borrow().clone();
+                self.link.shared.note(self.link.id, note, &status);
+                Ok(())
+            }
         }
     }
 
@@ -445,7 +247,3 @@ impl Stream<'_> {
         Ok(())
     }
 }
-
-#[cfg(test)]
-#[path = "membership_tests.rs"]
-mod tests;

@@ -1,0 +1,125 @@
+//! `baton drain NODE`: takes a node out of service and waits until it has left.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use tokio::time::Instant;
+
+use crate::exit::Exit;
+use crate::observe::client::AdminClient;
+use crate::observe::cluster::{Cluster, Node};
+use crate::observe::{UrlArgs, nodes, run_until_signal};
+use crate::terminal::say;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton drain decode-0                 nothing new goes there; wait until what runs has ended and it has left
+  baton drain decode-0 --wait 0        ask, and do not wait
+  baton drain decode-0 && systemctl stop baton-decode   a drained node's process has ended already, with exit status 0";
+
+/// How often the cluster is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct DrainArgs {
+    /// Name of the node, as `baton nodes` shows it.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    #[command(flatten)]
+    pub url: UrlArgs,
+    /// Seconds to wait until it has left; 0 does not wait. The node gives up what still runs after its own drain_ms_max.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub wait: u64,
+}
+
+pub fn run(args: &DrainArgs) -> anyhow::Result<Exit> {
+    run_until_signal(drain(args))
+}
+
+async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
+    let client = AdminClient::new(&args.url.url)?;
+    let asked = client.order(&["admin", "nodes", &args.node, "drain"]).await?;
+    let epoch = asked
+        .get("epoch")
+        .and_then(|epoch| epoch.as_str())
+        .unwrap_or_default()
+        .to_owned();
+    say!("{} is draining: nothing new goes there", args.node);
+    if args.wait == 0 {
+        return Ok(Exit::Ok);
+    }
+    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let mut shown = String::new();
+    loop {
+        let cluster: Cluster = client.read(&["admin", "cluster"], &[]).await?;
+        let is_it = |node: &&Node| node.name == args.node && node.epoch == epoch && node.state != "lost";
+        let Some(node) = cluster.nodes.iter().find(is_it) else {
+            say!("{} has left", args.node);
+            return Ok(Exit::Ok);
+        };
+        let load = nodes::load(node);
+        if load != shown {
+            say!("  {load}");
+            shown = load;
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "{} has not left within {} s ({shown}); it goes on draining, look again with `baton nodes`",
+                args.node,
+                args.wait
+            );
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::test_server::{Answer, TestServer};
+
+    const ASKED: &str = r#"{"node": "decode-0", "epoch": "00ff", "state": "draining"}"#;
+
+    fn page(epoch: &str, state: &str) -> String {
+        format!(r#"{{"nodes": [{{"name": "decode-0", "epoch": "{epoch}", "state": "{state}", "running": 2}}]}}"#)
+    }
+
+    async fn drained(answers: Vec<Answer>, wait: u64) -> anyhow::Result<Exit> {
+        let server = TestServer::start(answers).await;
+        let args = DrainArgs {
+            node: "decode-0".to_owned(),
+            url: UrlArgs {
+                url: server.url.clone(),
+            },
+            wait,
+        };
+        let outcome = drain(&args).await;
+        assert_eq!(server.asked()[0], "/admin/nodes/decode-0/drain");
+        outcome
+    }
+
+    #[tokio::test]
+    async fn it_waits_until_the_life_that_was_asked_is_gone() {
+        let asked = || Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", ASKED);
+        let cluster = |epoch: &str, state: &str| Answer::json("/admin/cluster", &page(epoch, state));
+        for end in [cluster("00ff", "lost"), cluster("0100", "ready")] {
+            let answers = vec![asked(), cluster("00ff", "draining"), end];
+            assert_eq!(drained(answers, 20).await.expect("it left"), Exit::Ok);
+        }
+        let late = vec![asked(), cluster("00ff", "draining"), cluster("00ff", "draining")];
+        assert_eq!(drained(vec![asked()], 0).await.expect("asked"), Exit::Ok);
+        let error = drained(late, 20).await.expect_err("the server is gone before the node");
+        assert_eq!(crate::exit::of(&error), Exit::Unreachable);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_node_is_a_failure_with_the_servers_words() {
+        let body = r#"{"error": {"message": "No node is called `decode-0`. There are decode-1."}}"#;
+        let refused = Answer::with_status("/admin/nodes", "404 Not Found", body);
+        let error = drained(vec![refused], 5).await.expect_err("unknown");
+        assert_eq!(crate::exit::of(&error), Exit::Failure);
+        assert!(error.to_string().contains("decode-1"), "{error:#}");
+    }
+}

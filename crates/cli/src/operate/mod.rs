@@ -1,0 +1,3 @@
+//! The verbs that change a live cluster. They ask a coordinator, which asks the node.
+
+pub mod drain;

@@ -1,0 +1,215 @@
+//! The links of a node to its coordinators: which there are, as the list or etcd has it, and the node's own entry there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_membership::{
+    BadRecord, CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, NodeEntry, Registration, RegistrationConfig,
+    RegistrationHealth, View,
+};
+use proto::messages::Peer;
+use serving_core::batching::permit_shares::ShareId;
+use serving_core::node::{NodeRecord, NodeStatus};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::link::Link;
+use super::shared::Shared;
+use super::{CoordinatorsAt, JoinConfig, LEAVE_TIME_LIMIT, LostReason, MembershipEvent};
+use crate::metrics::membership::MembershipGauges;
+use crate::shutdown::Shutdown;
+
+/// How often links are looked at whose coordinators are no longer registered: they are kept while their stream stands.
+const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A link that runs, by its coordinator's address.
+struct Running {
+    id: ShareId,
+    leave: Shutdown,
+    is_welcome: watch::Receiver<bool>,
+}
+
+/// The node's entry in etcd, and those of the coordinators.
+struct Registry {
+    address: EtcdAddress,
+    registration: Registration<NodeEntry>,
+    health: watch::Receiver<RegistrationHealth>,
+    _directory: Directory<CoordinatorEntry>,
+    coordinators: watch::Receiver<View<CoordinatorEntry>>,
+}
+
+impl Registry {
+    fn start(address: EtcdAddress, record: NodeRecord) -> Result<Self, BadRecord> {
+        let lease_ttl = address.lease_ttl();
+        let registration = Registration::start(
+            address.clone(),
+            RegistrationConfig { lease_ttl },
+            NodeEntry::from(record),
+        )?;
+        let directory = Directory::start(address.clone(), DirectoryConfig::for_lease(lease_ttl));
+        Ok(Self {
+            address,
+            health: registration.health(),
+            registration,
+            coordinators: directory.view(),
+            _directory: directory,
+        })
+    }
+}
+
+/// What woke the keeper.
+enum Woken {
+    Leave,
+    Status,
+    Coordinators,
+    Health,
+    Review,
+}
+
+pub(super) struct Links {
+    record: NodeRecord,
+    status: watch::Receiver<NodeStatus>,
+    events: mpsc::Sender<MembershipEvent>,
+    gauges: MembershipGauges,
+    shared: Arc<Shared>,
+    registry: Option<Registry>,
+    running: BTreeMap<String, Running>,
+    tasks: JoinSet<()>,
+    next_id: u64,
+}
+
+impl Links {
+    pub(super) fn new(
+        config: JoinConfig,
+        status: watch::Receiver<NodeStatus>,
+        (events, peers): (mpsc::Sender<MembershipEvent>, watch::Sender<Vec<Peer>>),
+    ) -> Result<Self, BadRecord> {
+        let mut links = Self {
+            record: config.record.clone(),
+            status,
+            events,
+            gauges: config.gauges,
+            shared: Arc::new(Shared::new(peers)),
+            registry: None,
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            next_id: 0,
+        };
+        match config.coordinators {
+            CoordinatorsAt::Fixed(addresses) => addresses.into_iter().for_each(|address| links.dial(address)),
+            CoordinatorsAt::Etcd(address) => links.registry = Some(Registry::start(address, config.record)?),
+        }
+        Ok(links)
+    }
+
+    pub(super) async fn keep(mut self, leave: Shutdown) {
+        self.follow_registry().await;
+        loop {
+            match self.woken(&leave).await {
+                Woken::Leave => return self.leave().await,
+                Woken::Status => {
+                    let state = self.status.borrow_and_update().state;
+                    if let Some(registry) = &self.registry {
+                        registry.registration.update(state);
+                    }
+                }
+                Woken::Coordinators | Woken::Health | Woken::Review => self.follow_registry().await,
+            }
+        }
+    }
+
+    async fn woken(&mut self, leave: &Shutdown) -> Woken {
+        let Some(registry) = &mut self.registry else {
+            leave.requested().await;
+            return Woken::Leave;
+        };
+        tokio::select! {
+            () = leave.requested() => Woken::Leave,
+            Ok(()) = self.status.changed() => Woken::Status,
+            Ok(()) = registry.coordinators.changed() => Woken::Coordinators,
+            Ok(()) = registry.health.changed() => Woken::Health,
+            () = tokio::time::sleep(REVIEW_INTERVAL) => Woken::Review,
+        }
+    }
+
+    /// Dials who is registered, lets go of who is neither registered nor there, and says how etcd stands.
+    async fn follow_registry(&mut self) {
+        let Some(registry) = &mut self.registry else {
+            return;
+        };
+        let view = registry.coordinators.borrow_and_update().clone();
+        let health = registry.health.borrow_and_update().clone();
+        let etcd = registry.address.to_string();
+        self.gauges.set(&health, view.is_stale);
+        if let RegistrationHealth::Fenced { by_epoch } = health {
+            let _ = self.events.send(MembershipEvent::Fenced { by_epoch }).await;
+        }
+        let registered: Vec<String> = view
+            .members
+            .values()
+            .map(|entry| entry.control_address.clone())
+            .collect();
+        let is_over =
+            |(address, running): &(&String, &Running)| !registered.contains(address) && !*running.is_welcome.borrow();
+        let over: Vec<String> = self
+            .running
+            .iter()
+            .filter(is_over)
+            .map(|(address, _)| address.clone())
+            .collect();
+        for address in over {
+            if let Some(running) = self.running.remove(&address) {
+                tracing::info!(coordinator = %address, "no longer registered in etcd and not there; letting go of it");
+                running.leave.request();
+                self.shared.forget(running.id);
+            }
+        }
+        for address in registered {
+            if !self.running.contains_key(&address) {
+                self.dial(address);
+            }
+        }
+        while self.tasks.try_join_next().is_some() {}
+        if self.running.is_empty() {
+            let why = view.trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
+            let reason = LostReason::NoneRegistered(format!(" in {etcd}{why}"));
+            // Full: the node has enough to read, and the next review says it again.
+            let _ = self
+                .events
+                .try_send(MembershipEvent::ConnectionLost { address: etcd, reason });
+        }
+    }
+
+    fn dial(&mut self, address: String) {
+        if self.running.contains_key(&address) {
+            return;
+        }
+        let (id, leave) = (ShareId(self.next_id), Shutdown::new());
+        self.next_id += 1;
+        let (welcome_in, is_welcome) = watch::channel(false);
+        let link = Link {
+            id,
+            address: address.clone(),
+            record: self.record.clone(),
+            status: self.status.clone(),
+            events: self.events.clone(),
+            leave: leave.clone(),
+            shared: self.shared.clone(),
+            is_welcome: welcome_in,
+        };
+        self.tasks.spawn(link.keep());
+        self.running.insert(address, Running { id, leave, is_welcome });
+    }
+
+    async fn leave(mut self) {
+        for running in self.running.values() {
+            running.leave.request();
+        }
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(LEAVE_TIME_LIMIT, all).await;
+        if let Some(registry) = self.registry.take() {
+            registry.registration.leave().await;
+        }
+    }
+}
