@@ -10,6 +10,7 @@
 //!     faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
 //!     faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
 //!     faults coordinator N                                  T11: killed and started again
+//!     faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
 //!     faults rolling ROUNDS                                 T20: every process is asked to go in turn
 //!
 //! FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.
@@ -20,13 +21,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use integration_tests::etcd_process;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
 use integration_tests::fault_runs::load::Terms;
 use integration_tests::fault_runs::{
-    cancels, coordinator_kills, deadlines, flips, kills, migrate, pauses, quantile, retries, reuse, rolling,
+    cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, quantile, retries, reuse,
+    rolling,
 };
 
 /// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
@@ -70,6 +73,7 @@ async fn main() -> Result<ExitCode> {
         Some("migrate") => all_migrations(number(1)?, number(2).unwrap_or(1)).await?,
         Some("pauses") => all_pauses(number(1)?, number(2).or_else(|_| number(1))?).await?,
         Some("coordinator") => all_coordinator_kills(number(1)?).await?,
+        Some("etcd") => all_etcd_outages(number(1)?, number(2).unwrap_or(60)).await?,
         Some("rolling") => all_rolling(number(1)?).await?,
         other => bail!("no run is called {other:?}; see the top of this file"),
     };
@@ -100,6 +104,7 @@ async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter
         let wanted: Vec<_> = all
             .into_iter()
             .filter(|cell| cell.to_string().starts_with(filter))
+            .filter(|cell| cell.victim != cells::Victim::Etcd || etcd_process::program().is_some())
             // Shared memory has no link.
             .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
             .collect();
@@ -268,6 +273,22 @@ async fn all_rolling(rounds: usize) -> Result<Vec<String>> {
         terms: RECONNECTING,
     })
     .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+/// T12's lengths.
+const OUTAGES_S: [u64; 3] = [1, 10, 60];
+
+async fn all_etcd_outages(rounds: usize, seconds_max: usize) -> Result<Vec<String>> {
+    let lengths = OUTAGES_S.into_iter().filter(|seconds| *seconds <= seconds_max as u64);
+    let each = lengths.flat_map(|seconds| etcd_outages::How::ALL.map(|how| (how, Duration::from_secs(seconds))));
+    let each: Vec<_> = each.collect();
+    let plan = etcd_outages::Plan {
+        outages: each.iter().cycle().take(each.len() * rounds).copied().collect(),
+        terms: Terms { share: 0.4, ..TERMS },
+    };
+    let run = etcd_outages::run(&plan, |outage| eprintln!("{outage:?}")).await?;
     println!("{}", run.summary());
     Ok(run.broken())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::cells::Cell;
+use super::cells::{Cell, Victim};
 use super::rig::{Rig, RigOptions, executable};
 use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
 use crate::PROSE;
@@ -95,9 +95,19 @@ pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport
     let mut campaign = Campaign::default();
     let mut rig: Option<(Rig, usize)> = None;
     for (i, cell) in cells.iter().enumerate() {
+        let has_etcd = cell.victim == Victim::Etcd;
         let (mut current, age) = match rig.take() {
-            Some(rig) => rig,
-            None => (Rig::start(options).await?, 0),
+            Some(rig) if rig.0.etcd().is_ok() == has_etcd => rig,
+            other => {
+                if let Some((current, _)) = other {
+                    campaign.close(current).await?;
+                }
+                let options = RigOptions {
+                    has_etcd,
+                    ..options.clone()
+                };
+                (Rig::start(&options).await?, 0)
+            }
         };
         let from = i * REQUESTS_PER_CELL;
         let index = |k: usize| (from + k) % cases.len();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cli::local_cluster::{ClusterEvent, Observer};
+use cli::local_cluster::{ClusterEvent, LocalMembership, Observer};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use service_runtime::failpoints::{FOLDER_VARIABLE, FaultPoint};
@@ -16,6 +16,7 @@ use tokio::net::UnixStream;
 use super::sums::{Sums, blocks};
 use crate::chaos_proxy::{ChaosProxy, Fault};
 use crate::cluster::{TestCluster, options_of};
+use crate::etcd_process::Etcd;
 use crate::event_check;
 use crate::wait::wait_until;
 
@@ -82,6 +83,8 @@ pub struct RigOptions {
     pub retries_free_per_minute: u64,
     /// Put a proxy between the coordinator and prefill-0, too.
     pub prefill_proxy: bool,
+    /// The processes find each other by an etcd of the rig's own.
+    pub has_etcd: bool,
     pub threads: u32,
 }
 
@@ -98,6 +101,7 @@ impl RigOptions {
             prefix_cache: true,
             retries_free_per_minute: 100_000,
             prefill_proxy: false,
+            has_etcd: false,
             threads: 1,
         }
     }
@@ -107,6 +111,7 @@ impl RigOptions {
 pub struct Rig {
     pub cluster: TestCluster,
     proxies: Arc<BTreeMap<String, ChaosProxy>>,
+    etcd: Option<Etcd>,
     folder: tempfile::TempDir,
     /// Killed and not started again.
     dead: BTreeSet<String>,
@@ -177,11 +182,19 @@ impl Rig {
             let no_secret = ("BATON_SHM_DIRECT_SECRET".to_owned(), String::new());
             options.environment.push(no_secret);
         }
+        let etcd = match rig.has_etcd {
+            true => Some(Etcd::start().await?),
+            false => None,
+        };
+        if let Some(etcd) = &etcd {
+            options.membership = LocalMembership::Etcd(etcd.address());
+        }
         let cluster = TestCluster::start_with(options).await?;
         let sums = Sums::watch(&cluster);
         Ok(Self {
             cluster,
             proxies,
+            etcd,
             folder,
             dead: BTreeSet::new(),
             dead_lives: BTreeSet::new(),
@@ -288,6 +301,18 @@ impl Rig {
 
     pub fn has_coordinator(&self) -> bool {
         !self.dead.contains("coordinator")
+    }
+
+    /// # Errors
+    /// The rig was made without one.
+    pub fn etcd(&self) -> Result<&Etcd> {
+        self.etcd.as_ref().context("this rig has no etcd")
+    }
+
+    /// # Errors
+    /// As [`Rig::etcd`].
+    pub fn etcd_mut(&mut self) -> Result<&mut Etcd> {
+        self.etcd.as_mut().context("this rig has no etcd")
     }
 
     pub fn damage_links(&self, fault: Fault) {

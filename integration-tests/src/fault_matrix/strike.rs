@@ -87,6 +87,12 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
             Terminal::Finished(_) => None,
         }));
         match judge(cell.into(), &seen, &work.baseline[i].tokens) {
+            Ok(Outcome::Failed) if cell.victim == Victim::Etcd => {
+                violations.push(format!(
+                    "request {i} failed, and only etcd was away: {:?}",
+                    seen.terminals
+                ));
+            }
             Ok(outcome) => outcomes.push(outcome),
             Err(what) => violations.push(format!(
                 "request {i} after {:?}: {what}; {:?}",
@@ -172,6 +178,20 @@ async fn disarm(rig: &Rig, cell: Cell, armed: &[String]) {
 /// The fault, at the point: `stopped` stands still there and goes on afterwards, unless it is the victim.
 async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running]), random: &mut StdRng) -> Result<()> {
     let link = match cell.fault {
+        FaultKind::Kill if cell.victim == Victim::Etcd => {
+            rig.etcd_mut()?.kill().await?;
+            rig.resume(stopped);
+            tokio::time::sleep(RESTART_AFTER).await;
+            rig.etcd_mut()?.restart(true)?;
+            return rig.etcd()?.wait_until_it_answers().await;
+        }
+        FaultKind::Pause if cell.victim == Victim::Etcd => {
+            rig.etcd()?.pause();
+            rig.resume(stopped);
+            tokio::time::sleep(PAUSE).await;
+            rig.etcd()?.resume();
+            return Ok(());
+        }
         FaultKind::Kill => {
             let victim = victim(rig, cell, stopped, random);
             rig.kill(&victim).await?;

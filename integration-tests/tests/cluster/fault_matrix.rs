@@ -11,7 +11,11 @@ const SEED: u64 = 3;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_at_any_point_costs_no_wrong_token_no_second_end_and_no_block() {
-    let cells = cells::sample(CELLS, SEED).expect("cells");
+    let mut cells = cells::sample(CELLS, SEED).expect("cells");
+    if etcd_process::program().is_none() {
+        println!("not run: the cells in which etcd fails, for BATON_ETCD is not set");
+        cells.retain(|cell| cell.victim != Victim::Etcd);
+    }
     let told = |report: &integration_tests::fault_matrix::strike::CellReport| {
         println!(
             "{}: {:?}, at rest after {:?}, {:?} in all",
