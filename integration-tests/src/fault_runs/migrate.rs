@@ -1,12 +1,12 @@
 //! Many streams run on two decode nodes and one of the two dies in the middle: every stream ends in the fault-free tokens.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::future::join_all;
 
-use super::load::SHORT_PROMPT_TOKENS;
 use super::placements::get;
 use super::quantile;
 use crate::fault_matrix::campaign;
@@ -17,6 +17,8 @@ use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 use crate::token_exact::OUTPUT_TOKENS;
 use crate::wait::wait_until;
 
+/// Tiny: all streams are to have begun before the first one ends.
+const PROMPT_TOKENS: Range<usize> = 8..24;
 /// Half of the streams after the death move to the node that has the other half: room for all on one.
 const POOL: &str = "512MiB";
 /// A hundred streams on one node that shares two cores with three others.
@@ -73,7 +75,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         retries_free_per_minute: 10,
         ..RigOptions::new("2p2d", seed)
     };
-    let (cases, answers) = campaign::baseline_of(streams, SHORT_PROMPT_TOKENS, seed).await?;
+    let (cases, answers) = campaign::baseline_of(streams, PROMPT_TOKENS, seed).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = Migrations {
         streams,
@@ -134,19 +136,23 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
     Ok(run)
 }
 
-/// Until half of all tokens are out.
+/// Until every stream has begun and a third of all tokens are out, or half of them are.
 async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<()> {
-    let half = streams as u64 * u64::from(OUTPUT_TOKENS) / 2;
-    wait_until("half of all tokens", WITHIN, || async {
+    let all = streams as u64 * u64::from(OUTPUT_TOKENS);
+    wait_until("the middle of the streams", WITHIN, || async {
         let page = get(rig, &format!("/admin/requests?limit={streams}"))
             .await
             .map_err(|error| format!("{error:#}"))?;
         let records = page["records"].as_array().into_iter().flatten();
-        let out: u64 = records.filter_map(|record| record["output_tokens"].as_u64()).sum();
-        if out >= half {
+        let tokens: Vec<u64> = records.filter_map(|record| record["output_tokens"].as_u64()).collect();
+        let (out, begun) = (
+            tokens.iter().sum::<u64>(),
+            tokens.iter().filter(|count| **count > 0).count(),
+        );
+        if out >= all / 2 || (begun == streams && out >= all / 3) {
             Ok(())
         } else {
-            Err(format!("{out} of {half}"))
+            Err(format!("{out} of {all}, {begun} streams have begun"))
         }
     })
     .await

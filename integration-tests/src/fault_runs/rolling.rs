@@ -15,8 +15,10 @@ use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::Connection;
 
-/// After its grace a process cuts what is left and says goodbye; half a second for late answers, three for its tasks.
-pub const BEYOND_GRACE: Duration = Duration::from_secs(4);
+/// After its grace a process cuts what is left and says goodbye.
+pub const BEYOND_GRACE: Duration = Duration::from_secs(1);
+/// One that is not gone by then does not go by itself.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// Longer than any drain: this answer never ends by itself before the grace does.
 const STUCK_TOKENS: u32 = 1900;
 /// The kernel keeps little of what is not read.
@@ -44,6 +46,7 @@ pub struct Drain {
 #[derive(Clone, Debug, Default)]
 pub struct Rolling {
     pub rates: Rates,
+    pub grace: Duration,
     pub drains: Vec<Drain>,
     pub judged: Judged,
     pub violations: Vec<String>,
@@ -68,6 +71,16 @@ impl Rolling {
     /// What was promised and did not hold.
     pub fn broken(&self) -> Vec<String> {
         let mut broken = self.violations.clone();
+        let late = self
+            .drains
+            .iter()
+            .filter(|drain| drain.took > self.grace + BEYOND_GRACE);
+        broken.extend(late.map(|drain| {
+            format!(
+                "{} took {:?} to go, its grace is {:?}",
+                drain.name, drain.took, self.grace
+            )
+        }));
         if !self.judged.failed.is_empty() {
             broken.push(format!("requests ended by an error: {:?}", self.judged.failed));
         }
@@ -87,13 +100,14 @@ pub async fn run(plan: Plan) -> Result<Rolling> {
     let mut run = Rolling::default();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
     run.rates = rates;
+    run.grace = plan.grace;
     let of_role = |role: &&str| rig.names(role).into_iter().take(plan.nodes_each);
     let mut names: Vec<String> = ["prefill", "decode"].iter().flat_map(of_role).collect();
     names.extend(rig.names("coordinator"));
     for name in names.iter().cycle().take(names.len() * plan.rounds) {
         let stuck = stuck_client(&rig).await?;
         tokio::time::sleep(plan.terms.calm).await;
-        let (took, exit_code) = rig.terminate(name, plan.grace + 2 * BEYOND_GRACE).await?;
+        let (took, exit_code) = rig.terminate(name, GONE_WITHIN).await?;
         rig.restart(name).await?;
         rig.wait_until_whole().await?;
         drop(stuck);
@@ -108,12 +122,9 @@ pub async fn run(plan: Plan) -> Result<Rolling> {
     rig.wait_for_rest(REST_WITHIN).await?;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
-    for Drain { name, took, exit_code } in &run.drains {
+    for Drain { name, exit_code, .. } in &run.drains {
         if *exit_code != Some(0) {
             run.violations.push(format!("{name} ended with {exit_code:?}"));
-        }
-        if *took > plan.grace + BEYOND_GRACE {
-            run.violations.push(format!("{name} took {took:?} to go"));
         }
     }
     run.violations.extend(rig.wrong_sums());

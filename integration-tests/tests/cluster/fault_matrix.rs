@@ -1,5 +1,7 @@
 //! A seeded sample of the fault matrix, no kind of fault twice. The whole: `examples/fault_matrix.rs`.
 
+use integration_tests::etcd_process;
+use integration_tests::fault_matrix::cells::Victim;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::verdict::Outcome;

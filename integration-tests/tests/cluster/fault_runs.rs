@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use integration_tests::etcd_process;
 use integration_tests::fault_runs::load::Terms;
 use integration_tests::fault_runs::{
-    cancels, coordinator_kills, deadlines, flips, kills, migrate, pauses, retries, reuse, rolling,
+    cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, retries, reuse, rolling,
 };
 
 /// Of the runs under load. Only clients of a coordinator that goes try again.
@@ -158,6 +159,31 @@ async fn a_rolling_restart_fails_no_request_beside_a_client_that_does_not_read()
     .await
     .expect("the run");
     println!("{}", run.summary());
-    assert_eq!(run.broken(), Vec::<String>::new());
+    // How long a drain takes is for the long run.
+    assert_eq!(run.violations, Vec::<String>::new());
+    assert_eq!(run.judged.failed, Vec::<String>::new());
     assert_eq!(run.drains.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_goes_and_comes_back_empty_costs_no_answer_and_no_member() {
+    if etcd_process::program().is_none() {
+        println!("not run: BATON_ETCD is not set");
+        return;
+    }
+    let plan = etcd_outages::Plan {
+        outages: vec![
+            (etcd_outages::How::Stopped, Duration::from_secs(3)),
+            (etcd_outages::How::Emptied, Duration::from_secs(1)),
+        ],
+        terms: TERMS,
+    };
+    let run = etcd_outages::run(&plan, |outage| println!("{outage:?}"))
+        .await
+        .expect("the run");
+    println!("{}", run.summary());
+    assert_eq!(run.violations, Vec::<String>::new());
+    assert_eq!(run.judged.completed, run.judged.sent, "{:?}", run.judged.failed);
+    let is_whole = |outage: &etcd_outages::Outage| outage.to_members.is_some() && outage.evictions == 0;
+    assert!(run.outages.iter().all(is_whole), "{run:?}");
 }
