@@ -26,17 +26,24 @@ use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
-use integration_tests::fault_runs::load::Terms;
+use integration_tests::fault_runs::load::{Rate, Terms};
 use integration_tests::fault_runs::{
     cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, quantile, retries, reuse,
     rolling,
 };
 
+const SEVENTY_PERCENT: Rate = Rate::OfCapacity {
+    share: 0.7,
+    over: Duration::from_secs(15),
+};
+const FORTY_PERCENT: Rate = Rate::OfCapacity {
+    share: 0.4,
+    over: Duration::from_secs(15),
+};
 /// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
 const TERMS: Terms = Terms {
     prompts: 48,
-    capacity_over: Duration::from_secs(15),
-    share: 0.7,
+    rate: SEVENTY_PERCENT,
     calm: Duration::from_secs(2),
     reconnects_within: Duration::ZERO,
     seed: 1,
@@ -248,7 +255,10 @@ async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
             .map(|(seconds, times)| (Duration::from_secs(seconds), times))
             .to_vec(),
         // Half of the nodes of a role stand still for half a minute.
-        terms: Terms { share: 0.4, ..TERMS },
+        terms: Terms {
+            rate: FORTY_PERCENT,
+            ..TERMS
+        },
     };
     let run = pauses::run(&plan, |pause| eprintln!("{pause:?}")).await?;
     println!("{}", run.summary());
@@ -286,7 +296,10 @@ async fn all_etcd_outages(rounds: usize, seconds_max: usize) -> Result<Vec<Strin
     let each: Vec<_> = each.collect();
     let plan = etcd_outages::Plan {
         outages: each.iter().cycle().take(each.len() * rounds).copied().collect(),
-        terms: Terms { share: 0.4, ..TERMS },
+        terms: Terms {
+            rate: FORTY_PERCENT,
+            ..TERMS
+        },
     };
     let run = etcd_outages::run(&plan, |outage| eprintln!("{outage:?}")).await?;
     println!("{}", run.summary());

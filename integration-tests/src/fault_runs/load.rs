@@ -54,9 +54,7 @@ impl Sent {
 pub struct Terms {
     /// Different ones.
     pub prompts: usize,
-    pub capacity_over: Duration,
-    /// Of the capacity.
-    pub share: f64,
+    pub rate: Rate,
     /// Load without a fault before each fault.
     pub calm: Duration,
     /// How long a client tries again to get an answer to begin.
@@ -64,7 +62,16 @@ pub struct Terms {
     pub seed: u64,
 }
 
-/// Requests a second.
+/// How many requests are offered.
+#[derive(Clone, Copy, Debug)]
+pub enum Rate {
+    /// A share of what the cluster can do, which is measured first, for so long.
+    OfCapacity { share: f64, over: Duration },
+    /// A small run has no time for that.
+    PerSecond(f64),
+}
+
+/// Requests a second; a capacity that was not measured is zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
     pub capacity: f64,
@@ -104,13 +111,16 @@ pub struct Load {
 }
 
 impl Load {
-    /// Measures the capacity, then offers its share with exponential gaps, each prompt in turn.
+    /// With exponential gaps, each prompt in turn.
     pub async fn start(rig: &Rig, cases: &[Case], terms: Terms) -> (Self, Rates) {
-        let capacity = capacity(rig, cases, terms.capacity_over).await;
-        let rates = Rates {
-            capacity,
-            offered: capacity * terms.share,
+        let (capacity, offered) = match terms.rate {
+            Rate::PerSecond(offered) => (0.0, offered),
+            Rate::OfCapacity { share, over } => {
+                let capacity = capacity(rig, cases, over).await;
+                (capacity, capacity * share)
+            }
         };
+        let rates = Rates { capacity, offered };
         let (stop, stopped) = oneshot::channel();
         let shared = Arc::<Shared>::default();
         let source = Source {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use integration_tests::etcd_process;
-use integration_tests::fault_runs::load::Terms;
+use integration_tests::fault_runs::load::{Rate, Terms};
 use integration_tests::fault_runs::{
     cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, retries, reuse, rolling,
 };
@@ -11,8 +11,7 @@ use integration_tests::fault_runs::{
 /// Of the runs under load. Only clients of a coordinator that goes try again.
 const TERMS: Terms = Terms {
     prompts: 8,
-    capacity_over: Duration::from_secs(2),
-    share: 0.5,
+    rate: Rate::PerSecond(3.0),
     calm: Duration::from_millis(500),
     reconnects_within: Duration::ZERO,
     seed: 5,
