@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
 use super::quantile;
 use crate::fault_matrix::rig::Rig;
-use crate::fault_matrix::strike::{REST_WITHIN, RESTART_AFTER};
+use crate::fault_matrix::strike::RESTART_AFTER;
 use crate::fault_matrix::verdict::Connection;
 
 /// T11's line.
@@ -24,6 +24,7 @@ pub struct Plan {
 /// What a run measured.
 #[derive(Clone, Debug, Default)]
 pub struct CoordinatorKills {
+    pub kills: usize,
     pub rates: Rates,
     /// For each kill: from the restart's begin to the first token that any client saw.
     pub to_first_token: Vec<Duration>,
@@ -55,6 +56,9 @@ impl CoordinatorKills {
     /// What was promised and did not hold.
     pub fn broken(&self) -> Vec<String> {
         let mut broken = self.violations.clone();
+        if self.to_first_token.len() < self.kills {
+            broken.push("after a restart no token came".to_owned());
+        }
         let late = self.to_first_token.iter().filter(|after| **after > FIRST_TOKEN_WITHIN);
         broken.extend(late.map(|after| format!("the first new token came {after:?} after the restart began")));
         if self.node_restarts > 0 {
@@ -77,6 +81,7 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
     let before = rig.pids();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
     run.rates = rates;
+    run.kills = plan.kills;
     let (mut kills, mut restarts) = (Vec::new(), Vec::new());
     for _ in 0..plan.kills {
         tokio::time::sleep(plan.terms.calm).await;
@@ -89,7 +94,7 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
         load.wait_for_a_token_after(restarts[restarts.len() - 1]).await?;
     }
     let ended = load.stop().await?;
-    run.to_rest = rig.wait_for_rest(REST_WITHIN).await?;
+    run.to_rest = load::rest(&rig, &mut run.violations).await;
     run.to_first_token = restarts
         .iter()
         .filter_map(|at| first_token_after(*at, &ended.sent))

@@ -11,7 +11,6 @@ use super::placements::get;
 use super::quantile;
 use crate::etcd_process;
 use crate::fault_matrix::rig::{Rig, RigOptions};
-use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::{Connection, judge};
 
 /// T12's line: two leases.
@@ -49,9 +48,9 @@ pub struct Outage {
     pub lasted: Duration,
     /// From the moment that etcd answers again until every member stands in it and the coordinator has seen that.
     pub to_members: Option<Duration>,
-    /// Looks at which a node was not in service, although all live.
+    /// Looks at which some node was not in service, although all live.
     pub evictions: usize,
-    /// The same without ends of its own.
+    /// Requests that ran at some time of it, and how many of them did not end in the fault-free tokens.
     pub requests: usize,
     pub failed_requests: usize,
 }
@@ -147,7 +146,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Outage)) -> Result<Outages> {
         run.outages.push(outage);
     }
     let ended = load.stop().await?;
-    rig.wait_for_rest(REST_WITHIN).await?;
+    load::rest(&rig, &mut run.violations).await;
     for (outage, (begun, over)) in run.outages.iter_mut().zip(spans) {
         let meanwhile = |sent: &&Sent| sent.started <= over && sent.started + sent.seen.took >= begun;
         let is_good = |sent: &Sent| {

@@ -8,7 +8,7 @@ use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
 use super::placements::{Moment, Placements};
 use super::quantile;
 use crate::fault_matrix::rig::Rig;
-use crate::fault_matrix::strike::{REST_WITHIN, RESTART_AFTER};
+use crate::fault_matrix::strike::RESTART_AFTER;
 use crate::fault_matrix::verdict::Connection;
 
 /// T6's lines.
@@ -112,7 +112,7 @@ pub async fn run(plan: Plan, told: impl Fn(&str, &Placements)) -> Result<Kills> 
         retried.extend(placements.retried);
     }
     let ended = load.stop().await?;
-    rig.wait_for_rest(REST_WITHIN).await?;
+    load::rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     for Sent { seen, .. } in &ended.sent {
         let is_struck = seen.request_id.as_ref().is_some_and(|id| retried.contains(id));

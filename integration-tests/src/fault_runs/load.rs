@@ -16,6 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::fault_matrix::campaign;
 use crate::fault_matrix::client::{self, Manner, Seen, Terminal};
 use crate::fault_matrix::rig::{Rig, RigOptions};
+use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 use crate::token_exact::{Answer, Case};
 use crate::wait::wait_until;
@@ -249,6 +250,17 @@ async fn capacity(rig: &Rig, cases: &[Case], lasts: Duration) -> f64 {
     let counted = lasts / 3..lasts;
     let in_time = ends.iter().filter(|end| counted.contains(end)).count();
     in_time.max(1) as f64 / (counted.end - counted.start).as_secs_f64()
+}
+
+/// Waits until no node holds a block; one that does is a broken promise, and what was measured until then is not lost.
+pub async fn rest(rig: &Rig, violations: &mut Vec<String>) -> Duration {
+    match rig.wait_for_rest(REST_WITHIN).await {
+        Ok(to_rest) => to_rest,
+        Err(error) => {
+            violations.push(format!("{error:#}"));
+            REST_WITHIN
+        }
+    }
 }
 
 /// What a load's requests came to.

@@ -11,7 +11,6 @@ use super::load::{self, Judged, Load, Rates, Terms, judge_all};
 use super::placements::{Moment, Placements, get};
 use super::quantile;
 use crate::fault_matrix::rig::{LEASE, Rig};
-use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::Connection;
 use crate::wait::wait_until;
 
@@ -116,7 +115,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Pause)) -> Result<Pauses> {
         run.pauses.push(pause);
     }
     let ended = load.stop().await?;
-    rig.wait_for_rest(REST_WITHIN).await?;
+    load::rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     run.failed_pushes = failures(&rig, "prefill").await?;

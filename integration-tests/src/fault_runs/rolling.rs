@@ -12,7 +12,6 @@ use super::load::{self, Judged, Load, Rates, Terms, judge_all};
 use super::quantile;
 use crate::MODEL;
 use crate::fault_matrix::rig::{Rig, RigOptions};
-use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::Connection;
 
 /// After its grace a process cuts what is left and says goodbye.
@@ -119,7 +118,7 @@ pub async fn run(plan: Plan) -> Result<Rolling> {
     }
     load.wait_for_those_before(Instant::now()).await?;
     let ended = load.stop().await?;
-    rig.wait_for_rest(REST_WITHIN).await?;
+    load::rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     for Drain { name, exit_code, .. } in &run.drains {
