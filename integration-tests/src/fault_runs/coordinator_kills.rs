@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
+use super::judged::{Judged, judge_all, rest};
+use super::load::{self, Load, Rates, Sent, Terms};
 use super::quantile;
 use crate::fault_matrix::rig::Rig;
 use crate::fault_matrix::strike::RESTART_AFTER;
@@ -94,7 +95,7 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
         load.wait_for_a_token_after(restarts[restarts.len() - 1]).await?;
     }
     let ended = load.stop().await?;
-    run.to_rest = load::rest(&rig, &mut run.violations).await;
+    run.to_rest = rest(&rig, &mut run.violations).await;
     run.to_first_token = restarts
         .iter()
         .filter_map(|at| first_token_after(*at, &ended.sent))

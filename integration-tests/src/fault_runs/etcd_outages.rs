@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
+use super::judged::{Judged, judge_all, rest};
+use super::load::{self, Load, Rates, Sent, Terms};
 use super::placements::get;
 use super::quantile;
 use crate::etcd_process;
@@ -146,7 +147,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Outage)) -> Result<Outages> {
         run.outages.push(outage);
     }
     let ended = load.stop().await?;
-    load::rest(&rig, &mut run.violations).await;
+    rest(&rig, &mut run.violations).await;
     for (outage, (begun, over)) in run.outages.iter_mut().zip(spans) {
         let meanwhile = |sent: &&Sent| sent.started <= over && sent.started + sent.seen.took >= begun;
         let is_good = |sent: &Sent| {

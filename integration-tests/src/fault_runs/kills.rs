@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{self, Judged, Load, Rates, Sent, Terms, judge_all};
+use super::judged::{Judged, judge_all, rest};
+use super::load::{self, Load, Rates, Sent, Terms};
 use super::placements::{Moment, Placements};
 use super::quantile;
 use crate::fault_matrix::rig::Rig;
@@ -112,7 +113,7 @@ pub async fn run(plan: Plan, told: impl Fn(&str, &Placements)) -> Result<Kills> 
         retried.extend(placements.retried);
     }
     let ended = load.stop().await?;
-    load::rest(&rig, &mut run.violations).await;
+    rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     for Sent { seen, .. } in &ended.sent {
         let is_struck = seen.request_id.as_ref().is_some_and(|id| retried.contains(id));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::future::join_all;
+use service_runtime::failpoints::FaultPoint;
 
 use super::placements::get;
 use super::quantile;
@@ -17,8 +18,9 @@ use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 use crate::token_exact::OUTPUT_TOKENS;
 use crate::wait::wait_until;
 
-/// Tiny: all streams are to have begun before the first one ends.
+/// Tiny, and each step of a decode node takes this much longer until all streams have begun: none is to end before.
 const PROMPT_TOKENS: Range<usize> = 8..24;
+const SLOWED: &str = "sleep(200)";
 /// Half of the streams after the death move to the node that has the other half: room for all on one.
 const POOL: &str = "512MiB";
 /// A hundred streams on one node that shares two cores with three others.
@@ -33,7 +35,7 @@ pub struct Migrations {
     /// Streams that had had a token from the node that died, and of these how many were sampled.
     pub migrated: usize,
     pub migrated_sampled: usize,
-    /// Of each migrated stream: its longest gap about the kill, less its median gap.
+    /// Of each migrated stream: its longest gap about the kill, less its median gap from then on.
     pub extra_gaps: Vec<Duration>,
     /// The longest gap at that time of the streams that stayed where they were, less their median: what the others' move
     /// cost them.
@@ -83,6 +85,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         ..Migrations::default()
     };
     for round in 0..rounds {
+        arm_decode_nodes(&rig, SLOWED).await?;
         let url = rig.base_url().to_owned();
         let http = rig.cluster.http.clone();
         let sending = cases.iter().map(|case| {
@@ -100,6 +103,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         let victim = format!("decode-{}", round % 2);
         let killed = Instant::now();
         rig.kill(&victim).await?;
+        arm_decode_nodes(&rig, "off").await?;
         let seen = join_all(running).await;
         let migrated = migrated(&rig, streams).await?;
         for (i, seen) in seen.into_iter().enumerate() {
@@ -136,7 +140,20 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
     Ok(run)
 }
 
-/// Until every stream has begun and a third of all tokens are out, or half of them are.
+async fn arm_decode_nodes(rig: &Rig, actions: &str) -> Result<()> {
+    for name in rig.names("decode") {
+        wait_until("a point armed", WITHIN, || async {
+            match rig.arm(&name, (FaultPoint::MidDecode, actions)).await {
+                true => Ok(()),
+                false => Err("no answer"),
+            }
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Until every stream has begun; half of all tokens is late enough, whoever is missing.
 async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<()> {
     let all = streams as u64 * u64::from(OUTPUT_TOKENS);
     wait_until("the middle of the streams", WITHIN, || async {
@@ -149,7 +166,7 @@ async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<()> {
             tokens.iter().sum::<u64>(),
             tokens.iter().filter(|count| **count > 0).count(),
         );
-        if out >= all / 2 || (begun == streams && out >= all / 3) {
+        if begun == streams || out >= all / 2 {
             Ok(())
         } else {
             Err(format!("{out} of {all}, {begun} streams have begun"))
@@ -169,11 +186,11 @@ async fn migrated(rig: &Rig, streams: usize) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// The longest gap that ends after `moment` less the stream's median gap; none for a stream that had ended before.
+/// The longest gap that ends after `moment` less the median of those; none for a stream that had ended before.
 fn extra_gap(arrivals: &[Instant], moment: Instant) -> Option<Duration> {
-    let gaps: Vec<Duration> = arrivals.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let after = arrivals.iter().skip(1).zip(&gaps).filter(|(end, _)| **end > moment);
-    let longest = after.map(|(_, gap)| *gap).max()?;
+    let after = arrivals.windows(2).filter(|pair| pair[1] > moment);
+    let gaps: Vec<Duration> = after.map(|pair| pair[1] - pair[0]).collect();
+    let longest = gaps.iter().max()?;
     Some(longest.saturating_sub(quantile(&gaps, 0.5)))
 }
 

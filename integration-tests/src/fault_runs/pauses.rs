@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use service_runtime::failpoints::FaultPoint;
 
-use super::load::{self, Judged, Load, Rates, Terms, judge_all};
+use super::judged::{Judged, judge_all, rest};
+use super::load::{self, Load, Rates, Terms};
 use super::placements::{Moment, Placements, get};
 use super::quantile;
 use crate::fault_matrix::rig::{LEASE, Rig};
@@ -115,7 +116,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Pause)) -> Result<Pauses> {
         run.pauses.push(pause);
     }
     let ended = load.stop().await?;
-    load::rest(&rig, &mut run.violations).await;
+    rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     run.failed_pushes = failures(&rig, "prefill").await?;

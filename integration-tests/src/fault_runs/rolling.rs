@@ -8,7 +8,8 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::load::{self, Judged, Load, Rates, Terms, judge_all};
+use super::judged::{Judged, judge_all, rest};
+use super::load::{self, Load, Rates, Terms};
 use super::quantile;
 use crate::MODEL;
 use crate::fault_matrix::rig::{Rig, RigOptions};
@@ -118,7 +119,7 @@ pub async fn run(plan: Plan) -> Result<Rolling> {
     }
     load.wait_for_those_before(Instant::now()).await?;
     let ended = load.stop().await?;
-    load::rest(&rig, &mut run.violations).await;
+    rest(&rig, &mut run.violations).await;
     run.judged = judge_all(&ended, &answers, |_| Connection::Holds);
     run.violations.append(&mut run.judged.violations);
     for Drain { name, exit_code, .. } in &run.drains {
