@@ -6,6 +6,12 @@
 //!     faults retries SECONDS                                T22
 //!     faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
 //!     faults flips ROUNDS                                   T5: turned bits
+//!     faults kills N                                        T6: so many prefill and so many decode nodes die
+//!     faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
+//!     faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
+//!     faults coordinator N                                  T11: killed and started again
+//!     faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
+//!     faults rolling ROUNDS                                 T20: every process is asked to go in turn
 //!
 //! FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.
 //!
@@ -15,11 +21,39 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use integration_tests::etcd_process;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
 use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
-use integration_tests::fault_runs::{cancels, deadlines, flips, quantile, retries, reuse};
+use integration_tests::fault_runs::load::{Rate, Terms};
+use integration_tests::fault_runs::{
+    cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, quantile, retries, reuse,
+    rolling,
+};
+
+const SEVENTY_PERCENT: Rate = Rate::OfCapacity {
+    share: 0.7,
+    over: Duration::from_secs(15),
+};
+const FORTY_PERCENT: Rate = Rate::OfCapacity {
+    share: 0.4,
+    over: Duration::from_secs(15),
+};
+/// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
+const TERMS: Terms = Terms {
+    prompts: 48,
+    rate: SEVENTY_PERCENT,
+    calm: Duration::from_secs(2),
+    reconnects_within: Duration::ZERO,
+    seed: 1,
+};
+const RECONNECTING: Terms = Terms {
+    reconnects_within: Duration::from_secs(45),
+    ..TERMS
+};
+/// What a rolling restart gives a process for its drain.
+const GRACE: Duration = Duration::from_secs(10);
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -42,6 +76,12 @@ async fn main() -> Result<ExitCode> {
         Some("retries") => all_retries(number(1)? as u64).await?,
         Some("reuse") => all_reuse(number(1)?, transport(words.get(2))?).await?,
         Some("flips") => all_flips(number(1)?).await?,
+        Some("kills") => all_kills(number(1)?).await?,
+        Some("migrate") => all_migrations(number(1)?, number(2).unwrap_or(1)).await?,
+        Some("pauses") => all_pauses(number(1)?, number(2).or_else(|_| number(1))?).await?,
+        Some("coordinator") => all_coordinator_kills(number(1)?).await?,
+        Some("etcd") => all_etcd_outages(number(1)?, number(2).unwrap_or(60)).await?,
+        Some("rolling") => all_rolling(number(1)?).await?,
         other => bail!("no run is called {other:?}; see the top of this file"),
     };
     println!("{} promises broken, {:.0?} in all", broken.len(), started.elapsed());
@@ -71,6 +111,7 @@ async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter
         let wanted: Vec<_> = all
             .into_iter()
             .filter(|cell| cell.to_string().starts_with(filter))
+            .filter(|cell| cell.victim != cells::Victim::Etcd || etcd_process::program().is_some())
             // Shared memory has no link.
             .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
             .collect();
@@ -189,4 +230,78 @@ async fn all_flips(rounds: usize) -> Result<Vec<String>> {
         broken.push(format!("{} of {} turned bits were detected", run.detected, run.flipped));
     }
     Ok(broken)
+}
+
+async fn all_kills(kills_each: usize) -> Result<Vec<String>> {
+    let plan = kills::Plan {
+        kills_each,
+        terms: TERMS,
+    };
+    let run = kills::run(plan, |victim, placements| eprintln!("{victim}: {placements:?}")).await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+async fn all_migrations(streams: usize, rounds: usize) -> Result<Vec<String>> {
+    let run = migrate::run(streams, rounds, 1).await?;
+    println!("{}", run.summary());
+    Ok(run.violations)
+}
+
+async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
+    let lengths = [(1, times), (5, times), (30, long_times)];
+    let plan = pauses::Plan {
+        pauses: lengths
+            .map(|(seconds, times)| (Duration::from_secs(seconds), times))
+            .to_vec(),
+        // Half of the nodes of a role stand still for half a minute.
+        terms: Terms {
+            rate: FORTY_PERCENT,
+            ..TERMS
+        },
+    };
+    let run = pauses::run(&plan, |pause| eprintln!("{pause:?}")).await?;
+    println!("{}", run.summary());
+    Ok(run.violations)
+}
+
+async fn all_coordinator_kills(kills: usize) -> Result<Vec<String>> {
+    let run = coordinator_kills::run(coordinator_kills::Plan {
+        kills,
+        terms: RECONNECTING,
+    })
+    .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+async fn all_rolling(rounds: usize) -> Result<Vec<String>> {
+    let run = rolling::run(rolling::Plan {
+        rounds,
+        nodes_each: 2,
+        grace: GRACE,
+        terms: RECONNECTING,
+    })
+    .await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+/// T12's lengths.
+const OUTAGES_S: [u64; 3] = [1, 10, 60];
+
+async fn all_etcd_outages(rounds: usize, seconds_max: usize) -> Result<Vec<String>> {
+    let lengths = OUTAGES_S.into_iter().filter(|seconds| *seconds <= seconds_max as u64);
+    let each = lengths.flat_map(|seconds| etcd_outages::How::ALL.map(|how| (how, Duration::from_secs(seconds))));
+    let each: Vec<_> = each.collect();
+    let plan = etcd_outages::Plan {
+        outages: each.iter().cycle().take(each.len() * rounds).copied().collect(),
+        terms: Terms {
+            rate: FORTY_PERCENT,
+            ..TERMS
+        },
+    };
+    let run = etcd_outages::run(&plan, |outage| eprintln!("{outage:?}")).await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
 }

@@ -43,16 +43,27 @@ pub fn check_file_with_dead(path: &Path, dead: BTreeSet<ProcessLife>) -> Result<
 /// # Errors
 /// As [`check_file`].
 pub fn last_life(path: &Path, process: &str) -> Result<Option<ProcessLife>> {
-    let lines = read(path)?;
-    Ok(lines.iter().rfind(|line| line.process == process).map(life_of))
+    let text = text(path)?;
+    // From the end: after a hundred deaths the log has a hundred thousand lines.
+    for line in text.lines().rev() {
+        let line: Line = serde_json::from_str(line).with_context(|| format!("no event: {line}"))?;
+        if line.process == process {
+            return Ok(Some(life_of(&line)));
+        }
+    }
+    Ok(None)
 }
 
 fn read(path: &Path) -> Result<Vec<Line>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("no event log at {}", path.display()))?;
+    let text = text(path)?;
     let lines = text.lines().enumerate();
     lines
         .map(|(i, line)| serde_json::from_str(line).with_context(|| format!("line {} is no event: {line}", i + 1)))
         .collect()
+}
+
+fn text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("no event log at {}", path.display()))
 }
 
 pub fn check(lines: &[Line]) -> Findings {

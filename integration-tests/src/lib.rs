@@ -6,6 +6,7 @@
 pub mod chaos_proxy;
 pub mod cluster;
 pub mod configurations;
+pub mod etcd_process;
 pub mod event_check;
 pub mod fault_matrix;
 pub mod fault_runs;

@@ -266,12 +266,17 @@ impl LocalCluster {
     }
 
     /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
+    /// A coordinator that nodes do not find by etcd listens where they know it from its last life.
     ///
     /// # Errors
     /// As [`LocalCluster::start`].
     pub async fn restart_node(&mut self, name: &str) -> Result<(), LocalClusterError> {
         let process = self.process(name)?;
-        let spec = process.spec.clone();
+        let mut spec = process.spec.clone();
+        let is_found_by_etcd = matches!(self.options.membership, LocalMembership::Etcd(_));
+        if let Some(listening) = process.state.borrow().listening.as_ref().filter(|_| !is_found_by_etcd) {
+            spec.listen_again(listening);
+        }
         process.kill();
         process.wait_for_exit().await;
         self.start_process(spec)?;
@@ -281,7 +286,7 @@ impl LocalCluster {
             |known: &&String| self.processes.get(*known).map(|p| p.spec.kind) == Some(ProcessKind::Coordinator);
         let index = self.order.iter().filter(is_coordinator).position(|known| known == name);
         if let Some(index) = index {
-            // A coordinator at any free port has others now; nodes learn it from etcd, or not at all.
+            // With etcd it took any free port: nodes learn it from there.
             let (url, control) = addresses(state);
             self.base_urls[index] = url;
             self.control_addresses[index] = control;

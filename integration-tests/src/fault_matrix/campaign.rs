@@ -1,10 +1,12 @@
 //! Many cells, one after another: the baseline first, a cluster for as long as it lasts, the event log at its end.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::cells::Cell;
+use super::cells::{Cell, Victim};
 use super::rig::{Rig, RigOptions, executable};
 use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
 use crate::PROSE;
@@ -14,7 +16,7 @@ use crate::token_exact::{self, Answer, Case, tokenize};
 /// Prompts of a campaign: so many that one comes again only after the small pools have forgotten it.
 const PROMPTS_MAX: usize = 96;
 /// Two to four chunks of the rig's 128 tokens.
-const PROMPT_TOKENS: std::ops::Range<usize> = 200..420;
+const PROMPT_TOKENS: Range<usize> = 200..420;
 /// A cluster is made anew after so many cells, so that what a long life hides is looked at, too.
 const CELLS_PER_CLUSTER: usize = 25;
 
@@ -44,10 +46,18 @@ impl Campaign {
 /// # Errors
 /// The cluster does not start or does not answer.
 pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
+    baseline_of(prompts.min(PROMPTS_MAX), PROMPT_TOKENS, seed).await
+}
+
+/// The same with prompts of other lengths.
+///
+/// # Errors
+/// As [`baseline`].
+pub async fn baseline_of(prompts: usize, tokens: Range<usize>, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
     let options = options_of(executable()?, "1c")?;
     let cluster = TestCluster::start_with(options).await?;
     let text = tokenize(&cluster.http, cluster.cluster.base_url(), PROSE).await?;
-    let cases = cases(&text, prompts.min(PROMPTS_MAX), seed);
+    let cases = cases_of(&text, prompts, tokens, seed);
     let answers = token_exact::run(cluster.cluster.base_url(), &cases).await?;
     cluster.stop().await?;
     Ok((cases, answers))
@@ -55,10 +65,14 @@ pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answe
 
 /// Half greedy, half sampled; none begins like another.
 pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
+    cases_of(text, count, PROMPT_TOKENS, seed)
+}
+
+fn cases_of(text: &[u32], count: usize, tokens: Range<usize>, seed: u64) -> Vec<Case> {
     let mut random = StdRng::seed_from_u64(seed);
-    let stride = text.len().saturating_sub(PROMPT_TOKENS.end) / count.max(1);
+    let stride = text.len().saturating_sub(tokens.end) / count.max(1);
     let case = |i: usize| {
-        let length = random.random_range(PROMPT_TOKENS);
+        let length = random.random_range(tokens.clone());
         let start = i * stride + random.random_range(0..stride.max(1));
         let is_greedy = i.is_multiple_of(2);
         Case {
@@ -81,9 +95,19 @@ pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport
     let mut campaign = Campaign::default();
     let mut rig: Option<(Rig, usize)> = None;
     for (i, cell) in cells.iter().enumerate() {
+        let has_etcd = cell.victim == Victim::Etcd;
         let (mut current, age) = match rig.take() {
-            Some(rig) => rig,
-            None => (Rig::start(options).await?, 0),
+            Some(rig) if rig.0.etcd().is_ok() == has_etcd => rig,
+            other => {
+                if let Some((current, _)) = other {
+                    campaign.close(current).await?;
+                }
+                let options = RigOptions {
+                    has_etcd,
+                    ..options.clone()
+                };
+                (Rig::start(&options).await?, 0)
+            }
         };
         let from = i * REQUESTS_PER_CELL;
         let index = |k: usize| (from + k) % cases.len();

@@ -18,6 +18,8 @@ pub enum Victim {
     /// Between prefill and decode nodes, over gRPC.
     Link,
     Client,
+    /// What the processes find each other by.
+    Etcd,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,12 +47,13 @@ pub enum FaultKind {
 }
 
 impl Victim {
-    const NAMES: [(Self, &'static str); 5] = [
+    const NAMES: [(Self, &'static str); 6] = [
         (Self::Prefill, "prefill"),
         (Self::Decode, "decode"),
         (Self::Coordinator, "coordinator"),
         (Self::Link, "link"),
         (Self::Client, "client"),
+        (Self::Etcd, "etcd"),
     ];
     pub fn name(self) -> &'static str {
         name_in(&Self::NAMES, self)
@@ -157,8 +160,11 @@ pub fn sample(count: usize, seed: u64) -> Result<Vec<Cell>> {
         let next = (0..left.len()).min_by_key(|i| uses(&left[*i])).unwrap_or(0);
         drawn.push(left.swap_remove(next));
     }
-    // Those that cost a whole new cluster last.
-    drawn.sort_by_key(|cell| cell.victim == Victim::Coordinator && cell.fault == FaultKind::Kill);
+    // Those that need a cluster of their own kind, and those that cost a whole new one, last.
+    drawn.sort_by_key(|cell| {
+        let is_costly = cell.victim == Victim::Coordinator && cell.fault == FaultKind::Kill;
+        (cell.victim == Victim::Etcd, is_costly)
+    });
     Ok(drawn)
 }
 
@@ -184,7 +190,7 @@ mod tests {
     fn the_file_has_every_point_under_every_kind_of_death() {
         let cells = all().expect("the file");
         for point in FaultPoint::ALL {
-            for victim in [Victim::Prefill, Victim::Decode, Victim::Coordinator] {
+            for victim in [Victim::Prefill, Victim::Decode, Victim::Coordinator, Victim::Etcd] {
                 for fault in [FaultKind::Kill, FaultKind::Pause] {
                     assert!(
                         cells.contains(&Cell { victim, fault, point }),

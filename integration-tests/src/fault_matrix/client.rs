@@ -3,16 +3,25 @@
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::MODEL;
 use crate::token_exact::{Case, OUTPUT_TOKENS};
 
+const RECONNECT_EVERY: Duration = Duration::from_millis(50);
+
 /// Everything that was seen of one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub tokens: Vec<u32>,
+    /// When each token came, from the start on.
+    pub arrivals: Vec<Duration>,
+    /// The coordinator's name for the request.
+    pub request_id: Option<String>,
+    /// How often it had to be sent again before an answer began.
+    pub reconnects: usize,
     /// Final events, in order: a finish reason, or an error's code.
     pub terminals: Vec<Terminal>,
     /// Tokens or terminals after the first terminal.
@@ -51,6 +60,9 @@ pub struct Manner {
     pub within: Duration,
     /// Sent with the request as its own limit.
     pub deadline: Option<Duration>,
+    /// A connection that is refused or ends before its answer begins, and a 503, are tried again for so long: what every
+    /// client library does.
+    pub reconnects_within: Duration,
 }
 
 impl Manner {
@@ -60,49 +72,63 @@ impl Manner {
             leave: oneshot::channel().1,
             within,
             deadline: None,
+            reconnects_within: Duration::ZERO,
         }
     }
 }
 
 /// Streams one completion.
-pub async fn stream(client: &reqwest::Client, base_url: &str, case: &Case, manner: Manner) -> Seen {
+pub async fn stream(client: &reqwest::Client, base_url: &str, case: &Case, mut manner: Manner) -> Seen {
     let mut seen = Seen::default();
     let started = Instant::now();
+    let (within, mut leave) = (
+        manner.within,
+        std::mem::replace(&mut manner.leave, oneshot::channel().1),
+    );
     let ending = tokio::select! {
-        ending = read(client, base_url, (case, manner.deadline), &mut seen) => ending,
-        Ok(()) = manner.leave => Ending::Left,
-        () = tokio::time::sleep(manner.within) => Ending::Stuck,
+        ending = read(client, base_url, (case, &manner), &mut seen) => ending,
+        Ok(()) = &mut leave => Ending::Left,
+        () = tokio::time::sleep(within) => Ending::Stuck,
     };
     seen.ending = Some(ending);
     seen.took = started.elapsed();
     seen
 }
 
-async fn read(
-    client: &reqwest::Client,
-    base_url: &str,
-    (case, deadline): (&Case, Option<Duration>),
-    seen: &mut Seen,
-) -> Ending {
+async fn read(client: &reqwest::Client, base_url: &str, (case, manner): (&Case, &Manner), seen: &mut Seen) -> Ending {
+    let begun = Instant::now();
     let body = json!({
         "model": MODEL, "prompt": case.prompt, "max_tokens": OUTPUT_TOKENS, "temperature": case.temperature, "top_p": case.top_p,
         "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "stream": true,
     });
-    let mut request = client.post(format!("{base_url}/v1/completions")).json(&body);
-    if let Some(deadline) = deadline {
-        request = request.header("x-request-timeout-ms", deadline.as_millis().to_string());
-    }
-    let response = match request.send().await {
+    let response = loop {
+        let mut request = client.post(format!("{base_url}/v1/completions")).json(&body);
+        if let Some(deadline) = manner.deadline {
+            request = request.header("x-request-timeout-ms", deadline.as_millis().to_string());
+        }
+        let sent = request.send().await;
+        let is_refused = sent
+            .as_ref()
+            .map_or(true, |response| response.status() == StatusCode::SERVICE_UNAVAILABLE);
+        if !is_refused || begun.elapsed() >= manner.reconnects_within {
+            break sent;
+        }
+        seen.reconnects += 1;
+        tokio::time::sleep(RECONNECT_EVERY).await;
+    };
+    let response = match response {
         Ok(response) => response,
         Err(error) => return Ending::Broken(error.to_string()),
     };
+    let request_id = response.headers().get("x-request-id");
+    seen.request_id = request_id.and_then(|id| id.to_str().ok()).map(str::to_owned);
     if !response.status().is_success() {
         let status = response.status().as_u16();
         let body: Value = response.json().await.unwrap_or_default();
         seen.terminals.push(Terminal::Error(code(&body["error"])));
         return Ending::Status(status);
     }
-    let mut events = Events::default();
+    let mut events = Events::since(begun);
     let mut body = response.bytes_stream();
     while let Some(piece) = body.next().await {
         match piece {
@@ -114,26 +140,34 @@ async fn read(
 }
 
 /// Server-sent events out of pieces of a body.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Events {
     rest: Vec<u8>,
+    begun: Instant,
 }
 
 impl Events {
+    fn since(begun: Instant) -> Self {
+        Self {
+            rest: Vec::new(),
+            begun,
+        }
+    }
+
     fn take(&mut self, piece: &[u8], seen: &mut Seen) {
         self.rest.extend_from_slice(piece);
         while let Some(end) = self.rest.windows(2).position(|pair| pair == b"\n\n") {
             let event: Vec<u8> = self.rest.drain(..end + 2).collect();
             let event = String::from_utf8_lossy(&event);
             if let Some(data) = event.trim_end().strip_prefix("data: ") {
-                seen.event(data);
+                seen.event(data, self.begun.elapsed());
             }
         }
     }
 }
 
 impl Seen {
-    fn event(&mut self, data: &str) {
+    fn event(&mut self, data: &str, at: Duration) {
         if self.is_done_seen {
             self.late_events += 1;
         }
@@ -155,6 +189,7 @@ impl Seen {
         if !tokens.is_empty() && !self.terminals.is_empty() {
             self.late_events += 1;
         }
+        self.arrivals.extend(tokens.iter().map(|_| at));
         self.tokens.extend(tokens);
         if let Some(reason) = choice["finish_reason"].as_str() {
             self.terminals.push(Terminal::Finished(reason.to_owned()));
@@ -172,7 +207,7 @@ mod tests {
     use super::*;
 
     fn seen(pieces: &[&str]) -> Seen {
-        let (mut seen, mut events) = (Seen::default(), Events::default());
+        let (mut seen, mut events) = (Seen::default(), Events::since(Instant::now()));
         for piece in pieces {
             events.take(piece.as_bytes(), &mut seen);
         }
@@ -188,7 +223,7 @@ mod tests {
         assert_eq!(whole.terminals, [Terminal::Finished("length".to_owned())]);
         assert!(whole.is_done_seen);
         let cut = seen(&["data: {\"choices\":[{\"tok", "en_ids\":[7]}]}\n", "\n"]);
-        assert_eq!(cut.tokens, [7]);
+        assert_eq!((cut.tokens.as_slice(), cut.arrivals.len()), ([7].as_slice(), 1));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! and a judge that compares every token with a fault-free run.
 //!
 //! `campaign` runs many cells, `cells` reads the matrix from its data file, `rig` is a cluster that can be hurt, `client` is one request as a client sees
-//! it, `strike` carries one cell out, `verdict` says what was wrong with it, `report` adds up.
+//! it, `strike` carries one cell out, `sums` watches the pools meanwhile, `verdict` says what was wrong with it, `report` adds up.
 
 pub mod campaign;
 pub mod cells;
@@ -10,4 +10,5 @@ pub mod client;
 pub mod report;
 pub mod rig;
 pub mod strike;
+mod sums;
 pub mod verdict;

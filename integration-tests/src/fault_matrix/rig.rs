@@ -2,19 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cli::local_cluster::{ClusterEvent, Observer};
+use cli::local_cluster::{ClusterEvent, LocalMembership, Observer};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use service_runtime::failpoints::{FOLDER_VARIABLE, FaultPoint};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
+use super::sums::{Sums, blocks};
 use crate::chaos_proxy::{ChaosProxy, Fault};
 use crate::cluster::{TestCluster, options_of};
+use crate::etcd_process::Etcd;
 use crate::event_check;
 use crate::wait::wait_until;
 
@@ -26,8 +28,6 @@ const ARM_WITHIN: Duration = Duration::from_millis(500);
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 /// The node that `RigOptions::prefill_proxy` is about.
 const FRONTED: &str = "prefill-0";
-/// How often the sum of every pool is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 const EVENT_LOG: &str = "events.jsonl";
 
@@ -67,6 +67,10 @@ pub fn executable() -> Result<PathBuf> {
 pub struct RigOptions {
     pub topology: String,
     pub kv_cache_memory: String,
+    /// Sequences a node runs at a time; `None` leaves the nodes' default.
+    pub max_num_seqs: Option<u32>,
+    /// What every process gets for a drain; `None` leaves their defaults.
+    pub drain_ms_max: Option<u64>,
     /// `grpc` where the link's faults are wanted: shared memory has no link. `shm` is written in place; `shm-staged` goes
     /// through a ring.
     pub transports: &'static str,
@@ -79,6 +83,8 @@ pub struct RigOptions {
     pub retries_free_per_minute: u64,
     /// Put a proxy between the coordinator and prefill-0, too.
     pub prefill_proxy: bool,
+    /// The processes find each other by an etcd of the rig's own.
+    pub has_etcd: bool,
     pub threads: u32,
 }
 
@@ -87,12 +93,15 @@ impl RigOptions {
         Self {
             topology: topology.to_owned(),
             kv_cache_memory: "80MiB".to_owned(),
+            max_num_seqs: None,
+            drain_ms_max: None,
             transports: "grpc",
             seed,
             chunk_tokens: 128,
             prefix_cache: true,
             retries_free_per_minute: 100_000,
             prefill_proxy: false,
+            has_etcd: false,
             threads: 1,
         }
     }
@@ -102,6 +111,7 @@ impl RigOptions {
 pub struct Rig {
     pub cluster: TestCluster,
     proxies: Arc<BTreeMap<String, ChaosProxy>>,
+    etcd: Option<Etcd>,
     folder: tempfile::TempDir,
     /// Killed and not started again.
     dead: BTreeSet<String>,
@@ -143,6 +153,7 @@ impl Rig {
         });
         options.settings.threads_per_node = Some(rig.threads);
         options.settings.kv_cache_memory = Some(rig.kv_cache_memory.clone());
+        options.settings.max_num_seqs = rig.max_num_seqs;
         options.settings.max_num_batched_tokens = Some(rig.chunk_tokens);
         options.settings.prefix_cache = Some(rig.prefix_cache);
         options.coordinator_flags = COORDINATOR_FLAGS.map(Into::into).to_vec();
@@ -154,6 +165,12 @@ impl Rig {
         options.prefill_flags.push(transports.clone().into());
         options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
         options.decode_flags.push(transports.into());
+        if let Some(ms) = rig.drain_ms_max {
+            let drain = || format!("--drain-ms-max={ms}").into();
+            options.coordinator_flags.push(drain());
+            options.prefill_flags.push(drain());
+            options.decode_flags.push(drain());
+        }
         options.log_dir = std::env::var_os("BATON_RIG_LOGS").map(PathBuf::from);
         let log = folder.path().join(EVENT_LOG);
         options.environment = vec![
@@ -165,11 +182,19 @@ impl Rig {
             let no_secret = ("BATON_SHM_DIRECT_SECRET".to_owned(), String::new());
             options.environment.push(no_secret);
         }
+        let etcd = match rig.has_etcd {
+            true => Some(Etcd::start().await?),
+            false => None,
+        };
+        if let Some(etcd) = &etcd {
+            options.membership = LocalMembership::Etcd(etcd.address());
+        }
         let cluster = TestCluster::start_with(options).await?;
         let sums = Sums::watch(&cluster);
         Ok(Self {
             cluster,
             proxies,
+            etcd,
             folder,
             dead: BTreeSet::new(),
             dead_lives: BTreeSet::new(),
@@ -231,17 +256,43 @@ impl Rig {
 
     pub async fn kill(&mut self, name: &str) -> Result<()> {
         self.cluster.cluster.kill_node(name).await?;
-        self.dead.insert(name.to_owned());
         self.dead_lives.extend(event_check::last_life(&self.event_log(), name)?);
-        self.sums.forget(name);
+        self.gone(name);
         Ok(())
     }
 
-    /// Starts a killed node again. A coordinator comes back at another port, so its cluster is made anew instead.
+    /// SIGTERM; returns how long it took to go and its exit code, none when a signal ended it. What it had been doing must
+    /// have its end in the event log.
+    ///
+    /// # Errors
+    /// It still runs after `within`.
+    pub async fn terminate(&mut self, name: &str, within: Duration) -> Result<(Duration, Option<i32>)> {
+        let asked = std::time::Instant::now();
+        self.signal(name, Signal::TERM);
+        let exit = self.cluster.cluster.wait_for_exit(name, within).await?;
+        let took = asked.elapsed();
+        self.gone(name);
+        Ok((took, exit.status.code()))
+    }
+
+    fn gone(&mut self, name: &str) {
+        self.dead.insert(name.to_owned());
+        self.sums.forget(name);
+    }
+
+    /// Starts a process again that was killed or went, at once; a coordinator at the address it had. Returns when it says
+    /// that it is ready, which is before everybody has found it again.
     pub async fn restart(&mut self, name: &str) -> Result<()> {
         self.cluster.cluster.restart_node(name).await?;
         self.dead.remove(name);
+        self.sums.watch_too(&self.cluster, name);
         Ok(())
+    }
+
+    /// Process ids by name: a process that was started again has another.
+    pub fn pids(&self) -> BTreeMap<String, u32> {
+        let processes = self.cluster.cluster.processes().into_iter();
+        processes.map(|process| (process.name, process.pid)).collect()
     }
 
     fn event_log(&self) -> PathBuf {
@@ -250,6 +301,18 @@ impl Rig {
 
     pub fn has_coordinator(&self) -> bool {
         !self.dead.contains("coordinator")
+    }
+
+    /// # Errors
+    /// The rig was made without one.
+    pub fn etcd(&self) -> Result<&Etcd> {
+        self.etcd.as_ref().context("this rig has no etcd")
+    }
+
+    /// # Errors
+    /// As [`Rig::etcd`].
+    pub fn etcd_mut(&mut self) -> Result<&mut Etcd> {
+        self.etcd.as_mut().context("this rig has no etcd")
     }
 
     pub fn damage_links(&self, fault: Fault) {
@@ -341,73 +404,6 @@ fn count_of(topology: &str, letter: char) -> u64 {
     let end = topology.find(letter).unwrap_or(0);
     let digits = topology[..end].rsplit(|c: char| !c.is_ascii_digit()).next();
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
-}
-
-async fn blocks(http: &reqwest::Client, address: &str) -> Result<Value> {
-    let answer = http.get(format!("http://{address}/admin/blocks")).send().await?;
-    Ok(answer.error_for_status()?.json().await?)
-}
-
-/// Looks at every pool all the time: its states add up to its size, whatever happens, and no handle was dropped.
-#[derive(Debug)]
-struct Sums {
-    sizes: Arc<Mutex<BTreeMap<String, u64>>>,
-    wrong: Arc<Mutex<Vec<String>>>,
-    looking: tokio::task::AbortHandle,
-}
-
-impl Sums {
-    fn watch(cluster: &TestCluster) -> Self {
-        let (sizes, wrong) = (
-            Arc::<Mutex<BTreeMap<String, u64>>>::default(),
-            Arc::<Mutex<Vec<String>>>::default(),
-        );
-        let addresses = cluster.cluster.node_addresses();
-        let (http, seen, told) = (cluster.http.clone(), sizes.clone(), wrong.clone());
-        let looking = tokio::spawn(async move {
-            loop {
-                for (name, address) in addresses.iter().filter(|(name, _)| *name != "coordinator") {
-                    // A paused or dead process does not answer, and has another address in its next life: only its first
-                    // life is watched here.
-                    let Ok(Ok(report)) = tokio::time::timeout(LOOK_EVERY, blocks(&http, address)).await else {
-                        continue;
-                    };
-                    let counts = report["blocks"].as_object().into_iter().flatten();
-                    let sum: u64 = counts.filter_map(|(_, count)| count.as_u64()).sum();
-                    let size = *lock(&seen).entry(name.clone()).or_insert(sum);
-                    if sum != size || report["dropped_handles_total"] != 0 {
-                        lock(&told).push(format!("{name}: a pool of {size} has {report}"));
-                    }
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
-            }
-        });
-        Self {
-            sizes,
-            wrong,
-            looking: looking.abort_handle(),
-        }
-    }
-
-    fn forget(&self, name: &str) {
-        lock(&self.sizes).remove(name);
-    }
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.wrong))
-    }
-    fn stop(&self) {
-        self.looking.abort();
-    }
-}
-
-impl Drop for Sums {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

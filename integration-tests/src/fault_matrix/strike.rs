@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Past the four seconds over which a pair judges its pace.
 const LINK_FAULT: Duration = Duration::from_secs(6);
 /// What a supervisor takes to start a dead process again.
-const RESTART_AFTER: Duration = Duration::from_secs(1);
+pub const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// T4: "faults: at most two leases and a second".
 pub const REST_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs() + 1);
 
@@ -87,6 +87,12 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
             Terminal::Finished(_) => None,
         }));
         match judge(cell.into(), &seen, &work.baseline[i].tokens) {
+            Ok(Outcome::Failed) if cell.victim == Victim::Etcd => {
+                violations.push(format!(
+                    "request {i} failed, and only etcd was away: {:?}",
+                    seen.terminals
+                ));
+            }
             Ok(outcome) => outcomes.push(outcome),
             Err(what) => violations.push(format!(
                 "request {i} after {:?}: {what}; {:?}",
@@ -123,8 +129,7 @@ fn send(rig: &Rig, case: &Case) -> Running {
     let (client, url, case) = (rig.cluster.http.clone(), rig.base_url().to_owned(), case.clone());
     let manner = Manner {
         leave: left,
-        within: ENDED_WITHIN,
-        deadline: None,
+        ..Manner::staying(ENDED_WITHIN)
     };
     let task = tokio::spawn(async move { client::stream(&client, &url, &case, manner).await });
     Running {
@@ -173,6 +178,20 @@ async fn disarm(rig: &Rig, cell: Cell, armed: &[String]) {
 /// The fault, at the point: `stopped` stands still there and goes on afterwards, unless it is the victim.
 async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running]), random: &mut StdRng) -> Result<()> {
     let link = match cell.fault {
+        FaultKind::Kill if cell.victim == Victim::Etcd => {
+            rig.etcd_mut()?.kill().await?;
+            rig.resume(stopped);
+            tokio::time::sleep(RESTART_AFTER).await;
+            rig.etcd_mut()?.restart(true)?;
+            return rig.etcd()?.wait_until_it_answers().await;
+        }
+        FaultKind::Pause if cell.victim == Victim::Etcd => {
+            rig.etcd()?.pause();
+            rig.resume(stopped);
+            tokio::time::sleep(PAUSE).await;
+            rig.etcd()?.resume();
+            return Ok(());
+        }
         FaultKind::Kill => {
             let victim = victim(rig, cell, stopped, random);
             rig.kill(&victim).await?;

@@ -88,8 +88,7 @@ async fn cancel(rig: &Rig, case: &Case, (point, passages): (FaultPoint, u32)) ->
     let (leave, left) = oneshot::channel();
     let manner = Manner {
         leave: left,
-        within: REACHED_WITHIN,
-        deadline: None,
+        ..Manner::staying(REACHED_WITHIN)
     };
     let (client, url, case) = (rig.cluster.http.clone(), rig.base_url().to_owned(), case.clone());
     let request = tokio::spawn(async move { client::stream(&client, &url, &case, manner).await });

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use service_runtime::announce::Listening;
+
 use super::membership::LocalMembership;
 use crate::topology::Topology;
 
@@ -180,6 +182,21 @@ pub struct ProcessSpec {
     pub name: String,
     pub kind: ProcessKind,
     pub arguments: Vec<OsString>,
+}
+
+impl ProcessSpec {
+    /// A coordinator's next life takes the addresses of its last one; a node's address is in its registration.
+    pub(super) fn listen_again(&mut self, last: &Listening) {
+        if self.kind != ProcessKind::Coordinator {
+            return;
+        }
+        for (flag, address) in [("--listen=", &last.http), ("--control-listen=", &last.control)] {
+            let is_flag = |argument: &&mut OsString| argument.to_string_lossy().starts_with(flag);
+            if let (Some(argument), Some(address)) = (self.arguments.iter_mut().find(is_flag), address) {
+                *argument = format!("{flag}{address}").into();
+            }
+        }
+    }
 }
 
 /// What happens to a process of the cluster, for whoever shows it to a person.
@@ -457,6 +474,21 @@ mod tests {
         assert_eq!(told(&options), 0);
         options.settings.vllm_metrics = true;
         assert_eq!(told(&options), 3);
+    }
+
+    #[test]
+    fn a_coordinator_listens_again_where_it_did_and_a_node_anywhere() {
+        let options = options("1p1d");
+        let mut coordinator = options.coordinators().remove(0);
+        let listening = Listening::coordinator("coordinator", "127.0.0.1:81", "127.0.0.1:82");
+        coordinator.listen_again(&listening);
+        for flag in ["--listen=127.0.0.1:81", "--control-listen=127.0.0.1:82"] {
+            assert!(coordinator.arguments.contains(&flag.into()), "{coordinator:?}");
+        }
+        let node = options.nodes("127.0.0.1:82").remove(0);
+        let mut again = node.clone();
+        again.listen_again(&listening);
+        assert_eq!(again, node);
     }
 
     #[test]
