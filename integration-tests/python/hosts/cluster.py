@@ -1,0 +1,182 @@
+"""The shipped processes with the shipped settings, one on each host."""
+
+import http.client
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from hosts.network import Network
+from traces.processes import REPOSITORY, NotYet, Running, executable, fetched, pulled, wait_until
+
+COORDINATORS = ("coordinator-0", "coordinator-1")
+PREFILL, DECODE = ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+NODES = (*PREFILL, *DECODE)
+# Two for those who ask: the one that judges, and where it learns what is right.
+HOSTS = ("etcd", *COORDINATORS, *NODES, "client", "alone")
+PORTS = {"coordinator": 8000, "prefill": 7410, "decode": 7420}
+CONTROL_PORT = 7400
+# deploy/local/coordinator.toml: `lease_ms`.
+LEASE_S = 5
+ETCD_LEASE_S = 2
+READY_WITHIN_S = 60
+HELD_STATES = ("active", "reserved", "in_transfer", "quarantined")
+ANSWERS_WITHIN_S = 5
+
+
+class Cluster:
+    def __init__(self, network, folder):
+        self.network, self.folder, self.running = network, folder, {}
+        self.model = os.environ.get("BATON_MODEL") or pulled()
+
+    def start(self, name, *words, on=None):
+        self.running[name] = Running(self.folder, name, [*self.network[on or name].prefix(), *words])
+
+    def start_baton(self, name, *flags, on=None):
+        role, host = name.split("-")[0], self.network[on or name]
+        settings = ["--config", REPOSITORY / f"deploy/local/{role}.toml", "--model", self.model]
+        own = ["--name", name, "--listen", f"{host.address}:{PORTS[role]}"]
+        self.start(name, executable(), f"serve-{role}", *settings, *own, *flags, on=on)
+
+    def start_etcd(self):
+        url = f"http://{self.network['etcd'].address}:2379"
+        program = fetched("get-etcd", "etcd")["etcd"]
+        own = ["--data-dir", self.folder / "etcd-data", "--logger", "zap"]
+        self.start("etcd", program, *own, "--listen-client-urls", url, "--advertise-client-urls", url)
+
+    def start_coordinator(self, name, *flags, on=None):
+        control = f"{self.network[on or name].address}:{CONTROL_PORT}"
+        self.start_baton(name, "--control-listen", control, *flags, on=on)
+
+    def start_node(self, name, *flags, on=None):
+        # All hosts share the cores of one machine.
+        self.start_baton(name, "--threads", 1, *flags, on=on)
+
+    def end(self):
+        running, self.running = list(self.running.values()), {}
+        with ThreadPoolExecutor(len(running)) as pool:
+            obeyed = pool.map(Running.end, running)
+        killed = [process.name for process, is_obedient in zip(running, obeyed, strict=True) if not is_obedient]
+        assert not killed, f"{killed} did not end after SIGTERM"
+
+    def address(self, name):
+        """Of a process's HTTP."""
+        return self.network[name].address, PORTS[name.split("-")[0]]
+
+    def ask(self, name, path, limit_s=ANSWERS_WITHIN_S):
+        """(status, body)"""
+        connection = http.client.HTTPConnection(*self.address(name), timeout=limit_s)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def get(self, name, path):
+        status, body = self.ask(name, path)
+        if status != 200:
+            raise NotYet(f"{name} answers {path} with {status}: {body}")
+        return json.loads(body)
+
+    def metric(self, name, metric, **labels):
+        """The sum over the lines of a metric that have these labels."""
+        total = 0.0
+        for line in self.ask(name, "/metrics")[1].splitlines():
+            key, _, value = line.rpartition(" ")
+            if key.partition("{")[0] == metric and all(f'{label}="{text}"' in key for label, text in labels.items()):
+                total += float(value)
+        return total
+
+    def held(self):
+        """Nodes with blocks that belong to some request, and whose."""
+        held = {}
+        for node in NODES:
+            report = self.get(node, "/admin/blocks")
+            if any(report["blocks"][state] for state in HELD_STATES) or report["holders"]:
+                held[node] = report
+        return held
+
+    def wait_for_rest(self, limit_s):
+        def look():
+            if held := self.held():
+                raise NotYet(json.dumps(held))
+
+        wait_until("every block to be free or cached", limit_s, look)
+
+    def wait_for_all(self, coordinators=COORDINATORS, limit_s=READY_WITHIN_S):
+        """Every coordinator sees every node and every pair."""
+
+        def look():
+            for name in coordinators:
+                ready = self.get(name, "/ready")
+                counts = [ready[key] for key in ("prefill_nodes", "decode_nodes", "usable_pairs")]
+                if counts != [len(PREFILL), len(DECODE), len(PREFILL) * len(DECODE)]:
+                    raise NotYet(f"{name}: {ready}")
+
+        wait_until("a whole cluster", limit_s, look)
+
+    def membership(self, name):
+        return self.get(name, "/admin/cluster")["membership"]
+
+    def logs(self):
+        """The last lines of each but for those about requests, for a test that failed."""
+        told = []
+        for one in self.running.values():
+            lines = [line for line in one.err.read_text().splitlines() if '"target":"access"' not in line]
+            told += [f"--- {one.name}", *lines[-15:]]
+        return "\n".join(told)
+
+
+@contextmanager
+def ended(cluster):
+    try:
+        yield cluster
+        cluster.end()
+    finally:
+        for process in cluster.running.values():
+            process.process.kill()
+
+
+@contextmanager
+def one_node(network, folder):
+    """A coordinator and a co-located node on one host; the address of its HTTP."""
+    with ended(Cluster(network, folder)) as cluster:
+        host = network["alone"]
+        cluster.start_coordinator("coordinator-alone", on="alone")
+        cluster.start_node("decode-alone", "--co-located", "--coordinators", f"{host.address}:{CONTROL_PORT}", on="alone")
+        cluster.running["decode-alone"].line(lambda line: line["event"] == "ready")
+        address = host.address, PORTS["coordinator"]
+
+        def look():
+            connection = http.client.HTTPConnection(*address, timeout=ANSWERS_WITHIN_S)
+            connection.request("GET", "/ready")
+            status = connection.getresponse().status
+            connection.close()
+            if status != 200:
+                raise NotYet(status)
+
+        wait_until("the co-located node", READY_WITHIN_S, look)
+        yield address
+
+
+@contextmanager
+def seven_hosts(folder, is_embedded):
+    network = Network(HOSTS)
+    with network["client"].entered(), ended(Cluster(network, folder)) as cluster:
+        if is_embedded:
+            joined = ",".join(f"{network[name].address}:{CONTROL_PORT}" for name in COORDINATORS)
+            coordinator_flags = []
+        else:
+            cluster.start_etcd()
+            joined = f"etcd://{network['etcd'].address}:2379/hosts?lease_s={ETCD_LEASE_S}"
+            coordinator_flags = ["--membership", joined]
+        for name in COORDINATORS:
+            own = [] if is_embedded else ["--control-advertise", f"{network[name].address}:{CONTROL_PORT}"]
+            cluster.start_coordinator(name, *coordinator_flags, *own)
+        for name in NODES:
+            cluster.start_node(name, "--coordinators", joined)
+        for name in NODES:
+            cluster.running[name].line(lambda line: line["event"] == "ready")
+        cluster.wait_for_all()
+        yield cluster
