@@ -8,94 +8,140 @@ Hosts are network namespaces (hosts/network.py): root, or `unshare --map-root-us
 
 import os
 import random
+import socket
 import time
+from contextlib import suppress
 
 import pytest
 
 from hosts.cluster import COORDINATORS, DECODE, ETCD_LEASE_S, NODES, PREFILL, one_node, seven_hosts
-from hosts.cuts import Struck, both, cut, loss, strike, swizzle, table, three_ways, undisturbed
+from hosts.cuts import OF_A_PAIR, Struck, both, cut, loss, strike, swizzle, table, three_ways, undisturbed
 from hosts.load import DEADLINE_S, LOOK_EVERY_S, Right
+from hosts.network import Network
 from traces.checks import incomplete
 from traces.processes import NotYet, wait_until
 
 IS_FULL = os.environ.get("BATON_HOSTS_FULL") == "1"
 SEED = int(os.environ.get("BATON_HOSTS_SEED") or random.SystemRandom().getrandbits(16))
-# Until the binary with --membership is there.
-IS_EMBEDDED = os.environ.get("BATON_HOSTS_EMBEDDED") == "1"
-USED = COORDINATORS[:1] if IS_EMBEDDED else COORDINATORS
 UNPLUGGED_S = 10
 OUTPUT_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    with seven_hosts(tmp_path_factory.mktemp("hosts"), IS_EMBEDDED) as cluster:
+    with seven_hosts(tmp_path_factory.mktemp("hosts")) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def right(hosts, tmp_path_factory):
     with one_node(hosts.network, tmp_path_factory.mktemp("alone")) as address:
-        return Right(address, 12)
+        return Right(address, 8)
 
 
-def test_a_request_crosses_hosts(hosts, right):
+def packets_that_arrive(network, source, target, count=200):
+    """Of `count` sent by one host to another at once, fewer than a socket's buffer holds."""
+    with network[target].entered():
+        ear = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with network[source].entered():
+        mouth = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with ear, mouth:
+        ear.bind((network[target].address, 0))
+        ear.settimeout(0.2)
+        for _ in range(count):
+            with suppress(OSError):
+                mouth.sendto(b"packet", ear.getsockname())
+        arrived = 0
+        with suppress(TimeoutError):
+            while arrived < count:
+                ear.recv(100)
+                arrived += 1
+    return arrived
+
+
+def test_hosts_are_apart_and_cables_are_cut():
+    """What all the rest relies on."""
+    interfaces = socket.if_nameindex()
+    network = Network(["left", "right", "third"])
+    arrive = lambda *way: packets_that_arrive(network, *way)  # noqa: E731
+    there, back, aside = ("left", "right"), ("right", "left"), ("left", "third")
+    assert [arrive(*way) for way in (there, back, aside)] == [200, 200, 200]
+    network.lose(100, there)
+    assert [arrive(*way) for way in (there, back, aside)] == [0, 200, 200] and network.dropped() == 200
+    network.lose(30, back)
+    assert arrive(*there) == 0 and 100 < arrive(*back) < 180
+    network.heal()
+    network.unplug("right")
+    assert [arrive(*way) for way in (there, back, aside)] == [0, 0, 200]
+    network.plug("right")
+
+    def look():
+        if (arrived := [arrive(*way) for way in (there, back)]) != [200, 200]:
+            raise NotYet(arrived)
+
+    # The kernel looks at a cable that comes back once a second at most.
+    wait_until("the cable to carry again", 5, look)
+    assert socket.if_nameindex() == interfaces, "the machine's own network was touched"
+
+
+@pytest.mark.parametrize("name", COORDINATORS)
+def test_a_request_crosses_hosts(hosts, right, name):
     """Prefilled on one host, decoded on another, asked of a third: the tokens of one node."""
-    for name in USED:
-        count = len(right.bodies) // 2
-        answers = [right.ask(hosts.address(name), turn) for turn in range(count)]
-        assert [answer.outcome for answer in answers] == ["ok"] * count, answers
-        assert hosts.metric(name, "baton_handoffs_total", transport="grpc", outcome="committed") == count
-        assert hosts.metric(name, "baton_handoffs_total") == count
-        assert hosts.metric(name, "baton_local_prefills_total") == 0
-        addresses = {node["name"]: node["address"].partition(":")[0] for node in hosts.get(name, "/admin/cluster")["nodes"]}
-        assert addresses == {node: hosts.network[node].address for node in NODES}
 
-        def look():
-            trace = hosts.get(name, f"/admin/traces/{answers[-1].id}?view=waterfall")
-            if found := incomplete(trace):
-                raise NotYet("; ".join(found))
-            return trace
+    def counts():
+        committed = hosts.metric(name, "baton_handoffs_total", transport="grpc", outcome="committed")
+        return committed, hosts.metric(name, "baton_handoffs_total"), hosts.metric(name, "baton_local_prefills_total")
 
-        spans = wait_until("a whole trace", DEADLINE_S, look)["spans"]
-        where = {span["process"] for span in spans}
-        assert len(where) == 3 and name in where and where & set(PREFILL) and where & set(DECODE), where
+    count, before = len(right.bodies), counts()
+    answers = [right.ask(hosts.address(name), turn) for turn in range(count)]
+    assert [answer.outcome for answer in answers] == ["ok"] * count, answers
+    assert [after - was for after, was in zip(counts(), before, strict=True)] == [count, count, 0]
+    addresses = {node["name"]: node["address"].partition(":")[0] for node in hosts.get(name, "/admin/cluster")["nodes"]}
+    assert addresses == {node: hosts.network[node].address for node in NODES}
+
+    def look():
+        trace = hosts.get(name, f"/admin/traces/{answers[-1].id}?view=waterfall")
+        if found := incomplete(trace):
+            raise NotYet("; ".join(found))
+        return trace
+
+    where = {span["process"] for span in wait_until("a whole trace", DEADLINE_S, look)["spans"]}
+    assert len(where) == 3 and name in where and where & set(PREFILL) and where & set(DECODE), where
 
 
 def links_to_cut():
-    etcd = [] if IS_EMBEDDED else [*three_ways("coordinator-0", "etcd"), *three_ways("prefill-0", "etcd"), *three_ways("decode-0", "etcd")]
     nothing_to_decode = both("coordinator-0", "decode-0") + both("coordinator-0", "decode-1")
     if not IS_FULL:
-        yield cut("prefill-0 x decode-0", both("prefill-0", "decode-0"), is_pair=True)
+        yield cut("prefill-0 x decode-0", both("prefill-0", "decode-0"), **OF_A_PAIR)
         yield cut("decode-0 -> coordinator-0", [("decode-0", "coordinator-0")])
         yield cut("coordinator-0 x decode-*", nothing_to_decode)
-        yield loss(30, 4, not IS_EMBEDDED)
+        yield loss(30, 4)
         return
     # Longer than the ten seconds after which a pair is known to be silent.
-    yield from three_ways("prefill-0", "decode-0", hold_s=15, is_pair=True)
+    yield from three_ways("prefill-0", "decode-0", hold_s=15, **OF_A_PAIR)
     yield from three_ways("coordinator-0", "prefill-0")
     yield from three_ways("coordinator-0", "decode-0")
     yield cut("coordinator-0 x prefill-*", both("coordinator-0", "prefill-0") + both("coordinator-0", "prefill-1"))
     yield cut("coordinator-0 x decode-*", nothing_to_decode)
-    yield from etcd
-    yield loss(5, 8, not IS_EMBEDDED)
-    yield loss(30, 8, not IS_EMBEDDED)
+    for member in ("coordinator-0", "prefill-0", "decode-0"):
+        yield from three_ways(member, "etcd")
+    yield loss(5, 8)
+    yield loss(30, 8)
     for turn in range(3):
-        yield swizzle(SEED + turn, not IS_EMBEDDED)
+        yield swizzle(SEED + turn)
 
 
 def test_links_are_cut_and_heal(hosts, right):
-    rows = [undisturbed(hosts, right, USED)]
+    rows = [undisturbed(hosts, right)]
     for one in links_to_cut():
-        rows.append(strike(hosts, right, USED, one, rows[0].rate))
+        rows.append(strike(hosts, right, one, rows[0].rate))
         print(rows[-1].said(), flush=True)
     print(table(rows))
     assert not [fault for row in rows for fault in row.faults], f"{table(rows)}\n{hosts.logs()}"
 
 
-@pytest.mark.skipif(IS_EMBEDDED, reason="no etcd without --membership")
 def test_etcd_unplugged_costs_no_request(hosts, right):
-    struck = Struck(hosts, right, USED, f"etcd unplugged for {UNPLUGGED_S} s", 1)
+    struck = Struck(hosts, right, f"etcd unplugged for {UNPLUGGED_S} s", 1)
     row, stale = struck.row, set()
     hosts.network.unplug("etcd")
     try:

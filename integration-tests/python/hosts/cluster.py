@@ -161,22 +161,17 @@ def one_node(network, folder):
 
 
 @contextmanager
-def seven_hosts(folder, is_embedded):
+def seven_hosts(folder):
     network = Network(HOSTS)
     with network["client"].entered(), ended(Cluster(network, folder)) as cluster:
-        if is_embedded:
-            joined = ",".join(f"{network[name].address}:{CONTROL_PORT}" for name in COORDINATORS)
-            coordinator_flags = []
-        else:
-            cluster.start_etcd()
-            joined = f"etcd://{network['etcd'].address}:2379/hosts?lease_s={ETCD_LEASE_S}"
-            coordinator_flags = ["--membership", joined]
+        cluster.start_etcd()
+        membership = f"etcd://{network['etcd'].address}:2379/hosts?lease_s={ETCD_LEASE_S}"
         for name in COORDINATORS:
-            own = [] if is_embedded else ["--control-advertise", f"{network[name].address}:{CONTROL_PORT}"]
-            cluster.start_coordinator(name, *coordinator_flags, *own)
+            control = f"{network[name].address}:{CONTROL_PORT}"
+            cluster.start_coordinator(name, "--membership", membership, "--control-advertise", control)
         for name in NODES:
-            cluster.start_node(name, "--coordinators", joined)
-        for name in NODES:
-            cluster.running[name].line(lambda line: line["event"] == "ready")
+            cluster.start_node(name, "--coordinators", membership)
+        for name in (*COORDINATORS, *NODES):
+            cluster.running[name].line(lambda line: line["event"] in ("listening", "ready"))
         cluster.wait_for_all()
         yield cluster

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Event
 
 from hosts.cluster import COORDINATORS, DECODE, LEASE_S, NODES, PREFILL
-from hosts.load import CLIENTS, LOOK_EVERY_S, PERIOD_S, Load, Truth, counted
+from hosts.load import CLIENTS, LOOK_EVERY_S, PERIOD_S, WINDOW_S, Load, Truth, counted
 
 # Longer than the lease: whoever hears nothing of the other has to draw its conclusions.
 HOLD_S = 7
@@ -14,8 +14,9 @@ NORMAL_WITHIN_S = 10
 REST_WITHIN_S = 2 * LEASE_S + 1
 # T14: the failure timeout of a node is its lease. That of a pair is two keepalives of 5 s (kv-transfer's grpc/connect.rs).
 UNTRUE_S_MAX, PAIR_UNTRUE_S_MAX = LEASE_S, 10
-# What samples 0.1 s apart add on a busy machine, at both ends.
-READING_S = 0.5
+OF_A_PAIR = {"is_pair": True, "untrue_s_max": PAIR_UNTRUE_S_MAX}
+# What the distance of samples and probes adds, on a busy machine.
+READING_S = 1
 
 
 @dataclass
@@ -26,13 +27,15 @@ class Cut:
     steps: list
     # A link between a prefill and a decode node: nobody is to notice but these two. No error, no node taken for lost.
     is_pair: bool = False
+    # None: told, not judged.
+    untrue_s_max: float | None = UNTRUE_S_MAX
 
 
 def both(one, other):
     return [(one, other), (other, one)]
 
 
-def cut(name, ways, percent=100, hold_s=HOLD_S, **more):
+def cut(name, ways, hold_s=HOLD_S, percent=100, **more):
     return Cut(name, [(0, percent, ways), (hold_s, 0, ways)], **more)
 
 
@@ -42,25 +45,27 @@ def three_ways(one, other, **more):
     yield cut(f"{other} -> {one}", [(other, one)], **more)
 
 
-def all_links(with_etcd):
+def all_links():
     links = [(prefill, decode) for prefill in PREFILL for decode in DECODE]
     links += [(coordinator, node) for coordinator in COORDINATORS for node in NODES]
-    return links + [("etcd", member) for member in (*COORDINATORS, *NODES) if with_etcd]
+    return links + [("etcd", member) for member in (*COORDINATORS, *NODES)]
 
 
-def loss(percent, hold_s, with_etcd):
-    ways = [way for link in all_links(with_etcd) for way in both(*link)]
-    return cut(f"{percent} % lost everywhere", ways, percent, hold_s)
+def loss(percent, hold_s):
+    ways = [way for link in all_links() for way in both(*link)]
+    # Nobody is dead, so nobody is to be found dead: a request may take longer than a probe waits.
+    return cut(f"{percent} % lost everywhere", ways, hold_s, percent, untrue_s_max=None)
 
 
-def swizzle(seed, with_etcd):
+def swizzle(seed):
     """Half of the links stop one by one, some of them one way only, and heal in another order."""
     dice = random.Random(seed)
-    links = all_links(with_etcd)
+    links = all_links()
     stopped = [dice.choice([both(*link), [link], [link[::-1]]]) for link in dice.sample(links, len(links) // 2)]
     steps = [(dice.uniform(0.1, 1), 100, ways) for ways in stopped]
     dice.shuffle(stopped)
-    return Cut(f"swizzle, seed {seed}", steps + [(dice.uniform(0.1, 1), 0, ways) for ways in stopped])
+    # Each of the faults has a time-out of its own, one after the other.
+    return Cut(f"swizzle, seed {seed}", steps + [(dice.uniform(0.1, 1), 0, ways) for ways in stopped], untrue_s_max=None)
 
 
 @dataclass
@@ -99,11 +104,11 @@ def table(rows):
 class Struck:
     """The cluster under load while something is done to it; `row` has the figures afterwards."""
 
-    def __init__(self, cluster, right, coordinators, name, rate_before):
+    def __init__(self, cluster, right, name, rate_before):
         self.cluster, self.rate_before, self.row = cluster, rate_before, Row(name)
         self.dropped_before = cluster.network.dropped()
-        self.truths = [Truth(cluster, coordinator) for coordinator in coordinators]
-        self.load = Load(right, [cluster.address(coordinator) for coordinator in coordinators])
+        self.truths = [Truth(cluster, coordinator) for coordinator in COORDINATORS]
+        self.load = Load(right, [cluster.address(coordinator) for coordinator in COORDINATORS])
         self.load.wait_until_each_has_one()
         # {(coordinator, node or pair): [(when, state)]}, changes only.
         self.seen, self.began = {}, time.monotonic()
@@ -111,7 +116,7 @@ class Struck:
     def watch(self, until):
         """What the coordinators think of the nodes and pairs; they can be asked all the time."""
         while (left := until - time.monotonic()) > 0:
-            for coordinator in (truth.name for truth in self.truths):
+            for coordinator in COORDINATORS:
                 page = self.cluster.get(coordinator, "/admin/cluster")
                 for node in page["nodes"]:
                     self.saw(f"{coordinator} sees {node['name']}", node["state"])
@@ -155,22 +160,22 @@ class Struck:
         row.dropped = self.cluster.network.dropped() - self.dropped_before
         for answer in answers:
             if answer.outcome != "ok":
-                line = f"{answer.outcome} at {answer.began - healed:.1f} s to {answer.ended - healed:.1f} s of the heal, request {answer.id}: {answer.why}"
+                when = f"{answer.began - healed:.1f} s to {answer.ended - healed:.1f} s from the heal"
+                line = f"{answer.outcome} at {when}, request {answer.id}: {answer.why}"
                 print(f"{row.cut}: {line}")
                 if answer.outcome != "error":
                     row.faults.append(line)
         if row.normal_s is None:
             row.faults.append(f"not back to {self.rate_before:.1f} right answers a second within {NORMAL_WITHIN_S} s")
         for truth, seconds in zip(self.truths, row.untrue_s, strict=True):
-            if seconds > untrue_s_max + READING_S:
+            if untrue_s_max is not None and seconds > untrue_s_max + READING_S:
                 whys = [answer.why for answer in truth.failed()]
                 row.faults.append(f"{truth.name} said ready for {seconds:.1f} s while requests failed: {whys}")
         return row
 
 
-def strike(cluster, right, coordinators, cut, rate_before):
-    network = cluster.network
-    struck = Struck(cluster, right, coordinators, cut.name, rate_before)
+def strike(cluster, right, cut, rate_before):
+    network, struck = cluster.network, Struck(cluster, right, cut.name, rate_before)
     row = struck.row
     try:
         for wait_s, percent, ways in cut.steps:
@@ -178,7 +183,7 @@ def strike(cluster, right, coordinators, cut, rate_before):
             network.lose(percent, *ways)
     finally:
         network.heal()
-    struck.healed(PAIR_UNTRUE_S_MAX if cut.is_pair else UNTRUE_S_MAX)
+    struck.healed(cut.untrue_s_max)
     if not row.dropped:
         row.faults.append("no packet was dropped: nothing was cut")
     if cut.is_pair and (row.outcomes.get("error") or struck.lost()):
@@ -188,13 +193,13 @@ def strike(cluster, right, coordinators, cut, rate_before):
     return row
 
 
-def undisturbed(cluster, right, coordinators):
+def undisturbed(cluster, right):
     """The row of no cut at all; its rate is what the others are held against."""
+    struck = Struck(cluster, right, "nothing", 0)
     began = time.monotonic()
-    struck = Struck(cluster, right, coordinators, "nothing", 0)
     row = struck.healed()
     # By luck a window may hold more than the clients' pace.
-    row.rate = min(CLIENTS / PERIOD_S, row.outcomes["ok"] / (time.monotonic() - began))
+    row.rate = min(CLIENTS / PERIOD_S, struck.load.rate(began, began + WINDOW_S))
     if set(row.outcomes) != {"ok"} or any(row.untrue_s + row.not_ready_s):
         row.faults.append(f"trouble without a cut: {row.outcomes}, {row.untrue_s}, {row.not_ready_s}")
     return row

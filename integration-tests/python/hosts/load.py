@@ -2,6 +2,7 @@
 
 import threading
 import time
+from bisect import bisect
 from collections import Counter
 
 from hosts.asking import Answer, ask, body_of
@@ -93,12 +94,10 @@ class Load:
         come as before. None: not within the limit."""
 
         def look():
-            now, start = time.monotonic(), since
-            while start + WINDOW_S <= now:
-                if self.rate(start, start + WINDOW_S) >= NORMAL_SHARE * rate_before:
-                    return max(start, self.last_end(since)) - since
-                start += LOOK_EVERY_S
-            raise NotYet("too few right answers")
+            start = time.monotonic() - WINDOW_S
+            if start < since or self.rate(start, start + WINDOW_S) < NORMAL_SHARE * rate_before:
+                raise NotYet("too few right answers")
+            return max(start, self.last_end(since)) - since
 
         try:
             return wait_until("normal", limit_s + WINDOW_S, look)
@@ -143,9 +142,11 @@ class Truth:
         return [answer for answer in self.probes.results if answer.outcome != "ok"]
 
     def untrue_s(self):
-        """Seconds with "ready" inside probes that failed."""
-        failed = self.failed()
-        return LOOK_EVERY_S * sum(is_ready and any(a.began <= at <= a.ended for a in failed) for at, is_ready in self.samples.results)
+        """Seconds with "ready" while the probe that began last failed."""
+        probes = self.probes.results
+        began = [answer.began for answer in probes]
+        is_failed = lambda at: bool(before := bisect(began, at)) and probes[before - 1].outcome != "ok"  # noqa: E731
+        return LOOK_EVERY_S * sum(is_ready and is_failed(at) for at, is_ready in self.samples.results)
 
     def not_ready_s(self):
         return LOOK_EVERY_S * sum(not is_ready for _, is_ready in self.samples.results)
