@@ -1,5 +1,6 @@
 """The shipped processes with the shipped settings, one on each host."""
 
+import base64
 import http.client
 import json
 import os
@@ -14,7 +15,8 @@ PREFILL, DECODE = ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
 NODES = (*PREFILL, *DECODE)
 # Two for those who ask: the one that judges, and where it learns what is right.
 HOSTS = ("etcd", *COORDINATORS, *NODES, "client", "alone")
-PORTS = {"coordinator": 8000, "prefill": 7410, "decode": 7420}
+ETCD_PORT = 2379
+PORTS = {"coordinator": 8000, "prefill": 7410, "decode": 7420, "etcd": ETCD_PORT}
 CONTROL_PORT = 7400
 # deploy/local/coordinator.toml: `lease_ms`.
 LEASE_S = 5
@@ -26,27 +28,26 @@ ANSWERS_WITHIN_S = 5
 
 class Cluster:
     def __init__(self, network, folder):
-        self.network, self.folder, self.running = network, folder, {}
+        self.network, self.folder, self.running, self.host_of = network, folder, {}, {}
         self.model = os.environ.get("BATON_MODEL") or pulled()
 
     def start(self, name, *words, on=None):
-        self.running[name] = Running(self.folder, name, [*self.network[on or name].prefix(), *words])
+        host = self.host_of[name] = self.network[on or name]
+        self.running[name] = Running(self.folder, name, [*host.prefix(), *words])
 
     def start_baton(self, name, *flags, on=None):
-        role, host = name.split("-")[0], self.network[on or name]
-        settings = ["--config", REPOSITORY / f"deploy/local/{role}.toml", "--model", self.model]
-        own = ["--name", name, "--listen", f"{host.address}:{PORTS[role]}"]
-        self.start(name, executable(), f"serve-{role}", *settings, *own, *flags, on=on)
+        role = name.split("-")[0]
+        settings = ["--config", REPOSITORY / f"deploy/local/{role}.toml", "--model", self.model, "--name", name]
+        listen = f"{self.network[on or name].address}:{PORTS[role]}"
+        self.start(name, executable(), f"serve-{role}", *settings, "--listen", listen, *flags, on=on)
 
     def start_etcd(self):
-        url = f"http://{self.network['etcd'].address}:2379"
-        program = fetched("get-etcd", "etcd")["etcd"]
+        program, url = fetched("get-etcd", "etcd")["etcd"], f"http://{self.network['etcd'].address}:{ETCD_PORT}"
         own = ["--data-dir", self.folder / "etcd-data", "--logger", "zap"]
         self.start("etcd", program, *own, "--listen-client-urls", url, "--advertise-client-urls", url)
 
     def start_coordinator(self, name, *flags, on=None):
-        control = f"{self.network[on or name].address}:{CONTROL_PORT}"
-        self.start_baton(name, "--control-listen", control, *flags, on=on)
+        self.start_baton(name, "--control-listen", f"{self.network[on or name].address}:{CONTROL_PORT}", *flags, on=on)
 
     def start_node(self, name, *flags, on=None):
         # All hosts share the cores of one machine.
@@ -54,20 +55,21 @@ class Cluster:
 
     def end(self):
         running, self.running = list(self.running.values()), {}
+        dead = [process.name for process in running if process.process.poll() is not None]
         with ThreadPoolExecutor(len(running)) as pool:
             obeyed = pool.map(Running.end, running)
         killed = [process.name for process, is_obedient in zip(running, obeyed, strict=True) if not is_obedient]
-        assert not killed, f"{killed} did not end after SIGTERM"
+        assert not dead and not killed, f"{dead} had ended before, {killed} did not end after SIGTERM"
 
     def address(self, name):
         """Of a process's HTTP."""
-        return self.network[name].address, PORTS[name.split("-")[0]]
+        return self.host_of[name].address, PORTS[name.split("-")[0]]
 
-    def ask(self, name, path, limit_s=ANSWERS_WITHIN_S):
+    def ask(self, name, path, limit_s=ANSWERS_WITHIN_S, body=None):
         """(status, body)"""
         connection = http.client.HTTPConnection(*self.address(name), timeout=limit_s)
         try:
-            connection.request("GET", path)
+            connection.request("POST" if body else "GET", path, body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
@@ -104,20 +106,24 @@ class Cluster:
 
         wait_until("every block to be free or cached", limit_s, look)
 
-    def wait_for_all(self, coordinators=COORDINATORS, limit_s=READY_WITHIN_S):
+    def wait_for_all(self):
         """Every coordinator sees every node and every pair."""
 
         def look():
-            for name in coordinators:
+            for name in COORDINATORS:
                 ready = self.get(name, "/ready")
                 counts = [ready[key] for key in ("prefill_nodes", "decode_nodes", "usable_pairs")]
                 if counts != [len(PREFILL), len(DECODE), len(PREFILL) * len(DECODE)]:
                     raise NotYet(f"{name}: {ready}")
 
-        wait_until("a whole cluster", limit_s, look)
+        wait_until("a whole cluster", READY_WITHIN_S, look)
 
-    def membership(self, name):
-        return self.get(name, "/admin/cluster")["membership"]
+    def registered(self):
+        """What stands in etcd, by the last part of its key: at which revision it came there."""
+        in_base64 = lambda text: base64.b64encode(text.encode()).decode()  # noqa: E731
+        span = {"key": in_base64("/baton/"), "range_end": in_base64("/baton0"), "keys_only": True}
+        found = json.loads(self.ask("etcd", "/v3/kv/range", 1, json.dumps(span))[1]).get("kvs", [])
+        return {base64.b64decode(entry["key"]).decode().rsplit("/", 1)[1]: int(entry["create_revision"]) for entry in found}
 
     def logs(self):
         """The last lines of each but for those about requests, for a test that failed."""
@@ -142,22 +148,11 @@ def ended(cluster):
 def one_node(network, folder):
     """A coordinator and a co-located node on one host; the address of its HTTP."""
     with ended(Cluster(network, folder)) as cluster:
-        host = network["alone"]
+        control = f"{network['alone'].address}:{CONTROL_PORT}"
         cluster.start_coordinator("coordinator-alone", on="alone")
-        cluster.start_node("decode-alone", "--co-located", "--coordinators", f"{host.address}:{CONTROL_PORT}", on="alone")
-        cluster.running["decode-alone"].line(lambda line: line["event"] == "ready")
-        address = host.address, PORTS["coordinator"]
-
-        def look():
-            connection = http.client.HTTPConnection(*address, timeout=ANSWERS_WITHIN_S)
-            connection.request("GET", "/ready")
-            status = connection.getresponse().status
-            connection.close()
-            if status != 200:
-                raise NotYet(status)
-
-        wait_until("the co-located node", READY_WITHIN_S, look)
-        yield address
+        cluster.start_node("decode-alone", "--co-located", "--coordinators", control, on="alone")
+        wait_until("the co-located node", READY_WITHIN_S, lambda: cluster.get("coordinator-alone", "/ready"))
+        yield cluster.address("coordinator-alone")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hosts.cluster import COORDINATORS, DECODE, LEASE_S, NODES, PREFILL
 from hosts.load import CLIENTS, LOOK_EVERY_S, PERIOD_S, WINDOW_S, Load, Truth, counted
 
 # Longer than the lease: whoever hears nothing of the other has to draw its conclusions.
-HOLD_S = 7
+HOLD_S = 6
 NORMAL_WITHIN_S = 10
 REST_WITHIN_S = 2 * LEASE_S + 1
 # T14: the failure timeout of a node is its lease. That of a pair is two keepalives of 5 s (kv-transfer's grpc/connect.rs).
@@ -78,13 +78,13 @@ class Row:
     untrue_s: list = field(default_factory=list)
     not_ready_s: list = field(default_factory=list)
     dropped: int = 0
-    rate: float = 0.0
+    rate_before: float = 0.0
     longest_s: float = 0.0
     faults: list = field(default_factory=list)
 
     HEAD = (
-        "| cut | n | right | explicit errors | stuck, broken or wrong | longest s | s to normal | s to rest "
-        "| s ready while probes fail | s not ready | packets dropped |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| cut | n | right | explicit errors | stuck, broken or wrong | longest s | right/s before | s to normal | s to rest "
+        "| s ready while probes fail | s not ready | packets dropped |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
     def said(self):
@@ -92,7 +92,8 @@ class Row:
         seconds = lambda s: "never" if s is None else f"{s:.1f}"  # noqa: E731
         each = lambda all: " ".join(seconds(one) for one in all)  # noqa: E731
         cells = [self.cut, self.count, self.outcomes.get("ok", 0), self.outcomes.get("error", 0), bad, seconds(self.longest_s)]
-        cells += [seconds(self.normal_s), seconds(self.rest_s), each(self.untrue_s), each(self.not_ready_s), self.dropped]
+        cells += [seconds(self.rate_before), seconds(self.normal_s), seconds(self.rest_s)]
+        cells += [each(self.untrue_s), each(self.not_ready_s), self.dropped]
         return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -104,14 +105,18 @@ def table(rows):
 class Struck:
     """The cluster under load while something is done to it; `row` has the figures afterwards."""
 
-    def __init__(self, cluster, right, name, rate_before):
-        self.cluster, self.rate_before, self.row = cluster, rate_before, Row(name)
+    def __init__(self, cluster, right, name):
+        self.cluster, self.row = cluster, Row(name)
         self.dropped_before = cluster.network.dropped()
         self.truths = [Truth(cluster, coordinator) for coordinator in COORDINATORS]
         self.load = Load(right, [cluster.address(coordinator) for coordinator in COORDINATORS])
         self.load.wait_until_each_has_one()
-        # {(coordinator, node or pair): [(when, state)]}, changes only.
-        self.seen, self.began = {}, time.monotonic()
+        # Whose opinion of which node or pair: [(when, what)], changes only.
+        self.seen, began = {}, time.monotonic()
+        self.began = began + WINDOW_S
+        self.watch(self.began)
+        # By luck a window may hold more than the clients' pace.
+        self.row.rate_before = min(CLIENTS / PERIOD_S, self.load.rate(began, self.began))
 
     def watch(self, until):
         """What the coordinators think of the nodes and pairs; they can be asked all the time."""
@@ -143,7 +148,7 @@ class Struck:
     def healed(self, untrue_s_max=UNTRUE_S_MAX):
         """Waits for what has to come after the heal, and draws up the row."""
         row, healed = self.row, time.monotonic()
-        row.normal_s = self.load.seconds_to_normal(healed, self.rate_before, NORMAL_WITHIN_S)
+        row.normal_s = self.load.seconds_to_normal(healed, row.rate_before, NORMAL_WITHIN_S)
         answers = self.load.end()
         for truth in self.truths:
             truth.end()
@@ -165,8 +170,10 @@ class Struck:
                 print(f"{row.cut}: {line}")
                 if answer.outcome != "error":
                     row.faults.append(line)
+        if not row.rate_before:
+            row.faults.append("no right answer in the seconds before: nothing can be said")
         if row.normal_s is None:
-            row.faults.append(f"not back to {self.rate_before:.1f} right answers a second within {NORMAL_WITHIN_S} s")
+            row.faults.append(f"not back to {row.rate_before:.1f} right answers a second within {NORMAL_WITHIN_S} s")
         for truth, seconds in zip(self.truths, row.untrue_s, strict=True):
             if untrue_s_max is not None and seconds > untrue_s_max + READING_S:
                 whys = [answer.why for answer in truth.failed()]
@@ -174,8 +181,8 @@ class Struck:
         return row
 
 
-def strike(cluster, right, cut, rate_before):
-    network, struck = cluster.network, Struck(cluster, right, cut.name, rate_before)
+def strike(cluster, right, cut):
+    network, struck = cluster.network, Struck(cluster, right, cut.name)
     row = struck.row
     try:
         for wait_s, percent, ways in cut.steps:
@@ -190,16 +197,4 @@ def strike(cluster, right, cut, rate_before):
         row.faults.append(f"others suffered: {row.outcomes}, {struck.lost()}")
     for line in struck.changes():
         print(f"{cut.name}: {line}")
-    return row
-
-
-def undisturbed(cluster, right):
-    """The row of no cut at all; its rate is what the others are held against."""
-    struck = Struck(cluster, right, "nothing", 0)
-    began = time.monotonic()
-    row = struck.healed()
-    # By luck a window may hold more than the clients' pace.
-    row.rate = min(CLIENTS / PERIOD_S, struck.load.rate(began, began + WINDOW_S))
-    if set(row.outcomes) != {"ok"} or any(row.untrue_s + row.not_ready_s):
-        row.faults.append(f"trouble without a cut: {row.outcomes}, {row.untrue_s}, {row.not_ready_s}")
     return row

@@ -5,15 +5,15 @@ import time
 from bisect import bisect
 from collections import Counter
 
-from hosts.asking import Answer, ask, body_of
+from hosts.asking import ask, body_of
 from traces.processes import NotYet, wait_until
 
-OUTPUT_TOKENS = 48
+OUTPUT_TOKENS = 64
 # What a client gives a request. Shorter than most of baton's own limits (deploy/local), longer than the line of T13.
 DEADLINE_S = 20
 CLIENTS = 6
 # Each client begins one in this time, or as soon as its last one ends when that took longer: less than two cores manage.
-PERIOD_S = 1.8
+PERIOD_S = 2.1
 WINDOW_S = 3
 NORMAL_SHARE = 0.8
 LOOK_EVERY_S = 0.1
@@ -24,16 +24,16 @@ PROBE_WITHIN_S = 2
 class Right:
     """The answers of one co-located node to the requests of the load, by turn."""
 
-    def __init__(self, address, count, output_tokens=OUTPUT_TOKENS):
-        self.bodies = [body_of(turn, output_tokens) for turn in range(count)]
+    def __init__(self, address, count):
+        self.bodies = [body_of(turn, OUTPUT_TOKENS) for turn in range(count)]
         answers = [ask(address, body, DEADLINE_S) for body in self.bodies]
-        bad = [answer for answer in answers if answer.outcome != "ok" or len(answer.tokens) != output_tokens]
+        bad = [answer for answer in answers if answer.outcome != "ok" or len(answer.tokens) != OUTPUT_TOKENS]
         assert not bad, f"the co-located node itself: {bad}"
         self.tokens = [answer.tokens for answer in answers]
 
-    def ask(self, coordinator, turn, deadline_s=DEADLINE_S):
+    def ask(self, coordinator, turn):
         turn %= len(self.bodies)
-        return ask(coordinator, self.bodies[turn], deadline_s, self.tokens[turn])
+        return ask(coordinator, self.bodies[turn], DEADLINE_S, self.tokens[turn])
 
 
 class Repeating:
@@ -72,7 +72,6 @@ class Load:
 
             return Repeating(PERIOD_S, once, first=number * PERIOD_S / CLIENTS)
 
-        self.began = time.monotonic()
         self.clients = [client(number) for number in range(CLIENTS)]
 
     def answers(self):
@@ -128,7 +127,7 @@ class Truth:
                 return time.monotonic(), False
 
         # No two alike: nothing of it may come from a cache.
-        def probe(turn) -> Answer:
+        def probe(turn):
             body = {"prompt": f"{turn} is a number, and", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
             return ask(address, body, PROBE_WITHIN_S)
 

@@ -75,9 +75,9 @@ class Namespace:
 
 
 class Host(Namespace):
-    def __init__(self, tools, name, address):
+    def __init__(self, tools, number):
         super().__init__(tools)
-        self.name, self.address = name, address
+        self.address, self.port = f"{SUBNET}.{number}", f"port{number}"
 
 
 class Network:
@@ -88,14 +88,13 @@ class Network:
         self.switch, self.lost_percent = Namespace(tools), {}
         self.switch.ip("link", "add", BRIDGE, "type", "bridge")
         self.switch.ip("link", "set", BRIDGE, "up")
-        self.hosts = {name: Host(tools, name, f"{SUBNET}.{number}") for number, name in enumerate(names, 1)}
-        for number, host in enumerate(self.hosts.values(), 1):
-            host.port = f"port{number}"
+        self.hosts = {name: Host(tools, number) for number, name in enumerate(names, 1)}
+        for host in self.hosts.values():
             self.switch.ip("link", "add", host.port, "type", "veth", "peer", "name", "eth0", "netns", host.path)
             self.switch.ip("link", "set", host.port, "master", BRIDGE, "up")
             host.ip("address", "add", f"{host.address}/24", "dev", "eth0")
             host.ip("link", "set", "eth0", "up")
-        self.apply("counter dropped { }")
+        self.nft("table bridge cuts {", "counter dropped { }", "chain forward {", "type filter hook forward priority 0", "}", "}")
 
     def __getitem__(self, name):
         return self.hosts[name]
@@ -112,18 +111,18 @@ class Network:
         self.lose(0, *self.lost_percent)
         self.lost_percent.clear()
 
-    def apply(self, also=""):
-        """All rules at once; the counter stays as it is."""
-        rules = []
+    def apply(self):
+        """All rules at once: a transaction."""
+        rules = ["flush chain bridge cuts forward"]
         for (source, target), percent in self.lost_percent.items():
+            way = f"ip saddr {self[source].address} ip daddr {self[target].address}"
             some = f"numgen random mod 100 < {percent}" if percent < 100 else ""
-            addresses = f"ip saddr {self[source].address} ip daddr {self[target].address}"
-            rules += [f"{addresses} {some} counter name dropped drop"] if percent else []
-        hook = "type filter hook forward priority 0; policy accept;"
-        # Made, emptied and filled in one transaction.
-        chain = "\n".join([f"chain forward {{ {hook}", *rules, "}"])
-        text = f"table bridge cuts {{ {also}\n chain forward {{ {hook}\n}}\n}}\nflush chain bridge cuts forward\ntable bridge cuts {{\n{chain}\n}}\n"
-        self.switch.output_of("nft", "-f", "-", stdin=text)
+            if percent:
+                rules.append(f"add rule bridge cuts forward {way} {some} counter name dropped drop")
+        self.nft(*rules)
+
+    def nft(self, *lines):
+        self.switch.output_of("nft", "-f", "-", stdin="\n".join([*lines, ""]))
 
     def dropped(self):
         """Packets so far."""
