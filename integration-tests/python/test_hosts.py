@@ -164,7 +164,8 @@ def test_etcd_unplugged_costs_no_request(hosts, right):
             if not found["registered"] or found["is_stale"] or sorted(found["nodes"]) != sorted(NODES):
                 raise NotYet(f"{name}: {found}")
 
-    wait_until("all to be registered again", 2 * ETCD_LEASE_S, look)
+    # The line is two leases; a busy CI machine has its time-outs to get through.
+    wait_until("all to be registered again", (2 if IS_FULL else 15) * ETCD_LEASE_S, look)
     registered_s = time.monotonic() - plugged
     row = struck.healed()
     print(table([row]), f"\nall registered again {registered_s:.1f} s after the plug")
