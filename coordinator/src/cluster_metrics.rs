@@ -11,10 +11,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use service_runtime::metrics::{Metric, Role, labels, table, vllm, vllm_node};
 use serving_core::cluster::{
-    Cluster, ClusterStats, HandoffOutcome, LegError, Life, MigrationOutcome, NodeHealth, RefuseReason,
+    Cluster, ClusterStats, HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason,
 };
 use serving_core::ids::NodeEpoch;
-use serving_core::node::{KvBlockCounts, NodeStatus};
+use serving_core::node::{AssignedRole, KvBlockCounts, NodeStatus};
 use serving_core::request::{Lane, LocalPrefillReason};
 use serving_core::routing::RouteReason;
 use serving_core::stage::Stage;
@@ -29,7 +29,9 @@ pub struct NodeSnapshot {
     pub version: String,
     pub transports: Vec<String>,
     pub block_tokens: u32,
-    pub is_co_located: bool,
+    pub assigned_role: AssignedRole,
+    /// What its process can become.
+    pub roles: Vec<AssignedRole>,
     pub role: &'static str,
     pub health: NodeHealth,
     pub is_suspected: bool,
@@ -88,7 +90,7 @@ impl ClusterSnapshot {
     pub fn take_nodes(&mut self, now: Time, cluster: &Cluster) {
         let snapshot = |n: &serving_core::cluster::Node| {
             let status = n.status.as_ref();
-            let is_lost = matches!(n.life, Life::Lost { .. });
+            let is_over = n.life.is_over();
             NodeSnapshot {
                 name: n.record.id.name.to_string(),
                 epoch: n.record.id.epoch,
@@ -96,26 +98,27 @@ impl ClusterSnapshot {
                 version: n.record.version.clone(),
                 transports: n.record.transports.clone(),
                 block_tokens: n.record.capacity.block_tokens,
-                is_co_located: n.record.is_co_located,
+                assigned_role: n.record.assigned_role(),
+                roles: n.record.roles.clone(),
                 role: n.record.role.name(),
                 health: n.health(),
                 is_suspected: n.is_suspected(now),
-                lease_left: if is_lost {
+                lease_left: if is_over {
                     Duration::ZERO
                 } else {
                     n.lease_until.remaining(now)
                 },
                 lease_age: now.since(n.status_at),
                 coordinators: status.map_or(0, |s| s.coordinators),
-                // What a lost node holds is unknown, and no longer memory of this cluster.
-                kv_blocks: status.filter(|_| !is_lost).map(|s| s.kv_blocks).unwrap_or_default(),
-                running_sequences: status.filter(|_| !is_lost).map_or(0, |s| s.running_sequences),
-                waiting_sequences: status.filter(|_| !is_lost).map_or(0, |s| s.waiting_sequences),
+                // What a node that is gone holds is unknown, and no longer memory of this cluster.
+                kv_blocks: status.filter(|_| !is_over).map(|s| s.kv_blocks).unwrap_or_default(),
+                running_sequences: status.filter(|_| !is_over).map_or(0, |s| s.running_sequences),
+                waiting_sequences: status.filter(|_| !is_over).map_or(0, |s| s.waiting_sequences),
                 permits_available: n.permits.available(),
                 preemptions_total: status.map_or(0, |s| s.preemptions_total),
                 prefix_query_tokens_total: status.map_or(0, |s| s.prefix_query_tokens_total),
                 prefix_hit_tokens_total: status.map_or(0, |s| s.prefix_hit_tokens_total),
-                pairs: status.filter(|_| !is_lost).map(pairs).unwrap_or_default(),
+                pairs: status.filter(|_| !is_over).map(pairs).unwrap_or_default(),
             }
         };
         self.nodes = cluster.members().iter().map(snapshot).collect();
@@ -308,7 +311,7 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     )?;
     w.gauges(
         &table::CLUSTER_KV_BLOCKS,
-        nodes.iter().filter(|n| n.health != NodeHealth::Lost).flat_map(|n| {
+        nodes.iter().filter(|n| !n.health.is_over()).flat_map(|n| {
             n.kv_blocks.by_state().map(|(state, count)| {
                 (
                     vec![("node", n.name.as_str()), ("role", n.role), ("state", state)],

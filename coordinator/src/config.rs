@@ -76,7 +76,7 @@ pub struct Config {
     /// Longest silence on both legs of a running request while its node reports no computing either
     #[arg(long, default_value_t = 60_000)]
     pub stream_silence_ms_max: u64,
-    /// How long running requests may go on after a stop was asked for
+    /// How long a drain takes at most. Running requests get it less half a second, in which what is left is told so
     #[arg(long, default_value_t = 30_000)]
     pub drain_ms_max: u64,
     /// Which SLO profile judges a request without an `x-slo` header: model:NAME=PROFILE or lane:interactive=PROFILE

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serving_core::cluster::{ClusterEvent, StreamId};
 use serving_core::ids::{ChoiceIndex, NodeName, RequestId};
-use serving_core::node::NodeRecord;
+use serving_core::node::{AssignedRole, NodeRecord};
 use serving_core::request::{FinishReason, RejectReason};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -87,9 +87,10 @@ impl ControlHandle {
     pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.clone()
     }
-    /// Asks a node, by name, to drain. Unknown names change nothing.
-    pub async fn drain_node(&self, name: NodeName) {
-        let _ = self.inbox.send(Input::Event(ClusterEvent::DrainNode { name })).await;
+    /// Asks a node, by name, to drain, and to come back in another role where one is given. Unknown names change nothing.
+    pub async fn drain_node(&self, name: NodeName, next_role: Option<AssignedRole>) {
+        let event = ClusterEvent::DrainNode { name, next_role };
+        let _ = self.inbox.send(Input::Event(event)).await;
     }
 }
 

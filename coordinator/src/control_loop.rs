@@ -268,7 +268,7 @@ impl ControlLoop {
             ClusterAction::RefuseNode { stream, reason } => self.nodes.refuse(stream, &reason),
             ClusterAction::RenewLease { stream } => self.nodes.renew(stream),
             ClusterAction::SendPeers { stream, peers } => self.nodes.peers(stream, peers),
-            ClusterAction::RequestDrain { stream } => self.nodes.drain(stream),
+            ClusterAction::RequestDrain { stream, next_role } => self.nodes.drain(stream, next_role),
             ClusterAction::TellPermits { stream, note } => self.nodes.permits(stream, note),
             ClusterAction::DropNode { node, cause } => {
                 tell_dropped(&node, cause);

@@ -7,7 +7,6 @@ use std::time::Duration;
 use opentelemetry::trace::TraceId;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::spans;
-use serving_core::cluster::NodeHealth;
 use tokio::sync::Semaphore;
 
 use crate::cluster_metrics::ClusterSnapshot;
@@ -36,6 +35,8 @@ pub struct Insight {
     pub name: String,
     /// host:port of the HTTP listener.
     pub listen: String,
+    /// host:port where nodes join.
+    pub control: String,
     /// For questions to nodes.
     pub http: reqwest::Client,
     /// Followers of the events leave when the process is to: a drain does not wait for them.
@@ -83,13 +84,10 @@ const NODE_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
 const SPANS_END_WITHIN: Duration = Duration::from_millis(500);
 
 impl Insight {
-    /// name and address of every node that is not lost.
+    /// name and address of every node that is there.
     pub fn nodes(&self) -> Vec<(String, String)> {
         let snapshot = self.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
-        let here = snapshot
-            .nodes
-            .into_iter()
-            .filter(|node| node.health != NodeHealth::Lost);
+        let here = snapshot.nodes.into_iter().filter(|node| !node.health.is_over());
         here.map(|node| (node.name, node.address)).collect()
     }
 

@@ -13,7 +13,7 @@ use proto::v1::membership_service_server::MembershipService;
 use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
 use serving_core::ids::NodeId;
-use serving_core::node::{NodeRecord, PermitNote};
+use serving_core::node::{AssignedRole, NodeRecord, PermitNote};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -266,13 +266,13 @@ impl NodeStreams {
         self.send(id, CoordinatorReport::Permits(note));
     }
 
-    pub(crate) fn drain(&mut self, id: StreamId) {
-        self.send(
-            id,
-            CoordinatorReport::Drain {
-                reason: "drain requested".to_owned(),
-            },
-        );
+    pub(crate) fn drain(&mut self, id: StreamId, next_role: Option<AssignedRole>) {
+        let reason = match next_role {
+            Some(_) => "change of role requested",
+            None => "drain requested",
+        };
+        let reason = reason.to_owned();
+        self.send(id, CoordinatorReport::Drain { reason, next_role });
     }
 
     pub(crate) fn close_stream(&mut self, id: StreamId) {

@@ -11,7 +11,7 @@ use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::serve::{self, Ops};
-use service_runtime::shutdown::Shutdown;
+use service_runtime::shutdown::{self, Shutdown};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -134,7 +134,11 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
     }
 }
 
-/// Runs a coordinator until `shutdown`, then drains: nothing new is admitted, running requests get `drain_ms_max`.
+/// Of a drain: late probes are answered, connections closed, nodes told, the entry in etcd taken back. 30 ms where everybody
+/// listens.
+const GOODBYE_TIME: Duration = Duration::from_millis(500);
+
+/// Runs a coordinator until `shutdown`, then drains: nothing new is admitted, running requests get most of `drain_ms_max`.
 ///
 /// # Errors
 /// A wrong address, a port in use, or a model file that cannot be used; each says what to do.
@@ -165,6 +169,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         name: config.name.clone(),
         nodes: Some(coordinator.handle.clone()),
         listen: http_address.to_string(),
+        control: config
+            .control_advertise
+            .clone()
+            .unwrap_or_else(|| coordinator.control_address.to_string()),
         http: node_client(),
         drain: shutdown.clone(),
         ..Insight::default()
@@ -192,8 +200,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         name: config.name.clone(),
     }
     .print();
-    let drain_max = Duration::from_millis(config.drain_ms_max);
-    api::serve_http(http_listener, api::router(state), shutdown.requested(), drain_max).await;
+    let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
+    api::serve_http(http_listener, api::router(state), shutdown.requested(), drain).await;
     coordinator.stop().await;
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,

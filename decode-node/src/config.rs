@@ -11,9 +11,10 @@ use serde::Serialize;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
-use service_runtime::shutdown;
+use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use service_runtime::units::ByteSize;
+use serving_core::node::AssignedRole;
 
 #[derive(Debug, Clone, Args, Serialize)]
 pub struct Config {
@@ -98,6 +99,10 @@ pub struct Config {
     /// and go on elsewhere
     #[arg(long, default_value_t = 10_000)]
     pub drain_ms_max: u64,
+    /// What this process can become when it is asked to: the program says it, no setting
+    #[arg(skip)]
+    #[serde(skip)]
+    pub roles: Vec<AssignedRole>,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
@@ -127,7 +132,7 @@ impl Config {
     }
     /// Of a drain's time, what running requests get.
     pub fn drain(&self) -> Duration {
-        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max))
+        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max), NODE_GOODBYE_TIME)
     }
 }
 

@@ -15,13 +15,14 @@ mod node;
 mod service;
 mod step_loop;
 
+use engine::KeptWeights;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MixedCoordinators};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::{Leaving, Welcomes};
+use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 
@@ -59,14 +60,23 @@ pub enum RunError {
     ServerTask(tokio::task::JoinError),
 }
 
-/// The life of a decode node: port, engine, membership, work, drain. Ends well after a drain.
+/// Runs a decode node until `shutdown`, then drains.
 ///
 /// # Errors
 /// [`RunError`].
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
+    live(config, KeptWeights::default(), shutdown).await.map(drop)
+}
+
+/// One life of a process that may have another in another role (`config.roles`), with the same weights: port, engine,
+/// membership, work, drain.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> Result<LifeEnd, RunError> {
     let (listener, bound) = serve::bind(&config.listen).await?;
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
-    let mut node = DecodeNode::open(&config, &address).await?;
+    let mut node = DecodeNode::open(&config, &address, weights).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
     let ops = Ops {
         role: ROLE,
@@ -85,7 +95,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
         gauges: node.membership_gauges(),
     };
     let mut members = membership::join(join, node.status())?;
-    let mut welcomes = Welcomes::new((ROLE, &config.name), health.clone());
+    let mut welcomes = Welcomes::new(ROLE, &node.record(), health.clone());
     let mut leaving = None;
     loop {
         tokio::select! {
@@ -117,6 +127,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
             name: config.name,
             by_epoch,
         }),
-        Some(Leaving::Asked) | None => Ok(()),
+        leaving => Ok(LifeEnd::of(leaving, bound)),
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{
-    EngineError, KvBacking, KvMemory, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner, open_engine,
+    EngineError, KeptWeights, KvBacking, KvMemory, OpenError, OpenOptions, OpenedEngine, SampleError, StepRunner,
+    open_engine,
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{MappedPool, Receiver};
@@ -65,14 +66,14 @@ pub struct DecodeNode {
 }
 
 impl DecodeNode {
-    /// Opens the engine (seconds for a real model) and starts the step thread. `address` is where others
-    /// reach this node.
+    /// Opens the engine (seconds for a real model whose weights are not kept) and starts the step thread. `address` is
+    /// where others reach this node.
     ///
     /// # Errors
     /// [`NodeError`].
-    pub async fn open(config: &Config, address: &str) -> Result<Self, NodeError> {
+    pub async fn open(config: &Config, address: &str, weights: KeptWeights) -> Result<Self, NodeError> {
         let for_engine = config.clone();
-        let opening = tokio::task::spawn_blocking(move || open(&for_engine));
+        let opening = tokio::task::spawn_blocking(move || open(&for_engine, weights));
         let opened = opening.await.map_err(|_| NodeError::OpeningPanicked)??;
         let kv = opened.engine.kv().clone();
         let limits = node_limits(config, &opened);
@@ -155,7 +156,7 @@ impl DecodeNode {
         let _ = (&mut self.ended).await;
     }
 
-    /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the step thread.
+    /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the step thread and the pairs' streams.
     pub async fn drain(&mut self, grace: Duration) {
         self.inbox.drain(Clock::now() + grace);
         if tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended)
@@ -164,6 +165,7 @@ impl DecodeNode {
         {
             tracing::error!("the step thread did not end in time");
         }
+        self.receiver.close();
     }
 }
 
@@ -190,7 +192,7 @@ fn share_memory(config: &Config, (receiver, kv): (&Arc<Receiver>, &Arc<KvMemory>
         .ok()
 }
 
-fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
+fn open(config: &Config, kept_weights: KeptWeights) -> Result<OpenedEngine, OpenError> {
     open_engine(OpenOptions {
         kind: config.engine,
         model: config.model.as_deref(),
@@ -205,6 +207,7 @@ fn open(config: &Config) -> Result<OpenedEngine, OpenError> {
         },
         limits: config.engine_limits(),
         protocol_version: PROTOCOL_VERSION,
+        kept_weights,
         progress: None,
     })
 }
@@ -231,6 +234,7 @@ fn record(config: &Config, (id, address): (&NodeId, &str), opened: &OpenedEngine
         },
         model_name: config.served_model_name.clone(),
         state: NodeState::Ready,
+        roles: config.roles.clone(),
     }
 }
 

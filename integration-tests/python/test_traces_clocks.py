@@ -1,8 +1,13 @@
-"""One process's wall clock an hour wrong: every span of a request is still in its place, and the offset is told.
+"""One process's wall clock an hour wrong: every span of a request is still in its place, and the offset is told; and no
+lease, deadline or reservation notices.
 
 libfaketime moves the wall clock alone. The monotonic clocks of two machines have nothing to do with each other anyway, and
 so have baton's, which count from each process's start; and a clock that somebody sets is the wall clock.
 """
+
+import json
+import threading
+import time
 
 import pytest
 
@@ -18,6 +23,10 @@ REQUESTS = 6
 # A node asks its coordinator every 2 s (service-runtime/src/clock_offset.rs), and libfaketime its file every second.
 TOLD_WITHIN_S = 20
 NODES = {"prefill": "prefill-0", "decode": "decode-0"}
+LEASE_MS = 2000
+# Longer than a lease: one that followed the clock would run out.
+STEP_S = 2.5
+LOOK_EVERY_S = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +66,75 @@ def test_a_clock_that_is_set_while_it_runs_is_believed_soon(tmp_path, library):
 
         wait_until("the coordinator to know the new offset", TOLD_WITHIN_S, look)
         in_place(cluster, "after", {"prefill": 1})
+
+
+def test_no_lease_runs_out_by_a_clock_that_is_set(tmp_path, library):
+    """Each process's clock in turn an hour ahead, then an hour behind, while the others' stay where they were set."""
+    env, setting = {}, {}
+    for role in ("coordinator", "prefill", "decode"):
+        setting[role] = tmp_path / f"{role}.faketime"
+        setting[role].write_text("+0s\n")
+        env[role] = moved(library, 0) | {"FAKETIME_TIMESTAMP_FILE": str(setting[role]), "FAKETIME_CACHE_DURATION": "1"}
+        del env[role]["FAKETIME"]
+    env["coordinator"]["BATON_LEASE_MS"] = str(LEASE_MS)
+    with by_hand(tmp_path, env) as cluster:
+
+        def steps():
+            for hours in (1, -1):
+                for role, file in setting.items():
+                    (tmp_path / "next").write_text(f"{hours:+d}h\n")
+                    (tmp_path / "next").rename(file)
+                    yield f"{role} {hours:+d}h"
+
+        undisturbed(cluster, steps())
+
+
+def test_no_lease_runs_out_by_clocks_that_drift(tmp_path, library):
+    """Both clocks of the prefill node run 5 % fast and both of the decode node 5 % slow, the monotonic ones too."""
+    drift = {"prefill": "+0 x1.05", "decode": "+0 x0.95"}
+    env = {role: {"LD_PRELOAD": library, "FAKETIME": text} for role, text in drift.items()}
+    env["coordinator"] = {"BATON_LEASE_MS": str(LEASE_MS)}
+    with by_hand(tmp_path, env) as cluster:
+        undisturbed(cluster, [f"drifting {i}" for i in range(4)])
+
+
+def undisturbed(cluster, steps):
+    """Requests all the time, and every node looked at all the time: the same answers, the same lives, all ready."""
+    model = cluster.get("/v1/models")["data"][0]["id"]
+    body = {"prompt": " ".join(WORDS[:120]), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def answer(id):
+        return json.loads(send(cluster.url, model, id, body))["choices"][0]["text"]
+
+    expected, lives = answer("before"), {node["name"]: node["epoch"] for node in cluster.get("/admin/cluster")["nodes"]}
+    assert set(lives) == set(NODES.values())
+    wrong, looks, over = [], [], threading.Event()
+
+    def watch():
+        while not over.wait(LOOK_EVERY_S):
+            for node in cluster.get("/admin/cluster")["nodes"]:
+                looks.append(node["lease_left_ms"])
+                if node["state"] != "ready" or node["epoch"] != lives[node["name"]]:
+                    wrong.append(node)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        answered = 0
+        for step in steps:
+            ends = time.monotonic() + STEP_S
+            while time.monotonic() < ends:
+                assert answer(f"{step.replace(' ', '-')}-{answered}") == expected, step
+                answered += 1
+    finally:
+        over.set()
+        watching.join()
+    assert not wrong, wrong[0]
+    records = cluster.get("/admin/requests?limit=1000")["records"]
+    failed = [record for record in records if record["attempts"] != 1 or record["outcome"] != "ok"]
+    assert not failed, failed
+    assert len(looks) > 2 * STEP_S / LOOK_EVERY_S, "it was looked at"
+    print(f"{answered} answers, {len(looks)} looks, least lease left {min(looks):.0f} ms")
 
 
 def in_place(cluster, prefix, hours):

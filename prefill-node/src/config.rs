@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use engine::{
-    EngineKind, EngineLimits, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine, open_engine,
+    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
+    open_engine,
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
@@ -15,8 +16,9 @@ use service_runtime::config::ByteSize;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
-use service_runtime::shutdown;
+use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
+use serving_core::node::AssignedRole;
 
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Config {
@@ -92,6 +94,10 @@ pub struct Config {
     /// and go on elsewhere
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pub drain_ms_max: u64,
+    /// What this process can become when it is asked to: the program says it, no setting
+    #[arg(skip)]
+    #[serde(skip)]
+    pub roles: Vec<AssignedRole>,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
@@ -115,7 +121,7 @@ impl Config {
     ///
     /// # Errors
     /// The configuration's or the model file's fault.
-    pub fn open_engine(&self) -> Result<OpenedEngine, OpenError> {
+    pub fn open_engine(&self, kept_weights: KeptWeights) -> Result<OpenedEngine, OpenError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         open_engine(OpenOptions {
             kind: self.engine,
@@ -132,6 +138,7 @@ impl Config {
                 max_sequences: self.max_num_seqs.min(self.max_num_batched_tokens),
             },
             protocol_version: PROTOCOL_VERSION,
+            kept_weights,
             progress: None,
         })
     }
@@ -141,6 +148,6 @@ impl Config {
     }
     /// Of a drain's time, what running requests get.
     pub fn drain(&self) -> Duration {
-        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max))
+        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max), NODE_GOODBYE_TIME)
     }
 }

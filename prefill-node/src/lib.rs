@@ -12,10 +12,9 @@ mod node;
 mod service;
 mod step_loop;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine::{OpenError, OpenedEngine};
+use engine::{KeptWeights, OpenError};
 use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
@@ -23,10 +22,9 @@ use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
 use service_runtime::serve::{self, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::{Leaving, Welcomes};
+use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
-use tokio::net::TcpListener;
 
 pub use config::Config;
 pub use node::{Node, NodeError};
@@ -68,21 +66,17 @@ pub enum RunError {
 /// # Errors
 /// The configuration, the model file or the port cannot be used, or the step loop has died.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
-    let (listener, bound) = serve::bind(&config.listen).await?;
-    let opening = config.clone();
-    let opened = tokio::task::spawn_blocking(move || opening.open_engine()).await??;
-    run_engine(config, (opened, listener, bound), shutdown).await
+    live(config, KeptWeights::default(), shutdown).await.map(drop)
 }
 
-/// The same with an engine and a port that are there already; `bound` is the port's address.
+/// One life of a process that may have another in another role (`config.roles`), with the same weights.
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_engine(
-    config: Config,
-    (opened, listener, bound): (OpenedEngine, TcpListener, SocketAddr),
-    shutdown: Shutdown,
-) -> Result<(), RunError> {
+pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> Result<LifeEnd, RunError> {
+    let (listener, bound) = serve::bind(&config.listen).await?;
+    let opening = config.clone();
+    let opened = tokio::task::spawn_blocking(move || opening.open_engine(weights)).await??;
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&config, (opened, address), &mut registry)?;
@@ -106,12 +100,12 @@ pub async fn run_engine(
     };
     let mut membership = membership::join(join, node.status.clone())?;
     let ended = tokio::select! {
-        () = shutdown.requested() => Ok(()),
+        () = shutdown.requested() => Ok(None),
         ended = attend(&mut node, &mut membership, &health) => ended,
-        served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served?)),
+        served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served.map(|()| None)?)),
     };
     health.set(ReadyState::Draining);
-    if matches!(ended, Ok(()) | Err(RunError::Fenced { .. })) {
+    if ended.is_ok() {
         node.drain(config.drain()).await;
     }
     // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
@@ -121,24 +115,25 @@ pub async fn run_engine(
     }
     membership.leave().await;
     node.stop().await;
-    ended
+    match ended? {
+        Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
+            name: config.name,
+            by_epoch,
+        }),
+        leaving => Ok(LifeEnd::of(leaving, bound)),
+    }
 }
 
-/// Follows membership until a coordinator asks for a drain.
-async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<(), RunError> {
+/// Follows membership until the node is to leave.
+async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<Option<Leaving>, RunError> {
     let mut peers = membership.peers();
-    let mut welcomes = Welcomes::new((ROLE, node.record.id.name.as_str()), health.clone());
+    let mut welcomes = Welcomes::new(ROLE, &node.record, health.clone());
     loop {
         tokio::select! {
             event = membership.next_event() => {
-                let Some(event) = event else { return Ok(()) };
-                match welcomes.take(event) {
-                    Some(Leaving::Asked) => return Ok(()),
-                    Some(Leaving::Fenced { by_epoch }) => {
-                        let name = node.record.id.name.to_string();
-                        return Err(RunError::Fenced { name, by_epoch });
-                    }
-                    None => {}
+                let Some(event) = event else { return Ok(None) };
+                if let Some(leaving) = welcomes.take(event) {
+                    return Ok(Some(leaving));
                 }
             }
             changed = peers.changed() => {

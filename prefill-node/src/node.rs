@@ -228,6 +228,7 @@ fn record(
         },
         model_name: config.served_model_name.clone(),
         state: NodeState::Ready,
+        roles: config.roles.clone(),
     })
 }
 

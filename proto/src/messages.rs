@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
-use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
+use serving_core::node::{AssignedRole, CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
 use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::StageTimings;
 use serving_core::time::Time;
@@ -270,6 +270,8 @@ pub enum CoordinatorReport {
     },
     Drain {
         reason: String,
+        /// What to join again as; `None`: the process is to end.
+        next_role: Option<AssignedRole>,
     },
     /// To a node that has other coordinators too.
     Permits(PermitNote),

@@ -126,6 +126,7 @@ pub fn cluster_page(state: &AppState) -> Value {
             "now_unix_ms": now_unix_ms(),
             "uptime_s": state.started_at.elapsed().as_secs(),
             "listen": insight.listen,
+            "control": insight.control,
             "model": state.served_models.first(),
             "readiness": readiness,
             "not_ready_because": why,
@@ -144,7 +145,7 @@ fn now_unix_ms() -> f64 {
 }
 
 fn node_page(node: &NodeSnapshot, clocks: &[crate::records::shape::ClockShape]) -> Value {
-    let state = if node.is_suspected {
+    let state = if node.is_suspected && !node.health.is_over() {
         "suspected"
     } else {
         node.health.name()
@@ -153,7 +154,8 @@ fn node_page(node: &NodeSnapshot, clocks: &[crate::records::shape::ClockShape]) 
     json!({
         "name": node.name,
         "epoch": format!("{:016x}", node.epoch.0),
-        "role": if node.is_co_located { "co-located" } else { node.role },
+        "role": node.assigned_role.name(),
+        "roles": node.roles.iter().map(|role| role.name()).collect::<Vec<_>>(),
         "state": state,
         "address": node.address,
         "version": node.version,

@@ -151,6 +151,7 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/traces/{id}", get(traces::trace))
         .route("/admin/cluster", get(admin::cluster))
         .route("/admin/nodes/{name}/drain", post(nodes::drain))
+        .route("/admin/nodes/{name}/role/{role}", post(nodes::change_role))
         .route("/ui", get(console::index))
         .route("/ui/", get(console::index))
         .route("/ui/{*path}", get(console::file))

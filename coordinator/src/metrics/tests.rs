@@ -4,7 +4,7 @@ use service_runtime::metrics::exposition::{differences, read, without_a_start};
 use service_runtime::metrics::{Metric, vllm};
 use serving_core::cluster::{HandoffOutcome, NodeHealth};
 use serving_core::ids::NodeEpoch;
-use serving_core::node::KvBlockCounts;
+use serving_core::node::{AssignedRole, KvBlockCounts};
 use serving_core::stage::StageTimings;
 
 use super::*;
@@ -57,7 +57,8 @@ fn a_node() -> NodeSnapshot {
         version: "1".to_owned(),
         transports: vec!["shm".to_owned()],
         block_tokens: 16,
-        is_co_located: false,
+        assigned_role: AssignedRole::Decode,
+        roles: Vec::new(),
         role: "prefill",
         health: NodeHealth::Ready,
         is_suspected: false,

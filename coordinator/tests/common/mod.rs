@@ -120,6 +120,7 @@ pub fn record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord {
         },
         model_name: "smol".into(),
         state: NodeState::Ready,
+        roles: Vec::new(),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::observe::tap::TapArgs;
 use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
+use crate::operate::role::RoleArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -30,6 +31,7 @@ Examples:
   baton status                            is it ready, and what to do if not
   baton top                               the live cluster; baton tap: each request as it ends
   baton drain decode-0                    take a node out of service without losing a request
+  baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
@@ -71,6 +73,8 @@ pub enum Command {
     Slo(SloArgs),
     /// Take a node out of service and wait until it has left.
     Drain(DrainArgs),
+    /// Make a prefill node a decode node, or the other way round, without a new process.
+    Role(RoleArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
@@ -107,6 +111,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Drain(args) => crate::operate::drain::run(&args),
+        Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),

@@ -24,7 +24,9 @@ use std::sync::Arc;
 use serving_core::ids::{BlockId, TokenId};
 
 pub use batch::EngineLimits;
-pub use cpu::{CpuEngine, CpuEngineOptions, KernelChoice, KvSize, LoadProgress, open_cpu_engine};
+pub use cpu::{
+    CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, open_cpu_engine, open_cpu_engine_with,
+};
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};
 pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError};

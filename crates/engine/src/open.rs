@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use crate::kv_geometry::check_block_tokens;
 use crate::{
-    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvBacking, KvDtype, KvGeometry,
-    KvSize, LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, KvDtype,
+    KvGeometry, KvSize, LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, open_cpu_engine_with,
 };
 
 /// Which engine a node runs.
@@ -38,6 +38,8 @@ pub struct OpenOptions<'a> {
     pub limits: EngineLimits,
     /// Version of the wire; part of the compatibility hash.
     pub protocol_version: u32,
+    /// Of an engine that this process had before; packing takes most of the opening.
+    pub kept_weights: KeptWeights,
     pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
 }
 
@@ -102,7 +104,8 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
     };
     let engine: Box<dyn Engine> = match (options.kind, &file) {
         (EngineKind::Cpu, None) => return Err(OpenError::NoModel),
-        (EngineKind::Cpu, Some(file)) => Box::new(open_cpu_engine(
+        (EngineKind::Cpu, Some(file)) => Box::new(open_cpu_engine_with(
+            &options.kept_weights,
             file,
             CpuEngineOptions {
                 numerics: options.numerics,
@@ -207,6 +210,7 @@ mod tests {
                 max_sequences: 4,
             },
             protocol_version,
+            kept_weights: KeptWeights::default(),
             progress: None,
         }
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use common::{Setup, feed, goldens, open, setup, table};
 use engine::{
-    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KernelChoice, KvSize, LogitsWanted,
-    Numerics, SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvSize,
+    LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
 };
 use model_files::gguf::{GgmlType, GgufFile};
 use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
@@ -200,11 +200,15 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
     }
 }
 
-fn tiny(model: &TinyLlama, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+fn file_of(model: &TinyLlama) -> GgufFile {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     model.build().write(&path).unwrap();
-    open_cpu_engine(&GgufFile::open(&path).unwrap(), options)
+    GgufFile::open(&path).unwrap()
+}
+
+fn tiny(model: &TinyLlama, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+    open_cpu_engine(&file_of(model), options)
 }
 
 /// One of the shapes that the real model does not have.
@@ -397,4 +401,31 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
     assert!(reports.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = reports.last().unwrap();
     assert_eq!(last.done_bytes, last.total_bytes);
+}
+
+#[test]
+fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
+    let kept = KeptWeights::default();
+    let packs = |model: &TinyLlama, numerics| {
+        let mut matrices = 0;
+        let mut count = |_| matrices += 1;
+        let options = CpuEngineOptions {
+            progress: Some(&mut count),
+            ..options(numerics, 1, KernelChoice::Auto)
+        };
+        open_cpu_engine_with(&kept, &file_of(model), options).unwrap();
+        matrices > 0
+    };
+    let (one, other) = (
+        TinyLlama::default(),
+        TinyLlama {
+            seed: 99,
+            ..TinyLlama::default()
+        },
+    );
+    assert!(packs(&one, Numerics::Int8Blocks));
+    assert!(!packs(&one, Numerics::Int8Blocks), "the second engine has them");
+    assert!(packs(&one, Numerics::Exact), "packed otherwise");
+    assert!(packs(&other, Numerics::Exact), "other numbers");
+    assert!(packs(&one, Numerics::Exact), "the last ones alone are kept");
 }

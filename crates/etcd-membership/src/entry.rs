@@ -175,6 +175,8 @@ impl Entry for NodeEntry {
                 capacity: json.capacity,
                 model_name: text(json.model_name, "model_name")?,
                 state: state(&json.state)?,
+                // Is asked for over the membership stream, which has it.
+                roles: Vec::new(),
             },
         })
     }

@@ -41,6 +41,7 @@ fn node() -> NodeRecord {
         },
         model_name: "smollm2-135m".into(),
         state: NodeState::Draining,
+        roles: Vec::new(),
     }
 }
 

@@ -17,6 +17,7 @@ use proto::messages::{Hello, PROTOCOL_VERSION, SharedMemoryOffer};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::node::CompatibilityHash;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::choice::TransportKind;
 pub use crate::incoming::{IncomingPair, PairError};
@@ -32,6 +33,8 @@ pub struct Receiver {
     pub(crate) active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
     /// Told to every sender whose hello is accepted.
     pub(crate) shared_memory: Mutex<Option<SharedMemoryOffer>>,
+    /// The streams of gRPC pairs end with it; shared memory has its own (`shm::Serving`).
+    pub(crate) closed: CancellationToken,
 }
 
 /// Abort requests for one pair's stream: at most one per active transfer.
@@ -53,7 +56,13 @@ impl Receiver {
             sink,
             active: Mutex::default(),
             shared_memory: Mutex::default(),
+            closed: CancellationToken::new(),
         })
+    }
+
+    /// This node has drained: it ends its senders' streams, which would otherwise stay for as long as the senders like.
+    pub fn close(&self) {
+        self.closed.cancel();
     }
 
     /// What hellos say of this node's shared memory from now on.

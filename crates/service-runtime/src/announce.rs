@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Announcement {
-    /// Once, when every port is bound; the addresses hold the ports the OS picked.
+    /// Once in each life, when every port is bound; the addresses hold the ports the OS picked.
     Listening(Listening),
-    /// Once: a node was welcomed by a coordinator; a coordinator right after `Listening`.
+    /// Once in each life: a node was welcomed by a coordinator; a coordinator right after `Listening`.
     Ready { role: String, name: String },
 }
 

@@ -193,6 +193,19 @@ pub fn load<T: clap::Args + Serialize>(
     }))
 }
 
+/// What a process of this kind has where nothing is said of it on the command line: environment, then defaults. The file
+/// that `BATON_CONFIG` names is another process's here.
+///
+/// # Errors
+/// A bad value in the environment, or a key that has to be given.
+pub fn without_flags<T: clap::Args + Serialize>(program: Program) -> Result<T, ConfigError> {
+    let env = |name: &str| std::env::var(name).ok().filter(|_| name != env_name(CONFIG_KEY));
+    match load(program, [program.name.into()], &env)? {
+        Outcome::Run(loaded) => Ok(loaded.config),
+        Outcome::Print(text) => Err(ConfigError::Usage(text)),
+    }
+}
+
 /// `key = value  # origin`, valid TOML that `--config` reads back. Keys without a value are comments.
 ///
 /// # Errors

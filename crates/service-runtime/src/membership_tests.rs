@@ -6,7 +6,9 @@ use proto::messages::{CoordinatorReport, NodeReport, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::{MembershipService, MembershipServiceServer};
 use serving_core::ids::{NodeEpoch, NodeName};
-use serving_core::node::{CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote};
+use serving_core::node::{
+    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote,
+};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -44,6 +46,7 @@ fn record() -> NodeRecord {
         },
         model_name: "m".to_owned(),
         state: NodeState::Joining,
+        roles: Vec::new(),
     }
 }
 
@@ -226,12 +229,14 @@ async fn registers_reports_at_once_and_on_the_interval_and_passes_on_what_it_hea
     joined
         .say(CoordinatorReport::Drain {
             reason: "maintenance".into(),
+            next_role: Some(AssignedRole::Prefill),
         })
         .await;
     assert_eq!(
         event(&mut membership).await,
         MembershipEvent::DrainRequested {
-            reason: "maintenance".into()
+            reason: "maintenance".into(),
+            next_role: Some(AssignedRole::Prefill),
         }
     );
     drop(joined);

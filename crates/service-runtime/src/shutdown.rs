@@ -27,13 +27,13 @@ impl Shutdown {
     }
 }
 
-/// What a drained process needs to say goodbye when a peer does not listen: two seconds for streams that are still open, one
+/// What a drained node needs to say goodbye when a peer does not listen: two seconds for streams that are still open, one
 /// for each coordinator's last report and one for its entry in etcd, all of them seen at once only when everybody hangs.
-const GOODBYE_TIME: Duration = Duration::from_millis(3_500);
+pub const NODE_GOODBYE_TIME: Duration = Duration::from_millis(3_500);
 
 /// Of a drain's whole time, what running requests get: the process is gone when all of it is over.
-pub fn time_for_requests(drain: Duration) -> Duration {
-    drain.saturating_sub(GOODBYE_TIME).max(drain / 2)
+pub fn time_for_requests(drain: Duration, goodbye: Duration) -> Duration {
+    drain.saturating_sub(goodbye).max(drain / 2)
 }
 
 /// Exit code after a second signal, as shells give for SIGINT.
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn requests_get_what_is_left_of_a_drain_and_never_less_than_half() {
-        let time = |ms| time_for_requests(Duration::from_millis(ms)).as_millis();
+        let time = |ms| time_for_requests(Duration::from_millis(ms), NODE_GOODBYE_TIME).as_millis();
         assert_eq!((time(10_000), time(7_000), time(100), time(0)), (6_500, 3_500, 50, 0));
     }
 

@@ -32,7 +32,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
 use crate::spans::flavor::OtelFlavor;
-use crate::spans::{KeepSpans, later, sampler};
+use crate::spans::{self, KeepSpans, later, sampler};
 
 pub use opentelemetry;
 
@@ -210,6 +210,26 @@ fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError>
         .with_sampler(sampler::from_env(&env)?)
         .with_span_processor(KeepSpans::new(exporter, identity.flavors))
         .build())
+}
+
+/// For a process that goes on in another role: its spans are another service's from now on.
+///
+/// # Errors
+/// The exporter cannot be made, although it could at the start.
+pub async fn change_service(identity: Identity<'_>) -> Result<(), TelemetryError> {
+    let env = |name: &str| std::env::var(name).ok();
+    if is_disabled(&env) {
+        return Ok(());
+    }
+    let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
+    let resource = resource(identity);
+    // Off the async threads: the flush blocks, and on them it would wait for itself.
+    let change = move || {
+        let _ = later::flush(FLUSH_TIME_LIMIT);
+        spans::change_service(&resource, exporter, FLUSH_TIME_LIMIT);
+    };
+    let _ = tokio::task::spawn_blocking(change).await;
+    Ok(())
 }
 
 fn resource(identity: Identity<'_>) -> Resource {

@@ -1,8 +1,10 @@
 //! What a node makes of its membership's events: ready while it is welcome at one coordinator at least, and when to leave.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use serving_core::ids::NodeEpoch;
+use serving_core::node::{AssignedRole, NodeRecord};
 
 use crate::announce::Announcement;
 use crate::health::{Health, ReadyState};
@@ -13,8 +15,29 @@ use crate::membership::{LostReason, MembershipEvent};
 pub enum Leaving {
     /// A coordinator asks for it.
     Asked,
+    /// It is to join again as something else.
+    ForRole(AssignedRole),
     /// A process that was started later has its name.
     Fenced { by_epoch: NodeEpoch },
+}
+
+/// How a node's process goes on when a life of it has ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LifeEnd {
+    /// It has left for good.
+    Left,
+    /// It is to join again as something else, at the address where it listened.
+    ForRole { role: AssignedRole, listen: SocketAddr },
+}
+
+impl LifeEnd {
+    /// A fenced node's end is an error, which is its role's to word.
+    pub fn of(leaving: Option<Leaving>, listen: SocketAddr) -> Self {
+        match leaving {
+            Some(Leaving::ForRole(role)) => Self::ForRole { role, listen },
+            Some(Leaving::Asked | Leaving::Fenced { .. }) | None => Self::Left,
+        }
+    }
 }
 
 /// The coordinators that have welcomed this node and have not been lost since.
@@ -22,16 +45,20 @@ pub enum Leaving {
 pub struct Welcomes {
     role: &'static str,
     name: String,
+    /// What it may be asked to become.
+    roles: Vec<AssignedRole>,
     health: Health,
     addresses: BTreeSet<String>,
     has_been_welcome: bool,
 }
 
 impl Welcomes {
-    pub fn new((role, name): (&'static str, &str), health: Health) -> Self {
+    /// `role`: as its announcement has it.
+    pub fn new(role: &'static str, record: &NodeRecord, health: Health) -> Self {
         Self {
             role,
-            name: name.to_owned(),
+            name: record.id.name.to_string(),
+            roles: record.roles.clone(),
             health,
             addresses: BTreeSet::new(),
             has_been_welcome: false,
@@ -55,11 +82,34 @@ impl Welcomes {
                 self.health.set(state);
                 None
             }
-            MembershipEvent::DrainRequested { reason } => {
+            MembershipEvent::DrainRequested { reason, next_role } => self.asked(&reason, next_role),
+            MembershipEvent::Fenced { by_epoch } => Some(Leaving::Fenced { by_epoch }),
+        }
+    }
+
+    fn asked(&self, reason: &str, next_role: Option<AssignedRole>) -> Option<Leaving> {
+        match next_role {
+            None => {
                 tracing::info!(reason, "a coordinator asks this node to leave");
                 Some(Leaving::Asked)
             }
-            MembershipEvent::Fenced { by_epoch } => Some(Leaving::Fenced { by_epoch }),
+            Some(role) if self.roles.contains(&role) => {
+                tracing::info!(
+                    reason,
+                    role = role.name(),
+                    "a coordinator asks this node to change its role"
+                );
+                Some(Leaving::ForRole(role))
+            }
+            // A coordinator that has read the registration does not ask for it.
+            Some(role) => {
+                tracing::warn!(
+                    reason,
+                    role = role.name(),
+                    "a coordinator asks for a role that this process cannot have"
+                );
+                None
+            }
         }
     }
 
@@ -81,10 +131,38 @@ impl Welcomes {
 
 #[cfg(test)]
 mod tests {
+    use serving_core::ids::{NodeId, NodeName};
+    use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRole, NodeState};
+
     use super::*;
 
     fn welcomes() -> Welcomes {
-        Welcomes::new(("decode", "decode-0"), Health::new("not yet"))
+        let capacity = NodeCapacity {
+            kv_blocks: 1,
+            block_tokens: 16,
+            max_sequences: 1,
+            max_batch_tokens: 16,
+            max_model_tokens: 16,
+            block_bytes: 1,
+        };
+        let record = NodeRecord {
+            id: NodeId {
+                name: NodeName::new("decode-0"),
+                epoch: NodeEpoch(1),
+            },
+            role: NodeRole::Decode,
+            is_co_located: false,
+            address: "a:1".to_owned(),
+            kv_address: "a:1".to_owned(),
+            compatibility: CompatibilityHash([0; 32]),
+            transports: Vec::new(),
+            version: "test".to_owned(),
+            capacity,
+            model_name: "m".to_owned(),
+            state: NodeState::Ready,
+            roles: vec![AssignedRole::Prefill],
+        };
+        Welcomes::new("decode", &record, Health::new("not yet"))
     }
 
     #[test]
@@ -107,8 +185,14 @@ mod tests {
         };
         assert_eq!(welcomes.take(lost), None);
         assert!(welcomes.health.get().words().contains("no coordinator"));
-        let asked = MembershipEvent::DrainRequested { reason: "r".to_owned() };
-        assert_eq!(welcomes.take(asked), Some(Leaving::Asked));
+        let asked = |next_role| MembershipEvent::DrainRequested {
+            reason: "r".to_owned(),
+            next_role,
+        };
+        assert_eq!(welcomes.take(asked(None)), Some(Leaving::Asked));
+        let prefill = AssignedRole::Prefill;
+        assert_eq!(welcomes.take(asked(Some(prefill))), Some(Leaving::ForRole(prefill)));
+        assert_eq!(welcomes.take(asked(Some(AssignedRole::CoLocated))), None, "not offered");
         let by_epoch = NodeEpoch(4);
         assert_eq!(
             welcomes.take(MembershipEvent::Fenced { by_epoch }),

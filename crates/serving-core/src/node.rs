@@ -19,6 +19,34 @@ impl NodeRole {
     }
 }
 
+/// What an operator can make of a node, if its process can be it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum AssignedRole {
+    Prefill,
+    Decode,
+    /// A decode node that computes every prompt itself.
+    CoLocated,
+}
+
+impl AssignedRole {
+    pub const ALL: [AssignedRole; 3] = [AssignedRole::Prefill, AssignedRole::Decode, AssignedRole::CoLocated];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            AssignedRole::Prefill => "prefill",
+            AssignedRole::Decode => "decode",
+            AssignedRole::CoLocated => "co-located",
+        }
+    }
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+    /// Whether requests can end there.
+    pub fn decodes(self) -> bool {
+        self != AssignedRole::Prefill
+    }
+}
+
 /// What a node says of its own life; `lost` is the coordinator's verdict and never on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NodeState {
@@ -71,6 +99,18 @@ pub struct NodeRecord {
     pub capacity: NodeCapacity,
     pub model_name: String,
     pub state: NodeState,
+    /// What its process can become without a new start (`baton role`); empty where it is one thing only.
+    pub roles: Vec<AssignedRole>,
+}
+
+impl NodeRecord {
+    pub fn assigned_role(&self) -> AssignedRole {
+        match self.role {
+            NodeRole::Prefill => AssignedRole::Prefill,
+            NodeRole::Decode if self.is_co_located => AssignedRole::CoLocated,
+            NodeRole::Decode => AssignedRole::Decode,
+        }
+    }
 }
 
 /// Blocks by state; the sum is the pool's size after every step.

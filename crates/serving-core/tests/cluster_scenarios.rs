@@ -13,7 +13,8 @@ use serving_core::cluster::{
 };
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
 use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, Ticket,
+    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
+    PairHealth, Ticket,
 };
 use serving_core::request::{AttemptKey, Lane, Request, RequestError, SamplingParams, StopConditions};
 use serving_core::routing::RoutingPolicy;
@@ -132,6 +133,7 @@ impl Script {
             },
             model_name: words.named.get("model").copied().unwrap_or("smol").into(),
             state: NodeState::Ready,
+            roles: Vec::new(),
         }
     }
 
@@ -281,6 +283,10 @@ impl Script {
             },
             "drain" => ClusterEvent::DrainNode {
                 name: NodeName::new(words.at(1)),
+                next_role: words
+                    .named
+                    .get("as")
+                    .map(|role| AssignedRole::by_name(role).expect("a role")),
             },
             "shutdown" => ClusterEvent::DrainStarted,
             "tick" => ClusterEvent::Tick,
@@ -428,7 +434,10 @@ impl Script {
                 note.waited.as_millis(),
                 note.returned_total
             ),
-            ClusterAction::RequestDrain { stream } => format!("drain {}", s(stream)),
+            ClusterAction::RequestDrain { stream, next_role } => match next_role {
+                Some(role) => format!("drain {} as={}", s(stream), role.name()),
+                None => format!("drain {}", s(stream)),
+            },
             ClusterAction::DropNode { node, .. } => format!("drop {}", n(node)),
         })
     }

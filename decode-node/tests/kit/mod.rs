@@ -58,7 +58,7 @@ impl TestNode {
     pub async fn start(extra: &[&str]) -> Self {
         let config = config(extra);
         let (listener, bound) = serve::bind("127.0.0.1:0").await.expect("a free port");
-        let node = DecodeNode::open(&config, &bound.to_string())
+        let node = DecodeNode::open(&config, &bound.to_string(), engine::KeptWeights::default())
             .await
             .expect("the stand-in opens");
         let ops = Ops {
@@ -206,6 +206,7 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         kv_backing: Default::default(),
         limits: node.config.engine_limits(),
         protocol_version: PROTOCOL_VERSION,
+        kept_weights: engine::KeptWeights::default(),
         progress: None,
     };
     let opened = open_engine(options).expect("the stand-in opens");

@@ -8,6 +8,7 @@ mod fault_runs;
 mod goldens;
 mod incompatible_pairs;
 mod local_config;
+mod membership;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod starts_by_hand;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, PermitNote,
+    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
+    PairHealth, PermitNote,
 };
 use serving_core::time::Time;
 
@@ -97,6 +98,25 @@ fn register_to_wire(record: NodeRecord) -> v1::Register {
         }),
         model_name: record.model_name,
         state: state_to_wire(record.state).into(),
+        roles: record.roles.into_iter().map(|role| role_to_wire(role).into()).collect(),
+    }
+}
+
+fn role_to_wire(role: AssignedRole) -> v1::AssignedRole {
+    match role {
+        AssignedRole::Prefill => v1::AssignedRole::Prefill,
+        AssignedRole::Decode => v1::AssignedRole::Decode,
+        AssignedRole::CoLocated => v1::AssignedRole::CoLocated,
+    }
+}
+
+/// `None` for none, and for what a later version may know.
+fn role_from_wire(wire: i32) -> Option<AssignedRole> {
+    match v1::AssignedRole::try_from(wire) {
+        Ok(v1::AssignedRole::Prefill) => Some(AssignedRole::Prefill),
+        Ok(v1::AssignedRole::Decode) => Some(AssignedRole::Decode),
+        Ok(v1::AssignedRole::CoLocated) => Some(AssignedRole::CoLocated),
+        Ok(v1::AssignedRole::Unspecified) | Err(_) => None,
     }
 }
 
@@ -149,6 +169,10 @@ fn register_from_wire(wire: v1::Register) -> Result<NodeRecord> {
         },
         model_name: name(wire.model_name, "register.model_name")?,
         state: state_from_wire(wire.state, "register.state")?,
+        roles: at_most(wire.roles, SMALL_LIST_MAX, "register.roles")?
+            .into_iter()
+            .filter_map(role_from_wire)
+            .collect(),
     })
 }
 
@@ -293,8 +317,9 @@ impl From<CoordinatorReport> for v1::CoordinatorReport {
                 reason: reason.name().to_owned(),
                 detail: detail(&text),
             }),
-            CoordinatorReport::Drain { reason } => Report::Drain(v1::DrainRequest {
+            CoordinatorReport::Drain { reason, next_role } => Report::Drain(v1::DrainRequest {
                 reason: detail(&reason),
+                next_role: next_role.map_or(v1::AssignedRole::Unspecified, role_to_wire).into(),
             }),
             CoordinatorReport::Permits(note) => Report::Permits(v1::PermitNote {
                 wanted: note.wanted,
@@ -340,6 +365,7 @@ impl TryFrom<v1::CoordinatorReport> for CoordinatorReport {
             },
             Report::Drain(drain) => CoordinatorReport::Drain {
                 reason: detail(&drain.reason),
+                next_role: role_from_wire(drain.next_role),
             },
             Report::Permits(note) => CoordinatorReport::Permits(PermitNote {
                 wanted: note.wanted,

@@ -292,6 +292,10 @@ fn prefill_event() -> impl Strategy<Value = PrefillEvent> {
     ]
 }
 
+fn assigned_role() -> impl Strategy<Value = AssignedRole> {
+    select(AssignedRole::ALL.to_vec())
+}
+
 fn state() -> impl Strategy<Value = NodeState> {
     select(vec![NodeState::Joining, NodeState::Ready, NodeState::Draining])
 }
@@ -301,10 +305,11 @@ prop_compose! {
         id in node(), role in select(vec![NodeRole::Prefill, NodeRole::Decode]), co_located in any::<bool>(), address in label(),
         compatibility in hash(), transports in prop::collection::vec(label(), 0..4), texts in (label(), label()),
         numbers in any::<(u32, u32, u32, u32, u64)>(), block_tokens in 1u32.., state in state(),
+        roles in prop::collection::vec(assigned_role(), 0..3),
     ) -> NodeRecord {
         NodeRecord {
             id, role, is_co_located: co_located && role == NodeRole::Decode, kv_address: format!("{address}:kv"), address, compatibility, transports,
-            version: texts.0, model_name: texts.1, state,
+            version: texts.0, model_name: texts.1, state, roles,
             capacity: NodeCapacity {
                 kv_blocks: numbers.0, block_tokens, max_sequences: numbers.1, max_batch_tokens: numbers.2,
                 max_model_tokens: numbers.3, block_bytes: numbers.4,
@@ -370,7 +375,8 @@ fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
         prop::collection::vec(peer, 0..4).prop_map(CoordinatorReport::Peers),
         (select(RegisterRefusedReason::ALL), "[ -~]{0,40}")
             .prop_map(|(reason, detail)| CoordinatorReport::RegisterRefused { reason, detail }),
-        "[ -~]{0,40}".prop_map(|reason| CoordinatorReport::Drain { reason }),
+        ("[ -~]{0,40}", prop::option::of(assigned_role()))
+            .prop_map(|(reason, next_role)| CoordinatorReport::Drain { reason, next_role }),
         any::<(u64, u64, u64)>().prop_map(|(wanted, waited_ns, returned_total)| {
             CoordinatorReport::Permits(PermitNote {
                 wanted,

@@ -5,7 +5,7 @@ import { h, replace, setText } from "../dom.js";
 import { clockWords, count, ms, NONE, number, percent, text, words } from "../format.js";
 import { link } from "../router.js";
 
-const STATE_GLYPHS = { ready: "●", joining: "◌", draining: "◑", suspected: "?", lost: "✕" };
+const STATE_GLYPHS = { ready: "●", joining: "◌", draining: "◑", suspected: "?", lost: "✕", left: "○" };
 /** Below this a lease that is not renewed ends before the reader has looked twice. */
 const LEASE_SHORT_MS = 3000;
 

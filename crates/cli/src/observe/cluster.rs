@@ -20,7 +20,8 @@ pub struct Cluster {
 pub struct Coordinator {
     pub version: String,
     pub uptime_s: f64,
-    pub listen: String,
+    /// Where nodes join.
+    pub control: String,
     pub model: String,
     pub readiness: String,
     pub not_ready_because: Option<String>,
@@ -109,6 +110,13 @@ pub struct Node {
     pub kv_blocks: BTreeMap<String, u64>,
     pub block_tokens: Option<u64>,
     pub clock: Option<Clock>,
+}
+
+impl Node {
+    /// There is nobody behind the name any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.state.as_str(), "left" | "lost")
+    }
 }
 
 /// Block counts of one node.

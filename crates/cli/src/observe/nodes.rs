@@ -94,7 +94,7 @@ fn render(cluster: &Cluster, look: Look) -> String {
 pub(super) fn state(node: &Node) -> Cell {
     let paint = match node.state.as_str() {
         "ready" => Paint::Good,
-        "joining" | "draining" => Paint::Warn,
+        "joining" | "draining" | "left" => Paint::Warn,
         _ => Paint::Bad,
     };
     Cell::new(&node.state).paint(paint)

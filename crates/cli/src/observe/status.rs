@@ -86,17 +86,17 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
     if coordinator.readiness == "draining" {
         return vec!["wait until it has ended, then start it again: it takes no new requests".to_owned()];
     }
-    let listen = &coordinator.listen;
+    let control = &coordinator.control;
     if cluster.nodes.is_empty() {
         return vec![format!(
-            "start nodes that join {listen} (deploy/README.md), or a whole cluster here: baton up"
+            "start nodes that join {control} (deploy/README.md), or a whole cluster here: baton up"
         )];
     }
     let is_ready = |node: &Node| node.state == "ready";
     let mut todo: Vec<String> = cluster
         .nodes
         .iter()
-        .filter(|node| !is_ready(node))
+        .filter(|node| !is_ready(node) && node.state != "left")
         .map(|node| match node.state.as_str() {
             "joining" => format!("wait for {}, which is joining; its log says how far it is", node.name),
             "draining" => format!("start another node for {}, which is draining", node.name),
@@ -108,9 +108,9 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
         .collect();
     let has = |role: &str| cluster.nodes.iter().any(|node| is_ready(node) && node.role == role);
     if !has("decode") && !has("co-located") {
-        todo.push(format!("start a decode node that joins {listen} (deploy/README.md)"));
+        todo.push(format!("start a decode node that joins {control} (deploy/README.md)"));
     } else if !has("prefill") && !has("co-located") {
-        todo.push(format!("start a prefill node that joins {listen} (deploy/README.md)"));
+        todo.push(format!("start a prefill node that joins {control} (deploy/README.md)"));
     } else if !cluster.pairs.is_empty() && cluster.pairs.iter().all(|pair| !pair.is_usable) {
         todo.push("no pair can exchange KV: see the reasons below, and `baton nodes` for transports".to_owned());
     }

@@ -54,7 +54,7 @@ async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let mut shown = String::new();
     loop {
         let cluster: Cluster = client.read(&["admin", "cluster"], &[]).await?;
-        let is_it = |node: &&Node| node.name == args.node && node.epoch == epoch && node.state != "lost";
+        let is_it = |node: &&Node| node.name == args.node && node.epoch == epoch && !node.is_gone();
         let Some(node) = cluster.nodes.iter().find(is_it) else {
             say!("{} has left", args.node);
             return Ok(Exit::Ok);
@@ -104,7 +104,11 @@ mod tests {
     async fn it_waits_until_the_life_that_was_asked_is_gone() {
         let asked = || Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", ASKED);
         let cluster = |epoch: &str, state: &str| Answer::json("/admin/cluster", &page(epoch, state));
-        for end in [cluster("00ff", "lost"), cluster("0100", "ready")] {
+        for end in [
+            cluster("00ff", "left"),
+            cluster("00ff", "lost"),
+            cluster("0100", "ready"),
+        ] {
             let answers = vec![asked(), cluster("00ff", "draining"), end];
             assert_eq!(drained(answers, 20).await.expect("it left"), Exit::Ok);
         }

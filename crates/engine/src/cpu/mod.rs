@@ -5,6 +5,7 @@
 mod attention;
 mod buffers;
 mod forward;
+mod kept;
 mod kernels;
 mod plan;
 mod pool;
@@ -23,6 +24,7 @@ use crate::{
     Engine, EngineError, EngineLimits, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows,
 };
 
+pub use kept::KeptWeights;
 pub use weights::LoadProgress;
 
 /// Which instruction set computes; all give the same bits.
@@ -78,7 +80,7 @@ pub struct CpuEngine {
     config: LlamaConfig,
     limits: EngineLimits,
     kernels: kernels::Kernels,
-    weights: weights::Weights,
+    weights: Arc<weights::Weights>,
     rope: rope::RopeTable,
     kv: Arc<KvMemory>,
     plan: plan::Plan,
@@ -101,6 +103,18 @@ impl std::fmt::Debug for CpuEngine {
 /// # Errors
 /// A model or tensor type this engine has no code for, a kernel this CPU lacks, limits or sizes out of range.
 pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+    open_cpu_engine_with(&KeptWeights::default(), file, options)
+}
+
+/// The same with weights that an earlier engine has packed, if they are of this file and these numerics.
+///
+/// # Errors
+/// As [`open_cpu_engine`].
+pub fn open_cpu_engine_with(
+    kept: &KeptWeights,
+    file: &GgufFile,
+    options: CpuEngineOptions<'_>,
+) -> Result<CpuEngine, EngineError> {
     options.limits.check()?;
     check_block_tokens(options.block_tokens)?;
     let kernels = kernels::choose(options.kernel)?;
@@ -125,7 +139,13 @@ pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result
             .max(1),
     };
     let kv = Arc::new(KvMemory::backed(geometry, block_count, options.kv_backing)?);
-    let weights = weights::Weights::load(file, &config, options.numerics, options.progress)?;
+    let weights_sha256 = file.content_sha256();
+    let identity = kept::WeightsIdentity {
+        sha256: weights_sha256,
+        numerics: options.numerics,
+    };
+    let load = || weights::Weights::load(file, &config, options.numerics, options.progress);
+    let weights = kept.get_or_load(identity, load)?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let facts = ModelFacts {
         name: file
@@ -134,7 +154,7 @@ pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
         numerics_id: options.numerics.id().to_owned(),
-        weights_sha256: file.content_sha256(),
+        weights_sha256,
         kv: geometry,
         rope_base: config.rope_base,
     };

@@ -48,6 +48,7 @@ pub fn node(name: &str, epoch: u64) -> NodeEntry {
         },
         model_name: "smollm2-135m".into(),
         state: NodeState::Joining,
+        roles: Vec::new(),
     })
 }
 

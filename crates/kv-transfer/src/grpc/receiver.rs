@@ -13,6 +13,7 @@ use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame, KvReply};
 use proto::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
@@ -72,7 +73,7 @@ impl Service {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
         let pair = self.receiver.incoming(TransportKind::Grpc);
         // A task of its own: it must see a running import through when the connection drops.
-        tokio::spawn(run(pair, Frames::of(frames), replies));
+        tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
         let body = EncodeBody::new_server(
             ProstCodec::<v1::KvReply, v1::KvFrame>::default().encoder(),
             ReceiverStream::new(queue),
@@ -128,11 +129,14 @@ impl Frames {
     }
 }
 
-async fn run(mut pair: IncomingPair, mut frames: Frames, replies: mpsc::Sender<Result<v1::KvReply, Status>>) {
+type Replies = mpsc::Sender<Result<v1::KvReply, Status>>;
+
+async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Replies, CancellationToken)) {
     loop {
         let reply = tokio::select! {
             // The sender is gone: nobody reads replies.
             () = replies.closed() => return,
+            () = closed.cancelled() => return,
             reply = pair.next_reply() => Some(reply),
             frame = frames.next() => match take(&mut pair, frame).await {
                 Ok(reply) => reply,

@@ -223,7 +223,9 @@ impl Stream<'_> {
                 Ok(())
             }
             CoordinatorReport::RegisterRefused { reason, detail } => Err(LostReason::Refused { reason, detail }),
-            CoordinatorReport::Drain { reason } => self.tell(MembershipEvent::DrainRequested { reason }).await,
+            CoordinatorReport::Drain { reason, next_role } => {
+                self.tell(MembershipEvent::DrainRequested { reason, next_role }).await
+            }
             CoordinatorReport::Permits(note) => {
                 let status = self.link.status.borrow().clone();
                 self.link.shared.note(self.link.id, note, &status);

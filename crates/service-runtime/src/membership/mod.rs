@@ -19,7 +19,7 @@ use std::time::Duration;
 use proto::convert::ConvertError;
 use proto::messages::{Peer, RegisterRefusedReason};
 use serving_core::ids::{NodeEpoch, NodeId};
-use serving_core::node::{NodeRecord, NodeStatus};
+use serving_core::node::{AssignedRole, NodeRecord, NodeStatus};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -48,9 +48,10 @@ pub enum MembershipEvent {
         address: String,
         reason: LostReason,
     },
-    /// The coordinator wants the node to leave.
+    /// The coordinator wants the node to leave, for good or to join again as `next_role`.
     DrainRequested {
         reason: String,
+        next_role: Option<AssignedRole>,
     },
     /// A process that was started later has this node's name in etcd: this one has to go.
     Fenced {

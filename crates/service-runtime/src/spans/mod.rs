@@ -9,7 +9,7 @@ pub mod otlp;
 pub mod sampler;
 mod store;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use opentelemetry::trace::{SpanContext, SpanKind, TraceFlags, TraceId};
@@ -28,11 +28,52 @@ use store::SpanStore;
 static KEPT: OnceLock<KeptSpans> = OnceLock::new();
 
 /// Handle on what was kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct KeptSpans {
     store: Arc<SpanStore>,
-    resource: Arc<OnceLock<ResourceAttributesWithSchema>>,
-    exporter: Arc<OnceLock<BatchSpanProcessor>>,
+    /// A process that changes its role goes on as another service.
+    service: Arc<RwLock<Arc<Service>>>,
+}
+
+/// Whose spans they are, and who gets them.
+#[derive(Debug, Default)]
+struct Service {
+    resource: ResourceAttributesWithSchema,
+    /// `None` where no collector is configured.
+    exporter: Option<BatchSpanProcessor>,
+}
+
+impl Service {
+    fn new(resource: &Resource, mut exporter: Option<BatchSpanProcessor>) -> Self {
+        if let Some(exporter) = &mut exporter {
+            exporter.set_resource(resource);
+        }
+        let resource = resource.into();
+        Self { resource, exporter }
+    }
+}
+
+impl KeptSpans {
+    fn service(&self) -> Arc<Service> {
+        self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    fn replace_service(&self, service: Service) -> Arc<Service> {
+        let mut place = self.service.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut place, Arc::new(service))
+    }
+}
+
+/// From now on spans are of this service. What was kept under the old name is forgotten, as at a restart, and what it had
+/// still to export is sent, which blocks for at most `limit`.
+pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProcessor>, limit: Duration) {
+    let Some(kept) = KEPT.get() else { return };
+    let old = kept.replace_service(Service::new(resource, exporter));
+    kept.store.clear();
+    if let Some(exporter) = &old.exporter
+        && let Err(error) = exporter.shutdown_with_timeout(limit)
+    {
+        tracing::warn!(%error, "the last spans of the old role were not delivered");
+    }
 }
 
 /// The spans of one trace that ended here, as OTLP; empty when none are (or no longer are) kept.
@@ -40,18 +81,19 @@ pub fn of_trace(trace: TraceId) -> otlp::Spans {
     let Some(kept) = KEPT.get() else {
         return otlp::Spans::default();
     };
-    otlp::Spans::of(kept.store.get(trace), kept.resource.get())
+    otlp::Spans::of(kept.store.get(trace), &kept.service().resource)
 }
 
 /// Whether there is a collector to hand spans to.
 pub fn is_exporting() -> bool {
-    KEPT.get().is_some_and(|kept| kept.exporter.get().is_some())
+    KEPT.get().is_some_and(|kept| kept.service().exporter.is_some())
 }
 
 /// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
 pub fn export_anyway(trace: TraceId) {
     let Some(kept) = KEPT.get() else { return };
-    let Some(exporter) = kept.exporter.get() else { return };
+    let service = kept.service();
+    let Some(exporter) = &service.exporter else { return };
     for mut span in kept.store.get(trace) {
         if span.span_context.is_sampled() {
             continue;
@@ -81,21 +123,13 @@ pub(crate) struct KeepSpans {
 impl KeepSpans {
     /// `exporter`: none where no collector is configured. The first of a process is the one that is read from.
     pub(crate) fn new(exporter: Option<BatchSpanProcessor>, flavors: &[OtelFlavor]) -> Self {
-        let kept = KeptSpans {
-            store: Arc::default(),
-            resource: Arc::default(),
-            exporter: Arc::default(),
-        };
+        let kept = KeptSpans::default();
         let _ = KEPT.set(kept.clone());
         Self {
             kept,
             unshared: exporter,
             flavors: flavors.to_owned(),
         }
-    }
-
-    fn exporter(&self) -> Option<&BatchSpanProcessor> {
-        self.kept.exporter.get()
     }
 }
 
@@ -107,8 +141,8 @@ impl SpanProcessor for KeepSpans {
             shift(&mut span, offset);
         }
         flavor::dress(&mut span, &self.flavors);
-        if let Some(exporter) = self.exporter()
-            && span.span_context.is_sampled()
+        if span.span_context.is_sampled()
+            && let Some(exporter) = &self.kept.service().exporter
         {
             exporter.on_end(span.clone());
         }
@@ -116,20 +150,18 @@ impl SpanProcessor for KeepSpans {
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        self.exporter().map_or(Ok(()), SpanProcessor::force_flush)
+        let service = self.kept.service();
+        service.exporter.as_ref().map_or(Ok(()), SpanProcessor::force_flush)
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        self.exporter()
-            .map_or(Ok(()), |exporter| exporter.shutdown_with_timeout(timeout))
+        let service = self.kept.service();
+        let exporter = service.exporter.as_ref();
+        exporter.map_or(Ok(()), |exporter| exporter.shutdown_with_timeout(timeout))
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        let _ = self.kept.resource.set(resource.into());
-        if let Some(mut exporter) = self.unshared.take() {
-            exporter.set_resource(resource);
-            let _ = self.kept.exporter.set(exporter);
-        }
+        self.kept.replace_service(Service::new(resource, self.unshared.take()));
     }
 }
 

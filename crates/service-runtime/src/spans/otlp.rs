@@ -48,10 +48,9 @@ pub struct EventView {
 }
 
 impl Spans {
-    pub(super) fn of(spans: Vec<SpanData>, resource: Option<&ResourceAttributesWithSchema>) -> Self {
-        let nobody = ResourceAttributesWithSchema::default();
+    pub(super) fn of(spans: Vec<SpanData>, resource: &ResourceAttributesWithSchema) -> Self {
         Self(TracesData {
-            resource_spans: group_spans_by_resource_and_scope(spans, resource.unwrap_or(&nobody)),
+            resource_spans: group_spans_by_resource_and_scope(spans, resource),
         })
     }
 

@@ -51,6 +51,10 @@ impl SpanStore {
         }
     }
 
+    pub(super) fn clear(&self) {
+        *self.kept() = Kept::default();
+    }
+
     pub(super) fn get(&self, trace: TraceId) -> Vec<SpanData> {
         self.kept().by_trace.get(&trace).cloned().unwrap_or_default()
     }

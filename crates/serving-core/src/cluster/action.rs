@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ids::{NodeId, RequestId};
-use crate::node::{NodeRecord, PermitNote, Ticket};
+use crate::node::{AssignedRole, NodeRecord, PermitNote, Ticket};
 use crate::request::{AttemptKey, LocalPrefillReason, RejectReason, Request, RequestError};
 
 use super::event::{Leg, StreamId};
@@ -93,6 +93,8 @@ pub enum ClusterAction {
     },
     RequestDrain {
         stream: StreamId,
+        /// What the node is to join as when it has drained; `None`: it is to end.
+        next_role: Option<AssignedRole>,
     },
     /// This life of the node is over: close its connections.
     DropNode {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ids::{ChoiceIndex, NodeName, RequestId, TokenId};
-use crate::node::{NodeRecord, NodeStatus, Ticket};
+use crate::node::{AssignedRole, NodeRecord, NodeStatus, Ticket};
 use crate::request::{AttemptKey, Request, RequestError};
 
 /// One connection of one node to the membership endpoint. Minted by the shell, never reused: permits live and die with it.
@@ -73,9 +73,10 @@ pub enum ClusterEvent {
     NodeLeft {
         stream: StreamId,
     },
-    /// Somebody asked for this node to be drained.
+    /// Somebody asked for this node to be drained, and perhaps to come back as something else.
     DrainNode {
         name: NodeName,
+        next_role: Option<AssignedRole>,
     },
     /// This coordinator shuts down: nothing new is admitted.
     DrainStarted,

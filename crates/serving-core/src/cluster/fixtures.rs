@@ -53,6 +53,7 @@ pub(crate) fn node_record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord 
         },
         model_name: "smol".into(),
         state: NodeState::Ready,
+        roles: Vec::new(),
     }
 }
 

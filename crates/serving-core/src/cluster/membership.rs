@@ -12,8 +12,8 @@ use super::action::JoinRefusal;
 use super::event::StreamId;
 use super::permits::Permits;
 
-/// A lost node is remembered this long, so that dashboards can show it.
-const LOST_KEPT: Duration = Duration::from_secs(600);
+/// A node that is lost or has left is remembered this long, so that dashboards can show it.
+const OVER_KEPT: Duration = Duration::from_secs(600);
 /// Names remembered at most, live ones included: a bound against nodes that join under ever new names.
 const NODES_MAX: usize = 1024;
 /// Until a new life of a node gets as much work as the others: long enough to see its first answers, short against the
@@ -31,10 +31,27 @@ pub enum Life {
     },
     /// The stream broke, the lease still runs: no new work, running work goes on.
     Disconnected,
-    /// The lease ended, the node left, or a new life took its name.
+    /// The lease ended.
     Lost {
         since: Time,
     },
+    /// The node said goodbye.
+    Left {
+        since: Time,
+    },
+}
+
+impl Life {
+    /// Since when there is nobody behind the name any more.
+    pub fn over_since(self) -> Option<Time> {
+        match self {
+            Life::Lost { since } | Life::Left { since } => Some(since),
+            Life::Connected { .. } | Life::Disconnected => None,
+        }
+    }
+    pub fn is_over(self) -> bool {
+        self.over_since().is_some()
+    }
 }
 
 /// What the outside may see of a node's state.
@@ -44,14 +61,16 @@ pub enum NodeHealth {
     Ready,
     Draining,
     Lost,
+    Left,
 }
 
 impl NodeHealth {
-    pub const ALL: [NodeHealth; 4] = [
+    pub const ALL: [NodeHealth; 5] = [
         NodeHealth::Joining,
         NodeHealth::Ready,
         NodeHealth::Draining,
         NodeHealth::Lost,
+        NodeHealth::Left,
     ];
     pub fn name(self) -> &'static str {
         match self {
@@ -59,7 +78,16 @@ impl NodeHealth {
             NodeHealth::Ready => "ready",
             NodeHealth::Draining => "draining",
             NodeHealth::Lost => "lost",
+            NodeHealth::Left => "left",
         }
+    }
+    /// It is given work, or will be in a moment.
+    pub fn is_serving(self) -> bool {
+        matches!(self, NodeHealth::Joining | NodeHealth::Ready)
+    }
+    /// There is nobody behind the name any more.
+    pub fn is_over(self) -> bool {
+        matches!(self, NodeHealth::Lost | NodeHealth::Left)
     }
 }
 
@@ -121,8 +149,10 @@ impl Node {
     }
 
     pub fn health(&self) -> NodeHealth {
-        if matches!(self.life, Life::Lost { .. }) {
-            return NodeHealth::Lost;
+        match self.life {
+            Life::Lost { .. } => return NodeHealth::Lost,
+            Life::Left { .. } => return NodeHealth::Left,
+            Life::Connected { .. } | Life::Disconnected => {}
         }
         match self.record.state {
             NodeState::Ready if self.is_drain_requested => NodeHealth::Draining,
@@ -266,10 +296,10 @@ impl Membership {
             if let Life::Connected { stream: old_stream } = old.life {
                 self.streams.remove(&old_stream);
             }
-            outcome = match (is_same_life, old.life) {
-                (true, Life::Lost { .. }) | (false, Life::Lost { .. }) => Joined::New,
-                (true, _) => Joined::Again,
-                (false, _) => Joined::Replaced(old.record.id.clone()),
+            outcome = match (old.life.is_over(), is_same_life) {
+                (true, _) => Joined::New,
+                (false, true) => Joined::Again,
+                (false, false) => Joined::Replaced(old.record.id.clone()),
             };
         } else if self.nodes.len() >= NODES_MAX {
             return Err(JoinRefusal::Invalid {
@@ -358,10 +388,10 @@ impl Membership {
         Some(node.record.id.clone())
     }
 
-    pub(super) fn lose(&mut self, now: Time, id: &NodeId) {
+    pub(super) fn lose(&mut self, id: &NodeId, over: Life) {
         if let Some(node) = self.get_mut(id) {
             let life = node.life;
-            node.life = Life::Lost { since: now };
+            node.life = over;
             node.permits = Permits::default();
             node.sequences = 0;
             if let Life::Connected { stream } = life {
@@ -370,23 +400,21 @@ impl Membership {
         }
     }
 
-    /// Lives whose lease has run out, in order of name; forgets those lost long ago.
+    /// Lives whose lease has run out, in order of name; forgets those that were over long ago.
     pub(super) fn expired(&mut self, now: Time) -> Vec<NodeId> {
         self.nodes
-            .retain(|_, n| !matches!(n.life, Life::Lost { since } if now.since(since) >= LOST_KEPT));
+            .retain(|_, n| n.life.over_since().is_none_or(|since| now.since(since) < OVER_KEPT));
         let late = self
             .nodes
             .values()
-            .filter(|n| !matches!(n.life, Life::Lost { .. }) && n.lease_until <= now);
+            .filter(|n| !n.life.is_over() && n.lease_until <= now);
         late.map(|n| n.record.id.clone()).collect()
     }
 
     pub(super) fn next_wake(&self) -> Option<Time> {
-        let of = |n: &Node| match n.life {
-            Life::Lost { since } => since + LOST_KEPT,
-            Life::Connected { .. } | Life::Disconnected => {
-                n.lease_until.min(n.suspected_until.unwrap_or(n.lease_until))
-            }
+        let of = |n: &Node| match n.life.over_since() {
+            Some(since) => since + OVER_KEPT,
+            None => n.lease_until.min(n.suspected_until.unwrap_or(n.lease_until)),
         };
         self.nodes.values().map(of).min()
     }
@@ -403,8 +431,7 @@ impl Membership {
     /// Decode nodes that prefill nodes should keep links to. Also those of another compatibility: a prefill node never dials
     /// them, and says so in its log and in `baton_pair_up`.
     pub(super) fn peers(&self) -> Vec<NodeRecord> {
-        let fits =
-            |n: &&Node| n.record.role == NodeRole::Decode && !n.record.is_co_located && n.health() != NodeHealth::Lost;
+        let fits = |n: &&Node| n.record.role == NodeRole::Decode && !n.record.is_co_located && !n.life.is_over();
         self.nodes.values().filter(fits).map(|n| n.record.clone()).collect()
     }
 

@@ -23,7 +23,7 @@ fn a_status_renews_the_lease_and_silence_ends_it() {
     assert_eq!(m.expired(ms(7_999)), vec![]);
     assert_eq!(m.next_wake(), Some(ms(8_000)));
     assert_eq!(m.expired(ms(8_000)), vec![record.id.clone()]);
-    m.lose(ms(8_000), &record.id);
+    m.lose(&record.id, Life::Lost { since: ms(8_000) });
     assert_eq!(m.get(&record.id).map(Node::health), Some(NodeHealth::Lost));
     assert!(
         !m.report(ms(8_001), StreamId(1), ready_status(64)),

@@ -153,7 +153,7 @@ impl Cluster {
             ClusterEvent::NodeReported { stream, status } => self.node_reported(now, stream, status),
             ClusterEvent::NodeDisconnected { stream } => self.node_disconnected(stream),
             ClusterEvent::NodeLeft { stream } => self.node_left(now, stream),
-            ClusterEvent::DrainNode { name } => self.drain_node(&name),
+            ClusterEvent::DrainNode { name, next_role } => self.drain_node(&name, next_role),
             ClusterEvent::DrainStarted => self.is_draining = true,
             ClusterEvent::Tick => {}
         }
@@ -444,7 +444,7 @@ impl Cluster {
             );
             for leg in [Leg::Prefill, Leg::Decode] {
                 let node = tracked.legs.get(leg).map(|l| &l.node);
-                let is_lost = |n| self.members.get(n).is_none_or(|n| n.health() == NodeHealth::Lost);
+                let is_lost = |n| self.members.get(n).is_none_or(|n| n.life.is_over());
                 assert!(!node.is_some_and(is_lost), "{id} holds on to a lost node");
             }
         }

@@ -1,7 +1,7 @@
 //! Membership events: joins, reports, goodbyes, and what they mean for the requests on those nodes.
 
 use crate::ids::NodeName;
-use crate::node::{NodeRecord, NodeStatus};
+use crate::node::{AssignedRole, NodeRecord, NodeStatus};
 use crate::time::Time;
 
 use super::Cluster;
@@ -49,8 +49,8 @@ impl Cluster {
         }
     }
 
-    /// New work stops at once; the node finishes what it has and leaves by itself.
-    pub(super) fn drain_node(&mut self, name: &NodeName) {
+    /// New work stops at once; the node finishes what it has and leaves by itself, for good or to join anew as `next_role`.
+    pub(super) fn drain_node(&mut self, name: &NodeName, next_role: Option<AssignedRole>) {
         let Some(node) = self.members.by_name(name) else {
             return;
         };
@@ -59,7 +59,7 @@ impl Cluster {
             node.is_drain_requested = true;
         }
         if let Life::Connected { stream } = life {
-            self.act(ClusterAction::RequestDrain { stream });
+            self.act(ClusterAction::RequestDrain { stream, next_role });
         }
     }
 

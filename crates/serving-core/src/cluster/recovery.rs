@@ -12,6 +12,7 @@ use super::Cluster;
 use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
 use super::handoff::{Phase, Retry, Tracked};
+use super::membership::Life;
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
 
 /// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.
@@ -317,7 +318,11 @@ impl Cluster {
 
     /// The node's life ended: everything that runs there goes on elsewhere.
     pub(super) fn node_lost(&mut self, now: Time, id: &NodeId, cause: DropCause) {
-        self.members.lose(now, id);
+        let over = match cause {
+            DropCause::Left => Life::Left { since: now },
+            DropCause::LeaseExpired | DropCause::Restarted => Life::Lost { since: now },
+        };
+        self.members.lose(id, over);
         self.breaker.forget(id);
         self.act(ClusterAction::DropNode {
             node: id.clone(),

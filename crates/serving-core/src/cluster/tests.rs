@@ -462,6 +462,7 @@ fn an_unknown_drain_and_a_double_arrival_change_nothing() {
     world.apply(ClusterEvent::RequestArrived { request: r });
     world.apply(ClusterEvent::DrainNode {
         name: NodeName::new("nobody"),
+        next_role: None,
     });
     assert_eq!(world.cluster.unfinished(), before);
     assert!(world.ended.is_empty());

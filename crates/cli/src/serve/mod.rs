@@ -1,10 +1,15 @@
 //! The hidden verbs that are the processes themselves: what `baton up` re-executes this binary as.
 
+mod node;
+mod settings;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Args;
 use service_runtime::process;
+
+use settings::NodeSettings;
 
 /// The process's own command line, untouched: its config struct parses it, as in the process's own binary.
 #[derive(Debug, Args)]
@@ -27,11 +32,15 @@ pub fn coordinator(args: ServeArgs) -> ExitCode {
 pub fn prefill_node(args: ServeArgs) -> ExitCode {
     kv_transfer::freed_memory::keep();
     let program = prefill_node::PROGRAM;
-    process::main(program, args.behind(program.name), prefill_node::run)
+    process::main(program, args.behind(program.name), |config, shutdown| {
+        node::run(NodeSettings::of_prefill(config), shutdown)
+    })
 }
 
 pub fn decode_node(args: ServeArgs) -> ExitCode {
     kv_transfer::freed_memory::keep();
     let program = decode_node::PROGRAM;
-    process::main(program, args.behind(program.name), decode_node::run)
+    process::main(program, args.behind(program.name), |config, shutdown| {
+        node::run(NodeSettings::of_decode(config), shutdown)
+    })
 }

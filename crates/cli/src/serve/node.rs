@@ -1,0 +1,72 @@
+//! A node's process from role to role: one life after the other, the weights kept between them.
+
+use engine::KeptWeights;
+use service_runtime::config::ConfigError;
+use service_runtime::process::ProcessConfig;
+use service_runtime::shutdown::Shutdown;
+use service_runtime::telemetry::{self, Identity};
+use service_runtime::welcomes::LifeEnd;
+use serving_core::node::AssignedRole;
+use thiserror::Error;
+
+use super::settings::NodeSettings;
+
+/// Why a node's process ended with a failure, in the words of the role it had.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    #[error(transparent)]
+    Settings(#[from] ConfigError),
+    #[error(transparent)]
+    Prefill(#[from] prefill_node::RunError),
+    #[error(transparent)]
+    Decode(#[from] decode_node::RunError),
+}
+
+/// Runs a node until `shutdown`, or until it has been drained for good. A node that cannot start in its next role ends: its
+/// supervisor starts it in its first one.
+///
+/// # Errors
+/// [`NodeError`].
+pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown) -> Result<(), NodeError> {
+    let mut settings = settings?;
+    let weights = KeptWeights::default();
+    loop {
+        let (weights, shutdown) = (weights.clone(), shutdown.clone());
+        let end = match settings.role {
+            AssignedRole::Prefill => prefill_node::live(settings.prefill.clone(), weights, shutdown.clone()).await?,
+            AssignedRole::Decode | AssignedRole::CoLocated => {
+                decode_node::live(settings.decode.clone(), weights, shutdown.clone()).await?
+            }
+        };
+        let LifeEnd::ForRole { role, listen } = end else {
+            return Ok(());
+        };
+        if shutdown.is_requested() {
+            return Ok(());
+        }
+        tracing::info!(
+            role = role.name(),
+            "the old role's work is done; starting in the new role"
+        );
+        settings.change_role(role, listen);
+        rename(&settings).await;
+    }
+}
+
+/// Traces tell a node's roles apart by the service.
+async fn rename(settings: &NodeSettings) {
+    let (service, version) = match settings.role {
+        AssignedRole::Prefill => (prefill_node::Config::SERVICE, prefill_node::PROGRAM.version),
+        AssignedRole::Decode | AssignedRole::CoLocated => (decode_node::Config::SERVICE, decode_node::PROGRAM.version),
+    };
+    // Both roles' settings have the same name and flavors.
+    let identity = Identity {
+        service,
+        instance: settings.decode.name(),
+        version,
+        flavors: settings.decode.otel_flavors(),
+    };
+    if let Err(error) = telemetry::change_service(identity).await {
+        tracing::warn!(%error, "spans keep the name of the old role");
+    }
+}
