@@ -321,9 +321,9 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         }),
     )?;
     let per_node = |value: fn(&NodeSnapshot) -> f64| {
-        nodes
-            .iter()
-            .map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
+        // A lost one stays to be seen, with a lease of 0; one that has left is no news.
+        let shown = nodes.iter().filter(|n| n.health != NodeHealth::Left);
+        shown.map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
     };
     let lease = per_node(|n| n.lease_left.as_secs_f64());
     w.gauges(&table::MEMBERSHIP_LEASE, lease)?;

@@ -20,7 +20,7 @@ use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MixedCoordinators};
-use service_runtime::serve::{self, Ops, ServeError};
+use service_runtime::serve::{self, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
 use serving_core::ids::NodeEpoch;
@@ -28,7 +28,7 @@ use thiserror::Error;
 
 pub use config::Config;
 pub use kv_pool::KvPool;
-pub use node::{DecodeNode, NodeError};
+pub use node::{DecodeNode, Drained, NodeError};
 pub use service::EVENTS_QUEUED_MAX;
 
 const ROLE: &str = "decode";
@@ -65,16 +65,20 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`].
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
-    live(config, KeptWeights::default(), shutdown).await.map(drop)
+    live(config, Default::default(), shutdown).await.map(drop)
 }
 
-/// One life of a process that may have another in another role (`config.roles`), with the same weights: port, engine,
+/// One life of a process that may have another in another role (`config.roles`), with the same weights and port: engine,
 /// membership, work, drain.
 ///
 /// # Errors
 /// [`RunError`].
-pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> Result<LifeEnd, RunError> {
-    let (listener, bound) = serve::bind(&config.listen).await?;
+pub async fn live(
+    config: Config,
+    (weights, port): (KeptWeights, KeptPort),
+    shutdown: Shutdown,
+) -> Result<LifeEnd, RunError> {
+    let (listener, bound) = port.bind(&config.listen).await?;
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut node = DecodeNode::open(&config, &address, weights).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
@@ -115,18 +119,25 @@ pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> R
         }
     }
     health.set(ReadyState::Draining);
-    node.drain(config.drain()).await;
-    // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
-    stop_serving.request();
-    if !server.is_finished() {
-        server.await.map_err(RunError::ServerTask)??;
-    }
+    let goodbye = async {
+        let drained = node.drain(config.drain()).await;
+        // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
+        stop_serving.request();
+        if !server.is_finished() {
+            server.await.map_err(RunError::ServerTask)??;
+        }
+        Ok::<_, RunError>(drained)
+    };
+    let (leaving, drained) = welcomes.hear_during(&mut members, (leaving, goodbye)).await;
+    let drained = drained?;
     members.leave().await;
     match leaving {
         Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
             name: config.name,
             by_epoch,
         }),
-        leaving => Ok(LifeEnd::of(leaving, bound)),
+        // A second engine beside one that still computes: rather a new process.
+        Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::StepThread),
+        leaving => Ok(leaving.into()),
     }
 }

@@ -42,6 +42,8 @@ pub enum NodeError {
     Open(#[from] OpenError),
     #[error("cannot sample from this model: {0}")]
     Sampler(#[from] SampleError),
+    #[error("`max_model_len` is {max_model_tokens}, the model has {context} positions; lower it or leave it out")]
+    BeyondContext { max_model_tokens: u32, context: u32 },
     #[error("cannot run the model: {0}")]
     Engine(#[from] EngineError),
     #[error("the system started no step thread: {0}; raise the process limit")]
@@ -75,6 +77,13 @@ impl DecodeNode {
         let for_engine = config.clone();
         let opening = tokio::task::spawn_blocking(move || open(&for_engine, weights));
         let opened = opening.await.map_err(|_| NodeError::OpeningPanicked)??;
+        let context = opened.engine.model().context_length;
+        if let Some(max_model_tokens) = config.max_model_len.filter(|wanted| *wanted > context) {
+            return Err(NodeError::BeyondContext {
+                max_model_tokens,
+                context,
+            });
+        }
         let kv = opened.engine.kv().clone();
         let limits = node_limits(config, &opened);
         let id = NodeId {
@@ -157,16 +166,24 @@ impl DecodeNode {
     }
 
     /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the step thread and the pairs' streams.
-    pub async fn drain(&mut self, grace: Duration) {
+    pub async fn drain(&mut self, grace: Duration) -> Drained {
         self.inbox.drain(Clock::now() + grace);
-        if tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended)
-            .await
-            .is_err()
-        {
-            tracing::error!("the step thread did not end in time");
-        }
+        let ended = tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended).await;
         self.receiver.close();
+        if ended.is_ok() {
+            return Drained::AtRest;
+        }
+        tracing::error!("the step thread did not end in time");
+        Drained::StillComputing
     }
+}
+
+/// How a drain ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    AtRest,
+    /// A step takes longer than the whole drain.
+    StillComputing,
 }
 
 /// A node that cannot share memory is a good node: its pairs use gRPC.
@@ -246,7 +263,7 @@ fn node_limits(config: &Config, opened: &OpenedEngine) -> NodeLimits {
         block_tokens: kv.geometry().block_tokens,
         max_batch_tokens: config.max_num_batched_tokens,
         max_sequences: config.max_num_seqs,
-        max_model_tokens: config.max_model_len.map_or(context, |wanted| wanted.min(context)),
+        max_model_tokens: config.max_model_len.unwrap_or(context),
         vocab_size: model.vocab_size,
         prefix_cache: config.prefix_cache,
     }

@@ -1,6 +1,7 @@
 //! The long runs under faults, for docs/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
 //!
 //!     faults matrix SEEDS [TOPOLOGY [TRANSPORT [FILTER]]]   T2, T3, T4: every cell, once for each seed
+//!     faults probed SEEDS [FILTER]                          T14: the same cells with probes and /ready beside them
 //!     faults cancels ROUNDS                                 T9: so many at each of F1 to F11
 //!     faults deadlines REQUESTS                             T8
 //!     faults retries SECONDS                                T22
@@ -69,7 +70,18 @@ async fn main() -> Result<ExitCode> {
         Some("matrix") => {
             let topology = words.get(2).map_or("2p2d", String::as_str);
             let filter = words.get(4).map_or("", String::as_str);
-            matrix(number(1)? as u64, (topology, transport(words.get(3))?), filter).await?
+            let options = RigOptions {
+                transports: transport(words.get(3))?,
+                ..RigOptions::new(topology, 1)
+            };
+            matrix(number(1)? as u64, &options, filter).await?
+        }
+        Some("probed") => {
+            let options = RigOptions {
+                is_probed: true,
+                ..RigOptions::new("2p2d", 1)
+            };
+            matrix(number(1)? as u64, &options, words.get(2).map_or("", String::as_str)).await?
         }
         Some("cancels") => all_cancels(number(1)?).await?,
         Some("deadlines") => all_deadlines(number(1)?).await?,
@@ -104,7 +116,8 @@ fn transport(word: Option<&String>) -> Result<&'static str> {
         .with_context(|| format!("no transport is called {wanted}; there are {known:?}"))
 }
 
-async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter: &str) -> Result<Vec<String>> {
+async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<String>> {
+    let (topology, transports) = (&options.topology, options.transports);
     let (mut reports, mut violations, mut commits, mut lines) = (Vec::new(), Vec::new(), 0, 0);
     for seed in 1..=seeds {
         let all = cells::sample(usize::MAX, seed)?;
@@ -116,8 +129,8 @@ async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter
             .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
             .collect();
         let options = RigOptions {
-            transports,
-            ..RigOptions::new(topology, seed)
+            seed,
+            ..options.clone()
         };
         let (total, done) = (wanted.len(), std::cell::Cell::new(0));
         let told = |report: &CellReport| {
@@ -126,7 +139,8 @@ async fn matrix(seeds: u64, (topology, transports): (&str, &'static str), filter
                 cell, outcomes, errors, ..
             } = report;
             let (n, took, violations) = (done.get(), report.took, &report.violations);
-            eprintln!("seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} {violations:?}");
+            let ready = report.ready_while_failing.unwrap_or_default();
+            eprintln!("seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} {ready:.1?} {violations:?}");
         };
         let campaign = campaign::run(&wanted, &options, told).await?;
         violations.extend(

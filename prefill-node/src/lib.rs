@@ -20,7 +20,7 @@ use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
-use service_runtime::serve::{self, Ops, ServeError};
+use service_runtime::serve::{self, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
 use serving_core::ids::NodeEpoch;
@@ -66,15 +66,19 @@ pub enum RunError {
 /// # Errors
 /// The configuration, the model file or the port cannot be used, or the step loop has died.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
-    live(config, KeptWeights::default(), shutdown).await.map(drop)
+    live(config, Default::default(), shutdown).await.map(drop)
 }
 
-/// One life of a process that may have another in another role (`config.roles`), with the same weights.
+/// One life of a process that may have another in another role (`config.roles`), with the same weights and port.
 ///
 /// # Errors
 /// As [`run`].
-pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> Result<LifeEnd, RunError> {
-    let (listener, bound) = serve::bind(&config.listen).await?;
+pub async fn live(
+    config: Config,
+    (weights, port): (KeptWeights, KeptPort),
+    shutdown: Shutdown,
+) -> Result<LifeEnd, RunError> {
+    let (listener, bound) = port.bind(&config.listen).await?;
     let opening = config.clone();
     let opened = tokio::task::spawn_blocking(move || opening.open_engine(weights)).await??;
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
@@ -99,35 +103,43 @@ pub async fn live(config: Config, weights: KeptWeights, shutdown: Shutdown) -> R
         gauges: node.gauges.clone(),
     };
     let mut membership = membership::join(join, node.status.clone())?;
-    let ended = tokio::select! {
+    let mut welcomes = Welcomes::new(ROLE, &node.record, health.clone());
+    let leaving = tokio::select! {
         () = shutdown.requested() => Ok(None),
-        ended = attend(&mut node, &mut membership, &health) => ended,
+        ended = attend(&mut node, &mut membership, &mut welcomes) => ended,
         served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served.map(|()| None)?)),
     };
     health.set(ReadyState::Draining);
-    if ended.is_ok() {
-        node.drain(config.drain()).await;
-    }
-    // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
-    stop_serving.request();
-    if !server.is_finished() {
-        let _ = server.await;
-    }
+    let goodbye = async {
+        if leaving.is_ok() {
+            node.drain(config.drain()).await;
+        }
+        // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
+        stop_serving.request();
+        if !server.is_finished() {
+            let _ = server.await;
+        }
+    };
+    let why = leaving.as_ref().copied().unwrap_or_default();
+    let (why, ()) = welcomes.hear_during(&mut membership, (why, goodbye)).await;
     membership.leave().await;
     node.stop().await;
-    match ended? {
+    match leaving.map(|_| why)? {
         Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
             name: config.name,
             by_epoch,
         }),
-        leaving => Ok(LifeEnd::of(leaving, bound)),
+        leaving => Ok(leaving.into()),
     }
 }
 
 /// Follows membership until the node is to leave.
-async fn attend(node: &mut Node, membership: &mut Membership, health: &Health) -> Result<Option<Leaving>, RunError> {
+async fn attend(
+    node: &mut Node,
+    membership: &mut Membership,
+    welcomes: &mut Welcomes,
+) -> Result<Option<Leaving>, RunError> {
     let mut peers = membership.peers();
-    let mut welcomes = Welcomes::new(ROLE, &node.record, health.clone());
     loop {
         tokio::select! {
             event = membership.next_event() => {

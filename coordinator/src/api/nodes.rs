@@ -7,6 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use serving_core::cluster::NodeHealth;
 use serving_core::ids::NodeName;
 use serving_core::node::AssignedRole;
 
@@ -58,7 +59,7 @@ fn role_to_take(
         return Err(ApiError::bad_request(message));
     };
     let (node, others, control) = find(state, name)?;
-    if node.assigned_role == role {
+    if node.assigned_role == role && node.health != NodeHealth::Draining {
         return Ok((node, role, control));
     }
     if !node.roles.contains(&role) {
@@ -69,13 +70,18 @@ fn role_to_take(
         );
         return Err(conflict("role_not_available", message));
     }
+    if node.health == NodeHealth::Draining {
+        let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
+        return Err(conflict("draining", message));
+    }
+    let serves = |other: &NodeSnapshot| other.health == NodeHealth::Ready && !other.is_suspected;
     let is_last = !others
         .iter()
-        .any(|other| other.health.is_serving() && other.assigned_role.decodes());
-    if node.assigned_role.decodes() && !role.decodes() && is_last {
+        .any(|other| serves(other) && other.assigned_role.decodes());
+    if node.assigned_role.decodes() && is_last {
         let message = format!(
-            "`{name}` is the only node that decodes: as a prefill node it would leave nobody to answer. Make another one \
-             a decode node first."
+            "`{name}` is the only node that decodes: while it drains nobody would answer. Make another one a decode node \
+             first."
         );
         return Err(conflict("last_decode_node", message));
     }

@@ -193,13 +193,13 @@ pub fn load<T: clap::Args + Serialize>(
     }))
 }
 
-/// What a process of this kind has where nothing is said of it on the command line: environment, then defaults. The file
-/// that `BATON_CONFIG` names is another process's here.
+/// The defaults of a process, but for `keys`, which the environment may give.
 ///
 /// # Errors
 /// A bad value in the environment, or a key that has to be given.
-pub fn without_flags<T: clap::Args + Serialize>(program: Program) -> Result<T, ConfigError> {
-    let env = |name: &str| std::env::var(name).ok().filter(|_| name != env_name(CONFIG_KEY));
+pub fn without_flags<T: clap::Args + Serialize>(program: Program, keys: &[&str]) -> Result<T, ConfigError> {
+    let is_wanted = |name: &str| keys.iter().any(|key| env_name(key) == name);
+    let env = |name: &str| std::env::var(name).ok().filter(|_| is_wanted(name));
     match load(program, [program.name.into()], &env)? {
         Outcome::Run(loaded) => Ok(loaded.config),
         Outcome::Print(text) => Err(ConfigError::Usage(text)),

@@ -1,7 +1,7 @@
 //! One port per node: gRPC services, gRPC health, and `/metrics`, `/health`, `/ready` over HTTP/1.1.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
@@ -13,12 +13,17 @@ use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::admin::{self, BlockLedger};
 use crate::health::{Health, ReadyState};
 use crate::shutdown::Shutdown;
+
+mod closable;
+
+use closable::Closable;
 
 /// Enough in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
@@ -58,6 +63,41 @@ pub async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), ServeError
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let bound = listener.local_addr().map_err(error)?;
     Ok((listener, bound))
+}
+
+/// A port that a process keeps from one life to the next: who dials meanwhile waits, and nobody else gets it. Cloning shares
+/// it; the default has none yet.
+#[derive(Clone, Debug, Default)]
+pub struct KeptPort(Arc<Mutex<Option<std::net::TcpListener>>>);
+
+impl KeptPort {
+    /// The port that is kept; else one is bound, and kept.
+    ///
+    /// # Errors
+    /// [`ServeError::Bind`].
+    pub async fn bind(&self, address: &str) -> Result<(TcpListener, SocketAddr), ServeError> {
+        let error = |source| ServeError::Bind {
+            address: address.to_owned(),
+            source,
+        };
+        let kept = self.kept().as_ref().map(std::net::TcpListener::try_clone);
+        let listener = match kept {
+            Some(kept) => kept.map_err(error)?,
+            None => {
+                let (listener, _) = bind(address).await?;
+                let listener = listener.into_std().map_err(error)?;
+                *self.kept() = Some(listener.try_clone().map_err(error)?);
+                listener
+            }
+        };
+        let listener = TcpListener::from_std(listener).map_err(error)?;
+        let bound = listener.local_addr().map_err(error)?;
+        Ok((listener, bound))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<std::net::TcpListener>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where others reach this process: what was given, else what is bound.
@@ -147,9 +187,11 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health_task = tokio::spawn(report_health(reporter, ops.health.clone()));
     let router = grpc.add_service(health_service).into_axum_router().merge(ops.router());
+    let over = CancellationToken::new();
     let incoming = TcpListenerStream::new(listener).map(|stream| {
-        stream.inspect(|stream| {
+        stream.map(|stream| {
             let _ = stream.set_nodelay(true);
+            Closable::new(stream, over.clone())
         })
     });
     let stopping = stop.clone();
@@ -170,6 +212,8 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
         served = serving => served,
         () = overdue => Ok(()),
     };
+    // The tasks of connections with a stream that never ends are not this one's; they hold the services.
+    over.cancel();
     health_task.abort();
     served.map_err(|source| ServeError::Serve { address, source })
 }

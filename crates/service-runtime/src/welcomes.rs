@@ -1,14 +1,13 @@
 //! What a node makes of its membership's events: ready while it is welcome at one coordinator at least, and when to leave.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 
 use serving_core::ids::NodeEpoch;
 use serving_core::node::{AssignedRole, NodeRecord};
 
 use crate::announce::Announcement;
 use crate::health::{Health, ReadyState};
-use crate::membership::{LostReason, MembershipEvent};
+use crate::membership::{LostReason, Membership, MembershipEvent};
 
 /// Why a node is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,20 +20,33 @@ pub enum Leaving {
     Fenced { by_epoch: NodeEpoch },
 }
 
+impl Leaving {
+    /// What is heard while the node leaves already: a namesake is stronger than the wish that it be gone for good, and that
+    /// than the wish for another role; of two alike the later one holds.
+    fn then(self, heard: Leaving) -> Self {
+        let strength = |leaving: Leaving| match leaving {
+            Leaving::ForRole(_) => 0,
+            Leaving::Asked => 1,
+            Leaving::Fenced { .. } => 2,
+        };
+        if strength(heard) >= strength(self) { heard } else { self }
+    }
+}
+
 /// How a node's process goes on when a life of it has ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifeEnd {
     /// It has left for good.
     Left,
-    /// It is to join again as something else, at the address where it listened.
-    ForRole { role: AssignedRole, listen: SocketAddr },
+    /// It is to join again as something else.
+    ForRole(AssignedRole),
 }
 
-impl LifeEnd {
+impl From<Option<Leaving>> for LifeEnd {
     /// A fenced node's end is an error, which is its role's to word.
-    pub fn of(leaving: Option<Leaving>, listen: SocketAddr) -> Self {
+    fn from(leaving: Option<Leaving>) -> Self {
         match leaving {
-            Some(Leaving::ForRole(role)) => Self::ForRole { role, listen },
+            Some(Leaving::ForRole(role)) => Self::ForRole(role),
             Some(Leaving::Asked | Leaving::Fenced { .. }) | None => Self::Left,
         }
     }
@@ -84,6 +96,25 @@ impl Welcomes {
             }
             MembershipEvent::DrainRequested { reason, next_role } => self.asked(&reason, next_role),
             MembershipEvent::Fenced { by_epoch } => Some(Leaving::Fenced { by_epoch }),
+        }
+    }
+
+    /// Carries the node's `goodbye` to its end and hears what its coordinators say meanwhile: somebody may want it gone for
+    /// good that was to come back, or have its name. A node that leaves by itself (`None`) does so whatever is said.
+    pub async fn hear_during<T>(
+        &mut self,
+        membership: &mut Membership,
+        (mut leaving, goodbye): (Option<Leaving>, impl Future<Output = T>),
+    ) -> (Option<Leaving>, T) {
+        tokio::pin!(goodbye);
+        loop {
+            tokio::select! {
+                said = &mut goodbye => return (leaving, said),
+                Some(event) = membership.next_event() => {
+                    let heard = self.take(event);
+                    leaving = leaving.map(|leaving| heard.map_or(leaving, |heard| leaving.then(heard)));
+                }
+            }
         }
     }
 
@@ -194,6 +225,16 @@ mod tests {
         assert_eq!(welcomes.take(asked(Some(prefill))), Some(Leaving::ForRole(prefill)));
         assert_eq!(welcomes.take(asked(Some(AssignedRole::CoLocated))), None, "not offered");
         let by_epoch = NodeEpoch(4);
+        let (role, other, fenced) = (
+            Leaving::ForRole(prefill),
+            Leaving::ForRole(AssignedRole::Decode),
+            Leaving::Fenced { by_epoch },
+        );
+        assert_eq!((role.then(other), role.then(Leaving::Asked)), (other, Leaving::Asked));
+        assert_eq!(
+            (Leaving::Asked.then(role), fenced.then(Leaving::Asked)),
+            (Leaving::Asked, fenced)
+        );
         assert_eq!(
             welcomes.take(MembershipEvent::Fenced { by_epoch }),
             Some(Leaving::Fenced { by_epoch })

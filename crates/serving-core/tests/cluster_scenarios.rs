@@ -133,7 +133,10 @@ impl Script {
             },
             model_name: words.named.get("model").copied().unwrap_or("smol").into(),
             state: NodeState::Ready,
-            roles: Vec::new(),
+            roles: {
+                let names = words.named.get("roles").into_iter().flat_map(|names| names.split(','));
+                names.map(|name| AssignedRole::by_name(name).expect("a role")).collect()
+            },
         }
     }
 

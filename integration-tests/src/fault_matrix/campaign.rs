@@ -116,6 +116,7 @@ pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport
         let work = Workload {
             cases: &of_cell,
             baseline: &expected,
+            is_probed: options.is_probed,
         };
         let mut report = strike(&mut current, *cell, work, &mut random).await;
         for _ in 1..TRIES {

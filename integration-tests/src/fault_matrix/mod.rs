@@ -2,11 +2,12 @@
 //! and a judge that compares every token with a fault-free run.
 //!
 //! `campaign` runs many cells, `cells` reads the matrix from its data file, `rig` is a cluster that can be hurt, `client` is one request as a client sees
-//! it, `strike` carries one cell out, `sums` watches the pools meanwhile, `verdict` says what was wrong with it, `report` adds up.
+//! it, `strike` carries one cell out, `sums` watches the pools meanwhile, `readiness` (T14) what the coordinator says of itself, `verdict` says what was wrong with it, `report` adds up.
 
 pub mod campaign;
 pub mod cells;
 pub mod client;
+pub mod readiness;
 pub mod report;
 pub mod rig;
 pub mod strike;

@@ -14,6 +14,7 @@ pub struct Tally {
     pub outcomes: BTreeMap<Outcome, usize>,
     pub violations: Vec<String>,
     pub worst_rest: Duration,
+    pub worst_ready_while_failing: Option<Duration>,
 }
 
 impl Tally {
@@ -25,6 +26,7 @@ impl Tally {
         let of_cell = report.violations.iter().map(|what| format!("{}: {what}", report.cell));
         self.violations.extend(of_cell);
         self.worst_rest = self.worst_rest.max(report.to_rest);
+        self.worst_ready_while_failing = self.worst_ready_while_failing.max(report.ready_while_failing);
     }
 
     pub fn of(&self, outcome: Outcome) -> usize {
@@ -46,7 +48,7 @@ pub fn table(reports: &[CellReport]) -> String {
         all.add(report);
     }
     let mut text = String::from(
-        "| victim | fault | cells | requests | completed | explicit error | connection lost | left | violations | worst time to rest |\n|---|---|---|---|---|---|---|---|---|---|\n",
+        "| victim | fault | cells | requests | completed | explicit error | connection lost | left | violations | worst time to rest | ready while probes fail |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for ((victim, fault), tally) in &rows {
         row(&mut text, (victim, fault), tally);
@@ -58,7 +60,7 @@ pub fn table(reports: &[CellReport]) -> String {
 fn row(text: &mut String, (victim, fault): (&str, &str), tally: &Tally) {
     let _ = writeln!(
         text,
-        "| {victim} | {fault} | {} | {} | {} | {} | {} | {} | {} | {:.1} s |",
+        "| {victim} | {fault} | {} | {} | {} | {} | {} | {} | {} | {:.1} s | {} |",
         tally.cells,
         tally.texts(),
         tally.of(Outcome::Completed),
@@ -67,5 +69,8 @@ fn row(text: &mut String, (victim, fault): (&str, &str), tally: &Tally) {
         tally.of(Outcome::Left),
         tally.violations.len(),
         tally.worst_rest.as_secs_f64(),
+        tally
+            .worst_ready_while_failing
+            .map_or_else(|| "-".to_owned(), |ready| format!("{:.1} s", ready.as_secs_f64())),
     );
 }

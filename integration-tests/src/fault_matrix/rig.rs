@@ -78,6 +78,8 @@ pub struct RigOptions {
     /// Tokens of a step: the chunk of a prompt.
     pub chunk_tokens: u32,
     pub prefix_cache: bool,
+    /// T14: the cells of a campaign have probes beside their requests.
+    pub is_probed: bool,
     /// The matrix strikes six requests in a few seconds: the budget's ratio would turn most into errors, and what comes
     /// after a retry is what is to be judged.
     pub retries_free_per_minute: u64,
@@ -99,6 +101,7 @@ impl RigOptions {
             seed,
             chunk_tokens: 128,
             prefix_cache: true,
+            is_probed: false,
             retries_free_per_minute: 100_000,
             prefill_proxy: false,
             has_etcd: false,

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::cells::{Cell, FaultKind, Victim};
 use super::client::{self, Manner, Seen, Terminal};
+use super::readiness::{READY_WHILE_FAILING_MAX, ReadinessWatch};
 use super::rig::{LEASE, Rig};
 use super::verdict::{Outcome, judge};
 use crate::chaos_proxy::Fault;
@@ -36,6 +37,8 @@ pub const REST_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs() + 1);
 pub struct Workload<'a> {
     pub cases: &'a [Case],
     pub baseline: &'a [Answer],
+    /// T14: probes beside them. They pass points too, so a cell may strike at one of theirs.
+    pub is_probed: bool,
 }
 
 /// What a cell came to.
@@ -50,6 +53,8 @@ pub struct CellReport {
     /// No request passed the point as often as it was to: nothing was tried.
     pub is_missed: bool,
     pub to_rest: Duration,
+    /// Where there were probes: for how long it said ready while they failed.
+    pub ready_while_failing: Option<Duration>,
     pub took: Duration,
 }
 
@@ -66,6 +71,7 @@ struct Running {
 pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut StdRng) -> Result<CellReport> {
     let started = Instant::now();
     let armed = arm(rig, cell, random).await;
+    let watch = work.is_probed.then(|| ReadinessWatch::start(rig));
     let mut running: Vec<Running> = work.cases.iter().map(|case| send(rig, case)).collect();
     let (mut violations, mut is_missed) = (Vec::new(), false);
     match cell.fault {
@@ -102,6 +108,14 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
     }
     disarm(rig, cell, &armed).await;
     rig.heal_links();
+    let mut ready_while_failing = None;
+    if let Some(watch) = watch {
+        let (ready, failed) = watch.stop().await;
+        ready_while_failing = Some(ready);
+        if ready > READY_WHILE_FAILING_MAX {
+            violations.push(format!("ready for {ready:.1?} while {failed} probes failed"));
+        }
+    }
     let to_rest = match rig.wait_for_rest(REST_WITHIN).await {
         Ok(to_rest) => to_rest,
         Err(error) => {
@@ -120,6 +134,7 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
         violations,
         is_missed,
         to_rest,
+        ready_while_failing,
         took: started.elapsed(),
     })
 }

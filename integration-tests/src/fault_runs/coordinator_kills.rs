@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::judged::{Judged, judge_all, rest};
 use super::load::{self, Load, Rates, Sent, Terms};
+use super::placements::get;
 use super::quantile;
-use crate::fault_matrix::rig::Rig;
+use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::RESTART_AFTER;
 use crate::fault_matrix::verdict::Connection;
 
@@ -29,6 +30,9 @@ pub struct CoordinatorKills {
     pub rates: Rates,
     /// For each kill: from the restart's begin to the first token that any client saw.
     pub to_first_token: Vec<Duration>,
+    /// Of the prompt tokens of each of its lives, the share that a node still had in its prefix cache; `None` when none of
+    /// its requests has ended. The first life begins with empty caches.
+    pub hit_shares: Vec<Option<f64>>,
     /// Nodes that have another process id than before the first kill.
     pub node_restarts: usize,
     pub judged: Judged,
@@ -42,10 +46,16 @@ impl CoordinatorKills {
         let (n, seconds) = (self.to_first_token.len(), |q| {
             quantile(&self.to_first_token, q).as_secs_f64()
         });
+        let mut later: Vec<f64> = self.hit_shares.iter().skip(1).flatten().copied().collect();
+        later.sort_by(f64::total_cmp);
+        let percent = |share: Option<&f64>| share.map_or(0.0, |share| share * 100.0);
         format!(
-            "{n} kills, {:.1} requests/s offered; {}\nfirst new token after the restart began: p50 {:.2} s, p99 {:.2} s, max {:.2} s; {} nodes restarted; at rest {:.0?} after the last answer",
+            "{n} kills, {:.1} requests/s offered; {}\nprompt tokens found in prefix caches: {:.0} % in the first life, then least {:.0} %, median {:.0} %\nfirst new token after the restart began: p50 {:.2} s, p99 {:.2} s, max {:.2} s; {} nodes restarted; at rest {:.0?} after the last answer",
             self.rates.offered,
             self.judged.summary(),
+            percent(self.hit_shares.first().and_then(Option::as_ref)),
+            percent(later.first()),
+            percent(later.get(later.len() / 2)),
             seconds(0.5),
             seconds(0.99),
             seconds(1.0),
@@ -75,7 +85,11 @@ impl CoordinatorKills {
 /// # Errors
 /// The rig broke.
 pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
-    let options = load::rig_options(plan.terms);
+    // Nodes keep their prefixes while the coordinator is away.
+    let options = RigOptions {
+        prefix_cache: true,
+        ..load::rig_options(plan.terms)
+    };
     let (cases, answers) = load::baseline(plan.terms).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = CoordinatorKills::default();
@@ -86,6 +100,7 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
     let (mut kills, mut restarts) = (Vec::new(), Vec::new());
     for _ in 0..plan.kills {
         tokio::time::sleep(plan.terms.calm).await;
+        run.hit_shares.push(hit_share(&rig).await?);
         kills.push(Instant::now());
         rig.kill(NAME).await?;
         tokio::time::sleep(RESTART_AFTER).await;
@@ -95,6 +110,7 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
         load.wait_for_a_token_after(restarts[restarts.len() - 1]).await?;
     }
     let ended = load.stop().await?;
+    run.hit_shares.push(hit_share(&rig).await?);
     run.to_rest = rest(&rig, &mut run.violations).await;
     run.to_first_token = restarts
         .iter()
@@ -113,6 +129,19 @@ pub async fn run(plan: Plan) -> Result<CoordinatorKills> {
     run.violations.extend(rig.wrong_sums());
     run.violations.extend(rig.stop().await?.violations);
     Ok(run)
+}
+
+/// By the records of this life of the coordinator; none when no request of it has ended.
+async fn hit_share(rig: &Rig) -> Result<Option<f64>> {
+    let page = get(rig, "/admin/requests?limit=1000").await?;
+    let records = page["records"].as_array().context("no records")?;
+    let ended = records.iter().filter(|record| record["outcome"] == "ok");
+    let (mut hit, mut asked) = (0.0, 0.0);
+    for record in ended {
+        hit += record["cached_tokens"].as_f64().unwrap_or(0.0);
+        asked += record["prompt_tokens"].as_f64().unwrap_or(0.0);
+    }
+    Ok((asked > 0.0).then(|| hit / asked))
 }
 
 /// Every stream of before is dead: any token that comes after the restart began is of a new one.

@@ -1,8 +1,9 @@
-//! A node's process from role to role: one life after the other, the weights kept between them.
+//! A node's process from role to role: one life after the other, weights and port kept between them.
 
 use engine::KeptWeights;
 use service_runtime::config::ConfigError;
 use service_runtime::process::ProcessConfig;
+use service_runtime::serve::KeptPort;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::{self, Identity};
 use service_runtime::welcomes::LifeEnd;
@@ -29,16 +30,17 @@ pub enum NodeError {
 /// [`NodeError`].
 pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown) -> Result<(), NodeError> {
     let mut settings = settings?;
-    let weights = KeptWeights::default();
+    let kept: (KeptWeights, KeptPort) = Default::default();
     loop {
-        let (weights, shutdown) = (weights.clone(), shutdown.clone());
         let end = match settings.role {
-            AssignedRole::Prefill => prefill_node::live(settings.prefill.clone(), weights, shutdown.clone()).await?,
+            AssignedRole::Prefill => {
+                prefill_node::live(settings.prefill.clone(), kept.clone(), shutdown.clone()).await?
+            }
             AssignedRole::Decode | AssignedRole::CoLocated => {
-                decode_node::live(settings.decode.clone(), weights, shutdown.clone()).await?
+                decode_node::live(settings.decode.clone(), kept.clone(), shutdown.clone()).await?
             }
         };
-        let LifeEnd::ForRole { role, listen } = end else {
+        let LifeEnd::ForRole(role) = end else {
             return Ok(());
         };
         if shutdown.is_requested() {
@@ -48,7 +50,7 @@ pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown
             role = role.name(),
             "the old role's work is done; starting in the new role"
         );
-        settings.change_role(role, listen);
+        settings.change_role(role);
         rename(&settings).await;
     }
 }

@@ -1,10 +1,12 @@
 //! One node's settings in each role. What both roles know goes along; what only the next role knows comes from the
 //! environment and the defaults, as if the process had been started so.
 
-use std::net::SocketAddr;
-
 use service_runtime::config::{self, ConfigError};
 use serving_core::node::AssignedRole;
+
+/// Keys that one role has alone.
+const PREFILL_ONLY: [&str; 3] = ["last_chunk_tokens", "hold_ms_max", "push_queue_blocks_max"];
+const DECODE_ONLY: [&str; 3] = ["kv_advertise", "direct_checksums", "reservation_ms_max"];
 
 /// The settings of one node in either role.
 #[derive(Clone, Debug)]
@@ -47,11 +49,9 @@ impl NodeSettings {
         })
     }
 
-    /// The same node at the same address in another role.
-    pub fn change_role(&mut self, role: AssignedRole, listen: SocketAddr) {
+    /// The same node in another role.
+    pub fn change_role(&mut self, role: AssignedRole) {
         self.role = role;
-        self.prefill.listen = listen.to_string();
-        self.decode.listen = listen.to_string();
         self.decode.co_located = role == AssignedRole::CoLocated;
     }
 }
@@ -108,7 +108,7 @@ fn decode_of(config: prefill_node::Config) -> Result<decode_node::Config, Config
         roles,
         otel,
         metrics,
-        ..config::without_flags(decode_node::PROGRAM)?
+        ..config::without_flags(decode_node::PROGRAM, &DECODE_ONLY)?
     })
 }
 
@@ -164,7 +164,7 @@ fn prefill_of(config: decode_node::Config) -> Result<prefill_node::Config, Confi
         roles,
         otel,
         metrics,
-        ..config::without_flags(prefill_node::PROGRAM)?
+        ..config::without_flags(prefill_node::PROGRAM, &PREFILL_ONLY)?
     })
 }
 
@@ -180,26 +180,25 @@ mod tests {
             block_size: 32,
             threads: Some(3),
             last_chunk_tokens: 7,
-            ..config::without_flags(prefill_node::PROGRAM).expect("defaults")
+            ..config::without_flags(prefill_node::PROGRAM, &[]).expect("defaults")
         };
         let mut settings = NodeSettings::of_prefill(started).expect("settings");
-        settings.change_role(AssignedRole::CoLocated, SocketAddr::from(([127, 0, 0, 1], 4711)));
+        settings.change_role(AssignedRole::CoLocated);
         let decode = &settings.decode;
         assert_eq!(
             (decode.name.as_str(), decode.block_size, decode.threads),
             ("n", 32, Some(3))
         );
         assert_eq!(decode.advertise.as_deref(), Some("host:1"));
-        assert!(decode.co_located && decode.listen == "127.0.0.1:4711");
+        assert!(decode.co_located);
         assert_eq!(decode.roles, AssignedRole::ALL, "it can go back");
-        settings.change_role(AssignedRole::Decode, SocketAddr::from(([127, 0, 0, 1], 4711)));
+        settings.change_role(AssignedRole::Decode);
         assert!(!settings.decode.co_located);
-        settings.change_role(AssignedRole::Prefill, SocketAddr::from(([127, 0, 0, 1], 4711)));
+        settings.change_role(AssignedRole::Prefill);
         assert_eq!(
             (settings.role, settings.prefill.last_chunk_tokens),
             (AssignedRole::Prefill, 7)
         );
-        assert_eq!(settings.prefill.listen, "127.0.0.1:4711");
 
         let again = NodeSettings::of_decode(settings.decode).expect("settings");
         assert_eq!((again.role, again.prefill.block_size), (AssignedRole::Decode, 32));

@@ -134,10 +134,12 @@ type Replies = mpsc::Sender<Result<v1::KvReply, Status>>;
 async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Replies, CancellationToken)) {
     loop {
         let reply = tokio::select! {
+            biased;
             // The sender is gone: nobody reads replies.
             () = replies.closed() => return,
-            () = closed.cancelled() => return,
+            // Before the end: a transfer that is committed is acknowledged.
             reply = pair.next_reply() => Some(reply),
+            () = closed.cancelled() => return,
             frame = frames.next() => match take(&mut pair, frame).await {
                 Ok(reply) => reply,
                 Err(end) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::batching::permit_shares::StreamPermits;
 use crate::ids::{NodeId, NodeName, RequestId};
-use crate::node::{NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote};
+use crate::node::{AssignedRole, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote};
 use crate::time::Time;
 
 use super::action::JoinRefusal;
@@ -81,10 +81,6 @@ impl NodeHealth {
             NodeHealth::Left => "left",
         }
     }
-    /// It is given work, or will be in a moment.
-    pub fn is_serving(self) -> bool {
-        matches!(self, NodeHealth::Joining | NodeHealth::Ready)
-    }
     /// There is nobody behind the name any more.
     pub fn is_over(self) -> bool {
         matches!(self, NodeHealth::Lost | NodeHealth::Left)
@@ -97,6 +93,12 @@ struct Told {
     waiting: Option<RequestId>,
     wanted: u64,
     returned_total: u64,
+}
+
+/// A node is to leave: for good, or to join again as something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainOrder {
+    pub next_role: Option<AssignedRole>,
 }
 
 /// One name and the last life seen under it.
@@ -118,8 +120,8 @@ pub struct Node {
     pub sequences: u32,
     /// Prompt tokens sent since the last status (prefill).
     pub sent_tokens: u64,
-    /// Somebody asked for a drain; the node's own reports may still say ready for a moment.
-    pub is_drain_requested: bool,
+    /// What somebody asked of this life; its own reports may still say ready for a moment.
+    pub drain: Option<DrainOrder>,
     suspected_until: Option<Time>,
     connection_errors: u32,
 }
@@ -138,7 +140,7 @@ impl Node {
             told: Told::default(),
             sequences: 0,
             sent_tokens: 0,
-            is_drain_requested: false,
+            drain: None,
             suspected_until: None,
             connection_errors: 0,
         }
@@ -155,7 +157,7 @@ impl Node {
             Life::Connected { .. } | Life::Disconnected => {}
         }
         match self.record.state {
-            NodeState::Ready if self.is_drain_requested => NodeHealth::Draining,
+            NodeState::Ready if self.drain.is_some() => NodeHealth::Draining,
             NodeState::Joining => NodeHealth::Joining,
             NodeState::Ready => NodeHealth::Ready,
             NodeState::Draining => NodeHealth::Draining,
@@ -313,7 +315,7 @@ impl Membership {
         {
             node.sequences = old.sequences;
             node.joined_at = old.joined_at;
-            node.is_drain_requested = old.is_drain_requested;
+            node.drain = old.drain;
         }
         self.nodes.insert(name.clone(), node);
         self.streams.insert(stream, name);

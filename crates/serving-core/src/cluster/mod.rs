@@ -29,7 +29,7 @@ pub use event::{
     TimedWait,
 };
 pub use handoff::Phase;
-pub use membership::{Life, Membership, Node, NodeHealth};
+pub use membership::{DrainOrder, Life, Membership, Node, NodeHealth};
 pub use readiness::Reach;
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 pub use transition::{Change, Transition};

@@ -1,6 +1,6 @@
 //! Membership events: joins, reports, goodbyes, and what they mean for the requests on those nodes.
 
-use crate::ids::NodeName;
+use crate::ids::{NodeId, NodeName};
 use crate::node::{AssignedRole, NodeRecord, NodeStatus};
 use crate::time::Time;
 
@@ -8,7 +8,7 @@ use super::Cluster;
 use super::action::ClusterAction;
 use super::action::DropCause;
 use super::event::StreamId;
-use super::membership::{Joined, Life};
+use super::membership::{DrainOrder, Joined, Life};
 
 impl Cluster {
     pub(super) fn node_joined(&mut self, now: Time, record: NodeRecord, stream: StreamId) {
@@ -16,10 +16,13 @@ impl Cluster {
         for id in self.members.expired(now) {
             self.node_lost(now, &id, DropCause::LeaseExpired);
         }
+        let id = record.id.clone();
         match self.members.join(now, record, stream) {
             Err(reason) => self.act(ClusterAction::RefuseNode { stream, reason }),
             Ok(joined) => {
                 self.act(ClusterAction::WelcomeNode { stream });
+                // It may have been asked on the stream that broke, or while there was none.
+                self.tell_drain(&id);
                 self.peers_changed = true;
                 if let Joined::Replaced(old) = joined {
                     self.act(ClusterAction::DropNode {
@@ -50,16 +53,33 @@ impl Cluster {
     }
 
     /// New work stops at once; the node finishes what it has and leaves by itself, for good or to join anew as `next_role`.
+    /// A node that has not registered that role stays as it is. To leave for good overrides a change of role.
     pub(super) fn drain_node(&mut self, name: &NodeName, next_role: Option<AssignedRole>) {
-        let Some(node) = self.members.by_name(name) else {
+        let Some(id) = self.members.by_name(name).map(|node| node.id().clone()) else {
             return;
         };
-        let (id, life) = (node.id().clone(), node.life);
-        if let Some(node) = self.members.get_mut(&id) {
-            node.is_drain_requested = true;
+        let Some(node) = self.members.get_mut(&id) else {
+            return;
+        };
+        if next_role.is_some_and(|role| !node.record.roles.contains(&role)) {
+            return;
         }
-        if let Life::Connected { stream } = life {
-            self.act(ClusterAction::RequestDrain { stream, next_role });
+        let is_leaving = node.drain.is_some_and(|order| order.next_role.is_none());
+        if is_leaving && next_role.is_some() {
+            return;
+        }
+        node.drain = Some(DrainOrder { next_role });
+        self.tell_drain(&id);
+    }
+
+    /// On a stream that stands; on the node's next one otherwise.
+    fn tell_drain(&mut self, id: &NodeId) {
+        let node = self.members.get(id);
+        if let Some((Life::Connected { stream }, Some(order))) = node.map(|node| (node.life, node.drain)) {
+            self.act(ClusterAction::RequestDrain {
+                stream,
+                next_role: order.next_role,
+            });
         }
     }
 
