@@ -1,6 +1,6 @@
 //! Many streams run on two decode nodes and one of the two dies in the middle: every stream ends in the fault-free tokens.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ pub struct Migrations {
     /// Streams that had had a token from the node that died, and of these how many were sampled.
     pub migrated: usize,
     pub migrated_sampled: usize,
+    /// A moment before each death, by the coordinator's records.
+    pub at_death: Vec<Running>,
     /// Of each migrated stream: its longest gap about the kill, less its median gap from then on.
     pub extra_gaps: Vec<Duration>,
     /// The longest gap at that time of the streams that stayed where they were, less their median: what the others' move
@@ -43,17 +45,27 @@ pub struct Migrations {
     pub violations: Vec<String>,
 }
 
+/// How far the streams of a round are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Running {
+    pub waiting: usize,
+    /// In mid-stream, by decode node.
+    pub in_mid_stream: BTreeMap<String, usize>,
+    pub ended: usize,
+}
+
 impl Migrations {
     pub fn summary(&self) -> String {
         let ms = |of: &[Duration], q| quantile(of, q).as_millis();
         let (extra, stayed) = (&self.extra_gaps, &self.stayed_gaps);
         format!(
-            "{} x {} streams, {} completed, {} migrated in mid-stream ({} sampled)\nextra gap of those: p50 {} ms, p99 {} ms, max {} ms; of the {} that stayed: p50 {} ms, p99 {} ms",
+            "{} x {} streams, {} completed, {} migrated in mid-stream ({} sampled); before each death {:?}\nextra gap of those: p50 {} ms, p99 {} ms, max {} ms; of the {} that stayed: p50 {} ms, p99 {} ms",
             self.rounds,
             self.streams,
             self.completed,
             self.migrated,
             self.migrated_sampled,
+            self.at_death,
             ms(extra, 0.5),
             ms(extra, 0.99),
             ms(extra, 1.0),
@@ -99,7 +111,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
             })
         });
         let running: Vec<_> = sending.collect();
-        wait_for_the_middle(&rig, streams).await?;
+        run.at_death.push(wait_for_the_middle(&rig, streams).await?);
         let victim = format!("decode-{}", round % 2);
         let killed = Instant::now();
         rig.kill(&victim).await?;
@@ -154,22 +166,29 @@ async fn arm_decode_nodes(rig: &Rig, actions: &str) -> Result<()> {
 }
 
 /// Until every stream has begun; half of all tokens is late enough, whoever is missing.
-async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<()> {
+async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<Running> {
     let all = streams as u64 * u64::from(OUTPUT_TOKENS);
     wait_until("the middle of the streams", WITHIN, || async {
         let page = get(rig, &format!("/admin/requests?limit={streams}"))
             .await
             .map_err(|error| format!("{error:#}"))?;
-        let records = page["records"].as_array().into_iter().flatten();
-        let tokens: Vec<u64> = records.filter_map(|record| record["output_tokens"].as_u64()).collect();
-        let (out, begun) = (
-            tokens.iter().sum::<u64>(),
-            tokens.iter().filter(|count| **count > 0).count(),
-        );
+        let records = page["records"].as_array().cloned().unwrap_or_default();
+        let (mut running, mut out) = (Running::default(), 0);
+        for record in &records {
+            let tokens = record["output_tokens"].as_u64().unwrap_or(0);
+            out += tokens;
+            let node = record["decode_node"].as_str().unwrap_or_default();
+            match (record["state"] == "ended", tokens) {
+                (true, _) => running.ended += 1,
+                (false, 0) => running.waiting += 1,
+                (false, _) => *running.in_mid_stream.entry(node.to_owned()).or_default() += 1,
+            }
+        }
+        let begun = running.ended + running.in_mid_stream.values().sum::<usize>();
         if begun == streams || out >= all / 2 {
-            Ok(())
+            Ok(running)
         } else {
-            Err(format!("{out} of {all}, {begun} streams have begun"))
+            Err(format!("{out} of {all}, {running:?}"))
         }
     })
     .await

@@ -135,7 +135,7 @@ async fn a_killed_node_and_a_killed_coordinator_come_back(membership: LocalMembe
     let mut cluster = cluster("1p1d", membership).await;
     let expected = tokens(&answer(&cluster, 1).await.expect("an answer"));
     let before = node_is(&cluster, "decode-0", "state", "ready").await["epoch"].clone();
-    for name in ["decode-0", "coordinator-0"] {
+    for name in ["decode-0", "coordinator"] {
         cluster.cluster.kill_node(name).await.expect("killed");
         cluster.cluster.restart_node(name).await.expect("started again");
         let serves = || async { answer(&cluster, 1).await.map(|answer| tokens(&answer)) };
