@@ -188,18 +188,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         },
         insight: Arc::new(insight),
     });
-    let control_address = coordinator.control_address.to_string();
-    Announcement::Listening(Listening::coordinator(
-        &config.name,
-        &http_address.to_string(),
-        &control_address,
-    ))
-    .print();
-    Announcement::Ready {
-        role: "coordinator".to_owned(),
-        name: config.name.clone(),
-    }
-    .print();
+    announce(&config.name, http_address, coordinator.control_address);
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
     api::serve_http(http_listener, api::router(state), shutdown.requested(), drain).await;
     coordinator.stop().await;
@@ -214,6 +203,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ),
         None => Ok(()),
     }
+}
+
+fn announce(name: &str, http: SocketAddr, control: SocketAddr) {
+    let listening = Listening::coordinator(name, &http.to_string(), &control.to_string());
+    Announcement::Listening(listening).print();
+    let (role, name) = ("coordinator".to_owned(), name.to_owned());
+    Announcement::Ready { role, name }.print();
 }
 
 /// `None` with embedded membership.

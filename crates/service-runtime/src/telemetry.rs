@@ -14,8 +14,6 @@ use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
 };
 use opentelemetry::{Context, InstrumentationScope, KeyValue, global};
-use opentelemetry_otlp::SpanExporter;
-use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
 use proto::messages::ClockOffset;
@@ -32,7 +30,11 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
 use crate::spans::flavor::OtelFlavor;
-use crate::spans::{self, KeepSpans, later, sampler};
+use crate::spans::{self, later, sampler};
+
+mod export;
+
+use export::{exporter, is_disabled, provider, resource};
 
 pub use opentelemetry;
 
@@ -130,28 +132,6 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
     Ok(Telemetry { provider })
 }
 
-/// How spans travel to the collector.
-enum Protocol {
-    Grpc,
-    HttpBinary,
-}
-
-/// Another protocol would be spoken to a port that does not understand it, and every span lost with an obscure error.
-fn protocol(env: &dyn Fn(&str) -> Option<String>) -> Result<Protocol, TelemetryError> {
-    for variable in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
-        match env(variable).as_deref() {
-            None | Some("") => {}
-            Some("grpc") => return Ok(Protocol::Grpc),
-            Some("http/protobuf") => return Ok(Protocol::HttpBinary),
-            Some(value) => {
-                let value = value.to_owned();
-                return Err(TelemetryError::Protocol { variable, value });
-            }
-        }
-    }
-    Ok(Protocol::Grpc)
-}
-
 impl Telemetry {
     /// Sends what is queued. Off the async threads: the flush blocks, and on them it would wait for itself.
     pub async fn shutdown(self) {
@@ -201,17 +181,6 @@ fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && std::env::var("TERM").as_deref() != Ok("dumb")
 }
 
-/// Every span is kept for a while; those of sampled traces (`OTEL_TRACES_SAMPLER`) are exported too.
-fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
-    let env = |name: &str| std::env::var(name).ok();
-    let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
-    Ok(SdkTracerProvider::builder()
-        .with_resource(resource(identity))
-        .with_sampler(sampler::from_env(&env)?)
-        .with_span_processor(KeepSpans::new(exporter, identity.flavors))
-        .build())
-}
-
 /// For a process that goes on in another role: its spans are another service's from now on.
 ///
 /// # Errors
@@ -230,47 +199,6 @@ pub async fn change_service(identity: Identity<'_>) -> Result<(), TelemetryError
     };
     let _ = tokio::task::spawn_blocking(change).await;
     Ok(())
-}
-
-fn resource(identity: Identity<'_>) -> Resource {
-    // The default builder reads OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
-    let mut builder = Resource::builder().with_attributes([
-        KeyValue::new("service.instance.id", identity.instance.to_owned()),
-        KeyValue::new("service.version", identity.version),
-        KeyValue::new("service.namespace", "baton"),
-    ]);
-    let attributes = std::env::var("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-    let is_named = std::env::var("OTEL_SERVICE_NAME").is_ok_and(|name| !name.is_empty())
-        || attributes
-            .split(',')
-            .any(|pair| pair.trim_start().starts_with("service.name="));
-    if !is_named {
-        builder = builder.with_service_name(identity.service);
-    }
-    builder.build()
-}
-
-fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<SpanExporter>, TelemetryError> {
-    if !exports(env) {
-        return Ok(None);
-    }
-    let exporter = match protocol(env)? {
-        Protocol::Grpc => SpanExporter::builder().with_tonic().build()?,
-        Protocol::HttpBinary => SpanExporter::builder().with_http().build()?,
-    };
-    Ok(Some(exporter))
-}
-
-fn is_disabled(env: &dyn Fn(&str) -> Option<String>) -> bool {
-    env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
-}
-
-fn exports(env: &dyn Fn(&str) -> Option<String>) -> bool {
-    let set = |name| env(name).filter(|value| !value.is_empty());
-    let is_none = set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-    let has_endpoint =
-        set("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some();
-    has_endpoint && !is_disabled(env) && !is_none
 }
 
 struct Metadata<'a>(&'a tonic::metadata::MetadataMap);
@@ -517,6 +445,7 @@ impl Anchor {
 
 #[cfg(test)]
 mod tests {
+    use super::export::exports;
     use super::*;
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

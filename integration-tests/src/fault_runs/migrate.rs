@@ -97,6 +97,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         ..Migrations::default()
     };
     for round in 0..rounds {
+        let before = last_record(&rig).await?;
         arm_decode_nodes(&rig, SLOWED).await?;
         let url = rig.base_url().to_owned();
         let http = rig.cluster.http.clone();
@@ -111,7 +112,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
             })
         });
         let running: Vec<_> = sending.collect();
-        run.at_death.push(wait_for_the_middle(&rig, streams).await?);
+        run.at_death.push(wait_for_the_middle(&rig, (streams, before)).await?);
         let victim = format!("decode-{}", round % 2);
         let killed = Instant::now();
         rig.kill(&victim).await?;
@@ -166,7 +167,7 @@ async fn arm_decode_nodes(rig: &Rig, actions: &str) -> Result<()> {
 }
 
 /// Until every stream has begun; half of all tokens is late enough, whoever is missing.
-async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<Running> {
+async fn wait_for_the_middle(rig: &Rig, (streams, before): (usize, u64)) -> Result<Running> {
     let all = streams as u64 * u64::from(OUTPUT_TOKENS);
     wait_until("the middle of the streams", WITHIN, || async {
         let page = get(rig, &format!("/admin/requests?limit={streams}"))
@@ -174,7 +175,7 @@ async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<Running> {
             .map_err(|error| format!("{error:#}"))?;
         let records = page["records"].as_array().cloned().unwrap_or_default();
         let (mut running, mut out) = (Running::default(), 0);
-        for record in &records {
+        for record in records.iter().filter(|record| record["seq"].as_u64() > Some(before)) {
             let tokens = record["output_tokens"].as_u64().unwrap_or(0);
             out += tokens;
             let node = record["decode_node"].as_str().unwrap_or_default();
@@ -192,6 +193,12 @@ async fn wait_for_the_middle(rig: &Rig, streams: usize) -> Result<Running> {
         }
     })
     .await
+}
+
+/// Its number: the streams of a round come after it.
+async fn last_record(rig: &Rig) -> Result<u64> {
+    let page = get(rig, "/admin/requests?limit=1").await?;
+    Ok(page["records"][0]["seq"].as_u64().unwrap_or(0))
 }
 
 /// Of the last so many requests those that were placed more than once.
