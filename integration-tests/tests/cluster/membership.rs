@@ -207,3 +207,43 @@ async fn a_node_changes_its_role_under_load(membership: LocalMembership) {
     cluster.assert_blocks_at_rest(AT_REST_WITHIN).await.expect("at rest");
     cluster.stop().await.expect("drains");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_leave_for_good_overrides_a_change_of_role() {
+    let cluster = cluster("1p2d", LocalMembership::Embedded).await;
+    let url = cluster.cluster.base_url().to_owned();
+    let mut long = body(0);
+    long["max_tokens"] = json!(600);
+    let answered = |sent: reqwest::Result<reqwest::Response>| sent.is_ok_and(|answer| answer.status().is_success());
+    let stream = || cluster.http.post(format!("{url}/v1/completions")).json(&long).send();
+    let operator = async {
+        let is_busy = || async {
+            let node = node(&cluster, "decode-1").await?;
+            if node["running"].as_u64() > Some(0) {
+                Ok(())
+            } else {
+                Err(node.to_string())
+            }
+        };
+        wait_until("a stream on decode-1", WITHIN, is_busy).await.expect("busy");
+        let (status, words) = baton(&["role", "decode-1", "prefill", "--wait", "0", "--url", &url]).await;
+        assert!(status == Some(0) && words.contains("is draining"), "{words}");
+        let (status, words) = baton(&["role", "decode-1", "colocated", "--url", &url]).await;
+        assert!(status == Some(1) && words.contains("draining already"), "{words}");
+        let (status, words) = baton(&["drain", "decode-1", "--url", &url]).await;
+        assert!(status == Some(0) && words.contains("decode-1 has left"), "{words}");
+    };
+    // One on each decode node.
+    let (first, second, ()) = tokio::join!(stream(), stream(), operator);
+    assert!(
+        answered(first) && answered(second),
+        "what ran there ended, or went on elsewhere"
+    );
+    let exit = cluster
+        .cluster
+        .wait_for_exit("decode-1", WITHIN)
+        .await
+        .expect("it left");
+    assert_eq!(exit.status.code(), Some(0), "{exit}");
+    cluster.stop().await.expect("drains");
+}
