@@ -58,7 +58,7 @@ fn body(turn: u64) -> Value {
     let ids: Vec<u64> = (0..90).map(|i| 1_000 + (i * 7 + turn % 4 * 131) % 20_000).collect();
     json!({
         "model": "smollm2-135m", "prompt": ids, "max_tokens": 24, "ignore_eos": true,
-        "temperature": if turn % 2 == 0 { 0.0 } else { 0.8 }, "seed": 7, "return_token_ids": true, "include_metrics": true
+        "temperature": if turn.is_multiple_of(2) { 0.0 } else { 0.8 }, "seed": 7, "return_token_ids": true, "include_metrics": true
     })
 }
 
