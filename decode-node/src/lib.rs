@@ -130,6 +130,9 @@ pub async fn live(
     };
     let (leaving, drained) = welcomes.hear_during(&mut members, (leaving, goodbye)).await;
     let drained = drained?;
+    if !matches!(leaving, Some(Leaving::ForRole(_))) {
+        port.release();
+    }
     members.leave().await;
     match leaving {
         Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {

@@ -122,6 +122,9 @@ pub async fn live(
     };
     let why = leaving.as_ref().copied().unwrap_or_default();
     let (why, ()) = welcomes.hear_during(&mut membership, (why, goodbye)).await;
+    if !matches!(why, Some(Leaving::ForRole(_))) {
+        port.release();
+    }
     membership.leave().await;
     node.stop().await;
     match leaving.map(|_| why)? {

@@ -62,6 +62,10 @@ fn role_to_take(
     if node.assigned_role == role && node.health != NodeHealth::Draining {
         return Ok((node, role, control));
     }
+    if node.health == NodeHealth::Draining {
+        let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
+        return Err(conflict("draining", message));
+    }
     if !node.roles.contains(&role) {
         let (now, wanted) = (node.assigned_role.name(), role.name());
         let message = format!(
@@ -70,11 +74,7 @@ fn role_to_take(
         );
         return Err(conflict("role_not_available", message));
     }
-    if node.health == NodeHealth::Draining {
-        let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
-        return Err(conflict("draining", message));
-    }
-    let serves = |other: &NodeSnapshot| other.health == NodeHealth::Ready && !other.is_suspected;
+    let serves = |other: &NodeSnapshot| other.is_live && !other.is_suspected;
     let is_last = !others
         .iter()
         .any(|other| serves(other) && other.assigned_role.decodes());

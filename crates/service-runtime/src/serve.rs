@@ -95,6 +95,11 @@ impl KeptPort {
         Ok((listener, bound))
     }
 
+    /// Who dials from now on is refused.
+    pub fn release(&self) {
+        *self.kept() = None;
+    }
+
     fn kept(&self) -> MutexGuard<'_, Option<std::net::TcpListener>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -83,7 +83,8 @@ impl Welcomes {
             MembershipEvent::Welcomed { coordinator, address } => {
                 tracing::info!(%coordinator, address, "welcomed");
                 self.health.set(ReadyState::Ready);
-                if self.welcomed(address) {
+                // A node that leaves already is welcome too late.
+                if self.welcomed(address) && self.health.get().is_ready() {
                     let (role, name) = (self.role.to_owned(), self.name.clone());
                     Announcement::Ready { role, name }.print();
                 }
@@ -107,15 +108,20 @@ impl Welcomes {
         (mut leaving, goodbye): (Option<Leaving>, impl Future<Output = T>),
     ) -> (Option<Leaving>, T) {
         tokio::pin!(goodbye);
-        loop {
+        let mut hear = |event| {
+            let heard = self.take(event);
+            leaving = leaving.map(|leaving| heard.map_or(leaving, |heard| leaving.then(heard)));
+        };
+        let said = loop {
             tokio::select! {
-                said = &mut goodbye => return (leaving, said),
-                Some(event) = membership.next_event() => {
-                    let heard = self.take(event);
-                    leaving = leaving.map(|leaving| heard.map_or(leaving, |heard| leaving.then(heard)));
-                }
+                said = &mut goodbye => break said,
+                Some(event) = membership.next_event() => hear(event),
             }
+        };
+        while let Some(event) = membership.queued_event() {
+            hear(event);
         }
+        (leaving, said)
     }
 
     fn asked(&self, reason: &str, next_role: Option<AssignedRole>) -> Option<Leaving> {

@@ -34,27 +34,32 @@ struct Probe {
 /// Looks and tries until it is stopped.
 #[derive(Debug)]
 pub struct ReadinessWatch {
-    stop: watch::Sender<bool>,
+    stop_probes: watch::Sender<bool>,
+    stop_looks: watch::Sender<bool>,
     looks: JoinHandle<Vec<Look>>,
     probes: JoinHandle<Vec<Probe>>,
 }
 
 impl ReadinessWatch {
     pub fn start(rig: &Rig) -> Self {
-        let (stop, stopped) = watch::channel(false);
+        let (stop_probes, probes_over) = watch::channel(false);
+        let (stop_looks, looks_over) = watch::channel(false);
         let (http, url) = (rig.cluster.http.clone(), rig.base_url().to_owned());
         Self {
-            looks: tokio::spawn(look_until(stopped.clone(), http.clone(), format!("{url}/ready"))),
-            probes: tokio::spawn(probe_until(stopped, http, format!("{url}/v1/completions"))),
-            stop,
+            looks: tokio::spawn(look_until(looks_over, http.clone(), format!("{url}/ready"))),
+            probes: tokio::spawn(probe_until(probes_over, http, format!("{url}/v1/completions"))),
+            stop_probes,
+            stop_looks,
         }
     }
 
     /// For how long at most it said ready while probe after probe failed, and how many failed.
     pub async fn stop(self) -> (Duration, usize) {
-        self.stop.send_replace(true);
-        let looks = self.looks.await.unwrap_or_default();
+        self.stop_probes.send_replace(true);
         let probes = self.probes.await.unwrap_or_default();
+        // After the last probe, or nobody would look beside it.
+        self.stop_looks.send_replace(true);
+        let looks = self.looks.await.unwrap_or_default();
         let failed = probes.iter().filter(|probe| !probe.is_answered).count();
         (ready_while_failing(&looks, &probes), failed)
     }
@@ -62,7 +67,7 @@ impl ReadinessWatch {
 
 async fn look_until(stopped: watch::Receiver<bool>, http: reqwest::Client, url: String) -> Vec<Look> {
     let mut looks = Vec::new();
-    while !*stopped.borrow() {
+    while !*stopped.borrow() && stopped.has_changed().is_ok() {
         let at = Instant::now();
         let answer = http.get(&url).timeout(LOOK_EVERY * 5).send().await;
         let is_ready = answer.is_ok_and(|answer| answer.status().is_success());
@@ -74,7 +79,7 @@ async fn look_until(stopped: watch::Receiver<bool>, http: reqwest::Client, url: 
 
 async fn probe_until(stopped: watch::Receiver<bool>, http: reqwest::Client, url: String) -> Vec<Probe> {
     let mut probes = Vec::new();
-    while !*stopped.borrow() {
+    while !*stopped.borrow() && stopped.has_changed().is_ok() {
         let sent = Instant::now();
         // Other tokens each time: nothing of it is in a cache.
         let prompt: Vec<u32> = (0..8).map(|i| 1_000 + (probes.len() as u32 * 8 + i) % 20_000).collect();

@@ -156,6 +156,7 @@ async fn a_node_changes_its_role_under_load(membership: LocalMembership) {
     }
     let pids = |cluster: &TestCluster| -> Vec<u32> { cluster.cluster.processes().iter().map(|p| p.pid).collect() };
     let pids_before = pids(&cluster);
+    let address_before = node(&cluster, "prefill-1").await.expect("a node")["address"].clone();
     let is_over = Cell::new(false);
     let client = async |client: u64| {
         let mut answered = 0;
@@ -204,6 +205,8 @@ async fn a_node_changes_its_role_under_load(membership: LocalMembership) {
         node_is(&cluster, name, "role", role).await;
     }
     assert_eq!(pids(&cluster), pids_before, "no process was started anew");
+    let address = node(&cluster, "prefill-1").await.expect("a node")["address"].clone();
+    assert_eq!(address, address_before, "it kept its port");
     cluster.assert_blocks_at_rest(AT_REST_WITHIN).await.expect("at rest");
     cluster.stop().await.expect("drains");
 }

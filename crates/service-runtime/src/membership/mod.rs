@@ -133,6 +133,10 @@ impl Membership {
     pub async fn next_event(&mut self) -> Option<MembershipEvent> {
         self.events.recv().await
     }
+    /// One that waits already.
+    pub fn queued_event(&mut self) -> Option<MembershipEvent> {
+        self.events.try_recv().ok()
+    }
     /// Decode nodes to keep links to, over all coordinators.
     pub fn peers(&self) -> watch::Receiver<Vec<Peer>> {
         self.peers.clone()

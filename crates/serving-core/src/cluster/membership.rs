@@ -310,12 +310,13 @@ impl Membership {
         }
         let name = record.id.name.clone();
         let mut node = Node::new(record, stream, now, self.lease);
-        if outcome == Joined::Again
-            && let Some(old) = self.nodes.get(&name)
-        {
-            node.sequences = old.sequences;
-            node.joined_at = old.joined_at;
+        if let Some(old) = self.nodes.get(&name).filter(|old| old.record.id == node.record.id) {
+            // Also when its lease has run out meanwhile: it may not have heard of it yet.
             node.drain = old.drain;
+            if outcome == Joined::Again {
+                node.sequences = old.sequences;
+                node.joined_at = old.joined_at;
+            }
         }
         self.nodes.insert(name.clone(), node);
         self.streams.insert(stream, name);
