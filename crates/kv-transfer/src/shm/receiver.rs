@@ -185,7 +185,7 @@ impl Sender {
             frames: FramedRead::new(frames, socket::codec()),
             replies: FramedWrite::new(replies, socket::codec()),
         };
-        let ended = serving.carry(stop.clone(), self.config.hello_wait).await;
+        let ended = serving.carry(stop, self.config.hello_wait).await;
         let ServedPair {
             mut pair,
             incoming,
@@ -195,8 +195,7 @@ impl Sender {
         if let Incoming::Pool { writer, .. } = &incoming {
             drop(replies);
             if !matches!(ended, Ok(PeerEnd::Goodbye)) {
-                // When this node shares memory no more its pool is retired whole: late stores meet nobody.
-                stop.run_until_cancelled(parted(frames, writer)).await;
+                parted(frames, writer).await;
             }
             pair.writer_is_gone();
         }
