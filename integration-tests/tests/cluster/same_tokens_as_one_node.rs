@@ -7,7 +7,7 @@ use integration_tests::configurations::PAIRWISE;
 use integration_tests::token_exact::report::{self, HEADER, Row};
 
 /// Lengths 1 and 2,000 are always among them.
-const PROMPTS: usize = 6;
+const PROMPTS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_configuration_gives_the_tokens_and_the_kv_of_one_node() {
