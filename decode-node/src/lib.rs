@@ -82,14 +82,7 @@ pub async fn live(
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut node = DecodeNode::open(&config, &address, weights).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
-    let ops = Ops {
-        role: ROLE,
-        name: config.name.clone(),
-        version: PROGRAM.version,
-        health: health.clone(),
-        metrics: node.registry(),
-        ledger: Some(node.ledger()),
-    };
+    let ops = ops(&config, (&node, &health));
     let stop_serving = Shutdown::new();
     let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
@@ -142,5 +135,16 @@ pub async fn live(
         // A second engine beside one that still computes: rather a new process.
         Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::StepThread),
         leaving => Ok(leaving.into()),
+    }
+}
+
+fn ops(config: &Config, (node, health): (&DecodeNode, &Health)) -> Ops {
+    Ops {
+        role: ROLE,
+        name: config.name.clone(),
+        version: PROGRAM.version,
+        health: health.clone(),
+        metrics: node.registry(),
+        ledger: Some(node.ledger()),
     }
 }
