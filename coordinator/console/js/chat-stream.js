@@ -6,14 +6,22 @@ const PATH = "/v1/chat/completions";
 /** An error inside a stream comes after a good status. */
 const STATUS_OF_STREAM = 200;
 
+/** A read whose data is there already ends without a turn of the event loop: a page that has fallen behind would not hear a click. */
+const TURN_EVERY_MS = 30;
+
 /** Data of server-sent events out of a byte stream; an event may be cut anywhere between two reads. */
 async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let turnAt = performance.now() + TURN_EVERY_MS;
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      if (performance.now() >= turnAt) {
+        await new Promise((resolve) => setTimeout(resolve));
+        turnAt = performance.now() + TURN_EVERY_MS;
+      }
       rest += value.replaceAll("\r", "");
       const parts = rest.split("\n\n");
       rest = parts.pop();
