@@ -434,7 +434,7 @@ def test_chat_shows_timings_and_leads_to_its_waterfall(at):
 
 # Against the mock alone: beside a real engine on two cores the browser does not come to the click before the answer ends
 # (seen on 22 Nov 2026 behind the test above: nothing of the page answered for the ten seconds of the stream).
-@pytest.mark.mock
+@mock_only
 def test_an_answer_can_be_stopped(at):
     page = at("#/playground")
     ask(page, "Tell me a very long story about a lighthouse.", 900)
