@@ -25,7 +25,7 @@ use serving_core::request::AttemptKey;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tonic::transport::Channel;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::control_handle::Input;
 use crate::node_clocks::NodeClocks;
@@ -199,6 +199,7 @@ impl LegContext {
             let (leg, node) = (self.leg.name(), &self.node);
             tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
             self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
+            telemetry::set_failed(&Span::current(), error.name(), error.to_string());
             self.tell(LegEvent::Failed { leg: self.leg, error }).await;
         }
     }

@@ -133,7 +133,7 @@ impl Insight {
         runtime.spawn(async move {
             let _permit = permit;
             tokio::time::sleep(SPANS_END_WITHIN).await;
-            spans::export_anyway(trace);
+            spans::export_anyway(trace).await;
             for (node, address) in insight.nodes().into_iter().filter(|(node, _)| nodes.contains(node)) {
                 let path = format!("/admin/spans/{trace}?export=true");
                 if let Err(why) = insight.ask_node(&address, &path).await {

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use proto::messages::{DecodeEvent, OpenRequest, Refused, RefusedReason};
@@ -71,7 +71,7 @@ impl DecodeService for DecodeApi {
         Ok(Response::new(OpenStream {
             events: receiver,
             inbox,
-            _span: span,
+            span,
         }))
     }
 }
@@ -82,16 +82,18 @@ pub struct OpenStream {
     events: mpsc::Receiver<DecodeEvent>,
     inbox: Arc<Inbox>,
     /// The `decode` span lasts as long as the stream.
-    _span: Span,
+    span: Span,
 }
 
 impl Stream for OpenStream {
     type Item = Result<v1::DecodeEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.events
-            .poll_recv(context)
-            .map(|event| event.map(|event| Ok(event.into())))
+        let event = ready!(self.events.poll_recv(context));
+        if let Some(DecodeEvent::Failed(failed)) = &event {
+            telemetry::set_failed(&self.span, failed.reason.clone(), failed.detail.clone());
+        }
+        Poll::Ready(event.map(|event| Ok(event.into())))
     }
 }
 

@@ -157,31 +157,33 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Median of sorted values, and the interval that holds the true one with 95 %: by order statistics, so of any distribution
+/// (sign test; normal approximation of the binomial, which is near from ten values on). Fewer give the whole range.
+fn median_with_interval(sorted: &[f64]) -> (f64, f64, f64) {
+    let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
+    let (n, last) = (sorted.len() as f64, sorted.len().saturating_sub(1));
+    let reach = ((n - 1.96 * n.sqrt()) / 2.0 - 1.0).floor().max(0.0) as usize;
+    (at(sorted.len() / 2), at(reach), at(last.saturating_sub(reach)))
+}
+
 /// Rounds are compared pair by pair: what the machine does meanwhile meets both of a pair.
 fn report(with: &[Round], without: &[Round]) {
     let of = |rounds: &[Round], value: fn(&Round) -> f64| median(&mut rounds.iter().map(value).collect::<Vec<_>>());
-    let pairs = || with.iter().zip(without);
-    let mut ratios: Vec<f64> = pairs()
-        .map(|(a, b)| (a.cpu_ms_per_1000_tokens / b.cpu_ms_per_1000_tokens - 1.0) * 1e2)
-        .collect();
-    let mut later: Vec<f64> = pairs().map(|(a, b)| a.ttft_ms - b.ttft_ms).collect();
-    let (ratio, late) = (median(&mut ratios), median(&mut later));
-    let ends = |sorted: &[f64]| {
-        (
-            sorted.first().copied().unwrap_or(f64::NAN),
-            sorted.last().copied().unwrap_or(f64::NAN),
-        )
+    let of_pairs = |of_pair: fn(&Round, &Round) -> f64| {
+        let mut values: Vec<f64> = with.iter().zip(without).map(|(a, b)| of_pair(a, b)).collect();
+        values.sort_by(f64::total_cmp);
+        median_with_interval(&values)
     };
-    println!("| | on | off | median of pairs | least to most | line |\n|---|---|---|---|---|---|");
-    let (least, most) = ends(&ratios);
+    println!("| | on | off | median of pairs | 95 % of it | line |\n|---|---|---|---|---|---|");
+    let (ratio, least, most) = of_pairs(|a, b| (a.cpu_ms_per_1000_tokens / b.cpu_ms_per_1000_tokens - 1.0) * 1e2);
     println!(
         "| CPU ms per 1,000 tokens | {:.0} | {:.0} | {ratio:+.2} % | {least:+.2} to {most:+.2} % | +2 % |",
         of(with, |r| r.cpu_ms_per_1000_tokens),
         of(without, |r| r.cpu_ms_per_1000_tokens)
     );
-    let (least, most) = ends(&later);
+    let (later, least, most) = of_pairs(|a, b| a.ttft_ms - b.ttft_ms);
     println!(
-        "| TTFT ms, median of a round | {:.1} | {:.1} | {late:+.2} ms | {least:+.2} to {most:+.2} ms | +1 ms |",
+        "| TTFT ms, median of a round | {:.1} | {:.1} | {later:+.2} ms | {least:+.2} to {most:+.2} ms | +1 ms |",
         of(with, |r| r.ttft_ms),
         of(without, |r| r.ttft_ms)
     );

@@ -52,6 +52,23 @@ def test_some_were_retried_and_say_what_failed(run):
         assert way in ways, ways
 
 
+def test_the_spans_of_an_attempt_that_failed_say_so_and_no_others(run):
+    """The call to the node that failed_legs names, and the node's own span below it, of that attempt."""
+    for trace in run.traces.values():
+        calls = [span for span in trace["spans"] if span["kind"] == "client" and "attempt" in span["attributes"]]
+        assert calls or trace["request"]["attempts"] == 1, trace
+        failed = [f"{span['name']}:{span['attributes']['node'].split('@')[0]}:{span['attributes']['error.type']}" for span in calls if span["error"]]
+        assert failed == trace["request"]["failed_legs"], calls
+        answers = [span for span in trace["spans"] if span["kind"] == "server" and span["parent_span_id"] in {call["span_id"] for call in calls if call["error"]}]
+        assert len(answers) >= len(failed) and all(span["error"] for span in answers), answers
+        root, is_ok = trace["spans"][0], trace["request"]["outcome"] == "ok"
+        assert root["parent_span_id"] is None and bool(root["error"]) != is_ok, root
+        last = max((int(call["attributes"]["attempt"]) for call in calls), default=0)
+        of_last = {call["span_id"] for call in calls if int(call["attributes"]["attempt"]) == last}
+        wrong = [span for span in trace["spans"] if span["error"] and {span["span_id"], span["parent_span_id"]} & of_last]
+        assert not (is_ok and wrong), wrong
+
+
 def test_a_killed_node_leaves_one_root_and_no_orphan(tmp_path):
     """Its own spans are gone with it: the call that it did not answer is there, and the way of the second attempt is whole."""
     env = {"BATON_FAILPOINTS": str(tmp_path)}

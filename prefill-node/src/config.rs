@@ -66,7 +66,8 @@ pub struct Config {
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_batched_tokens: u32,
     /// The end of a prompt of several chunks that nothing else waits behind is a chunk of its own of at most this many
-    /// tokens, so that most of its KV moves while the rest is computed; 0: no such chunk
+    /// tokens, so that most of its KV moves while the rest is computed; over gRPC a prompt of one chunk, from 8 times as
+    /// many tokens on, is computed in two halves; 0: neither
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub last_chunk_tokens: u32,
     /// Prompt and outputs together; default: what the model was trained for

@@ -10,20 +10,22 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use engine::{KvMemory, StepRunner};
+use kv_transfer::choice::TransportKind;
 use kv_transfer::transport::AbortReason;
 use proto::messages::PrefillEvent as Told;
 use proto::messages::{Failed, PromptLogprobs, Refused, RefusedReason, TokenBatch};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
+use service_runtime::telemetry;
 use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
 use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
+use serving_core::ids::NodeId;
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
 use serving_core::request::{AttemptKey, TokenEvent, TokenLogprobs};
 use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
-use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::delivery::{Live, NewLive};
 use crate::handoff::{Handoffs, PushReport};
@@ -151,6 +153,10 @@ impl StepLoop {
             request: message.request.id,
             attempt: message.attempt,
         };
+        let is_streamed = message
+            .ticket
+            .as_ref()
+            .is_some_and(|ticket| self.streams_to(&ticket.decode_node));
         let request = Arc::new(message.request);
         let accepted = self.parts.batcher.accept(
             now,
@@ -160,6 +166,7 @@ impl StepLoop {
                 permit_tokens: u64::from(message.permit_tokens),
                 coordinator: message.coordinator_epoch,
                 handoff_skip_blocks: message.ticket.as_ref().map(|ticket| ticket.prefix_blocks),
+                is_streamed,
             },
         );
         let cached_tokens = match accepted {
@@ -185,6 +192,13 @@ impl StepLoop {
         let at = received_at;
         self.tell(key, Told::Accepted { cached_tokens, at });
         failpoints::hit(FaultPoint::PrefillScheduled);
+    }
+
+    /// As far as the pair is settled; the first prompts of a new pair are taken to go through shared memory.
+    fn streams_to(&self, decode_node: &NodeId) -> bool {
+        let pairs = self.parts.pairs.borrow();
+        let pair = pairs.iter().find(|pair| pair.decode_node == *decode_node);
+        pair.is_some_and(|pair| pair.transport.as_deref() == Some(TransportKind::Grpc.name()))
     }
 
     fn refuse(&self, events: &mpsc::Sender<Told>, refused: Refused) {
@@ -382,7 +396,7 @@ impl StepLoop {
             NodeFailure::HoldExpired { .. } => AbortReason::HoldExpired,
             _ => AbortReason::PrefillFailed,
         };
-        live.span.set_attribute("error.type", failure.name());
+        telemetry::set_failed(&live.span, failure.name(), failure.to_string());
         let _ = live.events.try_send(Told::Failed(Failed::from(failure)));
         self.end(key, failure.name());
     }

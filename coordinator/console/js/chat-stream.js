@@ -55,8 +55,8 @@ async function open(request, signal) {
 }
 
 /**
- * `settings`: {model, temperature, max_tokens}. `on`: {id(responseId, requestId), text(piece), end({metrics, usage, finishReason})}.
- * Ends when the stream does; throws ApiFailure, or an AbortError when `signal` stopped it.
+ * `settings`: {model, temperature, max_tokens}. `on`: {id(responseId, requestId), text(piece)}.
+ * Ends when the stream does, with {metrics, usage, finishReason}; throws ApiFailure, or an AbortError when `signal` stopped it.
  */
 export async function streamChat(settings, messages, on, signal) {
   const request = {
@@ -82,7 +82,7 @@ export async function streamChat(settings, messages, on, signal) {
     throw new ApiFailure("The answer broke off: the connection was lost.");
   }
   if (!isDone) throw new ApiFailure("The answer broke off before its end.");
-  on.end(end);
+  return end;
 }
 
 function take(chunk, requestId, on, end) {

@@ -44,6 +44,28 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/**
+ * Paints at most once per frame, however often it is asked: tokens may come faster than a slow machine lays them out.
+ * `finish()` paints what is left at once (a hidden page has no frames), and nothing after it.
+ */
+export function perFrame(paint) {
+  let frame = null;
+  const painted = () => {
+    frame = null;
+    paint();
+  };
+  return {
+    ask() {
+      frame ??= requestAnimationFrame(painted);
+    },
+    finish() {
+      if (frame === null) return;
+      cancelAnimationFrame(frame);
+      painted();
+    },
+  };
+}
+
 /** A table of text cells: `columns` are {title, className}, a cell may be a string or an element. */
 export function table(caption, columns, rows, props) {
   const cell = (content, at) => h("td", { class: columns[at].className }, content);

@@ -59,12 +59,12 @@ fn role_to_take(
         return Err(ApiError::bad_request(message));
     };
     let (node, others, control) = find(state, name)?;
-    if node.assigned_role == role && node.health != NodeHealth::Draining {
-        return Ok((node, role, control));
-    }
     if node.health == NodeHealth::Draining {
         let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
         return Err(conflict("draining", message));
+    }
+    if node.assigned_role == role {
+        return Ok((node, role, control));
     }
     if !node.roles.contains(&role) {
         let (now, wanted) = (node.assigned_role.name(), role.name());

@@ -65,7 +65,7 @@ fn took_part(record: &Detail) -> BTreeSet<&str> {
 }
 
 async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Gathered {
-    let mut all = spans::of_trace(trace);
+    let mut all = spans::of_trace(trace).await;
     let insight = &state.insight;
     let nodes = insight.nodes();
     let is_here = |name: &str| nodes.iter().any(|(node, _)| node == name);

@@ -38,9 +38,9 @@ pub(crate) async fn spans(Path(trace_id): Path<String>, Query(wish): Query<SpanW
         return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
     };
     if wish.export {
-        spans::export_anyway(trace);
+        spans::export_anyway(trace).await;
     }
-    axum::Json(spans::of_trace(trace)).into_response()
+    axum::Json(spans::of_trace(trace).await).into_response()
 }
 
 #[derive(Debug, Default, serde::Deserialize)]

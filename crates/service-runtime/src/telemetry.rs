@@ -13,7 +13,7 @@ use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
 };
-use opentelemetry::{Context, InstrumentationScope, KeyValue, global};
+use opentelemetry::{Context, InstrumentationScope, KeyValue, Value, global};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
 use proto::messages::ClockOffset;
@@ -30,7 +30,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::clock::Clock;
 use crate::spans::flavor::OtelFlavor;
-use crate::spans::{self, later, sampler};
+use crate::spans::{self, sampler};
 
 mod export;
 
@@ -127,7 +127,6 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
         .map_err(|_| TelemetryError::AlreadySet)?;
     if let Some(provider) = &provider {
         global::set_tracer_provider(provider.clone());
-        later::start().map_err(TelemetryError::Recorder)?;
     }
     Ok(Telemetry { provider })
 }
@@ -137,8 +136,8 @@ impl Telemetry {
     pub async fn shutdown(self) {
         let Some(provider) = self.provider else { return };
         let flush = move || {
-            // What is not made by then is not worth the wait.
-            let _ = later::flush(FLUSH_TIME_LIMIT);
+            // A provider that is shut down makes no span any more.
+            spans::flush(FLUSH_TIME_LIMIT);
             provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)
         };
         let flushed = tokio::task::spawn_blocking(flush).await;
@@ -193,10 +192,7 @@ pub async fn change_service(identity: Identity<'_>) -> Result<(), TelemetryError
     let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
     let resource = resource(identity);
     // Off the async threads: the flush blocks, and on them it would wait for itself.
-    let change = move || {
-        let _ = later::flush(FLUSH_TIME_LIMIT);
-        spans::change_service(&resource, exporter, FLUSH_TIME_LIMIT);
-    };
+    let change = move || spans::change_service(&resource, exporter, FLUSH_TIME_LIMIT);
     let _ = tokio::task::spawn_blocking(change).await;
     Ok(())
 }
@@ -308,6 +304,12 @@ pub fn set_parent(span: &Span, parent: Context) {
     }
 }
 
+/// What a span measures did not come to a good end: `kind` is a closed label, `words` say why.
+pub fn set_failed(span: &Span, kind: impl Into<Value>, words: String) {
+    span.set_attribute("error.type", kind);
+    span.set_status(Status::error(words));
+}
+
 /// 32 hex digits, for logs and answers; `None` when no trace is kept.
 pub fn trace_id(span: &Span) -> Option<String> {
     let context = span.context();
@@ -378,9 +380,9 @@ impl MeasuredSpan {
         }
     }
 
-    /// Records it under `parent` on a thread of telemetry's own: for threads that compute.
+    /// Records it under `parent` on a thread of telemetry's own, some milliseconds from now: where a request waits.
     pub fn record_later(self, parent: &Context) {
-        later::record(self, parent.clone());
+        spans::record_later(self, parent.clone());
     }
 
     /// Records it under `parent`; returns its own context for children and links.

@@ -222,6 +222,7 @@ impl World {
             request,
             attempt: Attempt(0),
             handoff_skip_blocks: words.has("skip").then(|| words.number("skip", 0)),
+            is_streamed: false,
         };
         match self.prefill().accept(now, command) {
             Ok(cached) => vec![format!("accepted cached={cached}")],

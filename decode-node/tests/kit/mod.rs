@@ -233,6 +233,7 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         permit_tokens: 1,
         coordinator: NodeEpoch(1),
         handoff_skip_blocks: Some(0),
+        is_streamed: false,
     };
     batcher.accept(Time::ZERO, command).expect("fits");
     let mut computed = Computed {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use cli::local_cluster::LocalMembership;
+use cli::local_cluster::{LocalMembership, NodeExit};
 use integration_tests::cluster::{TestCluster, baton_executable, options};
 use integration_tests::wait::wait_until;
 use serde_json::{Value, json};
@@ -101,17 +101,19 @@ async fn node_is(cluster: &TestCluster, name: &str, key: &str, wanted: &str) -> 
     wait_until(&what, WITHIN, look).await.expect("in time")
 }
 
+/// The process of `name` ends by itself, with exit status 0.
+async fn ended_well(cluster: &TestCluster, name: &str) -> NodeExit {
+    let exit = cluster.cluster.wait_for_exit(name, WITHIN).await.expect("it left");
+    assert_eq!(exit.status.code(), Some(0), "{exit}");
+    exit
+}
+
 async fn a_drained_node_leaves_with_exit_status_0(membership: LocalMembership) {
     let cluster = cluster("1p2d", membership).await;
     let url = cluster.cluster.base_url().to_owned();
     let (status, words) = baton(&["drain", "decode-1", "--url", &url]).await;
     assert!(status == Some(0) && words.contains("decode-1 has left"), "{words}");
-    let exit = cluster
-        .cluster
-        .wait_for_exit("decode-1", WITHIN)
-        .await
-        .expect("it left");
-    assert_eq!(exit.status.code(), Some(0), "{exit}");
+    let exit = ended_well(&cluster, "decode-1").await;
     assert!(cluster.cluster.has_left(&exit));
     node_is(&cluster, "decode-1", "state", "left").await;
     let is_gone = || async {
@@ -242,11 +244,6 @@ async fn to_leave_for_good_overrides_a_change_of_role() {
         answered(first) && answered(second),
         "what ran there ended, or went on elsewhere"
     );
-    let exit = cluster
-        .cluster
-        .wait_for_exit("decode-1", WITHIN)
-        .await
-        .expect("it left");
-    assert_eq!(exit.status.code(), Some(0), "{exit}");
+    ended_well(&cluster, "decode-1").await;
     cluster.stop().await.expect("drains");
 }

@@ -40,7 +40,9 @@ export class Turn {
     this.text = "";
     this.responseId = null;
     // Plain text on purpose: a model's answer is from outside.
-    this.body = h("div", { class: "turn-text" });
+    // One node that grows: a node for each token would make laying out a long answer slower with every token.
+    this.shown = document.createTextNode("");
+    this.body = h("div", { class: "turn-text" }, this.shown);
     this.foot = h("div", { class: "turn-foot" });
     this.element = h(
       "article",
@@ -53,7 +55,11 @@ export class Turn {
 
   add(piece) {
     this.text += piece;
-    this.body.append(piece);
+  }
+
+  /** Shows what was added since the last time. */
+  show() {
+    this.shown.appendData(this.text.slice(this.shown.length));
   }
 
   waits() {

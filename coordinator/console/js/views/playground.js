@@ -3,7 +3,7 @@
 import { getJson } from "../api.js";
 import { streamChat } from "../chat-stream.js";
 import { copyButton } from "../copy.js";
-import { h, replace } from "../dom.js";
+import { h, perFrame, replace } from "../dom.js";
 import { Turn } from "./chat-answer.js";
 
 const SETTINGS_KEY = "baton.playground";
@@ -165,6 +165,7 @@ class PlaygroundView {
     this.prompt.value = "";
     const asked = new Turn("user");
     asked.add(content);
+    asked.show();
     const answer = new Turn("assistant");
     answer.waits();
     turns.push(asked, answer);
@@ -188,33 +189,40 @@ class PlaygroundView {
     this.stop.disabled = false;
     this.send.disabled = true;
     let pieces = 0;
+    const painting = perFrame(() =>
+      this.follow(() => {
+        turn.show();
+        turn.streams(pieces);
+      }),
+    );
     const on = {
       id: (id) => (turn.responseId = id),
       text: (piece) => {
         pieces += 1;
         turn.add(piece);
-        turn.streams(pieces);
-        this.follow();
+        painting.ask();
       },
-      end: (end) => turn.ended(end),
     };
     try {
-      await streamChat(this.settings(), this.messages(turn), on, reading.signal);
+      const end = await streamChat(this.settings(), this.messages(turn), on, reading.signal);
+      painting.finish();
+      this.follow(() => turn.ended(end));
     } catch (problem) {
-      if (reading.signal.aborted) turn.stopped();
-      else turn.failed(problem.message);
+      painting.finish();
+      this.follow(() => (reading.signal.aborted ? turn.stopped() : turn.failed(problem.message)));
     }
     this.reading = null;
     this.stop.disabled = true;
     this.send.disabled = false;
-    this.follow();
     if (this.form.isConnected) this.prompt.focus();
   }
 
-  /** Keeps the end in sight, unless the reader has scrolled up. */
-  follow() {
+  /** Changes the log and keeps its end in sight, unless the reader had scrolled up. */
+  follow(change) {
     const { log } = this;
-    if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+    change();
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
   stopAnswer() {

@@ -112,13 +112,6 @@ pub struct Node {
     pub clock: Option<Clock>,
 }
 
-impl Node {
-    /// There is nobody behind the name any more.
-    pub fn is_gone(&self) -> bool {
-        matches!(self.state.as_str(), "left" | "lost")
-    }
-}
-
 /// Block counts of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvUse {

@@ -1,11 +1,9 @@
 //! `baton drain NODE`: takes a node out of service and waits until it has left.
 
-use std::time::Duration;
-
 use anyhow::bail;
 use clap::Args;
-use tokio::time::Instant;
 
+use super::{Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::AdminClient;
 use crate::observe::cluster::{Cluster, Node};
@@ -17,9 +15,6 @@ Examples:
   baton drain decode-0                 nothing new goes there; wait until what runs has ended and it has left
   baton drain decode-0 --wait 0        ask, and do not wait
   baton drain decode-0 && systemctl stop baton-decode   a drained node's process has ended already, with exit status 0";
-
-/// How often the cluster is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -50,29 +45,20 @@ async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     if args.wait == 0 {
         return Ok(Exit::Ok);
     }
-    let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let mut shown = String::new();
-    loop {
-        let cluster: Cluster = client.read(&["admin", "cluster"], &[]).await?;
-        let is_it = |node: &&Node| node.name == args.node && node.epoch == epoch && !node.is_gone();
-        let Some(node) = cluster.nodes.iter().find(is_it) else {
-            say!("{} has left", args.node);
-            return Ok(Exit::Ok);
-        };
-        let load = nodes::load(node);
-        if load != shown {
-            say!("  {load}");
-            shown = load;
-        }
-        if Instant::now() >= deadline {
-            bail!(
-                "{} has not left within {} s ({shown}); it goes on draining, look again with `baton nodes`",
-                args.node,
-                args.wait
-            );
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+    let node_name = &args.node;
+    let look = |cluster: &Cluster| {
+        let is_it = |node: &&Node| node.name == *node_name && node.epoch == epoch;
+        Ok(match cluster.nodes.iter().find(is_it) {
+            Some(node) if node.state == "lost" => bail!(
+                "{node_name} was lost before it had drained: {} does not reach it; it hears of the drain if it comes back",
+                client.base()
+            ),
+            Some(node) if node.state != "left" => Look::Going(nodes::load(node)),
+            Some(_) | None => Look::Done(format!("{node_name} has left")),
+        })
+    };
+    watch(&client, (&format!("{node_name} has not left"), args.wait), look).await?;
+    Ok(Exit::Ok)
 }
 
 #[cfg(test)]
@@ -104,14 +90,15 @@ mod tests {
     async fn it_waits_until_the_life_that_was_asked_is_gone() {
         let asked = || Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", ASKED);
         let cluster = |epoch: &str, state: &str| Answer::json("/admin/cluster", &page(epoch, state));
-        for end in [
-            cluster("00ff", "left"),
-            cluster("00ff", "lost"),
-            cluster("0100", "ready"),
-        ] {
+        for end in [cluster("00ff", "left"), cluster("0100", "ready")] {
             let answers = vec![asked(), cluster("00ff", "draining"), end];
             assert_eq!(drained(answers, 20).await.expect("it left"), Exit::Ok);
         }
+        let lost = vec![asked(), cluster("00ff", "draining"), cluster("00ff", "lost")];
+        let error = drained(lost, 20)
+            .await
+            .expect_err("nobody knows whether it has drained");
+        assert_eq!(crate::exit::of(&error), Exit::Failure);
         let late = vec![asked(), cluster("00ff", "draining"), cluster("00ff", "draining")];
         assert_eq!(drained(vec![asked()], 0).await.expect("asked"), Exit::Ok);
         let error = drained(late, 20).await.expect_err("the server is gone before the node");

@@ -1,13 +1,11 @@
 //! `baton role NODE ROLE`: a node leaves the one pool and comes back in the other, without a new process.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serving_core::node::AssignedRole;
-use tokio::time::Instant;
 
+use super::{Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::{AdminClient, parse};
 use crate::observe::cluster::{Cluster, Node};
@@ -23,9 +21,6 @@ Examples:
 
 The node drains first, as with `baton drain`: what runs there ends or goes on elsewhere. Its process stays, with the
 weights it has loaded; its KV cache begins empty. After a restart the process has the role it was started with.";
-
-/// How often the cluster is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoleWord {
@@ -86,45 +81,37 @@ async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
     if args.wait == 0 {
         return Ok(Exit::Ok);
     }
-    let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let mut shown = String::new();
-    loop {
-        let cluster: Cluster = client.read(&["admin", "cluster"], &[]).await?;
+    let look = |cluster: &Cluster| {
         let node = cluster.nodes.iter().find(|node| node.name == args.node);
         let node = node.with_context(|| format!("the coordinator has forgotten {}: read the node's log", args.node))?;
-        if node.epoch != asked.epoch && node.state == "ready" {
-            return came_back(node, role);
-        }
-        let now = match node.epoch == asked.epoch && node.state == "draining" {
-            true => nodes::load(node),
-            false => "the old role's work is done".to_owned(),
-        };
-        if now != shown {
-            say!("  {now}");
-            shown = now;
-        }
-        if Instant::now() >= deadline {
-            bail!(
-                "{} is not back as a {role} node within {} s ({shown}); it goes on, look again with `baton nodes`",
+        Ok(match (node.epoch == asked.epoch, node.state.as_str()) {
+            (false, "ready") => Look::Done(came_back(node, role)?),
+            (false, _) | (true, "left") => Look::Going("the old role's work is done".to_owned()),
+            (true, "lost") => bail!(
+                "{} was lost before it had drained: {} does not reach it; it hears of the order if it comes back",
                 args.node,
-                args.wait
-            );
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+                client.base()
+            ),
+            (true, _) => Look::Going(nodes::load(node)),
+        })
+    };
+    watch(
+        &client,
+        (&format!("{} is not back as a {role} node", args.node), args.wait),
+        look,
+    )
+    .await?;
+    Ok(Exit::Ok)
 }
 
 /// A process that was restarted meanwhile has the role it was started with.
-fn came_back(node: &Node, role: &str) -> anyhow::Result<Exit> {
-    if node.role != role {
-        bail!(
-            "{} is back as a {} node, not {role}: its process was started anew meanwhile; its log says why",
-            node.name,
-            node.role
-        );
-    }
-    say!("{} is a {role} node", node.name);
-    Ok(Exit::Ok)
+fn came_back(node: &Node, role: &str) -> anyhow::Result<String> {
+    let Node { name, role: now, .. } = node;
+    ensure!(
+        now == role,
+        "{name} is back as a {now} node, not {role}: its process was started anew meanwhile; its log says why"
+    );
+    Ok(format!("{name} is a {role} node"))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! can change a draw. A token below 2^-40 of the best one's probability cannot be drawn.
 
 mod philox;
+mod scan;
 mod select;
 
 use serving_core::ids::{ChoiceIndex, OutputIndex, TokenId};
@@ -115,7 +116,7 @@ impl Sampler {
             None => None,
         };
         self.adjust(input, logits);
-        let best = largest(logits);
+        let best = scan::largest(logits);
         if best.0 == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft);
         }
@@ -291,30 +292,18 @@ fn pick(weights: &[u64], random: u64) -> usize {
 
 /// Refuses NaN and +infinity; -infinity is a mask.
 fn check(logits: &[f32]) -> Result<(), SampleError> {
-    if logits.iter().all(|logit| *logit < f32::INFINITY) {
-        return Ok(());
+    // No comparison holds of NaN.
+    let is_usable = |logit: f32| logit < f32::INFINITY;
+    match scan::first(logits, |logit| !is_usable(logit)) {
+        None => Ok(()),
+        Some(token) => Err(SampleError::NotFinite { token: token as u32 }),
     }
-    let token = logits
-        .iter()
-        .position(|logit| logit.is_nan() || *logit == f32::INFINITY)
-        .unwrap_or(0);
-    Err(SampleError::NotFinite { token: token as u32 })
-}
-
-/// Largest logit and its id, the lowest on a tie. For an empty row: minus infinity.
-fn largest(logits: &[f32]) -> (f32, u32) {
-    let best = logits.iter().fold(
-        f32::NEG_INFINITY,
-        |best, logit| if *logit > best { *logit } else { best },
-    );
-    let id = logits.iter().position(|logit| *logit == best).unwrap_or(0);
-    (best, id as u32)
 }
 
 /// `ln(sum(exp(logit)))`, summed in f64 over 16 lanes in a fixed order.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     const LANES: usize = 16;
-    let best = largest(logits).0;
+    let best = scan::largest(logits).0;
     let mut lanes = [0f64; LANES];
     let (chunks, rest) = logits.as_chunks::<LANES>();
     for chunk in chunks {
@@ -347,7 +336,7 @@ pub fn prompt_logprob(logits: &[f32], token: TokenId, top: u32) -> Result<TokenL
             vocab_size: logits.len(),
         });
     }
-    if largest(logits).0 == f32::NEG_INFINITY {
+    if scan::largest(logits).0 == f32::NEG_INFINITY {
         return Err(SampleError::NothingLeft);
     }
     Ok(logprobs_of(

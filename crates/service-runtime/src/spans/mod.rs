@@ -4,11 +4,12 @@
 //! it is too late to sample it. What the sampler decides is only what a collector gets.
 
 pub mod flavor;
-pub(crate) mod later;
 pub mod otlp;
+mod recorder;
 pub mod sampler;
 mod store;
 
+use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -20,12 +21,24 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanProcessor};
 use proto::messages::ClockOffset;
 
-use crate::telemetry;
+use crate::telemetry::{self, MeasuredSpan};
 use flavor::OtelFlavor;
+use recorder::Recorder;
 use store::SpanStore;
 
+/// What readers wait for a thread that is some milliseconds behind at most; a trace that is not whole by then is shown as
+/// it is. Twice this is less than a coordinator waits for a node's answer.
+const FLUSHED_WITHIN: Duration = Duration::from_millis(500);
+
 /// This process's kept spans, once telemetry is set up.
-static KEPT: OnceLock<KeptSpans> = OnceLock::new();
+static HERE: OnceLock<Here> = OnceLock::new();
+
+/// Clones lead to the same spans.
+#[derive(Clone, Debug)]
+struct Here {
+    kept: KeptSpans,
+    recorder: Recorder,
+}
 
 /// Handle on what was kept.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +46,7 @@ struct KeptSpans {
     store: Arc<SpanStore>,
     /// A process that changes its role goes on as another service.
     service: Arc<RwLock<Arc<Service>>>,
+    flavors: Arc<[OtelFlavor]>,
 }
 
 /// Whose spans they are, and who gets them.
@@ -61,12 +75,29 @@ impl KeptSpans {
         let mut place = self.service.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut place, Arc::new(service))
     }
+    /// Takes in a span that has ended.
+    fn add(&self, mut span: SpanData) {
+        if let Some(offset) = telemetry::wall_offset() {
+            shift(&mut span, offset);
+        }
+        flavor::dress(&mut span, &self.flavors);
+        if span.span_context.is_sampled()
+            && let Some(exporter) = &self.service().exporter
+        {
+            exporter.on_end(span.clone());
+        }
+        self.store.add(span);
+    }
 }
 
 /// From now on spans are of this service. What was kept under the old name is forgotten, as at a restart, and what it had
-/// still to export is sent, which blocks for at most `limit`.
+/// still to export is sent, which blocks for at most twice `limit`.
 pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProcessor>, limit: Duration) {
-    let Some(kept) = KEPT.get() else { return };
+    let Some(Here { kept, recorder }) = HERE.get() else {
+        return;
+    };
+    // What is not kept by then is the new service's.
+    let _ = recorder.flush(limit);
     let old = kept.replace_service(Service::new(resource, exporter));
     kept.store.clear();
     if let Some(exporter) = &old.exporter
@@ -77,21 +108,29 @@ pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProc
 }
 
 /// The spans of one trace that ended here, as OTLP; empty when none are (or no longer are) kept.
-pub fn of_trace(trace: TraceId) -> otlp::Spans {
-    let Some(kept) = KEPT.get() else {
+pub async fn of_trace(trace: TraceId) -> otlp::Spans {
+    let Some(Here { kept, recorder }) = HERE.get() else {
         return otlp::Spans::default();
     };
+    recorder.settled(FLUSHED_WITHIN).await;
     otlp::Spans::of(kept.store.get(trace), &kept.service().resource)
 }
 
 /// Whether there is a collector to hand spans to.
 pub fn is_exporting() -> bool {
-    KEPT.get().is_some_and(|kept| kept.service().exporter.is_some())
+    HERE.get().is_some_and(|here| here.kept.service().exporter.is_some())
 }
 
 /// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
-pub fn export_anyway(trace: TraceId) {
-    let Some(kept) = KEPT.get() else { return };
+pub async fn export_anyway(trace: TraceId) {
+    let Some(Here { kept, recorder }) = HERE.get() else {
+        return;
+    };
+    if !is_exporting() {
+        return;
+    }
+    recorder.settled(FLUSHED_WITHIN).await;
+    // Of now: the process may have changed its role meanwhile.
     let service = kept.service();
     let Some(exporter) = &service.exporter else { return };
     for mut span in kept.store.get(trace) {
@@ -111,57 +150,79 @@ pub fn export_anyway(trace: TraceId) {
     }
 }
 
+/// Waits until all that ended before is kept, at most so long: what is not kept by then is not worth more. Blocks.
+pub(crate) fn flush(limit: Duration) {
+    if let Some(here) = HERE.get() {
+        let _ = here.recorder.flush(limit);
+    }
+}
+
+/// Makes a span of what was measured, on the recorder's thread; at once where there is none, or too much waits for it.
+pub(crate) fn record_later(span: MeasuredSpan, parent: Context) {
+    let Some(here) = HERE.get() else {
+        span.record(&parent);
+        return;
+    };
+    if let Err(not_taken) = here.recorder.make(span, parent) {
+        let (span, parent) = *not_taken;
+        span.record(&parent);
+    }
+}
+
 /// Sits where an exporter's processor would.
 #[derive(Debug)]
 pub(crate) struct KeepSpans {
-    kept: KeptSpans,
+    here: Here,
     /// Until it has been told whose spans they are, which nobody can do once it is shared.
     unshared: Option<BatchSpanProcessor>,
-    flavors: Vec<OtelFlavor>,
 }
 
 impl KeepSpans {
     /// `exporter`: none where no collector is configured. The first of a process is the one that is read from.
-    pub(crate) fn new(exporter: Option<BatchSpanProcessor>, flavors: &[OtelFlavor]) -> Self {
-        let kept = KeptSpans::default();
-        let _ = KEPT.set(kept.clone());
-        Self {
-            kept,
+    ///
+    /// # Errors
+    /// There is no thread left to record on.
+    pub(crate) fn start(exporter: Option<BatchSpanProcessor>, flavors: &[OtelFlavor]) -> io::Result<Self> {
+        let kept = KeptSpans {
+            flavors: flavors.into(),
+            ..KeptSpans::default()
+        };
+        let takes_in = kept.clone();
+        let recorder = Recorder::start(move |span| takes_in.add(span))?;
+        let here = Here { kept, recorder };
+        let _ = HERE.set(here.clone());
+        Ok(Self {
+            here,
             unshared: exporter,
-            flavors: flavors.to_owned(),
-        }
+        })
     }
 }
 
 impl SpanProcessor for KeepSpans {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
-    fn on_end(&self, mut span: SpanData) {
-        if let Some(offset) = telemetry::wall_offset() {
-            shift(&mut span, offset);
+    fn on_end(&self, span: SpanData) {
+        if let Err(span) = self.here.recorder.keep(span) {
+            self.here.kept.add(*span);
         }
-        flavor::dress(&mut span, &self.flavors);
-        if span.span_context.is_sampled()
-            && let Some(exporter) = &self.kept.service().exporter
-        {
-            exporter.on_end(span.clone());
-        }
-        self.kept.store.add(span);
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        let service = self.kept.service();
+        let _ = self.here.recorder.flush(FLUSHED_WITHIN);
+        let service = self.here.kept.service();
         service.exporter.as_ref().map_or(Ok(()), SpanProcessor::force_flush)
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        let service = self.kept.service();
+        let _ = self.here.recorder.flush(timeout);
+        let service = self.here.kept.service();
         let exporter = service.exporter.as_ref();
         exporter.map_or(Ok(()), |exporter| exporter.shutdown_with_timeout(timeout))
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        self.kept.replace_service(Service::new(resource, self.unshared.take()));
+        let service = Service::new(resource, self.unshared.take());
+        self.here.kept.replace_service(service);
     }
 }
 

@@ -12,10 +12,11 @@ use crate::spans::{KeepSpans, sampler};
 pub(super) fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
     let env = |name: &str| std::env::var(name).ok();
     let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
+    let keep = KeepSpans::start(exporter, identity.flavors).map_err(TelemetryError::Recorder)?;
     Ok(SdkTracerProvider::builder()
         .with_resource(resource(identity))
         .with_sampler(sampler::from_env(&env)?)
-        .with_span_processor(KeepSpans::new(exporter, identity.flavors))
+        .with_span_processor(keep)
         .build())
 }
 

@@ -24,7 +24,7 @@ pub struct PrefillConfig {
     pub hold: Duration,
     /// Cuts the end of a prompt of several chunks that nothing else waits behind into a chunk of its own, at most this
     /// long: the rest of its KV moves while this chunk is computed, and only this chunk's KV is left between first and
-    /// second token.
+    /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
 }
 
@@ -38,6 +38,8 @@ pub struct PrefillCommand {
     pub coordinator: NodeEpoch,
     /// The ticket's `prefix_blocks`; `None` when nothing is handed over.
     pub handoff_skip_blocks: Option<u32>,
+    /// Its KV goes over a stream, which takes as long as some decode steps, and not through memory that both nodes map.
+    pub is_streamed: bool,
 }
 
 /// A block whose bytes are complete and will not change until the push has ended.

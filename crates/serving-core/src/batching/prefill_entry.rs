@@ -35,6 +35,9 @@ pub(super) struct PrefillEntry {
     first_chunk_at: Time,
     /// Set when the request is handed over: prompt blocks that the decode node has already.
     skip_blocks: Option<u32>,
+    pub is_streamed: bool,
+    /// Its last chunk has been cut off: what is left is computed in one step.
+    pub is_cut: bool,
     /// Blocks below this have been given to the push, or are not wanted by it.
     pushed_to: u32,
     /// The push has at least one block and has not been reported as ended.
@@ -58,6 +61,8 @@ impl PrefillEntry {
             accepted_at: now,
             first_chunk_at: now,
             skip_blocks,
+            is_streamed: command.is_streamed,
+            is_cut: false,
             pushed_to: skip_blocks.unwrap_or(0),
             is_pushing: false,
         }
@@ -68,6 +73,11 @@ impl PrefillEntry {
     }
     pub fn is_handed_over(&self) -> bool {
         self.skip_blocks.is_some()
+    }
+    /// Of the whole prompt, those whose KV has not been given to the push, computed or not.
+    pub fn tokens_to_push(&self, block_tokens: u32) -> u32 {
+        let pushed = self.pushed_to.saturating_mul(block_tokens);
+        self.sequence.len().saturating_sub(pushed)
     }
     pub fn stage(&self) -> Stage {
         match self.phase {

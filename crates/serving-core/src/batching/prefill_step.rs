@@ -8,10 +8,16 @@ use crate::batching::prefill::{PrefillBatcher, PrefillEvent, PrefillOutcome};
 use crate::batching::prefill_entry::PrefillEntry;
 use crate::batching::sequence::Sequence;
 use crate::batching::step_plan::RowSource;
-use crate::batching::{NodeFailure, PlannedRow, RowLogits, SampledToken, SequenceLength, StepPlan, finish_reason};
+use crate::batching::{
+    NodeFailure, NodeLimits, PlannedRow, RowLogits, SampledToken, SequenceLength, StepPlan, finish_reason,
+};
 use crate::ids::ChoiceIndex;
 use crate::request::{Request, TokenEvent};
 use crate::time::Time;
+
+/// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
+/// over gRPC (docs/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
+const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
 
 impl RowSource for BTreeMap<u64, PrefillEntry> {
     fn sequence(&self, row: &PlannedRow) -> (&Sequence, &Arc<Request>) {
@@ -37,11 +43,11 @@ impl PrefillBatcher {
             }
             entry.chunk_planned(now);
             let pending = entry.sequence.pending();
-            // A prompt of one chunk is left whole: the step more would take as long as the bytes it hides.
-            let is_cut_anyway = entry.sequence.computed > entry.cached_tokens;
             let token_count = match self.config.last_chunk_tokens {
-                Some(last) if is_alone && is_cut_anyway && entry.is_handed_over() && pending <= budget => {
-                    before_last_chunk(&entry.sequence, limits.block_tokens, last).unwrap_or(pending)
+                Some(last) if is_alone && entry.is_handed_over() && pending <= budget => {
+                    let cut = before_last_chunk(entry, &limits, last);
+                    entry.is_cut |= cut.is_some();
+                    cut.unwrap_or(pending)
                 }
                 _ => pending.min(budget),
             };
@@ -169,13 +175,25 @@ impl PrefillBatcher {
     }
 }
 
-/// Tokens to compute now so that at most `last` remain, cut where a block ends: only whole blocks can be pushed.
-/// `None` when the rest is too short to be worth a step of its own.
-fn before_last_chunk(sequence: &Sequence, block_tokens: u32, last: NonZeroU32) -> Option<u32> {
-    let end = sequence.len();
-    if sequence.pending() < last.get().saturating_mul(2) {
+/// Tokens to compute now so that a last chunk remains, cut where a block ends: only whole blocks can be pushed.
+/// `None` when what is left is too short to be worth a step more.
+fn before_last_chunk(entry: &PrefillEntry, limits: &NodeLimits, last: NonZeroU32) -> Option<u32> {
+    let sequence = &entry.sequence;
+    let (end, pending) = (sequence.len(), sequence.pending());
+    let to_push = entry.tokens_to_push(limits.block_tokens);
+    let last = match sequence.computed > entry.cached_tokens {
+        _ if entry.is_cut => return None,
+        true => last.get(),
+        // All bytes of a prompt of one chunk would move after it: of halves one moves while the other is computed. Through
+        // shared memory all of it takes less than the step more does.
+        false if entry.is_streamed && to_push / 2 >= last.get().saturating_mul(HALF_IN_LAST_CHUNKS_MIN) => {
+            to_push.min(pending) / 2
+        }
+        false => return None,
+    };
+    if pending < last.saturating_mul(2) {
         return None;
     }
-    let cut = (end - last.get()).next_multiple_of(block_tokens);
+    let cut = (end - last).next_multiple_of(limits.block_tokens);
     (sequence.computed < cut && cut < end).then(|| cut - sequence.computed)
 }

@@ -19,6 +19,7 @@ fn command(request: Request, handoff_skip_blocks: Option<u32>) -> PrefillCommand
         permit_tokens,
         coordinator: NodeEpoch(1),
         handoff_skip_blocks,
+        is_streamed: false,
     }
 }
 
@@ -281,6 +282,10 @@ fn prompt_logprobs_without_outputs_finish_with_no_token() {
 
 /// Chunks of one prompt of `prompt` tokens under a budget of 64, with a last chunk of at most 6 tokens (blocks of 4).
 fn chunks(prompt: u32, handoff_skip_blocks: Option<u32>, others: u32) -> Vec<u32> {
+    chunks_over((prompt, false), handoff_skip_blocks, others)
+}
+
+fn chunks_over((prompt, is_streamed): (u32, bool), handoff_skip_blocks: Option<u32>, others: u32) -> Vec<u32> {
     let limits = NodeLimits {
         max_batch_tokens: 64,
         ..limits(100)
@@ -293,7 +298,10 @@ fn chunks(prompt: u32, handoff_skip_blocks: Option<u32>, others: u32) -> Vec<u32
     for id in 0..=others {
         let accepted = batcher.accept(
             Time::ZERO,
-            command(request(u128::from(id) + 1, prompt, 5), handoff_skip_blocks),
+            PrefillCommand {
+                is_streamed,
+                ..command(request(u128::from(id) + 1, prompt, 5), handoff_skip_blocks)
+            },
         );
         accepted.expect("it fits");
     }
@@ -318,6 +326,48 @@ fn the_end_of_a_lonely_prompt_is_a_chunk_of_its_own() {
     assert_eq!(chunks(93, Some(0), 0), [64, 24, 5]);
     assert_eq!(chunks(91, Some(0), 0), [64, 24, 3]);
     assert_eq!(chunks(100, Some(0), 0), [64, 32, 4]);
+}
+
+#[test]
+fn a_lonely_prompt_of_one_chunk_that_is_streamed_is_cut_in_halves() {
+    assert_eq!(chunks_over((48, true), Some(0), 0), [24, 24]);
+    assert_eq!(chunks_over((63, true), Some(0), 0), [32, 31]);
+    assert_eq!(chunks_over((64, true), Some(0), 0), [32, 32]);
+    assert_eq!(chunks_over((94, true), Some(0), 0), [64, 24, 6], "several chunks");
+    assert_eq!(chunks_over((47, true), Some(0), 0), [47], "a short one");
+    assert_eq!(chunks_over((64, true), Some(0), 1), [64], "another prompt waits");
+    assert_eq!(chunks_over((64, true), None, 0), [64], "it stays here");
+}
+
+#[test]
+fn halves_are_of_what_must_be_pushed() {
+    assert_eq!(chunks_over((64, true), Some(3), 0), [40, 24], "52 tokens to push");
+    assert_eq!(chunks_over((64, true), Some(5), 0), [64], "44: too few");
+    assert_eq!(chunks_over((64, true), Some(16), 0), [64], "none");
+}
+
+#[test]
+fn a_prompt_that_others_have_cut_has_its_last_chunk_all_the_same() {
+    let limits = NodeLimits {
+        max_batch_tokens: 64,
+        ..limits(100)
+    };
+    let mut batcher = PrefillBatcher::new(PrefillConfig {
+        limits,
+        hold: Duration::from_secs(5),
+        last_chunk_tokens: NonZeroU32::new(6),
+    });
+    for (id, prompt) in [(1, 40), (2, 48)] {
+        let accepted = batcher.accept(Time::ZERO, command(request(id, prompt, 5), Some(0)));
+        accepted.expect("it fits");
+    }
+    let mut steps = Vec::new();
+    while let Some(plan) = batcher.next_step(Time::ZERO) {
+        steps.push(plan.rows().iter().map(|row| row.token_count).collect::<Vec<_>>());
+        let mut sampled = sample(&plan, &limits);
+        batcher.step_done(Time::ZERO, &mut sampled);
+    }
+    assert_eq!(steps, [vec![40, 24], vec![20], vec![4]]);
 }
 
 #[test]

@@ -354,7 +354,7 @@ impl PrefillWorld {
             batcher: PrefillBatcher::new(PrefillConfig {
                 limits,
                 hold: Duration::from_secs(5),
-                last_chunk_tokens: NonZeroU32::new(5),
+                last_chunk_tokens: NonZeroU32::new(1),
             }),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
@@ -378,6 +378,7 @@ impl PrefillWorld {
                         request: Arc::new(request.clone()),
                         attempt: Attempt(0),
                         handoff_skip_blocks: (!is_local).then_some(u32::from(id.is_multiple_of(2))),
+                        is_streamed: id.is_multiple_of(3),
                     };
                     if self.batcher.accept(self.now, command).is_ok() {
                         self.open.insert(key(id), request);
