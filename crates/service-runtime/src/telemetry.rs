@@ -1,21 +1,21 @@
 //! Logs on stderr, spans to an OTLP collector when the standard `OTEL_*` variables name one, and W3C propagation.
 //!
 //! Without an endpoint nothing is exported, but every process keeps its last spans, and every request has a trace id for
-//! logs and the access log. `OTEL_SDK_DISABLED=true` keeps none either: the
-//! access log alone has the id then.
-//! Telemetry never costs a request: spans are queued (bounded, dropped when full) and sent by a thread of their own.
+//! logs and the access log. `OTEL_SDK_DISABLED=true` keeps none either: the access log alone has the id then.
+//!
+//! Telemetry never costs a request. A span that has ended waits for the thread that keeps it (`spans::recorder`; when its
+//! queue is full, whoever ended the span keeps it), and then, when it is to be exported, for the exporter's own thread (when
+//! that queue is full it is not exported, and still kept).
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
 };
 use opentelemetry::{Context, InstrumentationScope, KeyValue, Value, global};
-use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use proto::messages::ClockOffset;
 use serving_core::time::Time;
 use thiserror::Error;
@@ -33,10 +33,15 @@ use crate::spans::flavor::OtelFlavor;
 use crate::spans::{self, sampler};
 
 mod export;
+mod propagation;
 
 use export::{exporter, is_disabled, provider, resource};
 
 pub use opentelemetry;
+pub use propagation::{
+    context_of_traceparent, extract, extract_answer_parent, extract_headers, inject, inject_answer_parent,
+    inject_context, inject_headers, traceparent,
+};
 
 /// Who a process is in traces.
 #[derive(Clone, Copy, Debug)]
@@ -189,112 +194,12 @@ pub async fn change_service(identity: Identity<'_>) -> Result<(), TelemetryError
     if is_disabled(&env) {
         return Ok(());
     }
-    let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
+    let exporter = exporter(&env)?;
     let resource = resource(identity);
     // Off the async threads: the flush blocks, and on them it would wait for itself.
     let change = move || spans::change_service(&resource, exporter, FLUSH_TIME_LIMIT);
     let _ = tokio::task::spawn_blocking(change).await;
     Ok(())
-}
-
-struct Metadata<'a>(&'a tonic::metadata::MetadataMap);
-struct MetadataMut<'a>(&'a mut tonic::metadata::MetadataMap);
-struct Headers<'a>(&'a http::HeaderMap);
-struct HeadersMut<'a>(&'a mut http::HeaderMap);
-#[derive(Default)]
-struct Pairs(Vec<(String, String)>);
-
-impl Extractor for Metadata<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
-    }
-    fn keys(&self) -> Vec<&str> {
-        Vec::new()
-    }
-}
-impl Injector for MetadataMut<'_> {
-    fn set(&mut self, key: &str, value: String) {
-        if let (Ok(key), Ok(value)) = (tonic::metadata::MetadataKey::from_bytes(key.as_bytes()), value.parse()) {
-            self.0.insert(key, value);
-        }
-    }
-}
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
-    }
-    fn keys(&self) -> Vec<&str> {
-        Vec::new()
-    }
-}
-impl Injector for HeadersMut<'_> {
-    fn set(&mut self, key: &str, value: String) {
-        if let (Ok(key), Ok(value)) = (http::HeaderName::from_bytes(key.as_bytes()), value.parse()) {
-            self.0.insert(key, value);
-        }
-    }
-}
-impl Extractor for Pairs {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| value.as_str())
-    }
-    fn keys(&self) -> Vec<&str> {
-        Vec::new()
-    }
-}
-impl Injector for Pairs {
-    fn set(&mut self, key: &str, value: String) {
-        self.0.push((key.to_owned(), value));
-    }
-}
-
-/// Puts the current span's context into a call's metadata.
-pub fn inject(metadata: &mut tonic::metadata::MetadataMap) {
-    inject_context(&Span::current().context(), metadata);
-}
-pub fn inject_context(context: &Context, metadata: &mut tonic::metadata::MetadataMap) {
-    TraceContextPropagator::new().inject_context(context, &mut MetadataMut(metadata));
-}
-/// Second context of a call: the span that ends with its first answer.
-const ANSWER_PARENT: &str = "x-baton-answer-parent";
-
-/// Names the span that waits for the call's first answer; the callee's own span of that part hangs on it.
-pub fn inject_answer_parent(span: &OpenSpan, metadata: &mut tonic::metadata::MetadataMap) {
-    if let Some(value) = span.traceparent().and_then(|text| text.parse().ok()) {
-        metadata.insert(ANSWER_PARENT, value);
-    }
-}
-/// `None` when the caller named none.
-pub fn extract_answer_parent(metadata: &tonic::metadata::MetadataMap) -> Option<Context> {
-    let text = metadata.get(ANSWER_PARENT)?.to_str().ok()?;
-    let context = context_of_traceparent(text);
-    context.span().span_context().is_valid().then_some(context)
-}
-/// The caller's context; an empty one when there is none or it is malformed.
-pub fn extract(metadata: &tonic::metadata::MetadataMap) -> Context {
-    TraceContextPropagator::new().extract(&Metadata(metadata))
-}
-pub fn inject_headers(headers: &mut http::HeaderMap) {
-    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut HeadersMut(headers));
-}
-pub fn extract_headers(headers: &http::HeaderMap) -> Context {
-    TraceContextPropagator::new().extract(&Headers(headers))
-}
-/// `traceparent` of a context, to be carried through plain data; `None` without a trace.
-pub fn traceparent(context: &Context) -> Option<String> {
-    let mut pairs = Pairs::default();
-    TraceContextPropagator::new().inject_context(context, &mut pairs);
-    pairs
-        .0
-        .into_iter()
-        .find(|(name, _)| name == "traceparent")
-        .map(|(_, value)| value)
-}
-pub fn context_of_traceparent(traceparent: &str) -> Context {
-    TraceContextPropagator::new().extract(&Pairs(vec![("traceparent".to_owned(), traceparent.to_owned())]))
 }
 
 /// Gives a fresh span its remote parent. A span that has started cannot change its parent: call it at once.
@@ -449,33 +354,6 @@ impl Anchor {
 mod tests {
     use super::export::exports;
     use super::*;
-
-    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
-    #[test]
-    fn a_trace_context_survives_metadata_headers_and_text() {
-        let context = context_of_traceparent(PARENT);
-        assert_eq!(traceparent(&context).as_deref(), Some(PARENT));
-        let mut metadata = tonic::metadata::MetadataMap::new();
-        inject_context(&context, &mut metadata);
-        assert_eq!(metadata.get("traceparent").unwrap().to_str().unwrap(), PARENT);
-        assert_eq!(traceparent(&extract(&metadata)).as_deref(), Some(PARENT));
-        let mut headers = http::HeaderMap::new();
-        headers.insert("traceparent", PARENT.parse().unwrap());
-        assert_eq!(traceparent(&extract_headers(&headers)).as_deref(), Some(PARENT));
-    }
-
-    #[test]
-    fn malformed_contexts_are_no_context() {
-        for text in [
-            "",
-            "00-0-0-0",
-            "nonsense",
-            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-        ] {
-            assert_eq!(traceparent(&context_of_traceparent(text)), None, "{text}");
-        }
-    }
 
     #[test]
     fn spans_are_exported_only_to_a_named_endpoint() {

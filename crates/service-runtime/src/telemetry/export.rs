@@ -3,16 +3,19 @@
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider};
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 
 use super::{Identity, TelemetryError};
 use crate::spans::{KeepSpans, sampler};
 
+/// Spans that may wait to be exported. They come in bursts, of up to two queues of `spans::recorder`, which the SDK's own
+/// default of 2,048 does not hold. `OTEL_BSP_MAX_QUEUE_SIZE` wins.
+const EXPORT_QUEUE_SPANS: usize = 8192;
+
 /// Every span is kept for a while; those of sampled traces (`OTEL_TRACES_SAMPLER`) are exported too.
 pub(super) fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
     let env = |name: &str| std::env::var(name).ok();
-    let exporter = exporter(&env)?.map(|exporter| BatchSpanProcessor::builder(exporter).build());
-    let keep = KeepSpans::start(exporter, identity.flavors).map_err(TelemetryError::Recorder)?;
+    let keep = KeepSpans::start(exporter(&env)?, identity.flavors).map_err(TelemetryError::Recorder)?;
     Ok(SdkTracerProvider::builder()
         .with_resource(resource(identity))
         .with_sampler(sampler::from_env(&env)?)
@@ -38,7 +41,8 @@ pub(super) fn resource(identity: Identity<'_>) -> Resource {
     builder.build()
 }
 
-pub(super) fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<SpanExporter>, TelemetryError> {
+/// `None` where no collector is configured.
+pub(super) fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<BatchSpanProcessor>, TelemetryError> {
     if !exports(env) {
         return Ok(None);
     }
@@ -46,7 +50,13 @@ pub(super) fn exporter(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<Sp
         Protocol::Grpc => SpanExporter::builder().with_tonic().build()?,
         Protocol::HttpBinary => SpanExporter::builder().with_http().build()?,
     };
-    Ok(Some(exporter))
+    // The builder has read the OTEL_BSP_* variables.
+    let mut batches = BatchConfigBuilder::default();
+    if env("OTEL_BSP_MAX_QUEUE_SIZE").is_none() {
+        batches = batches.with_max_queue_size(EXPORT_QUEUE_SPANS);
+    }
+    let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches.build());
+    Ok(Some(processor.build()))
 }
 
 pub(super) fn is_disabled(env: &dyn Fn(&str) -> Option<String>) -> bool {
