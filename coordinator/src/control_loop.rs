@@ -19,7 +19,6 @@ use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
 
 use crate::control_handle::{Bell, ControlHandle, Input, Reply};
 use crate::dispatch::{self, Channels, LegContext};
@@ -27,6 +26,7 @@ use crate::membership::{NodeStreams, Terms};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
 use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
+use crate::running_leg::RunningLeg;
 use crate::token_stream::RequestStream;
 
 /// What waits for the loop. Legs wait when it is full; new requests are turned away.
@@ -40,7 +40,7 @@ struct Live {
     stream: Arc<RequestStream>,
     /// Until the submitter has its handle.
     waiting: Option<(Reply, mpsc::Receiver<ClientEvent>)>,
-    legs: BTreeMap<(AttemptKey, Leg), AbortHandle>,
+    legs: BTreeMap<(AttemptKey, Leg), RunningLeg>,
     parent: opentelemetry::Context,
     submitted: Time,
     lane: &'static str,
@@ -242,9 +242,11 @@ impl ControlLoop {
             ClusterAction::Place { key, placement } => self.place(now, key, placement),
             ClusterAction::StartOpen { .. } | ClusterAction::StartPrefill { .. } => self.start_leg(action),
             ClusterAction::CancelLeg { key, leg } => {
-                let live = self.live.get_mut(&key.request);
-                if let Some(task) = live.and_then(|live| live.legs.remove(&(key, leg))) {
-                    task.abort();
+                drop(self.take_leg(key, leg));
+            }
+            ClusterAction::FailLeg { key, leg, error } => {
+                if let Some(running) = self.take_leg(key, leg) {
+                    running.fail(error);
                 }
             }
             ClusterAction::EndAttempt { key } => return self.end_attempt(key),
@@ -341,7 +343,7 @@ impl ControlLoop {
         };
         let channel = self.channels.get(&target);
         let node_epoch = target.node.epoch;
-        let task = match action {
+        let running = match action {
             ClusterAction::StartOpen {
                 request,
                 local,
@@ -382,19 +384,17 @@ impl ControlLoop {
             }
             _ => return,
         };
-        live.legs.insert((key, leg), task);
+        live.legs.insert((key, leg), running);
+    }
+
+    fn take_leg(&mut self, key: AttemptKey, leg: Leg) -> Option<RunningLeg> {
+        self.live.get_mut(&key.request)?.legs.remove(&(key, leg))
     }
 
     fn end_attempt(&mut self, key: AttemptKey) -> Option<ClusterEvent> {
         let live = self.live.get_mut(&key.request)?;
         let delivered = live.stream.end_attempt(key.attempt);
-        live.legs.retain(|(of, _), task| {
-            let is_of_attempt = *of == key;
-            if is_of_attempt {
-                task.abort();
-            }
-            !is_of_attempt
-        });
+        live.legs.retain(|(of, _), _| *of != key);
         Some(ClusterEvent::AttemptEnded { key, delivered })
     }
 
@@ -402,9 +402,7 @@ impl ControlLoop {
         // A request may break before it was placed: its submitter still gets a handle that says so.
         self.hand_out(id);
         if let Some(live) = self.live.remove(&id) {
-            for task in live.legs.values() {
-                task.abort();
-            }
+            drop(live.legs);
             tell(&live.stream);
         }
     }
@@ -416,9 +414,6 @@ impl Drop for ControlLoop {
         for live in self.live.values() {
             live.stream
                 .fail(RequestError::Internal("the coordinator stopped".to_owned()));
-            for task in live.legs.values() {
-                task.abort();
-            }
         }
     }
 }

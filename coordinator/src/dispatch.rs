@@ -1,5 +1,5 @@
-//! Carries work to nodes: one task per leg, one gRPC stream per task. Dropping the task ends the stream, and that is
-//! the cancel (PROTOCOL rule 8).
+//! Carries work to nodes: one task per leg (`running_leg`), one gRPC stream per task. Dropping the task ends the stream, and
+//! that is the cancel (PROTOCOL rule 8).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,12 +23,11 @@ use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, N
 use serving_core::ids::NodeId;
 use serving_core::request::AttemptKey;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tonic::transport::Channel;
-use tracing::{Instrument as _, Span};
 
 use crate::control_handle::Input;
 use crate::node_clocks::NodeClocks;
+use crate::running_leg::RunningLeg;
 use crate::token_stream::{Delivery, ReceivedTokens, RequestStream};
 
 /// How often a leg tells the brain that tokens still come. A tenth of a second would do for any silence limit; this
@@ -88,34 +87,26 @@ struct Progress {
     untold: u32,
 }
 
-pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> AbortHandle {
+pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> RunningLeg {
     let span = tracing::info_span!("decode", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
-    telemetry::set_parent(&span, context.parent.clone());
-    let run = async move {
-        let ended = match channel {
-            Ok(channel) => decode(&context, channel, open).await,
-            Err(error) => Err(error),
-        };
-        context.end(ended).await;
-    };
-    tokio::spawn(run.instrument(span)).abort_handle()
+    let context = Arc::new(context);
+    let of_leg = context.clone();
+    RunningLeg::start(context, span, async move { decode(&of_leg, channel?, open).await })
 }
 
 pub(crate) fn start_prefill(
     context: LegContext,
     channel: Result<Channel, LegError>,
     prefill: PrefillRequest,
-) -> AbortHandle {
+) -> RunningLeg {
     let span = tracing::info_span!("prefill", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
-    telemetry::set_parent(&span, context.parent.clone());
-    let run = async move {
-        let ended = match channel {
-            Ok(channel) => self::prefill(&context, channel, prefill).await,
-            Err(error) => Err(error),
-        };
-        context.end(ended).await;
-    };
-    tokio::spawn(run.instrument(span)).abort_handle()
+    let context = Arc::new(context);
+    let of_leg = context.clone();
+    RunningLeg::start(
+        context,
+        span,
+        async move { self::prefill(&of_leg, channel?, prefill).await },
+    )
 }
 
 async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Result<(), LegError> {
@@ -194,18 +185,15 @@ fn stream_error(status: &tonic::Status) -> LegError {
 }
 
 impl LegContext {
-    async fn end(&self, ended: Result<(), LegError>) {
-        if let Err(error) = ended {
-            let (leg, node) = (self.leg.name(), &self.node);
-            tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
-            self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
-            telemetry::set_failed(&Span::current(), error.name(), error.to_string());
-            self.tell(LegEvent::Failed { leg: self.leg, error }).await;
-        }
+    /// A leg has failed, by its own account or the brain's.
+    pub(crate) fn failed(&self, error: &LegError) {
+        let (leg, node) = (self.leg.name(), &self.node);
+        tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
+        self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
     }
 
     /// Waits when the control loop is behind: this leg's stream then stands still, and nothing piles up.
-    async fn tell(&self, event: LegEvent) {
+    pub(crate) async fn tell(&self, event: LegEvent) {
         self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
     }
 

@@ -16,6 +16,7 @@ pub mod node_clocks;
 pub mod records;
 pub mod registry;
 pub mod request_handle;
+mod running_leg;
 pub mod serve;
 pub mod slo;
 mod stage_clock;

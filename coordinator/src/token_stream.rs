@@ -395,4 +395,4 @@ pub(crate) fn is_node_stage(stage: Stage) -> bool {
 
 #[cfg(test)]
 #[path = "token_stream_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
 
 use super::*;
 
-fn request(choice_count: u32) -> Request {
+pub(crate) fn request(choice_count: u32) -> Request {
     Request {
         id: RequestId(7),
         prompt: Arc::from([TokenId(1), TokenId(2)]),

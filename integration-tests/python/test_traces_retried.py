@@ -69,8 +69,28 @@ def test_the_spans_of_an_attempt_that_failed_say_so_and_no_others(run):
         assert not (is_ok and wrong), wrong
 
 
-def test_a_killed_node_leaves_one_root_and_no_orphan(tmp_path):
-    """Its own spans are gone with it: the call that it did not answer is there, and the way of the second attempt is whole."""
+def is_call(span):
+    """Of the coordinator to a node, for an attempt."""
+    return span["kind"] == "client" and "attempt" in span["attributes"]
+
+
+def failed_leg(call):
+    """A call that failed, in the words of `failed_legs`."""
+    return f"{call['name']}:{call['attributes']['node'].split('@')[0]}:{call['attributes']['error.type']}"
+
+
+# Whoever notices first that a node was killed: the coordinator, before or after the node's first word, or the decode node
+# whose pair it was. That one stands still, nobody but the coordinator can say: its lease runs out.
+NOTICED = {
+    "killed": ["prefill:{}:unreachable", "prefill:{}:connection_lost", "decode:decode-0:transfer"],
+    "stopped": ["prefill:{}:node_lost"],
+}
+
+
+@pytest.mark.parametrize("fate", NOTICED)
+def test_a_node_that_is_gone_leaves_one_root_and_no_orphan(tmp_path, fate):
+    """Its own spans are gone with it: the call that it did not answer is there and says why, and the way of the second
+    attempt is whole."""
     env = {"BATON_FAILPOINTS": str(tmp_path)}
     with by_hand(tmp_path, {"prefill": env}, prefill_nodes=2) as cluster, ThreadPoolExecutor(1) as pool:
         nodes = {process.name: process for process in cluster.running if process.name.startswith("prefill-")}
@@ -89,13 +109,17 @@ def test_a_killed_node_leaves_one_root_and_no_orphan(tmp_path):
         victim = wait_until("a prefill node to stand still in its step", STOPPED_WITHIN_S, look)
         for name in set(nodes) - {victim}:
             arm(tmp_path, name, "mid-chunk=off")
-        cluster.kill(victim)
+        if fate == "killed":
+            cluster.kill(victim)
         answer.result(ANSWERED_WITHIN_S)
+        if fate == "stopped":
+            cluster.kill(victim)
         trace = whole(cluster.get, "killed", lambda trace: [fault for fault in incomplete(trace) if not is_of_the_dead(fault)])
     request = trace["request"]
-    # Whoever notices first: the coordinator, before or after the node's first word, or the decode node whose pair it was.
-    noticed = [[f"prefill:{victim}:unreachable"], [f"prefill:{victim}:connection_lost"], ["decode:decode-0:transfer"]]
+    noticed = [[leg.format(victim)] for leg in NOTICED[fate]]
     assert request["attempts"] == 2 and request["failed_legs"] in noticed, (request["attempts"], request["failed_legs"])
+    calls_that_failed = [failed_leg(span) for span in trace["spans"] if is_call(span) and span["error"]]
+    assert calls_that_failed == request["failed_legs"], trace["spans"]
     assert list(unanswered(trace["spans"])) == ["the call prefill has 0 answers"]
     assert {left["node"] for left in trace["not_asked"]} <= {victim}
     assert left_over(request) <= UNATTRIBUTED_MS_MAX, request

@@ -407,6 +407,7 @@ impl Script {
                 n(&prefill.node),
                 if ticket.is_some() { "yes" } else { "none" }
             ),
+            ClusterAction::FailLeg { key, leg, error } => format!("fail {} {}: {error}", k(key), leg.name()),
             ClusterAction::CancelLeg { key, leg } => format!("cancel {} {}", k(key), leg.name()),
             ClusterAction::EndAttempt { key } => format!("end {}", k(key)),
             ClusterAction::Reject {

@@ -7,7 +7,7 @@ use crate::ids::{NodeId, RequestId};
 use crate::node::{AssignedRole, NodeRecord, PermitNote, Ticket};
 use crate::request::{AttemptKey, LocalPrefillReason, RejectReason, Request, RequestError};
 
-use super::event::{Leg, StreamId};
+use super::event::{Leg, LegError, StreamId};
 
 /// A node to call: who it must be, and where it listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,13 @@ pub enum ClusterAction {
         ticket: Option<Ticket>,
         permit_tokens: u32,
         time_left: Duration,
+    },
+    /// The brain's own verdict: close this leg's stream and say that the leg failed by this error. Nothing is reported back,
+    /// and the action that follows from it comes next. A leg that has ended already is left alone.
+    FailLeg {
+        key: AttemptKey,
+        leg: Leg,
+        error: LegError,
     },
     /// Close one leg's stream; nothing is reported back. A leg that has ended already is left alone.
     CancelLeg {

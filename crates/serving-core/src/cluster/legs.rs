@@ -50,7 +50,7 @@ impl Cluster {
         self.stats.protocol_violations += 1;
         let phase = self.phase(&key).map_or("", Phase::name);
         let detail = format!("{what} while {phase}");
-        self.leg_failed(now, key, (leg, LegError::Protocol { detail }));
+        self.fail_leg(now, key, (leg, LegError::Protocol { detail }));
     }
 
     fn opened(&mut self, now: Time, key: AttemptKey, ticket: Option<Ticket>) {

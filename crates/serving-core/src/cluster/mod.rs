@@ -428,7 +428,7 @@ impl Cluster {
             .filter(|until| *until > now);
         match (wait, alive_until) {
             (TimedWait::Silence, Some(until)) => self.set_wait(key.request, Some(until)),
-            _ => self.leg_failed(now, key, (leg, LegError::TimedOut { wait })),
+            _ => self.fail_leg(now, key, (leg, LegError::TimedOut { wait })),
         }
     }
 

@@ -143,6 +143,13 @@ fn is_transfer_fault(error: &LegError) -> bool {
 }
 
 impl Cluster {
+    /// Nothing came from a leg that the brain can go by, or nonsense: it has failed, and whoever runs it has to hear of it.
+    pub(super) fn fail_leg(&mut self, now: Time, key: AttemptKey, (leg, error): (Leg, LegError)) {
+        let verdict = error.clone();
+        self.act(ClusterAction::FailLeg { key, leg, error });
+        self.leg_failed(now, key, (leg, verdict));
+    }
+
     /// A leg of a running attempt broke.
     pub(super) fn leg_failed(&mut self, now: Time, key: AttemptKey, (leg, error): (Leg, LegError)) {
         let Some(tracked) = self.requests.get(&key.request) else {
@@ -337,7 +344,7 @@ impl Cluster {
             let on_node = |t: &&Tracked| t.legs.get(leg).is_some_and(|l| l.node == *id);
             let keys: Vec<_> = self.requests.values().filter(on_node).map(Tracked::key).collect();
             for key in keys {
-                self.leg_failed(now, key, (leg, LegError::NodeLost));
+                self.fail_leg(now, key, (leg, LegError::NodeLost));
             }
         }
     }

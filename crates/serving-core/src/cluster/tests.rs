@@ -162,7 +162,9 @@ impl World {
                 assert!(permit_tokens > 0);
                 self.running.push((key, Leg::Prefill));
             }
-            ClusterAction::CancelLeg { key, leg } => self.running.retain(|r| *r != (key, leg)),
+            ClusterAction::CancelLeg { key, leg } | ClusterAction::FailLeg { key, leg, .. } => {
+                self.running.retain(|r| *r != (key, leg))
+            }
             ClusterAction::EndAttempt { key } => {
                 assert!(
                     !self.running.iter().any(|(k, _)| *k == key),

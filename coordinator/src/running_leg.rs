@@ -1,0 +1,199 @@
+//! The control loop's hold on a leg that runs: it may cancel it, or fail it by a verdict of its own.
+
+use std::sync::Arc;
+
+use service_runtime::telemetry;
+use serving_core::cluster::{LegError, LegEvent};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tracing::{Instrument as _, Span};
+
+use crate::dispatch::LegContext;
+
+/// Dropping it cancels the leg.
+#[derive(Debug)]
+pub(crate) struct RunningLeg {
+    context: Arc<LegContext>,
+    task: AbortHandle,
+    /// Until it is given.
+    verdict: Option<oneshot::Sender<LegError>>,
+}
+
+impl RunningLeg {
+    /// Runs `leg`, which tells the control loop of all but its failure, in `span`, below the request's root.
+    pub(crate) fn start(
+        context: Arc<LegContext>,
+        span: Span,
+        leg: impl Future<Output = Result<(), LegError>> + Send + 'static,
+    ) -> Self {
+        telemetry::set_parent(&span, context.parent.clone());
+        let (give, mut verdict) = oneshot::channel();
+        let of_task = context.clone();
+        let run = async move {
+            let by_itself = tokio::select! {
+                biased;
+                Ok(error) = &mut verdict => return mark_span(&error),
+                ended = leg => ended,
+            };
+            verdict.close();
+            // Given in this very moment: then that is how it ended.
+            if let Ok(error) = verdict.try_recv() {
+                return mark_span(&error);
+            }
+            if let Err(error) = by_itself {
+                of_task.failed(&error);
+                mark_span(&error);
+                let leg = of_task.leg;
+                of_task.tell(LegEvent::Failed { leg, error }).await;
+            }
+        };
+        Self {
+            context,
+            task: tokio::spawn(run.instrument(span)).abort_handle(),
+            verdict: Some(give),
+        }
+    }
+
+    /// Ends the leg's stream. One that has ended by itself meanwhile has said why.
+    pub(crate) fn fail(mut self, error: LegError) {
+        let verdict = self.verdict.take();
+        if verdict.is_some_and(|verdict| verdict.send(error.clone()).is_ok()) {
+            // Here and not in its task: the request may end with this very verdict.
+            self.context.failed(&error);
+        }
+    }
+}
+
+impl Drop for RunningLeg {
+    fn drop(&mut self) {
+        // After a verdict the task ends at once, and only it can say so on its span.
+        if self.verdict.is_some() {
+            self.task.abort();
+        }
+    }
+}
+
+fn mark_span(error: &LegError) {
+    telemetry::set_failed(&Span::current(), error.name(), error.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use service_runtime::metrics::config::MetricsConfig;
+    use serving_core::cluster::{ClusterEvent, Leg};
+    use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId};
+    use serving_core::request::AttemptKey;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::control_handle::Input;
+    use crate::metrics::Metrics;
+    use crate::node_clocks::NodeClocks;
+    use crate::request_handle::ClientEvent;
+    use crate::token_stream::RequestStream;
+    use crate::token_stream::tests::request;
+
+    /// More than it takes.
+    const WITHIN: Duration = Duration::from_secs(20);
+
+    /// What the control loop hears, and what the client does.
+    type Heard = (mpsc::Receiver<Input>, mpsc::Receiver<ClientEvent>);
+
+    fn context() -> (Arc<LegContext>, Heard) {
+        let metrics = Arc::new(Metrics::new("m", MetricsConfig::default()));
+        let (stream, events) = RequestStream::new(&request(1), Instant::now(), metrics);
+        let (inbox, heard) = mpsc::channel(1);
+        let context = LegContext {
+            key: AttemptKey {
+                request: RequestId(7),
+                attempt: Attempt(0),
+            },
+            leg: Leg::Decode,
+            node: NodeId {
+                name: NodeName::new("decode-0"),
+                epoch: NodeEpoch(1),
+            },
+            choice_count: 1,
+            stream: Arc::new(stream),
+            inbox,
+            clocks: NodeClocks::default(),
+            parent: telemetry::opentelemetry::Context::new(),
+        };
+        (Arc::new(context), (heard, events))
+    }
+
+    /// Ends the request.
+    fn failed_legs(context: &LegContext, mut events: mpsc::Receiver<ClientEvent>) -> Vec<String> {
+        context.stream.complete();
+        match events.try_recv() {
+            Ok(ClientEvent::Done(summary)) => summary.failed_legs,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A leg that never ends, and what tells that its task is gone.
+    fn endless() -> (
+        impl Future<Output = Result<(), LegError>> + Send + 'static,
+        oneshot::Receiver<()>,
+    ) {
+        let (held, gone) = oneshot::channel::<()>();
+        let leg = async move {
+            let _held = held;
+            std::future::pending().await
+        };
+        (leg, gone)
+    }
+
+    async fn is_gone(gone: oneshot::Receiver<()>) {
+        let gone = tokio::time::timeout(WITHIN, gone).await.expect("the leg ends");
+        assert!(gone.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_verdict_ends_a_leg_and_is_told_once() {
+        let (context, (mut heard, events)) = context();
+        let (leg, gone) = endless();
+        RunningLeg::start(context.clone(), Span::none(), leg).fail(LegError::NodeLost);
+        assert_eq!(failed_legs(&context, events), ["decode:decode-0:node_lost"]);
+        is_gone(gone).await;
+        assert!(
+            heard.try_recv().is_err(),
+            "whoever gave the verdict need not hear of it"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_leg_that_is_dropped_is_cancelled_without_a_word() {
+        let (context, (mut heard, events)) = context();
+        let (leg, gone) = endless();
+        drop(RunningLeg::start(context.clone(), Span::none(), leg));
+        is_gone(gone).await;
+        assert_eq!(failed_legs(&context, events), Vec::<String>::new());
+        assert!(heard.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn what_a_leg_said_itself_is_not_said_again() {
+        let (context, (mut heard, events)) = context();
+        let lost = LegError::ConnectionLost {
+            detail: "reset".to_owned(),
+        };
+        let leg = std::future::ready(Err(lost.clone()));
+        let running = RunningLeg::start(context.clone(), Span::none(), leg);
+        let told = tokio::time::timeout(WITHIN, heard.recv()).await.expect("told");
+        let Some(Input::Event(ClusterEvent::Leg { event, .. })) = told else {
+            panic!("{told:?}");
+        };
+        assert_eq!(
+            event,
+            LegEvent::Failed {
+                leg: Leg::Decode,
+                error: lost
+            }
+        );
+        running.fail(LegError::NodeLost);
+        assert_eq!(failed_legs(&context, events), ["decode:decode-0:connection_lost"]);
+    }
+}
