@@ -87,46 +87,81 @@ NOTICED = {
 }
 
 
+def stopped(cluster, folder, nodes, point):
+    """The one of these nodes that has stopped itself at the point; the others are told not to."""
+    running = {process.name: process for process in cluster.running if process.name in nodes}
+
+    def look():
+        found = [name for name, node in running.items() if node.is_stopped()]
+        if not found:
+            raise NotYet("all run")
+        return found[0]
+
+    victim = wait_until(f"one of {nodes} to stand still at {point}", STOPPED_WITHIN_S, look)
+    for name in set(nodes) - {victim}:
+        arm(folder, name, f"{point}=off")
+    return victim
+
+
 @pytest.mark.parametrize("fate", NOTICED)
 def test_a_node_that_is_gone_leaves_one_root_and_no_orphan(tmp_path, fate):
     """Its own spans are gone with it: the call that it did not answer is there and says why, and the way of the second
     attempt is whole."""
-    env = {"BATON_FAILPOINTS": str(tmp_path)}
+    env, nodes = {"BATON_FAILPOINTS": str(tmp_path)}, ["prefill-0", "prefill-1"]
     with by_hand(tmp_path, {"prefill": env}, prefill_nodes=2) as cluster, ThreadPoolExecutor(1) as pool:
-        nodes = {process.name: process for process in cluster.running if process.name.startswith("prefill-")}
         for name in nodes:
             arm(tmp_path, name, "mid-chunk=1*return(stop)")
         model = cluster.get("/v1/models")["data"][0]["id"]
         body = {"prompt": " ".join(WORDS[:100]), "max_tokens": 5, "ignore_eos": True}
-        answer = pool.submit(send, cluster.url, model, "killed", body)
-
-        def look():
-            stopped = [name for name, node in nodes.items() if node.is_stopped()]
-            if not stopped:
-                raise NotYet("both run")
-            return stopped[0]
-
-        victim = wait_until("a prefill node to stand still in its step", STOPPED_WITHIN_S, look)
-        for name in set(nodes) - {victim}:
-            arm(tmp_path, name, "mid-chunk=off")
+        answer = pool.submit(send, cluster.url, model, fate, body)
+        victim = stopped(cluster, tmp_path, nodes, "mid-chunk")
         if fate == "killed":
             cluster.kill(victim)
         answer.result(ANSWERED_WITHIN_S)
         if fate == "stopped":
             cluster.kill(victim)
-        trace = whole(cluster.get, "killed", lambda trace: [fault for fault in incomplete(trace) if not is_of_the_dead(fault)])
+        trace = whole(cluster.get, fate, faults_of_the_living)
+    judge_retried(trace, victim, [leg.format(victim) for leg in NOTICED[fate]])
+    assert list(unanswered(trace["spans"])) == ["the call prefill has 0 answers"]
+
+
+def test_a_stream_that_moved_has_one_trace_and_its_stall_says_so(tmp_path):
+    """The decode node is killed when its client has had a dozen tokens: the rest comes from the other one."""
+    env, nodes = {"BATON_FAILPOINTS": str(tmp_path)}, ["decode-0", "decode-1"]
+    with by_hand(tmp_path, {"decode": env}, decode_nodes=2) as cluster, ThreadPoolExecutor(1) as pool:
+        for name in nodes:
+            arm(tmp_path, name, "mid-decode=12*off->1*return(stop)")
+        model = cluster.get("/v1/models")["data"][0]["id"]
+        body = {"prompt": " ".join(WORDS[:100]), "max_tokens": 40, "ignore_eos": True, "stream": True}
+        answer = pool.submit(send, cluster.url, model, "moved", body)
+        victim = stopped(cluster, tmp_path, nodes, "mid-decode")
+        cluster.kill(victim)
+        answer.result(ANSWERED_WITHIN_S)
+        trace = whole(cluster.get, "moved", faults_of_the_living)
+    judge_retried(trace, victim, [f"decode:{victim}:connection_lost"])
+    assert list(unanswered(trace["spans"])) == ["the call decode has 0 answers", "the call decode.open has 0 answers"]
     request = trace["request"]
-    noticed = [[leg.format(victim)] for leg in NOTICED[fate]]
-    assert request["attempts"] == 2 and request["failed_legs"] in noticed, (request["attempts"], request["failed_legs"])
+    assert request["output_tokens"] == 40 and request["outcome"] == "ok", request
+    assert [stall["cause"] for stall in request["stalls"]] == ["migration"], request["stalls"]
+
+
+def judge_retried(trace, victim, noticed):
+    """One leg failed, in one of these words, and the stages of the whole are those of what the client saw."""
+    request = trace["request"]
+    assert request["attempts"] == 2 and len(request["failed_legs"]) == 1, (request["attempts"], request["failed_legs"])
+    assert request["failed_legs"][0] in noticed, request["failed_legs"]
     calls_that_failed = [failed_leg(span) for span in trace["spans"] if is_call(span) and span["error"]]
     assert calls_that_failed == request["failed_legs"], trace["spans"]
-    assert list(unanswered(trace["spans"])) == ["the call prefill has 0 answers"]
     assert {left["node"] for left in trace["not_asked"]} <= {victim}
     assert left_over(request) <= UNATTRIBUTED_MS_MAX, request
 
 
+def faults_of_the_living(trace):
+    return [fault for fault in incomplete(trace) if not is_of_the_dead(fault)]
+
+
 def is_of_the_dead(fault):
-    return fault.startswith("not asked: ") or fault == "the call prefill has 0 answers"
+    return fault.startswith("not asked: ") or fault.endswith(" has 0 answers")
 
 
 def test_the_checks_find_what_is_wrong(run):

@@ -146,9 +146,9 @@ def up(folder, topology, env=None):
 
 
 @contextmanager
-def by_hand(folder, env_of=None, prefill_nodes=1):
-    """The three with the files of deploy/local, on free ports; `prefill-1` and on are further prefill nodes. `env_of`: more
-    environment, by role."""
+def by_hand(folder, env_of=None, prefill_nodes=1, decode_nodes=1):
+    """The three with the files of deploy/local, on free ports; `prefill-1`, `decode-1` and on are further nodes. `env_of`:
+    more environment, by role."""
     env_of, model = env_of or {}, os.environ.get("BATON_MODEL") or pulled()
     with ended(Cluster("", [])) as cluster:
 
@@ -164,10 +164,11 @@ def by_hand(folder, env_of=None, prefill_nodes=1):
         coordinator = start("coordinator", "baton-coordinator", "--control-listen", "127.0.0.1:0")
         at = coordinator.line(lambda line: line["event"] == "listening")
         cluster.url = "http://" + at["http"]
-        nodes = [node("decode", "decode-0"), *(node("prefill", f"prefill-{i}") for i in range(prefill_nodes))]
+        counts = {"decode": decode_nodes, "prefill": prefill_nodes}
+        nodes = [node(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
         for one in nodes:
             one.line(lambda line: line["event"] == "ready")
-        cluster.wait_for_pairs(prefill_nodes)
+        cluster.wait_for_pairs(prefill_nodes * decode_nodes)
         yield cluster
 
 
