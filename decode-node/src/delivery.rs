@@ -266,22 +266,17 @@ impl Delivery {
         self.close(key);
     }
 
-    /// Before any decode step writes into the last, partly filled block.
+    /// Of the client's prompt, also when the request has moved here with tokens of an earlier attempt behind it. Before
+    /// any decode step writes into the last, partly filled block.
     fn hash_prompt(&mut self, key: AttemptKey, blocks: &[BlockId]) {
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
         };
-        let block_tokens = self.kv.geometry().block_tokens;
-        let mut left = stream.request.prompt_tokens();
-        for block in blocks {
-            let valid = left.min(block_tokens);
-            left -= valid;
-            match self.kv.block_hash(*block, valid) {
-                Ok(hash) => stream.kv_hashes.push(hash),
-                Err(error) => {
-                    let detail = error.to_string();
-                    return self.batcher.fail(key, NodeFailure::Engine { detail });
-                }
+        match self.kv.prompt_hashes(blocks, stream.request.client_prompt_tokens) {
+            Ok(hashes) => stream.kv_hashes = hashes,
+            Err(error) => {
+                let detail = error.to_string();
+                self.batcher.fail(key, NodeFailure::Engine { detail });
             }
         }
     }

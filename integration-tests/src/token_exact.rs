@@ -5,7 +5,7 @@ pub mod report;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -123,15 +123,21 @@ async fn ask(client: &reqwest::Client, url: &str, case: &Case) -> Result<Answer>
     let ids = body["choices"][0]["token_ids"]
         .as_array()
         .context("no token_ids in the answer")?;
-    let hashes = body["kv_hashes"].as_array().context("no kv_hashes in the answer")?;
+    ensure!(body["kv_hashes"].is_array(), "no kv_hashes in the answer");
     Ok(Answer {
         tokens: ids
             .iter()
             .filter_map(Value::as_u64)
             .filter_map(|t| u32::try_from(t).ok())
             .collect(),
-        kv_hashes: hashes.iter().filter_map(|h| h.as_str().map(str::to_owned)).collect(),
+        kv_hashes: kv_hashes(&body).collect(),
     })
+}
+
+/// What an answer, or an event of one, tells of its prompt's KV.
+pub fn kv_hashes(body: &Value) -> impl Iterator<Item = String> {
+    let hashes = body["kv_hashes"].as_array().into_iter().flatten();
+    hashes.filter_map(|hash| hash.as_str().map(str::to_owned))
 }
 
 /// How two runs of the same cases differ.

@@ -107,17 +107,11 @@ impl Live {
         Ok(())
     }
 
-    /// Hashes the prompt's blocks; their bytes are this request's until the next call of the batcher.
+    /// Hashes the blocks of the client's prompt; their bytes are this request's until the next call of the batcher.
     pub fn hash_prompt(&mut self, kv: &KvMemory, blocks: &[BlockId]) {
-        let block_tokens = kv.geometry().block_tokens;
-        let mut left = self.request.prompt_tokens();
-        for block in blocks {
-            let valid = left.min(block_tokens);
-            left -= valid;
-            match kv.block_hash(*block, valid) {
-                Ok(hash) => self.kv_hashes.push(hash),
-                Err(error) => tracing::error!(%error, "a computed block could not be hashed"),
-            }
+        match kv.prompt_hashes(blocks, self.request.client_prompt_tokens) {
+            Ok(hashes) => self.kv_hashes = hashes,
+            Err(error) => tracing::error!(%error, "a computed block could not be hashed"),
         }
     }
 

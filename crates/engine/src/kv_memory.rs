@@ -212,6 +212,18 @@ impl KvMemory {
         })
     }
 
+    /// One hash for each block of a prompt of `prompt_tokens` tokens whose KV begins in the first of `blocks`; blocks
+    /// behind the prompt's last token are left out.
+    ///
+    /// # Errors
+    /// As [`block_hash`](Self::block_hash), of the first block that has no hash.
+    pub fn prompt_hashes(&self, blocks: &[BlockId], prompt_tokens: u32) -> Result<Vec<u64>, KvAccessError> {
+        let block_tokens = self.geometry.block_tokens;
+        let first_tokens = (0..prompt_tokens).step_by(block_tokens as usize);
+        let hash = |(block, first): (&BlockId, u32)| self.block_hash(*block, (prompt_tokens - first).min(block_tokens));
+        blocks.iter().zip(first_tokens).map(hash).collect()
+    }
+
     /// Claims every block that a batch reads or writes. The batch's tables must cover its positions.
     pub(crate) fn claim_step<'a>(&'a self, batch: &'a [SequenceRows<'a>]) -> Result<StepClaim<'a>, KvAccessError> {
         let mut claim = StepClaim {

@@ -221,6 +221,22 @@ fn concurrent_use_never_mixes_two_imports() {
     });
 }
 
+#[test]
+fn a_prompts_hashes_end_with_its_last_token() {
+    let kv = memory(3);
+    let blocks: Vec<BlockId> = (0..3).map(BlockId).collect();
+    for block in &blocks {
+        kv.import_block(*block, &pattern(geometry().block_bytes(), block.0 as u8))
+            .unwrap();
+    }
+    // Blocks of 16: 20 tokens are a whole one and four rows of the next; what was generated behind them has none.
+    let hashes = kv.prompt_hashes(&blocks, 20).unwrap();
+    let expected = [kv.block_hash(blocks[0], 16), kv.block_hash(blocks[1], 4)].map(Result::unwrap);
+    assert_eq!(hashes, expected);
+    assert_eq!(kv.prompt_hashes(&blocks, 32).unwrap().len(), 2);
+    assert_eq!(kv.prompt_hashes(&blocks, 0).unwrap(), Vec::<u64>::new());
+}
+
 proptest! {
     #[test]
     fn the_hash_covers_exactly_the_valid_rows(valid in 0u32..=16, at in 0usize..768) {

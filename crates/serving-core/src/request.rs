@@ -91,7 +91,8 @@ pub struct Request {
     pub logprobs: Option<u32>,
     /// `Some(k)`: also report logprobs of the prompt tokens (`echo` with logprobs). Bypasses prefix hits.
     pub prompt_logprobs: Option<u32>,
-    /// Report a hash of every committed prompt block's KV bytes with the result (used to compare topologies).
+    /// Report a hash of the committed KV bytes of every block of the client's prompt with the result (used to compare
+    /// topologies and attempts).
     pub report_kv_hashes: bool,
     pub lane: Lane,
     /// Time allowed from arrival to last token.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::MODEL;
-use crate::token_exact::{Case, OUTPUT_TOKENS};
+use crate::token_exact::{Case, OUTPUT_TOKENS, kv_hashes};
 
 const RECONNECT_EVERY: Duration = Duration::from_millis(50);
 
@@ -16,6 +16,8 @@ const RECONNECT_EVERY: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub tokens: Vec<u32>,
+    /// Of the prompt's blocks, as far as the end of the answer told them.
+    pub kv_hashes: Vec<String>,
     /// When each token came, from the start on.
     pub arrivals: Vec<Duration>,
     /// The coordinator's name for the request.
@@ -99,7 +101,7 @@ async fn read(client: &reqwest::Client, base_url: &str, (case, manner): (&Case, 
     let begun = Instant::now();
     let body = json!({
         "model": MODEL, "prompt": case.prompt, "max_tokens": OUTPUT_TOKENS, "temperature": case.temperature, "top_p": case.top_p,
-        "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "stream": true,
+        "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "return_kv_hashes": true, "stream": true,
     });
     let response = loop {
         let mut request = client.post(format!("{base_url}/v1/completions")).json(&body);
@@ -180,6 +182,7 @@ impl Seen {
             self.terminals.push(Terminal::Error(code(error)));
             return;
         }
+        self.kv_hashes.extend(kv_hashes(&event));
         let choice = &event["choices"][0];
         let tokens = choice["token_ids"].as_array().into_iter().flatten();
         let tokens: Vec<u32> = tokens

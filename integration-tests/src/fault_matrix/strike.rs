@@ -92,7 +92,7 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
             Terminal::Error(code) => Some(code.clone()),
             Terminal::Finished(_) => None,
         }));
-        match judge(cell.into(), &seen, &work.baseline[i].tokens) {
+        match judge(cell.into(), &seen, &work.baseline[i]) {
             Ok(Outcome::Failed) if cell.victim == Victim::Etcd => {
                 violations.push(format!(
                     "request {i} failed, and only etcd was away: {:?}",

@@ -2,6 +2,7 @@
 
 use super::cells::{Cell, FaultKind, Victim};
 use super::client::{Ending, Seen, Terminal};
+use crate::token_exact::Answer;
 
 /// What one request came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,11 +34,13 @@ impl From<Cell> for Connection {
     }
 }
 
-/// Judges one request against its fault-free tokens.
+/// Judges one request against its fault-free tokens and the KV they came from. An answer whose node died after the last
+/// token has no hashes.
 ///
 /// # Errors
 /// In words, what no fault excuses.
-pub fn judge(connection: Connection, seen: &Seen, baseline: &[u32]) -> Result<Outcome, String> {
+pub fn judge(connection: Connection, seen: &Seen, answer: &Answer) -> Result<Outcome, String> {
+    let baseline = &answer.tokens;
     let told = seen.tokens.len();
     let differs = seen.tokens.iter().zip(baseline).position(|(a, b)| a != b);
     if let Some(at) = differs {
@@ -51,6 +54,12 @@ pub fn judge(connection: Connection, seen: &Seen, baseline: &[u32]) -> Result<Ou
     }
     if seen.late_events > 0 {
         return Err(format!("{} events after the end", seen.late_events));
+    }
+    if !seen.kv_hashes.is_empty() && seen.kv_hashes != answer.kv_hashes {
+        return Err(format!(
+            "WRONG KV: {:?}, without the fault {:?}",
+            seen.kv_hashes, answer.kv_hashes
+        ));
     }
     match (seen.ending.as_ref(), seen.terminals.as_slice()) {
         (Some(Ending::Whole), [Terminal::Finished(_)]) if told < baseline.len() => {
@@ -91,22 +100,25 @@ mod tests {
         }
     }
 
+    fn answer() -> Answer {
+        Answer {
+            tokens: vec![1, 2],
+            kv_hashes: vec!["a".into(), "b".into()],
+        }
+    }
+
     #[test]
     fn the_baselines_tokens_or_an_explicit_error_pass() {
         let length = Terminal::Finished("length".to_owned());
         let error = Terminal::Error("node_lost".to_owned());
-        assert_eq!(
-            judge(
-                Connection::Holds,
-                &whole(&[1, 2], std::slice::from_ref(&length)),
-                &[1, 2]
-            ),
-            Ok(Outcome::Completed)
-        );
-        assert_eq!(
-            judge(Connection::Holds, &whole(&[1], std::slice::from_ref(&error)), &[1, 2]),
-            Ok(Outcome::Failed)
-        );
+        let with_hashes = |hashes: &[&str]| Seen {
+            kv_hashes: hashes.iter().map(|&hash| hash.to_owned()).collect(),
+            ..whole(&[1, 2], std::slice::from_ref(&length))
+        };
+        let judged = |seen: &Seen| judge(Connection::Holds, seen, &answer());
+        assert_eq!(judged(&with_hashes(&["a", "b"])), Ok(Outcome::Completed));
+        assert_eq!(judged(&with_hashes(&[])), Ok(Outcome::Completed));
+        assert_eq!(judged(&whole(&[1], std::slice::from_ref(&error))), Ok(Outcome::Failed));
         for (what, seen) in [
             ("another token", whole(&[1, 3], std::slice::from_ref(&length))),
             (
@@ -115,10 +127,12 @@ mod tests {
             ),
             ("a gap", whole(&[2], std::slice::from_ref(&error))),
             ("too few", whole(&[1], std::slice::from_ref(&length))),
+            ("other KV", with_hashes(&["a", "c"])),
+            ("KV of more than the prompt", with_hashes(&["a", "b", "c"])),
             ("no end", whole(&[1, 2], &[])),
             ("two ends", whole(&[1, 2], &[length.clone(), error.clone()])),
         ] {
-            assert!(judge(Connection::Holds, &seen, &[1, 2]).is_err(), "{what}");
+            assert!(judged(&seen).is_err(), "{what}");
         }
     }
 
@@ -129,11 +143,11 @@ mod tests {
             ending: Some(Ending::Broken("reset".to_owned())),
             ..Seen::default()
         };
-        assert!(judge(KILL_D.into(), &broken, &[1, 2]).is_err());
+        assert!(judge(KILL_D.into(), &broken, &answer()).is_err());
         let kill_c = Cell {
             victim: Victim::Coordinator,
             ..KILL_D
         };
-        assert_eq!(judge(kill_c.into(), &broken, &[1, 2]), Ok(Outcome::ConnectionLost));
+        assert_eq!(judge(kill_c.into(), &broken, &answer()), Ok(Outcome::ConnectionLost));
     }
 }

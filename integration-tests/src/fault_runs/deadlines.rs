@@ -85,7 +85,7 @@ pub async fn run(requests: usize, seed: u64) -> Result<Deadlines> {
                 ));
             }
         }
-        match judge(Connection::Holds, &seen, &answers[which].tokens) {
+        match judge(Connection::Holds, &seen, &answers[which]) {
             Ok(Outcome::Completed) => run.completed += 1,
             Ok(_) => run.failed += 1,
             Err(what) => run.violations.push(what),

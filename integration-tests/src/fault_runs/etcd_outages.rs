@@ -151,7 +151,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Outage)) -> Result<Outages> {
     for (outage, (begun, over)) in run.outages.iter_mut().zip(spans) {
         let meanwhile = |sent: &&Sent| sent.started <= over && sent.started + sent.seen.took >= begun;
         let is_good = |sent: &Sent| {
-            let outcome = judge(Connection::Holds, &sent.seen, &answers[sent.which].tokens);
+            let outcome = judge(Connection::Holds, &sent.seen, &answers[sent.which]);
             outcome == Ok(crate::fault_matrix::verdict::Outcome::Completed)
         };
         let of: Vec<&Sent> = ended.sent.iter().filter(meanwhile).collect();

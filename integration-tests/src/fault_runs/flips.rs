@@ -44,7 +44,7 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Flips> {
         let which = round % cases.len();
         let manner = Manner::staying(WITHIN);
         let seen = client::stream(&rig.cluster.http, rig.base_url(), &cases[which], manner).await;
-        match judge(Connection::Holds, &seen, &answers[which].tokens) {
+        match judge(Connection::Holds, &seen, &answers[which]) {
             Ok(Outcome::Completed) => run.completed += 1,
             Ok(_) => {}
             Err(what) => run.violations.push(format!("round {round}: {what}")),

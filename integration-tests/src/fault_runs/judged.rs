@@ -60,7 +60,7 @@ pub fn judge_all(ended: &Ended, answers: &[Answer], connection: impl Fn(&Sent) -
         ..Judged::default()
     };
     for one in sent {
-        match judge(connection(one), &one.seen, &answers[one.which].tokens) {
+        match judge(connection(one), &one.seen, &answers[one.which]) {
             Ok(Outcome::Completed) => judged.completed += 1,
             Ok(Outcome::Failed) => judged
                 .failed

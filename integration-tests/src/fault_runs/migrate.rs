@@ -121,7 +121,11 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         let migrated = migrated(&rig, streams).await?;
         for (i, seen) in seen.into_iter().enumerate() {
             let (started, seen) = seen.context("a client broke")?;
-            match judge(Connection::Holds, &seen, &answers[i].tokens) {
+            match judge(Connection::Holds, &seen, &answers[i]) {
+                Ok(Outcome::Completed) if seen.kv_hashes.is_empty() => {
+                    run.violations
+                        .push(format!("round {round}: stream {i} has no KV hashes"));
+                }
                 Ok(Outcome::Completed) => run.completed += 1,
                 Ok(_) => run
                     .violations

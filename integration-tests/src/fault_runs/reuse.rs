@@ -69,7 +69,7 @@ pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<R
             .map(|(which, leave_after)| one(&rig, &cases[*which], *leave_after));
         let seen = join_all(running).await;
         for ((which, leave_after), seen) in requests.iter().zip(seen) {
-            match judge(Connection::Holds, &seen, &answers[*which].tokens) {
+            match judge(Connection::Holds, &seen, &answers[*which]) {
                 Ok(Outcome::Left) => run.left += 1,
                 Ok(Outcome::Completed) => run.compared_texts += 1,
                 Ok(_) => run.failed += 1,

@@ -16,7 +16,7 @@ const CASE_SEED: u64 = 20_261_121;
 /// A full queue of long prompts on two slow cores; refusals would only make the comparison smaller.
 const QUEUE_WAIT_MS_MAX: u64 = 600_000;
 
-pub const HEADER: &str = "| configuration | requests | tokens compared | differing | KV blocks compared | differing | committed handoffs | local prefills | seconds |\n|---|---|---|---|---|---|---|---|---|";
+pub const HEADER: &str = "| configuration | requests | tokens compared | differing | KV blocks compared | differing | incomplete answers | committed handoffs | local prefills | seconds |\n|---|---|---|---|---|---|---|---|---|---|";
 
 /// What one configuration showed against the baseline.
 #[derive(Clone, Debug)]
@@ -46,13 +46,14 @@ impl fmt::Display for Row {
         let d = &self.differences;
         write!(
             f,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {:.0} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {:.0} |",
             self.configuration,
             d.requests,
             d.tokens_compared,
-            d.tokens_differing + d.incomplete,
+            d.tokens_differing,
             d.blocks_compared,
             d.blocks_differing,
+            d.incomplete,
             self.committed_handoffs,
             self.local_prefills,
             self.took.as_secs_f64()
