@@ -50,6 +50,8 @@ pub struct NodeSnapshot {
     pub preemptions_total: u64,
     pub prefix_query_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
+    /// In the prefix directory.
+    pub prefix_blocks: usize,
     /// A prefill node's links: decode node, and whether it reports the link as usable.
     pub pairs: Vec<PairSnapshot>,
 }
@@ -121,6 +123,7 @@ impl ClusterSnapshot {
                 preemptions_total: status.map_or(0, |s| s.preemptions_total),
                 prefix_query_tokens_total: status.map_or(0, |s| s.prefix_query_tokens_total),
                 prefix_hit_tokens_total: status.map_or(0, |s| s.prefix_hit_tokens_total),
+                prefix_blocks: if is_over { 0 } else { n.prefixes.blocks() },
                 pairs: status.filter(|_| !is_over).map(pairs).unwrap_or_default(),
             }
         };
@@ -338,6 +341,8 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     w.gauges(&table::NODE_WAITING_SEQUENCES, waiting)?;
     let permits = per_node(|n| n.permits_available as f64);
     w.gauges(&table::NODE_PERMITS_AVAILABLE, permits)?;
+    let prefixes = per_node(|n| n.prefix_blocks as f64);
+    w.gauges(&table::NODE_PREFIX_BLOCKS, prefixes)?;
     pairs_up(nodes, w)?;
     node_totals(nodes, w)
 }

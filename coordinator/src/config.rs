@@ -99,6 +99,7 @@ pub struct Config {
 #[serde(rename_all = "kebab-case")]
 pub enum Routing {
     LeastLoaded,
+    PrefixAware,
     RoundRobin,
 }
 
@@ -138,6 +139,7 @@ impl Config {
             retries_free_per_minute: self.retries_free_per_minute,
             routing: match self.routing {
                 Routing::LeastLoaded => RoutingPolicy::LeastLoaded,
+                Routing::PrefixAware => RoutingPolicy::PrefixAware,
                 Routing::RoundRobin => RoutingPolicy::RoundRobin,
             },
             on_illegal_transition: OnIllegalTransition::FailRequest,

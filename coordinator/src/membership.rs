@@ -158,6 +158,7 @@ impl Reader {
             }
             NodeReport::Status { .. } => Err("a status of another epoch".to_owned()),
             NodeReport::Leave { .. } => Ok(Some(ClusterEvent::NodeLeft { stream })),
+            NodeReport::Prefixes(report) => Ok(Some(ClusterEvent::PrefixesReported { stream, report })),
             NodeReport::Clock(offset) => {
                 self.clocks.report(&self.node, offset);
                 Ok(None)

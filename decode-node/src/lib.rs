@@ -89,6 +89,7 @@ pub async fn live(
     let join = JoinConfig {
         coordinators: CoordinatorsAt::of(&config.coordinators)?,
         record: node.record(),
+        prefixes: node.prefixes(),
         gauges: node.membership_gauges(),
     };
     let mut members = membership::join(join, node.status())?;

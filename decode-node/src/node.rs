@@ -19,6 +19,7 @@ use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
@@ -63,6 +64,7 @@ pub struct DecodeNode {
     registry: Arc<Registry>,
     gauges: MembershipGauges,
     status: watch::Receiver<NodeStatus>,
+    prefixes: watch::Receiver<PrefixLog>,
     /// Ends with the step thread, however it ends.
     ended: oneshot::Receiver<()>,
 }
@@ -104,6 +106,7 @@ impl DecodeNode {
         });
         let gauges = metrics.membership();
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
         let parts = LoopParts {
             node: id,
             kv_address: record.kv_address.clone(),
@@ -113,6 +116,7 @@ impl DecodeNode {
             receiver: receiver.clone(),
             metrics,
             status: status_in,
+            prefixes: prefixes_in,
         };
         let step_loop = StepLoop::new(parts, StepRunner::new(opened.engine)?, batcher);
         let (ending, ended) = oneshot::channel();
@@ -131,6 +135,7 @@ impl DecodeNode {
             registry: Arc::new(registry),
             gauges,
             status,
+            prefixes,
             ended,
         })
     }
@@ -140,6 +145,10 @@ impl DecodeNode {
     }
     pub fn status(&self) -> watch::Receiver<NodeStatus> {
         self.status.clone()
+    }
+    /// What the prefix cache lists.
+    pub fn prefixes(&self) -> watch::Receiver<PrefixLog> {
+        self.prefixes.clone()
     }
     pub fn ledger(&self) -> Arc<dyn BlockLedger> {
         self.inbox.clone()

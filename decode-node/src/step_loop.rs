@@ -15,6 +15,7 @@ use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
 use serving_core::batching::{Commit, CommitError, DecodeBatcher, NodeFailure, OpenCommand, Opened, PromptSource};
 use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::kv::reservation::Reservation;
 use serving_core::node::{NodeState, NodeStatus, Ticket};
 use serving_core::request::AttemptKey;
@@ -43,6 +44,7 @@ pub struct LoopParts {
     pub receiver: Arc<Receiver>,
     pub metrics: Metrics,
     pub status: watch::Sender<NodeStatus>,
+    pub prefixes: watch::Sender<PrefixLog>,
 }
 
 #[derive(Debug)]
@@ -328,7 +330,10 @@ impl StepLoop {
         is_empty && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        if let Some(changes) = self.delivery.batcher.take_prefix_changes() {
+            self.parts.prefixes.send_modify(|log| log.apply(changes));
+        }
         let state = if self.drain_until.is_some() {
             NodeState::Draining
         } else {

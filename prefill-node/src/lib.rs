@@ -100,6 +100,7 @@ pub async fn live(
     let join = JoinConfig {
         coordinators: CoordinatorsAt::of(&config.coordinators)?,
         record: node.record.clone(),
+        prefixes: node.prefixes.clone(),
         gauges: node.gauges.clone(),
     };
     let mut membership = membership::join(join, node.status.clone())?;

@@ -15,6 +15,7 @@ use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillConfig};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth};
 use thiserror::Error;
 use tokio::runtime::Handle;
@@ -48,6 +49,8 @@ pub enum NodeError {
 pub struct Node {
     pub record: NodeRecord,
     pub status: watch::Receiver<NodeStatus>,
+    /// What the prefix cache lists.
+    pub prefixes: watch::Receiver<PrefixLog>,
     pub transport: Arc<dyn Transport>,
     pub gauges: MembershipGauges,
     /// The prefill service, to be served on the node's port.
@@ -90,6 +93,7 @@ impl Node {
             last_chunk_tokens: NonZeroU32::new(config.last_chunk_tokens),
         });
         let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
         let queue_max = config.push_queue_blocks_max.unwrap_or(limits.kv_blocks / 2).max(1);
         let handoffs = Handoffs {
             transport: transport.clone(),
@@ -105,6 +109,7 @@ impl Node {
             inbox: commands,
             handoffs,
             status: status_in,
+            prefixes: prefixes_in,
             pairs: transport.health(),
             metrics,
         });
@@ -126,6 +131,7 @@ impl Node {
             pairs_watch: tokio::spawn(watch_pairs(transport.health(), inbox.clone())),
             record,
             status,
+            prefixes,
             transport,
             gauges,
             routes,

@@ -21,6 +21,7 @@ use service_runtime::telemetry;
 use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
 use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
 use serving_core::ids::NodeId;
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
 use serving_core::request::{AttemptKey, TokenEvent, TokenLogprobs};
 use serving_core::stage::{Stage, StageTimings};
@@ -50,6 +51,7 @@ pub struct StepLoopParts {
     pub inbox: mpsc::Receiver<Command>,
     pub handoffs: Handoffs,
     pub status: watch::Sender<NodeStatus>,
+    pub prefixes: watch::Sender<PrefixLog>,
     pub pairs: watch::Receiver<Vec<PairHealth>>,
     pub metrics: Metrics,
 }
@@ -439,6 +441,9 @@ impl StepLoop {
     }
 
     fn publish(&mut self) {
+        if let Some(changes) = self.parts.batcher.take_prefix_changes() {
+            self.parts.prefixes.send_modify(|log| log.apply(changes));
+        }
         let mut status = self.parts.batcher.status(self.state);
         status.pairs = self.parts.pairs.borrow().clone();
         self.parts.metrics.status(&status, self.parts.batcher.stages());

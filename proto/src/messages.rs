@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
+use serving_core::kv::prefix_log::PrefixReport;
 use serving_core::node::{AssignedRole, CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
 use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::StageTimings;
@@ -228,6 +229,7 @@ pub enum NodeReport {
         reason: String,
     },
     Clock(ClockOffset),
+    Prefixes(PrefixReport),
 }
 
 /// How far a node's clocks are from the coordinator's: node's time + offset = coordinator's time, within `error`.

@@ -73,6 +73,7 @@ fn a_node() -> NodeSnapshot {
         preemptions_total: 0,
         prefix_query_tokens_total: 2,
         prefix_hit_tokens_total: 1,
+        prefix_blocks: 3,
         pairs: vec![PairSnapshot {
             decode_node: "decode-0".to_owned(),
             unusable_reason: None,

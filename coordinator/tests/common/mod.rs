@@ -19,6 +19,7 @@ use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
 use serving_core::ids::{ChoiceIndex, NodeEpoch, NodeId, NodeName, OutputIndex, RequestId, TokenId, TransferId};
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{
     CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, Ticket,
 };
@@ -166,6 +167,7 @@ async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: R
     let (status, seen) = watch::channel(status(100_000));
     let join = JoinConfig {
         coordinators: CoordinatorsAt::Fixed(vec![cluster.control_address.to_string()]),
+        prefixes: watch::channel(PrefixLog::default()).1,
         gauges: MembershipGauges::default(),
         record: record.clone(),
     };

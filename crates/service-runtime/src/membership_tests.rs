@@ -5,7 +5,9 @@ use std::pin::Pin;
 use proto::messages::{CoordinatorReport, NodeReport, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::{MembershipService, MembershipServiceServer};
-use serving_core::ids::{NodeEpoch, NodeName};
+use serving_core::ids::{NodeEpoch, NodeName, TokenId};
+use serving_core::kv::prefix_log::{PrefixLog, PrefixReport};
+use serving_core::kv::{BlockPool, BlockUse, ChainLink};
 use serving_core::node::{
     AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote,
 };
@@ -80,14 +82,26 @@ struct Joined {
 }
 
 impl Joined {
+    async fn any(&mut self) -> Option<NodeReport> {
+        let report = tokio::time::timeout(PATIENCE, self.reports.message())
+            .await
+            .expect("a report in time");
+        Some(report.ok().flatten()?.try_into().expect("a good report"))
+    }
     async fn next(&mut self) -> Option<NodeReport> {
         loop {
-            let report = tokio::time::timeout(PATIENCE, self.reports.message())
-                .await
-                .expect("a report in time");
-            let report = report.ok().flatten()?.try_into().expect("a good report");
-            if !matches!(report, NodeReport::Clock(_)) {
+            let report = self.any().await?;
+            if !matches!(report, NodeReport::Clock(_) | NodeReport::Prefixes(_)) {
                 return Some(report);
+            }
+        }
+    }
+    async fn prefixes(&mut self) -> PrefixReport {
+        loop {
+            match self.any().await {
+                Some(NodeReport::Prefixes(report)) => return report,
+                Some(_) => {}
+                None => panic!("the stream ended"),
             }
         }
     }
@@ -183,6 +197,14 @@ async fn event(membership: &mut Membership) -> MembershipEvent {
 }
 
 fn join_all(coordinators: &[&Coordinator], status: watch::Receiver<NodeStatus>) -> Membership {
+    join_with(coordinators, status, watch::channel(PrefixLog::default()).1)
+}
+
+fn join_with(
+    coordinators: &[&Coordinator],
+    status: watch::Receiver<NodeStatus>,
+    prefixes: watch::Receiver<PrefixLog>,
+) -> Membership {
     let coordinators = coordinators
         .iter()
         .map(|coordinator| coordinator.address.clone())
@@ -191,6 +213,7 @@ fn join_all(coordinators: &[&Coordinator], status: watch::Receiver<NodeStatus>) 
         JoinConfig {
             coordinators: CoordinatorsAt::Fixed(coordinators),
             record: record(),
+            prefixes,
             gauges: MembershipGauges::default(),
         },
         status,
@@ -381,6 +404,40 @@ async fn leaving_says_goodbye() {
     tokio::time::timeout(PATIENCE, leaving).await.unwrap().unwrap();
 }
 
+/// Every stream learns the whole cache first: a coordinator that starts anew knows where prompts are cached from then on.
+#[tokio::test]
+async fn each_stream_is_told_the_cache_whole_and_then_its_changes() {
+    let mut coordinator = Coordinator::start().await;
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
+    let mut pool = BlockPool::new(4, 2, true);
+    let mut compute = |tokens: [u32; 2]| {
+        let block = pool.allocate_one(BlockUse::Active).expect("a block");
+        pool.publish(&block, ChainLink::ROOT, &tokens.map(TokenId));
+        pool.release(block);
+        let changes = pool.take_prefix_changes().expect("it is new");
+        prefixes_in.send_modify(|log| log.apply(changes));
+    };
+    compute([1, 2]);
+    let _membership = join_with(&[&coordinator], status_out, prefixes);
+    let mut first = coordinator.joined().await;
+    first.welcome(1_000).await;
+    let PrefixReport::Whole(cached) = first.prefixes().await else {
+        panic!("not the whole cache");
+    };
+    assert_eq!(cached.len(), 1);
+    compute([3, 4]);
+    let PrefixReport::Changes { listed, gone } = first.prefixes().await else {
+        panic!("told twice");
+    };
+    assert_eq!((listed.len(), gone.len()), (1, 0));
+    drop(first);
+    let mut second = coordinator.joined().await;
+    second.welcome(1_000).await;
+    let everything = cached.into_iter().chain(listed).collect();
+    assert_eq!(second.prefixes().await, PrefixReport::Whole(everything));
+}
+
 #[tokio::test]
 async fn nobody_listening_is_an_event_and_not_the_end() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -391,6 +448,7 @@ async fn nobody_listening_is_an_event_and_not_the_end() {
         JoinConfig {
             coordinators: CoordinatorsAt::Fixed(vec![address]),
             record: record(),
+            prefixes: watch::channel(PrefixLog::default()).1,
             gauges: MembershipGauges::default(),
         },
         status_out,

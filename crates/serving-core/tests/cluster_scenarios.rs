@@ -12,6 +12,7 @@ use serving_core::cluster::{
     OnIllegalTransition, PrefillOutcome, RefuseReason, StreamId,
 };
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
+use serving_core::kv::prefix_log::{PrefixReport, prefix_keys};
 use serving_core::node::{
     AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
     PairHealth, Ticket,
@@ -98,6 +99,7 @@ fn config(words: &Words<'_>) -> ClusterConfig {
         retries_free_per_minute: words.number("free_retries", 10),
         routing: match words.named.get("policy") {
             Some(&"round-robin") => RoutingPolicy::RoundRobin,
+            Some(&"prefix-aware") => RoutingPolicy::PrefixAware,
             _ => RoutingPolicy::LeastLoaded,
         },
         open_timeout: ms("open_timeout_ms", Duration::from_secs(5)),
@@ -278,6 +280,15 @@ impl Script {
                 stream: self.stream(words.at(1)),
                 status: Self::status(words),
             },
+            // The first `tokens` of the prompt that every request of a scenario has.
+            "prefixes" => {
+                let tokens = u32::try_from(words.number("tokens", 0)).expect("tokens");
+                let prompt: Vec<TokenId> = (0..tokens).map(TokenId).collect();
+                ClusterEvent::PrefixesReported {
+                    stream: self.stream(words.at(1)),
+                    report: PrefixReport::Whole(prefix_keys(&prompt, 16).collect()),
+                }
+            }
             "disconnect" => ClusterEvent::NodeDisconnected {
                 stream: self.stream(words.at(1)),
             },

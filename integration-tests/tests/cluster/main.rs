@@ -9,6 +9,7 @@ mod goldens;
 mod incompatible_pairs;
 mod local_config;
 mod membership;
+mod prefix_directory;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod starts_by_hand;

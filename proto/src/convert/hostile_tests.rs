@@ -4,6 +4,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, TransferId};
+use serving_core::kv::prefix_log::PREFIX_KEYS_MAX;
 
 use super::ConvertError;
 use super::round_trip_tests::sample_request;
@@ -152,6 +153,25 @@ fn block_counts_whose_sum_overflows_are_refused() {
         report: Some(v1::node_report::Report::Status(status)),
     };
     assert_eq!(NodeReport::try_from(report).unwrap_err().field(), "status.kv_blocks");
+}
+
+#[test]
+fn a_prefix_report_of_too_many_keys_or_that_contradicts_itself_is_refused() {
+    let refused = |report: v1::PrefixReport| {
+        let report = Some(v1::node_report::Report::Prefixes(report));
+        NodeReport::try_from(v1::NodeReport { report }).unwrap_err().field()
+    };
+    let flood = v1::PrefixReport {
+        listed: vec![1; PREFIX_KEYS_MAX + 1],
+        ..Default::default()
+    };
+    assert_eq!(refused(flood), "prefixes.listed");
+    let both = v1::PrefixReport {
+        whole: true,
+        gone: vec![1],
+        ..Default::default()
+    };
+    assert_eq!(refused(both), "prefixes.gone");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport};
 use serving_core::node::{
     AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
     PairHealth, PermitNote,
@@ -42,6 +43,7 @@ impl From<NodeReport> for v1::NodeReport {
             NodeReport::Leave { reason } => Report::Leave(v1::Leave {
                 reason: detail(&reason),
             }),
+            NodeReport::Prefixes(report) => Report::Prefixes(prefixes_to_wire(report)),
             NodeReport::Clock(offset) => Report::Clock(v1::ClockReport {
                 monotonic_offset_ns: offset.monotonic_ns,
                 unix_offset_ns: offset.unix_ns,
@@ -65,6 +67,7 @@ impl TryFrom<v1::NodeReport> for NodeReport {
             Report::Leave(leave) => NodeReport::Leave {
                 reason: detail(&leave.reason),
             },
+            Report::Prefixes(report) => NodeReport::Prefixes(prefixes_from_wire(report)?),
             Report::Clock(clock) => NodeReport::Clock(ClockOffset {
                 monotonic_ns: clock.monotonic_offset_ns,
                 unix_ns: clock.unix_offset_ns,
@@ -72,6 +75,40 @@ impl TryFrom<v1::NodeReport> for NodeReport {
             }),
         })
     }
+}
+
+fn prefixes_to_wire(report: PrefixReport) -> v1::PrefixReport {
+    let keys = |keys: Vec<PrefixKey>| keys.into_iter().map(|key| key.0).collect();
+    match report {
+        PrefixReport::Whole(listed) => v1::PrefixReport {
+            whole: true,
+            listed: keys(listed.into_iter().collect()),
+            gone: Vec::new(),
+        },
+        PrefixReport::Changes { listed, gone } => v1::PrefixReport {
+            whole: false,
+            listed: keys(listed),
+            gone: keys(gone),
+        },
+    }
+}
+
+fn prefixes_from_wire(wire: v1::PrefixReport) -> Result<PrefixReport> {
+    let listed = at_most(wire.listed, PREFIX_KEYS_MAX, "prefixes.listed")?;
+    let gone = at_most(wire.gone, PREFIX_KEYS_MAX, "prefixes.gone")?;
+    Ok(match wire.whole {
+        true if !gone.is_empty() => {
+            return Err(ConvertError::Inconsistent {
+                field: "prefixes.gone",
+                why: "the report is whole",
+            });
+        }
+        true => PrefixReport::Whole(listed.into_iter().map(PrefixKey).collect()),
+        false => PrefixReport::Changes {
+            listed: listed.into_iter().map(PrefixKey).collect(),
+            gone: gone.into_iter().map(PrefixKey).collect(),
+        },
+    })
 }
 
 fn register_to_wire(record: NodeRecord) -> v1::Register {

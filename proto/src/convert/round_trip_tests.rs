@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use prost::Message;
 use serving_core::ids::*;
+use serving_core::kv::prefix_log::{PrefixKey, PrefixReport};
 use serving_core::node::*;
 use serving_core::request::*;
 use serving_core::stage::{Stage, StageTimings};
@@ -345,6 +346,12 @@ fn node_report() -> impl Strategy<Value = NodeReport> {
             status
         }),
         "[ -~]{0,40}".prop_map(|reason| NodeReport::Leave { reason }),
+        prop::collection::btree_set(any::<u64>().prop_map(PrefixKey), 0..9)
+            .prop_map(|keys| NodeReport::Prefixes(PrefixReport::Whole(keys))),
+        any::<(Vec<u64>, Vec<u64>)>().prop_map(|(listed, gone)| NodeReport::Prefixes(PrefixReport::Changes {
+            listed: listed.into_iter().map(PrefixKey).collect(),
+            gone: gone.into_iter().map(PrefixKey).collect(),
+        })),
         any::<(i64, i64, u64)>().prop_map(|(monotonic_ns, unix_ns, error)| NodeReport::Clock(ClockOffset {
             monotonic_ns,
             unix_ns,

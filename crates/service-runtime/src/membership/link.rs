@@ -8,6 +8,7 @@ use proto::v1;
 use proto::v1::membership_service_client::MembershipServiceClient;
 use rand::Rng as _;
 use serving_core::batching::permit_shares::ShareId;
+use serving_core::kv::prefix_log::{LogPosition, PrefixLog};
 use serving_core::node::{NodeRecord, NodeState, NodeStatus};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -35,6 +36,7 @@ pub(super) struct Link {
     pub address: String,
     pub record: NodeRecord,
     pub status: watch::Receiver<NodeStatus>,
+    pub prefixes: watch::Receiver<PrefixLog>,
     pub events: mpsc::Sender<MembershipEvent>,
     /// Ends this link alone, or all of them.
     pub leave: Shutdown,
@@ -117,6 +119,7 @@ impl Link {
             timing: None,
             heard: Instant::now(),
             reported: Instant::now(),
+            prefixes_told: None,
         };
         let ended = stream.talk().await;
         *was_welcome = stream.timing.is_some();
@@ -143,6 +146,8 @@ struct Stream<'a> {
     timing: Option<Timing>,
     heard: Instant,
     reported: Instant,
+    /// `None` until the node's prefixes have been told whole.
+    prefixes_told: Option<LogPosition>,
 }
 
 impl Stream<'_> {
@@ -174,6 +179,7 @@ impl Stream<'_> {
                 _ = divided_anew.changed(), if !is_stale => is_stale = true,
                 () = tokio::time::sleep_until(next_report), if self.timing.is_some() => {
                     let current = status.borrow_and_update().clone();
+                    self.report_prefixes()?;
                     self.report(current)?;
                     is_stale = false;
                 }
@@ -193,6 +199,19 @@ impl Stream<'_> {
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Ok(()),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(LostReason::Ended),
         }
+    }
+
+    /// Beside the status, and as often: a changed cache is a changed status. With a full queue it is told next time.
+    fn report_prefixes(&mut self) -> Result<(), LostReason> {
+        let Some((report, told)) = self.link.prefixes.borrow().since(self.prefixes_told) else {
+            return Ok(());
+        };
+        match self.reports.try_send(NodeReport::Prefixes(report).into()) {
+            Ok(()) => self.prefixes_told = Some(told),
+            Err(mpsc::error::TrySendError::Full(_)) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(LostReason::Ended),
+        }
+        Ok(())
     }
 
     async fn take(&mut self, report: CoordinatorReport) -> Result<(), LostReason> {

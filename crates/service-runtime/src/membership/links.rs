@@ -10,6 +10,7 @@ use etcd_membership::{
 };
 use proto::messages::Peer;
 use serving_core::batching::permit_shares::ShareId;
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeRecord, NodeStatus};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -70,6 +71,7 @@ enum Woken {
 pub(super) struct Links {
     record: NodeRecord,
     status: watch::Receiver<NodeStatus>,
+    prefixes: watch::Receiver<PrefixLog>,
     events: mpsc::Sender<MembershipEvent>,
     gauges: MembershipGauges,
     shared: Arc<Shared>,
@@ -88,6 +90,7 @@ impl Links {
         let mut links = Self {
             record: config.record.clone(),
             status,
+            prefixes: config.prefixes,
             events,
             gauges: config.gauges,
             shared: Arc::new(Shared::new(peers)),
@@ -193,6 +196,7 @@ impl Links {
             address: address.clone(),
             record: self.record.clone(),
             status: self.status.clone(),
+            prefixes: self.prefixes.clone(),
             events: self.events.clone(),
             leave: leave.clone(),
             shared: self.shared.clone(),

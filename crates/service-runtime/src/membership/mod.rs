@@ -19,6 +19,7 @@ use std::time::Duration;
 use proto::convert::ConvertError;
 use proto::messages::{Peer, RegisterRefusedReason};
 use serving_core::ids::{NodeEpoch, NodeId};
+use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{AssignedRole, NodeRecord, NodeStatus};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
@@ -99,6 +100,8 @@ pub struct JoinConfig {
     /// Membership services to join.
     pub coordinators: CoordinatorsAt,
     pub record: NodeRecord,
+    /// What the node's prefix cache lists.
+    pub prefixes: watch::Receiver<PrefixLog>,
     pub gauges: MembershipGauges,
 }
 

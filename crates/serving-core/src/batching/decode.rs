@@ -10,6 +10,7 @@ use crate::batching::decode_entry::{ChoiceState, DecodeEntry, DecodePhase};
 use crate::batching::permits::PermitCounters;
 use crate::batching::{InvalidRequest, NodeFailure, NodeLimits, PlannedRow, Refusal};
 use crate::ids::{Attempt, BlockId, Generation, NodeEpoch, TransferId};
+use crate::kv::prefix_log::PrefixChanges;
 use crate::kv::{BlockHandle, BlockPool, BlockUse};
 use crate::node::{NodeState, NodeStatus};
 use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
@@ -342,6 +343,10 @@ impl DecodeBatcher {
         }
     }
 
+    /// As [`BlockPool::take_prefix_changes`].
+    pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
+        self.pool.take_prefix_changes()
+    }
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

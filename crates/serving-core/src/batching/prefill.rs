@@ -11,6 +11,7 @@ use crate::batching::sequence::Sequence;
 use crate::batching::{NodeFailure, NodeLimits, PlannedRow, Refusal, check_request};
 use crate::ids::{Attempt, BlockId, NodeEpoch};
 use crate::kv::block_table::BlockTable;
+use crate::kv::prefix_log::PrefixChanges;
 use crate::kv::{BlockPool, BlockUse};
 use crate::node::{NodeCapacity, NodeState, NodeStatus};
 use crate::request::{AttemptKey, Request, TokenEvent};
@@ -326,6 +327,10 @@ impl PrefillBatcher {
         }
     }
 
+    /// As [`BlockPool::take_prefix_changes`].
+    pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
+        self.pool.take_prefix_changes()
+    }
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

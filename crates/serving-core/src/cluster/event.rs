@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ids::{ChoiceIndex, NodeName, RequestId, TokenId};
+use crate::kv::prefix_log::PrefixReport;
 use crate::node::{AssignedRole, NodeRecord, NodeStatus, Ticket};
 use crate::request::{AttemptKey, Request, RequestError};
 
@@ -64,6 +65,11 @@ pub enum ClusterEvent {
     NodeReported {
         stream: StreamId,
         status: NodeStatus,
+    },
+    /// What a node's prefix cache lists: everything first on a stream, then changes.
+    PrefixesReported {
+        stream: StreamId,
+        report: PrefixReport,
     },
     /// The membership stream ended without a word. The lease runs on.
     NodeDisconnected {

@@ -12,6 +12,7 @@ use crate::time::Time;
 
 use super::event::Leg;
 use super::permits::Charge;
+use super::prefix_directory::PromptKeys;
 
 /// PROTOCOL's states, with the two waits between them that it leaves unnamed: `Opening` and `Recovering`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,6 +149,7 @@ pub(super) struct Avoid {
 pub(super) struct Tracked {
     /// As the next attempt would send it: after a migration with a longer prompt.
     pub request: Arc<Request>,
+    pub prompt_keys: PromptKeys,
     pub deadline: Time,
     pub queued_since: Time,
     pub queue_deadline: Time,
@@ -187,10 +189,11 @@ pub(super) enum Retry {
 }
 
 impl Tracked {
-    pub(super) fn new(request: Arc<Request>, now: Time, queue_wait: Duration) -> Self {
+    pub(super) fn new((request, prompt_keys): (Arc<Request>, PromptKeys), now: Time, queue_wait: Duration) -> Self {
         let deadline = now + request.time_limit;
         Self {
             request,
+            prompt_keys,
             deadline,
             queued_since: now,
             queue_deadline: now + queue_wait,

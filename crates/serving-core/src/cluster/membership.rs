@@ -11,6 +11,7 @@ use crate::time::Time;
 use super::action::JoinRefusal;
 use super::event::StreamId;
 use super::permits::Permits;
+use super::prefix_directory::CachedPrefixes;
 
 /// A node that is lost or has left is remembered this long, so that dashboards can show it.
 const OVER_KEPT: Duration = Duration::from_secs(600);
@@ -114,6 +115,7 @@ pub struct Node {
     /// When a report last said that the model ran: a node at work is not a dead one, however quiet its streams are.
     pub progress_at: Time,
     pub permits: Permits,
+    pub prefixes: CachedPrefixes,
     /// What this coordinator last told the node of the permits they share, and for which request.
     told: Told,
     /// Choices given to this node and not ended (decode).
@@ -137,6 +139,7 @@ impl Node {
             status_at: now,
             progress_at: now,
             permits: Permits::of_stream(stream),
+            prefixes: CachedPrefixes::default(),
             told: Told::default(),
             sequences: 0,
             sent_tokens: 0,

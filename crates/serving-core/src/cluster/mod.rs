@@ -18,6 +18,7 @@ mod nodes;
 mod pair_breaker;
 mod permits;
 mod placement;
+mod prefix_directory;
 mod readiness;
 mod recovery;
 mod stats;
@@ -37,6 +38,7 @@ pub use transition::{Change, Transition};
 use admission::{Enqueued, WaitingQueue};
 use handoff::Tracked;
 use pair_breaker::PairBreaker;
+use prefix_directory::PromptKeys;
 use recovery::RetryBudget;
 use stats::count;
 
@@ -151,6 +153,7 @@ impl Cluster {
             ClusterEvent::Leg { key, event } => self.leg_event(now, key, event),
             ClusterEvent::NodeJoined { record, stream } => self.node_joined(now, record, stream),
             ClusterEvent::NodeReported { stream, status } => self.node_reported(now, stream, status),
+            ClusterEvent::PrefixesReported { stream, report } => self.prefixes_reported(stream, report),
             ClusterEvent::NodeDisconnected { stream } => self.node_disconnected(stream),
             ClusterEvent::NodeLeft { stream } => self.node_left(now, stream),
             ClusterEvent::DrainNode { name, next_role } => self.drain_node(&name, next_role),
@@ -214,7 +217,8 @@ impl Cluster {
         if let Err(reason) = self.fits_some_pool(&request) {
             return self.reject(id, reason, None);
         }
-        let tracked = Tracked::new(request.clone(), now, self.config.queue_wait_max);
+        let keys = PromptKeys::among(&self.members, &request);
+        let tracked = Tracked::new((request.clone(), keys), now, self.config.queue_wait_max);
         match self.queue.push_new(&request, tracked.deadline) {
             Enqueued::Waiting => {}
             Enqueued::Displaced(victim) => {

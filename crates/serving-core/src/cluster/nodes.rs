@@ -1,6 +1,7 @@
 //! Membership events: joins, reports, goodbyes, and what they mean for the requests on those nodes.
 
 use crate::ids::{NodeId, NodeName};
+use crate::kv::prefix_log::PrefixReport;
 use crate::node::{AssignedRole, NodeRecord, NodeStatus};
 use crate::time::Time;
 
@@ -38,6 +39,14 @@ impl Cluster {
     pub(super) fn node_reported(&mut self, now: Time, stream: StreamId, status: NodeStatus) {
         if self.members.report(now, stream, status) {
             self.act(ClusterAction::RenewLease { stream });
+        }
+    }
+
+    /// Void with the stream: a node's next one begins with everything.
+    pub(super) fn prefixes_reported(&mut self, stream: StreamId, report: PrefixReport) {
+        if let Some(node) = self.members.by_stream(stream) {
+            let kv_blocks = node.record.capacity.kv_blocks;
+            node.prefixes.take(report, kv_blocks);
         }
     }
 

@@ -15,6 +15,7 @@ use super::admission::{blocks_needed, decode_permit};
 use super::event::Leg;
 use super::handoff::{OpenLeg, Phase, Tracked};
 use super::membership::Node;
+use super::prefix_directory::PromptKeys;
 use super::stats::count;
 
 /// Why a waiting request was not placed.
@@ -74,7 +75,7 @@ fn facts(request: &Request) -> RequestFacts {
     }
 }
 
-fn candidate(node: &Node, cost: u64) -> Candidate {
+fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
     let blocks = node.status.as_ref().map(|s| s.kv_blocks).unwrap_or_default();
     let waiting = node.status.as_ref().map_or(0, |s| s.waiting_tokens);
     Candidate {
@@ -85,6 +86,7 @@ fn candidate(node: &Node, cost: u64) -> Candidate {
         waiting_tokens: u64::from(waiting) + node.sent_tokens,
         kv_blocks_used: blocks.total().saturating_sub(blocks.free + blocks.cached),
         kv_blocks: node.record.capacity.kv_blocks,
+        cached_tokens: keys.cached_tokens(&node.prefixes, node.record.capacity.block_tokens),
     }
 }
 
@@ -208,14 +210,25 @@ impl Cluster {
                 prefill.iter().filter(reaches).map(|p| p.id().clone()).collect()
             }
         };
-        let is_short =
-            request.prompt_tokens() < self.config.local_prefill_below_tokens && self.config.allow_local_prefill;
+        let below = match self.config.allow_local_prefill {
+            true => self.config.local_prefill_below_tokens,
+            false => 0,
+        };
+        let is_short = request.prompt_tokens() < below;
+        let lacks_little = |d: &Node| {
+            let cached = tracked
+                .prompt_keys
+                .cached_tokens(&d.prefixes, d.record.capacity.block_tokens);
+            request.prompt_tokens().saturating_sub(cached) < below
+        };
         let mut options = Vec::new();
         for d in &decode {
-            let partners = if is_short { Vec::new() } else { partners(d) };
+            let is_cached = lacks_little(d);
+            let partners = if is_short || is_cached { Vec::new() } else { partners(d) };
             let local = match () {
                 () if d.record.is_co_located => Some(LocalPrefillReason::CoLocated),
                 () if is_short => Some(LocalPrefillReason::Short),
+                () if is_cached => Some(LocalPrefillReason::Cached),
                 () if avoid.transfer_failures >= TRANSFER_FAILURES_MAX => Some(LocalPrefillReason::TransferFailed),
                 () if !partners.is_empty() => None,
                 () if avoid.transfer_failures > 0 || prefill.iter().any(|p| rests(p, d)) => {
@@ -293,6 +306,11 @@ impl Cluster {
     /// Asks the policy: for the decode node, then for its prefill node.
     fn choose(&mut self, request: &Request, options: Options) -> Plan {
         let facts = facts(request);
+        let keys = self
+            .requests
+            .get(&request.id)
+            .map(|t| t.prompt_keys.clone())
+            .unwrap_or_default();
         let mut reasons = Vec::new();
         let mut pick = |this: &mut Self, pool: Pool, ids: &[NodeId]| {
             let nodes = ids.iter().filter_map(|id| this.members.get(id));
@@ -300,7 +318,7 @@ impl Cluster {
                 Pool::Decode => u64::from(decode_permit(request, n.record.capacity.block_tokens)),
                 Pool::Prefill => u64::from(prefill_permit(request, n)),
             };
-            let candidates: Vec<Candidate> = nodes.map(|n| candidate(n, cost(n))).collect();
+            let candidates: Vec<Candidate> = nodes.map(|n| candidate(n, cost(n), &keys)).collect();
             let choice = this.router.rank(pool, &facts, &candidates)?;
             reasons.push((pool, choice));
             count(&mut this.stats.routing_decisions, choice.reason);

@@ -13,6 +13,7 @@ use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
 use super::handoff::{Phase, Retry, Tracked};
 use super::membership::Life;
+use super::prefix_directory::PromptKeys;
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
 
 /// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.
@@ -302,6 +303,7 @@ impl Cluster {
         if let Some(tracked) = self.requests.get_mut(&key.request) {
             if delivered.token_count > 0 {
                 tracked.request = Arc::new(migrated(&tracked.request, &delivered));
+                tracked.prompt_keys = PromptKeys::among(&self.members, &tracked.request);
             }
             // A refusal does not restart the queue's clock: a node that refuses for ever must not hold a request for ever.
             if retry != Retry::Refused {

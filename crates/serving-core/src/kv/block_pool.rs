@@ -10,6 +10,7 @@ use std::sync::mpsc;
 
 use crate::ids::{BlockId, Generation, TokenId};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
+use crate::kv::prefix_log::PrefixChanges;
 use crate::node::KvBlockCounts;
 
 /// What a holder does with a block.
@@ -257,6 +258,12 @@ impl BlockPool {
                 link
             }
         }
+    }
+
+    /// What the prefix cache has listed or dropped since this was last asked; `None` without a change.
+    pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
+        let changes = self.prefix.as_mut()?.untold.take();
+        Some(changes).filter(|changes| !changes.is_empty())
     }
 
     /// A second hold on the same block, for a sequence that shares it by reference.

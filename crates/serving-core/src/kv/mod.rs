@@ -3,6 +3,7 @@
 pub mod block_pool;
 pub mod block_table;
 pub mod prefix;
+pub mod prefix_log;
 pub mod reservation;
 
 pub use block_pool::{BlockHandle, BlockPool, BlockUse};

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::ids::{BlockId, TokenId};
 
+use super::prefix_log::UntoldChanges;
+
 /// One verified position in a chain of published blocks.
 ///
 /// `key` is a 64-bit mix of the parent's key and the block's tokens. It is an index and nothing more: anybody may
@@ -37,6 +39,7 @@ struct Entry {
 pub(super) struct PrefixIndex {
     entries: BTreeMap<u64, Entry>,
     last_serial: u64,
+    pub untold: UntoldChanges,
 }
 
 /// What publishing one block did.
@@ -79,12 +82,17 @@ impl PrefixIndex {
         // What was there is a collision or the child of a parent that was evicted since: nobody can reach it with
         // this parent, so the newer block takes the key.
         let displaced = self.entries.insert(key, entry).map(|old| old.block);
+        if displaced.is_none() {
+            self.untold.listed(key);
+        }
         let link = ChainLink { key, serial };
         Published::New { link, displaced }
     }
 
     pub fn remove(&mut self, key: u64) {
-        self.entries.remove(&key);
+        if self.entries.remove(&key).is_some() {
+            self.untold.gone(key);
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -94,7 +102,7 @@ impl PrefixIndex {
 
 /// Mixes a parent key and tokens, one multiply-xorshift round each (the finalizer of SplitMix64). Not a secure hash;
 /// see [`ChainLink`] for why none is needed.
-fn chain_key(parent: u64, tokens: &[TokenId]) -> u64 {
+pub(super) fn chain_key(parent: u64, tokens: &[TokenId]) -> u64 {
     let mut state = parent ^ 0x9e37_79b9_7f4a_7c15;
     for token in tokens {
         state = state

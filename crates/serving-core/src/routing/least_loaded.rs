@@ -3,12 +3,13 @@
 use super::{Candidate, Choice, Pool, RequestFacts, RouteReason, Router};
 
 /// Prefill is bound by compute, so its load is prompt tokens not yet computed. Decode is bound by sequences in the
-/// batch and by KV blocks; whichever is the larger share of its limit is the load.
+/// batch and by KV blocks; whichever is the larger share of its limit is the load. Of equals the one that has most of the
+/// prompt cached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastLoaded;
 
 /// Shares are compared in parts per 65,536: integers, so that equal loads are equal on every machine.
-const SHARE_ONE: u64 = 1 << 16;
+pub(super) const SHARE_ONE: u64 = 1 << 16;
 
 fn share(part: u32, whole: u32) -> u64 {
     u64::from(part) * SHARE_ONE / u64::from(whole.max(1))
@@ -17,12 +18,14 @@ fn share(part: u32, whole: u32) -> u64 {
 fn load(pool: Pool, c: &Candidate) -> (u64, u64) {
     match pool {
         Pool::Prefill => (c.waiting_tokens, u64::MAX - c.permits_left),
-        Pool::Decode => {
-            let sequences = share(c.sequences, c.sequences_max);
-            let blocks = share(c.kv_blocks_used, c.kv_blocks);
-            (sequences.max(blocks), sequences.min(blocks))
-        }
+        Pool::Decode => decode_load(c),
     }
+}
+
+pub(super) fn decode_load(c: &Candidate) -> (u64, u64) {
+    let sequences = share(c.sequences, c.sequences_max);
+    let blocks = share(c.kv_blocks_used, c.kv_blocks);
+    (sequences.max(blocks), sequences.min(blocks))
 }
 
 impl Router for LeastLoaded {
@@ -31,15 +34,24 @@ impl Router for LeastLoaded {
     }
 
     fn rank(&mut self, pool: Pool, _request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
-        let index = (0..candidates.len()).min_by_key(|i| (load(pool, &candidates[*i]), &candidates[*i].node))?;
-        let best = load(pool, &candidates[index]);
-        let others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
+        let index = (0..candidates.len()).min_by_key(|i| {
+            let c = &candidates[*i];
+            (load(pool, c), u32::MAX - c.cached_tokens, &c.node)
+        })?;
+        let best = &candidates[index];
+        let mut others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
+        let mut equals = others
+            .by_ref()
+            .filter(|(_, c)| load(pool, c) == load(pool, best))
+            .peekable();
         let reason = if candidates.len() == 1 {
             RouteReason::OnlyCandidate
-        } else if others.into_iter().any(|(_, c)| load(pool, c) == best) {
-            RouteReason::Tie
-        } else {
+        } else if equals.peek().is_none() {
             RouteReason::LeastLoaded
+        } else if equals.all(|(_, c)| c.cached_tokens < best.cached_tokens) {
+            RouteReason::Cached
+        } else {
+            RouteReason::Tie
         };
         Some(Choice { index, reason })
     }
@@ -77,6 +89,24 @@ mod tests {
         full.kv_blocks_used = 120;
         let choice = LeastLoaded.rank(Pool::Decode, &facts(), &[full, candidate("b", 8, 0)]);
         assert_eq!(choice.map(|c| c.index), Some(1));
+    }
+
+    #[test]
+    fn of_equals_the_one_with_the_prompt_and_a_cache_outweighs_no_load() {
+        let mut has_it = candidate("b", 2, 10);
+        has_it.cached_tokens = 16;
+        let choice = |b: &Candidate, pool| {
+            let choice = LeastLoaded.rank(pool, &facts(), &[candidate("a", 2, 10), b.clone()]);
+            choice.map(|c| (c.index, c.reason))
+        };
+        for pool in [Pool::Decode, Pool::Prefill] {
+            assert_eq!(choice(&has_it, pool), Some((1, RouteReason::Cached)));
+        }
+        let busier = Candidate {
+            cached_tokens: 16,
+            ..candidate("b", 3, 11)
+        };
+        assert_eq!(choice(&busier, Pool::Decode), Some((0, RouteReason::LeastLoaded)));
     }
 
     #[test]

@@ -8,9 +8,11 @@ use crate::ids::{NodeId, RequestId};
 use crate::request::Lane;
 
 mod least_loaded;
+mod prefix_aware;
 mod round_robin;
 
 pub use least_loaded::LeastLoaded;
+pub use prefix_aware::PrefixAware;
 pub use round_robin::RoundRobin;
 
 /// What a policy may know of a request.
@@ -43,6 +45,8 @@ pub struct Candidate {
     pub waiting_tokens: u64,
     pub kv_blocks_used: u32,
     pub kv_blocks: u32,
+    /// Prompt tokens of the request that the node has cached, as the prefix directory believes.
+    pub cached_tokens: u32,
 }
 
 /// Why a candidate won: the label of `baton_routing_decisions_total{reason}`. Closed.
@@ -52,6 +56,8 @@ pub enum RouteReason {
     OnlyCandidate,
     /// It carried the least load.
     LeastLoaded,
+    /// It has more of the prompt cached than others that carried about the same load.
+    Cached,
     /// All carried the same load: the lowest id won.
     Tie,
     /// It was its turn.
@@ -59,12 +65,19 @@ pub enum RouteReason {
 }
 
 impl RouteReason {
-    pub const ALL: [Self; 4] = [Self::OnlyCandidate, Self::LeastLoaded, Self::Tie, Self::Turn];
+    pub const ALL: [Self; 5] = [
+        Self::OnlyCandidate,
+        Self::LeastLoaded,
+        Self::Cached,
+        Self::Tie,
+        Self::Turn,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             RouteReason::OnlyCandidate => "only_candidate",
             RouteReason::LeastLoaded => "least_loaded",
+            RouteReason::Cached => "cached",
             RouteReason::Tie => "tie",
             RouteReason::Turn => "turn",
         }
@@ -92,21 +105,24 @@ pub trait Router: Debug + Send {
 pub enum RoutingPolicy {
     #[default]
     LeastLoaded,
+    PrefixAware,
     RoundRobin,
 }
 
 impl RoutingPolicy {
-    pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::RoundRobin];
+    pub const ALL: [Self; 3] = [Self::LeastLoaded, Self::PrefixAware, Self::RoundRobin];
 
     pub fn build(self) -> Box<dyn Router> {
         match self {
             RoutingPolicy::LeastLoaded => Box::new(LeastLoaded),
+            RoutingPolicy::PrefixAware => Box::new(PrefixAware),
             RoutingPolicy::RoundRobin => Box::new(RoundRobin::default()),
         }
     }
     pub fn name(self) -> &'static str {
         match self {
             RoutingPolicy::LeastLoaded => "least-loaded",
+            RoutingPolicy::PrefixAware => "prefix-aware",
             RoutingPolicy::RoundRobin => "round-robin",
         }
     }
@@ -129,6 +145,7 @@ pub(crate) mod tests {
             waiting_tokens,
             kv_blocks_used: sequences * 4,
             kv_blocks: 128,
+            cached_tokens: 0,
         }
     }
 
@@ -143,7 +160,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_policy_chooses_none_of_none_and_the_only_one_of_one() {
-        for policy in [RoutingPolicy::LeastLoaded, RoutingPolicy::RoundRobin] {
+        for policy in RoutingPolicy::ALL {
             let mut router = policy.build();
             assert_eq!(router.name(), policy.name());
             for pool in [Pool::Decode, Pool::Prefill] {

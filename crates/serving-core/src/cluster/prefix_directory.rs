@@ -1,0 +1,131 @@
+//! Which node has which prompts in its prefix cache, as this coordinator believes: built anew from the nodes' reports
+//! after every start and on every stream, never asked for more than where to send a request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::kv::prefix_log::{PrefixKey, PrefixReport, prefix_keys};
+use crate::request::Request;
+
+use super::membership::Membership;
+
+/// What one node has said of its cache since its stream began.
+#[derive(Clone, Debug, Default)]
+pub struct CachedPrefixes(BTreeSet<PrefixKey>);
+
+impl CachedPrefixes {
+    /// A node has no more listed blocks than blocks: what goes beyond is left out.
+    pub(super) fn take(&mut self, report: PrefixReport, kv_blocks: u32) {
+        match report {
+            PrefixReport::Whole(keys) => self.0 = keys,
+            PrefixReport::Changes { listed, gone } => {
+                gone.iter().for_each(|key| {
+                    self.0.remove(key);
+                });
+                self.0.extend(listed);
+            }
+        }
+        while self.0.len() > kv_blocks as usize {
+            self.0.pop_last();
+        }
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A request's prompt, block by block, for each size of block in the cluster.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PromptKeys(BTreeMap<u32, Vec<PrefixKey>>);
+
+impl PromptKeys {
+    /// Once for each prompt: a request that waits is looked at again at every event. A node that joins later with blocks of
+    /// another size is a node that has nothing cached.
+    pub fn among(members: &Membership, request: &Request) -> Self {
+        Self::of(request, members.iter().map(|node| node.record.capacity.block_tokens))
+    }
+
+    /// Prompt logprobs bypass the caches.
+    fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
+        if request.prompt_logprobs.is_some() {
+            return Self::default();
+        }
+        let sizes: BTreeSet<u32> = block_sizes.collect();
+        // The last token is computed in any case: its logits are the first answer.
+        let prompt = request.prompt.split_last().map_or(&[][..], |(_, before)| before);
+        let keys = |size| (size, prefix_keys(prompt, size).collect());
+        Self(sizes.into_iter().map(keys).collect())
+    }
+
+    /// Prompt tokens that a node need not compute: whole blocks from the start on.
+    pub fn cached_tokens(&self, cached: &CachedPrefixes, block_tokens: u32) -> u32 {
+        let keys = self.0.get(&block_tokens).into_iter().flatten();
+        let blocks = keys.take_while(|key| cached.0.contains(key)).count();
+        u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(block_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fixtures::request;
+
+    fn keys(prompt_tokens: u32) -> BTreeSet<PrefixKey> {
+        prefix_keys(&request(1, prompt_tokens, 1).prompt, 16).collect()
+    }
+
+    fn cached(keys: BTreeSet<PrefixKey>, kv_blocks: u32) -> CachedPrefixes {
+        let mut cached = CachedPrefixes::default();
+        cached.take(PrefixReport::Whole(keys), kv_blocks);
+        cached
+    }
+
+    #[test]
+    fn whole_blocks_from_the_start_count_and_never_the_last_token() {
+        let prompt = PromptKeys::of(&request(1, 48, 1), [16].into_iter());
+        assert_eq!(
+            prompt.cached_tokens(&cached(keys(48), 64), 16),
+            32,
+            "48 tokens leave 47 to look up"
+        );
+        assert_eq!(prompt.cached_tokens(&cached(keys(20), 64), 16), 16);
+        assert_eq!(
+            prompt.cached_tokens(&cached(keys(48), 64), 32),
+            0,
+            "blocks of another size"
+        );
+        let mut headless = keys(48);
+        let first: Vec<PrefixKey> = keys(16).into_iter().collect();
+        headless.remove(&first[0]);
+        assert_eq!(
+            prompt.cached_tokens(&cached(headless, 64), 16),
+            0,
+            "without its first block"
+        );
+    }
+
+    #[test]
+    fn changes_add_and_remove_and_a_whole_report_replaces() {
+        let prompt = PromptKeys::of(&request(1, 64, 1), [16].into_iter());
+        let mut known = cached(keys(16), 64);
+        let listed = keys(32).into_iter().collect();
+        let gone = vec![PrefixKey(0)];
+        known.take(PrefixReport::Changes { listed, gone }, 64);
+        assert_eq!(prompt.cached_tokens(&known, 16), 32);
+        known.take(PrefixReport::Whole(BTreeSet::new()), 64);
+        assert_eq!((prompt.cached_tokens(&known, 16), known.blocks()), (0, 0));
+    }
+
+    #[test]
+    fn a_node_that_lists_more_than_it_has_is_not_believed_beyond() {
+        assert_eq!(cached(keys(160), 4).blocks(), 4);
+    }
+
+    #[test]
+    fn prompt_logprobs_want_every_token_computed() {
+        let mut echo = request(1, 64, 1);
+        echo.prompt_logprobs = Some(0);
+        let prompt = PromptKeys::of(&echo, [16].into_iter());
+        assert_eq!(prompt.cached_tokens(&cached(keys(64), 64), 16), 0);
+    }
+}
