@@ -113,14 +113,7 @@ impl Node {
             pairs: transport.health(),
             metrics,
         });
-        let (life, alive) = mpsc::channel(1);
-        std::thread::Builder::new()
-            .name("step-loop".to_owned())
-            .spawn(move || {
-                let _life = life;
-                step_loop.run();
-            })
-            .map_err(NodeError::Thread)?;
+        let alive = spawn(step_loop)?;
         let facts = ServiceFacts {
             epoch: record.id.epoch,
             block_tokens: limits.block_tokens,
@@ -187,6 +180,18 @@ impl Node {
         // Ends with the thread.
         let _ = self.alive.recv().await;
     }
+}
+
+/// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.
+fn spawn(step_loop: StepLoop) -> Result<mpsc::Receiver<()>, NodeError> {
+    let (life, alive) = mpsc::channel(1);
+    let thread = std::thread::Builder::new().name("step-loop".to_owned());
+    let spawned = thread.spawn(move || {
+        let _life = life;
+        step_loop.run();
+    });
+    spawned.map_err(NodeError::Thread)?;
+    Ok(alive)
 }
 
 /// The loop publishes the pairs' health with its status: it must hear of changes while it sleeps.
