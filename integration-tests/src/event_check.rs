@@ -43,9 +43,14 @@ pub fn check_file_with_dead(path: &Path, dead: BTreeSet<ProcessLife>) -> Result<
 /// # Errors
 /// As [`check_file`].
 pub fn last_life(path: &Path, process: &str) -> Result<Option<ProcessLife>> {
-    let text = text(path)?;
+    last_life_in(&text(path)?, process)
+}
+
+/// Other processes still write: a line that crosses a page of the file can be seen half written, and is not one yet.
+fn last_life_in(text: &str, process: &str) -> Result<Option<ProcessLife>> {
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     // From the end: after a hundred deaths the log has a hundred thousand lines.
-    for line in text.lines().rev() {
+    for line in whole.lines().rev() {
         let line: Line = serde_json::from_str(line).with_context(|| format!("no event: {line}"))?;
         if line.process == process {
             return Ok(Some(life_of(&line)));
@@ -243,6 +248,22 @@ mod tests {
             });
             self
         }
+    }
+
+    #[test]
+    fn a_line_that_is_half_written_is_none_yet() {
+        let mut log = Log(Vec::new());
+        log.step("c", Step::Arrived).step("d", Step::Arrived);
+        let lines: Vec<String> = log.0.iter().map(|line| serde_json::to_string(line).unwrap()).collect();
+        let text = lines.join("\n") + "\n";
+        for half in ["", &lines[0][..20]] {
+            let seen = last_life_in(&format!("{text}{half}"), "c").expect("whole lines");
+            assert_eq!(seen, Some(life_of(&log.0[0])));
+        }
+        assert!(
+            last_life_in(&format!("{}\n", &lines[0][..20]), "c").is_err(),
+            "a line that ended so is broken"
+        );
     }
 
     fn phase(from: Phase, to: Phase) -> Step {
