@@ -58,7 +58,7 @@ pub struct Config {
     /// Which node of a pool gets a request
     #[arg(long, value_enum, default_value = "least-loaded")]
     pub routing: Routing,
-    /// Prompts shorter than this are computed on the decode node; 0 switches it off
+    /// Prompts of which a decode node lacks fewer tokens than this are computed there; 0 switches it off
     #[arg(long, default_value_t = 0)]
     pub local_prefill_below_tokens: u32,
     /// Let decode nodes compute prompts when no prefill node can

@@ -152,6 +152,10 @@ impl Reader {
     /// anything is decided by.
     fn event(&self, message: v1::NodeReport) -> Result<Option<ClusterEvent>, String> {
         let stream = self.stream;
+        if message.report.is_none() {
+            // A kind of report that only later versions have: a node that is upgraded first stays a member.
+            return Ok(None);
+        }
         match NodeReport::try_from(message).map_err(|error| error.to_string())? {
             NodeReport::Status { epoch, status } if epoch == self.node.epoch => {
                 Ok(Some(ClusterEvent::NodeReported { stream, status }))
@@ -215,6 +219,7 @@ impl NodeStreams {
             coordinator: self.terms.coordinator.clone(),
             lease: self.terms.lease,
             status_interval: self.terms.status_interval,
+            takes_prefixes: true,
         };
         self.send(id, CoordinatorReport::Welcome(welcome));
     }

@@ -284,6 +284,8 @@ pub struct Welcome {
     pub coordinator: NodeId,
     pub lease: Duration,
     pub status_interval: Duration,
+    /// Whether it can read [`NodeReport::Prefixes`]: coordinators of versions before cannot.
+    pub takes_prefixes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

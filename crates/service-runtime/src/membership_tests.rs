@@ -79,6 +79,7 @@ fn status(granted: u64, received: u64) -> NodeStatus {
 struct Joined {
     reports: Streaming<v1::NodeReport>,
     answers: mpsc::Sender<Result<v1::CoordinatorReport, Status>>,
+    takes_prefixes: bool,
 }
 
 impl Joined {
@@ -143,6 +144,7 @@ impl Joined {
             },
             lease: Duration::from_millis(lease_ms),
             status_interval: Duration::from_millis(50),
+            takes_prefixes: self.takes_prefixes,
         };
         self.say(CoordinatorReport::Welcome(welcome)).await;
     }
@@ -158,6 +160,7 @@ impl MembershipService for Service {
         let joined = Joined {
             reports: request.into_inner(),
             answers,
+            takes_prefixes: true,
         };
         self.0.send(joined).await.map_err(|_| Status::unavailable("over"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(queue))))
@@ -436,6 +439,25 @@ async fn each_stream_is_told_the_cache_whole_and_then_its_changes() {
     second.welcome(1_000).await;
     let everything = cached.into_iter().chain(listed).collect();
     assert_eq!(second.prefixes().await, PrefixReport::Whole(everything));
+}
+
+/// Nodes are upgraded before coordinators.
+#[tokio::test]
+async fn a_coordinator_of_an_earlier_version_is_told_no_prefixes() {
+    let mut coordinator = Coordinator::start().await;
+    let (_status_in, status_out) = watch::channel(status(1, 0));
+    let _membership = join_all(&[&coordinator], status_out);
+    let mut joined = coordinator.joined().await;
+    joined.takes_prefixes = false;
+    joined.welcome(1_000).await;
+    let mut statuses = 0;
+    while statuses < 3 {
+        match joined.any().await {
+            Some(NodeReport::Status { .. }) => statuses += 1,
+            Some(NodeReport::Clock(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -29,15 +29,27 @@ fn content(answer: &Value) -> (Value, Value) {
     (answer["choices"][0]["token_ids"].clone(), answer["kv_hashes"].clone())
 }
 
-/// Until the coordinator can use all four pairs and knows of the prompt's five whole blocks in that node's cache.
+/// Until both decode nodes can be given work with both prefill nodes, and the coordinator knows of the prompt's five whole
+/// blocks in that node's cache.
 async fn is_known(cluster: &TestCluster, node: &str) {
     let look = || async {
         let scraped = cluster.metrics().await.map_err(|error| format!("{error:#}"))?;
         let blocks = scraped.sum("baton_node_prefix_blocks", &[("node", node)]);
-        let pairs = scraped.sum("baton_pair_up", &[]);
-        match blocks >= Some(5.0) && pairs >= Some(4.0) {
+        let permits = ["prefill-0", "prefill-1", "decode-0", "decode-1"].map(|node| {
+            scraped
+                .sum("baton_node_permits_available", &[("node", node)])
+                .unwrap_or(0.0)
+        });
+        // Of pairs whose nodes are both there.
+        let ready = cluster.http.get(cluster.url("/ready")).send().await;
+        let ready: Value = ready
+            .map_err(|error| error.to_string())?
+            .json()
+            .await
+            .unwrap_or_default();
+        match blocks >= Some(5.0) && ready["usable_pairs"] == 4 && permits.iter().all(|free| *free > 0.0) {
             true => Ok(()),
-            false => Err(format!("{blocks:?} blocks, {pairs:?} pairs")),
+            false => Err(format!("{blocks:?} blocks, permits {permits:?}, {ready}")),
         }
     };
     wait_until("the prefix directory", WITHIN, look).await.expect("in time");
@@ -79,12 +91,9 @@ async fn a_prompt_goes_where_it_is_cached_also_after_the_coordinators_restart() 
     assert_eq!(metrics["decode_node"], "decode-1", "{metrics}");
     assert_eq!(metrics["local_prefill"], "cached", "{metrics}");
     assert_eq!(metrics["cached_tokens"], 80, "{metrics}");
-    assert!(
-        metrics["route_reason"]
-            .as_str()
-            .is_some_and(|reason| reason.contains("decode cached")),
-        "{metrics}"
-    );
+    let scraped = cluster.metrics().await.expect("metrics");
+    let chosen = scraped.sum("baton_routing_decisions_total", &[("reason", "cached")]);
+    assert_eq!(chosen, Some(1.0), "{metrics}");
     assert_eq!(
         content(&again),
         content(&before),

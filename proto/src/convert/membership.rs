@@ -343,6 +343,7 @@ impl From<CoordinatorReport> for v1::CoordinatorReport {
                 coordinator_epoch: welcome.coordinator.epoch.0,
                 lease_ms: millis(welcome.lease),
                 status_interval_ms: millis(welcome.status_interval),
+                takes_prefixes: welcome.takes_prefixes,
             }),
             CoordinatorReport::Renewed { lease } => Report::Renewed(v1::LeaseRenewed {
                 lease_ms: millis(lease),
@@ -380,6 +381,7 @@ impl TryFrom<v1::CoordinatorReport> for CoordinatorReport {
                 },
                 lease: interval(welcome.lease_ms, "welcome.lease_ms")?,
                 status_interval: interval(welcome.status_interval_ms, "welcome.status_interval_ms")?,
+                takes_prefixes: welcome.takes_prefixes,
             }),
             Report::Renewed(renewed) => CoordinatorReport::Renewed {
                 lease: interval(renewed.lease_ms, "renewed.lease_ms")?,

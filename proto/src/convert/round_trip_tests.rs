@@ -371,11 +371,12 @@ fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
         },
     );
     prop_oneof![
-        (node(), ms(), ms()).prop_map(|(coordinator, lease, status_interval)| {
+        (node(), ms(), ms(), any::<bool>()).prop_map(|(coordinator, lease, status_interval, takes_prefixes)| {
             CoordinatorReport::Welcome(Welcome {
                 coordinator,
                 lease,
                 status_interval,
+                takes_prefixes,
             })
         }),
         ms().prop_map(|lease| CoordinatorReport::Renewed { lease }),

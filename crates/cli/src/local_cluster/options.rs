@@ -121,7 +121,7 @@ pub struct ClusterSettings {
     /// The model's name in the API [default: from the file].
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// Prompts shorter than this are prefilled on the decode node itself.
+    /// Prompts of which a decode node lacks fewer tokens than this are prefilled there.
     #[arg(long, value_name = "TOKENS")]
     pub local_prefill_below_tokens: Option<u32>,
     /// Arithmetic of the CPU engine: int8-blocks (default) or exact.

@@ -136,6 +136,7 @@ impl Link {
 struct Timing {
     lease: Duration,
     status_interval: Duration,
+    takes_prefixes: bool,
 }
 
 struct Stream<'a> {
@@ -201,8 +202,13 @@ impl Stream<'_> {
         }
     }
 
-    /// Beside the status, and as often: a changed cache is a changed status. With a full queue it is told next time.
+    /// Before the status, which brings the permits, and as often: a changed cache is a changed status. The queue's last
+    /// place is the status's, which renews the lease: the cache can be told next time.
     fn report_prefixes(&mut self) -> Result<(), LostReason> {
+        let is_wanted = self.timing.is_some_and(|timing| timing.takes_prefixes);
+        if !is_wanted || self.reports.capacity() < 2 {
+            return Ok(());
+        }
         let Some((report, told)) = self.link.prefixes.borrow().since(self.prefixes_told) else {
             return Ok(());
         };
@@ -220,6 +226,7 @@ impl Stream<'_> {
                 self.timing = Some(Timing {
                     lease: welcome.lease,
                     status_interval: welcome.status_interval,
+                    takes_prefixes: welcome.takes_prefixes,
                 });
                 self.link.shared.connect(self.link.id, welcome.coordinator.epoch);
                 self.link.is_welcome.send_replace(true);

@@ -97,7 +97,7 @@ metrics! {
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
     NODE_PREFIX_HITS = Metric::counter("baton_node_prefix_hits_tokens", Tokens, "Prompt tokens found in prefix caches, by node")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
-    NODE_PREFIX_BLOCKS = Metric::gauge("baton_node_prefix_blocks", Blocks, "Blocks that the prefix directory knows this node to have cached")
+    NODE_PREFIX_BLOCKS = Metric::gauge("baton_node_prefix_blocks", Blocks, "Blocks in the node's prefix cache, used or not, that the prefix directory knows of")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
 
     KV_BLOCKS = Metric::gauge("baton_kv_blocks", Blocks, "KV blocks of this node by state; the sum is the pool")

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::test_kit::{FakeKv, key, limits, model, request, sample};
 use super::*;
 use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
+use crate::kv::prefix_log::{PrefixLog, PrefixReport};
 use crate::node::NodeState;
 use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
 use crate::time::Time;
@@ -83,6 +84,7 @@ fn history_of(request: &Request, choice: ChoiceIndex, outputs: usize) -> Vec<Tok
 /// One decode node with its peers, all scripted.
 struct DecodeWorld {
     batcher: DecodeBatcher,
+    log: PrefixLog,
     kv: FakeKv,
     now: Time,
     open: BTreeMap<AttemptKey, (Request, Option<(TransferId, Opened)>)>,
@@ -104,6 +106,7 @@ impl DecodeWorld {
                 limits,
                 reservation: Duration::from_secs(5),
             }),
+            log: PrefixLog::default(),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
             open: BTreeMap::new(),
@@ -145,6 +148,16 @@ impl DecodeWorld {
         }
         self.drain();
         self.batcher.pool().check();
+        if let Some(changes) = self.batcher.take_prefix_changes() {
+            self.log.apply(changes);
+        }
+        if let Some((PrefixReport::Whole(told), _)) = self.log.since(None) {
+            assert_eq!(
+                told,
+                self.batcher.pool().listed(),
+                "coordinators are told of another cache"
+            );
+        }
         let status = self.batcher.status(NodeState::Ready);
         assert!(status.permits_granted_total - status.permits_received_total <= u64::from(BLOCKS));
     }

@@ -391,6 +391,7 @@ impl Membership {
         let node = self.nodes.get_mut(&name)?;
         node.life = Life::Disconnected;
         node.permits = Permits::default();
+        node.prefixes = CachedPrefixes::default();
         Some(node.record.id.clone())
     }
 
@@ -399,6 +400,7 @@ impl Membership {
             let life = node.life;
             node.life = over;
             node.permits = Permits::default();
+            node.prefixes = CachedPrefixes::default();
             node.sequences = 0;
             if let Life::Connected { stream } = life {
                 self.streams.remove(&stream);

@@ -216,10 +216,9 @@ impl Cluster {
         };
         let is_short = request.prompt_tokens() < below;
         let lacks_little = |d: &Node| {
-            let cached = tracked
-                .prompt_keys
-                .cached_tokens(&d.prefixes, d.record.capacity.block_tokens);
-            request.prompt_tokens().saturating_sub(cached) < below
+            let enough = request.prompt_tokens().saturating_add(1).saturating_sub(below);
+            let size = d.record.capacity.block_tokens;
+            below > 0 && !is_short && tracked.prompt_keys.has_cached(enough, (&d.prefixes, size))
         };
         let mut options = Vec::new();
         for d in &decode {
@@ -254,7 +253,11 @@ impl Cluster {
                 Some(LocalPrefillReason::NoPrefillNode | LocalPrefillReason::TransferFailed)
             )
         };
-        if options.iter().any(|(_, l, _)| !is_makeshift(l)) {
+        // A cache is worth a prefill node, not a wait: while none can be had, every decode node will do.
+        if options
+            .iter()
+            .any(|(_, l, _)| !is_makeshift(l) && *l != Some(LocalPrefillReason::Cached))
+        {
             options.retain(|(_, l, _)| !is_makeshift(l));
         } else if !self.config.allow_local_prefill {
             // Better the node that failed it once than no node.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kv::prefix_log::{PrefixKey, PrefixReport, prefix_keys};
+use crate::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport, prefix_keys};
 use crate::request::Request;
 
 use super::membership::Membership;
@@ -13,7 +13,7 @@ use super::membership::Membership;
 pub struct CachedPrefixes(BTreeSet<PrefixKey>);
 
 impl CachedPrefixes {
-    /// A node has no more listed blocks than blocks: what goes beyond is left out.
+    /// A node has no more listed blocks than blocks, and tells [`PREFIX_KEYS_MAX`] at most: what goes beyond is left out.
     pub(super) fn take(&mut self, report: PrefixReport, kv_blocks: u32) {
         match report {
             PrefixReport::Whole(keys) => self.0 = keys,
@@ -24,7 +24,7 @@ impl CachedPrefixes {
                 self.0.extend(listed);
             }
         }
-        while self.0.len() > kv_blocks as usize {
+        while self.0.len() > PREFIX_KEYS_MAX.min(kv_blocks as usize) {
             self.0.pop_last();
         }
     }
@@ -65,6 +65,19 @@ impl PromptKeys {
     }
 }
 
+impl PromptKeys {
+    /// Whether so many of the prompt's tokens are cached there. One look where they are not: this is asked of every decode
+    /// node at every event while a request waits.
+    pub fn has_cached(&self, tokens: u32, (cached, block_tokens): (&CachedPrefixes, u32)) -> bool {
+        let blocks = tokens.div_ceil(block_tokens.max(1)) as usize;
+        let keys = self.0.get(&block_tokens).and_then(|keys| keys.get(..blocks));
+        keys.is_some_and(|keys| {
+            let is_there = |key| cached.0.contains(key);
+            keys.last().is_none_or(is_there) && keys.iter().all(is_there)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +102,8 @@ mod tests {
             "48 tokens leave 47 to look up"
         );
         assert_eq!(prompt.cached_tokens(&cached(keys(20), 64), 16), 16);
+        let has = |tokens| prompt.has_cached(tokens, (&cached(keys(20), 64), 16));
+        assert_eq!([0, 1, 16, 17, 48].map(has), [true, true, true, false, false]);
         assert_eq!(
             prompt.cached_tokens(&cached(keys(48), 64), 32),
             0,

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::fixtures::{node_record, ready_status, request};
 use super::*;
 use crate::ids::{Attempt, NodeId, NodeName, TokenId, TransferId};
+use crate::kv::prefix_log::{PrefixReport, prefix_keys};
 use crate::node::NodeRole;
 use crate::node::{NodeState, NodeStatus, Ticket};
 
@@ -41,6 +42,10 @@ enum Step {
         node: usize,
         is_draining: bool,
     },
+    Prefixes {
+        node: usize,
+        tokens: u32,
+    },
     Disconnect {
         node: usize,
     },
@@ -61,6 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (any::<usize>(), 0_u8..4).prop_map(|(pick, what)| Step::Edge { pick, what }),
         2 => (0_usize..5, any::<bool>()).prop_map(|(node, is_new_life)| Step::Join { node, is_new_life }),
         5 => (0_usize..5, prop::bool::weighted(0.1)).prop_map(|(node, is_draining)| Step::Report { node, is_draining }),
+        2 => (0_usize..5, 0_u32..200).prop_map(|(node, tokens)| Step::Prefixes { node, tokens }),
         1 => (0_usize..5).prop_map(|node| Step::Disconnect { node }),
         1 => (0_usize..5).prop_map(|node| Step::Leave { node }),
         4 => (1_u64..3_000).prop_map(|ms| Step::Pass { ms }),
@@ -353,6 +359,13 @@ impl World {
                     self.apply(event);
                 }
             }
+            Step::Prefixes { node, tokens } => {
+                if let Some(stream) = self.streams[node] {
+                    let prompt = request(0, tokens, 1).prompt;
+                    let report = PrefixReport::Whole(prefix_keys(&prompt, 16).collect());
+                    self.apply(ClusterEvent::PrefixesReported { stream, report });
+                }
+            }
             Step::Disconnect { node } => {
                 if let Some(stream) = self.streams[node].take() {
                     self.apply(ClusterEvent::NodeDisconnected { stream });
@@ -403,6 +416,7 @@ impl World {
 fn config() -> ClusterConfig {
     ClusterConfig {
         queue_requests_max: 4,
+        local_prefill_below_tokens: 24,
         on_illegal_transition: OnIllegalTransition::Panic,
         ..ClusterConfig::default()
     }

@@ -11,6 +11,8 @@ use std::sync::mpsc;
 use crate::ids::{BlockId, Generation, TokenId};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
 use crate::kv::prefix_log::PrefixChanges;
+#[cfg(test)]
+use crate::kv::prefix_log::PrefixKey;
 use crate::node::KvBlockCounts;
 
 /// What a holder does with a block.
@@ -264,6 +266,13 @@ impl BlockPool {
     pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
         let changes = self.prefix.as_mut()?.untold.take();
         Some(changes).filter(|changes| !changes.is_empty())
+    }
+
+    /// What the prefix cache lists.
+    #[cfg(test)]
+    pub(crate) fn listed(&self) -> BTreeSet<PrefixKey> {
+        let index = self.prefix.iter();
+        index.flat_map(PrefixIndex::keys).map(PrefixKey).collect()
     }
 
     /// A second hold on the same block, for a sequence that shares it by reference.

@@ -95,6 +95,11 @@ impl PrefixIndex {
         }
     }
 
+    #[cfg(test)]
+    pub fn keys(&self) -> impl Iterator<Item = u64> {
+        self.entries.keys().copied()
+    }
+
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -97,7 +97,9 @@ pub struct PrefixLog {
 
 impl PrefixLog {
     pub fn apply(&mut self, changes: PrefixChanges) {
-        for (key, change) in changes.0 {
+        // What is gone first: it makes room.
+        let (gone, listed): (Vec<_>, Vec<_>) = changes.0.into_iter().partition(|(_, change)| *change == Change::Gone);
+        for (key, change) in gone.into_iter().chain(listed) {
             let is_news = match change {
                 Change::Listed => self.keys.len() < PREFIX_KEYS_MAX && self.keys.insert(key),
                 Change::Gone => self.keys.remove(&key),

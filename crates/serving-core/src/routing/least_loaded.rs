@@ -39,11 +39,8 @@ impl Router for LeastLoaded {
             (load(pool, c), u32::MAX - c.cached_tokens, &c.node)
         })?;
         let best = &candidates[index];
-        let mut others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
-        let mut equals = others
-            .by_ref()
-            .filter(|(_, c)| load(pool, c) == load(pool, best))
-            .peekable();
+        let others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
+        let mut equals = others.filter(|(_, c)| load(pool, c) == load(pool, best)).peekable();
         let reason = if candidates.len() == 1 {
             RouteReason::OnlyCandidate
         } else if equals.peek().is_none() {

@@ -17,6 +17,26 @@ fn tokens_to_compute(request: &RequestFacts, c: &Candidate) -> u64 {
     c.waiting_tokens + u64::from(request.prompt_tokens.saturating_sub(c.cached_tokens))
 }
 
+/// Rivals are those that could have won without a cache.
+fn reason(pool: Pool, candidates: &[Candidate], index: usize) -> Option<RouteReason> {
+    let best = candidates.get(index)?;
+    let least = candidates.iter().map(|c| decode_load(c).0).min()?;
+    let is_rival = |c: &Candidate| match pool {
+        Pool::Prefill => c.waiting_tokens <= best.waiting_tokens,
+        Pool::Decode => decode_load(c).0 <= least + LOAD_SLACK,
+    };
+    let others = candidates.iter().filter(|c| c.node != best.node);
+    let rivals: Vec<&Candidate> = others.filter(|c| is_rival(c)).collect();
+    let is_equal = |c: &&Candidate| c.cached_tokens == best.cached_tokens && decode_load(c) == decode_load(best);
+    Some(match pool {
+        _ if candidates.len() == 1 => RouteReason::OnlyCandidate,
+        _ if rivals.is_empty() => RouteReason::LeastLoaded,
+        _ if rivals.iter().all(|c| c.cached_tokens < best.cached_tokens) => RouteReason::Cached,
+        Pool::Decode if !rivals.iter().any(is_equal) => RouteReason::LeastLoaded,
+        Pool::Prefill | Pool::Decode => RouteReason::Tie,
+    })
+}
+
 impl Router for PrefixAware {
     fn name(&self) -> &'static str {
         "prefix-aware"
@@ -37,14 +57,7 @@ impl Router for PrefixAware {
                 })
             }
         }?;
-        let best = &candidates[index];
-        let reason = if candidates.len() == 1 {
-            RouteReason::OnlyCandidate
-        } else if candidates.iter().any(|c| c.cached_tokens < best.cached_tokens) {
-            RouteReason::Cached
-        } else {
-            RouteReason::LeastLoaded
-        };
+        let reason = reason(pool, candidates, index)?;
         Some(Choice { index, reason })
     }
 }
@@ -81,6 +94,18 @@ mod tests {
         assert_eq!(chosen(Pool::Decode, &nodes), Some((1, RouteReason::Cached)));
         let nodes = [with_cached("a", (2, 0), 0), with_cached("b", (5, 0), 32)];
         assert_eq!(chosen(Pool::Decode, &nodes), Some((0, RouteReason::LeastLoaded)));
+    }
+
+    #[test]
+    fn without_a_cache_it_is_a_tie_or_the_load() {
+        for pool in [Pool::Prefill, Pool::Decode] {
+            let idle = [candidate("a", 0, 0), candidate("b", 0, 0)];
+            assert_eq!(chosen(pool, &idle), Some((0, RouteReason::Tie)));
+            let one_busy = [candidate("a", 1, 10), candidate("b", 0, 0)];
+            assert_eq!(chosen(pool, &one_busy), Some((1, RouteReason::LeastLoaded)));
+            let far = [with_cached("a", (0, 0), 16), candidate("b", 9, 90)];
+            assert_eq!(chosen(pool, &far), Some((0, RouteReason::LeastLoaded)));
+        }
     }
 
     #[test]
