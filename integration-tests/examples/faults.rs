@@ -1,27 +1,11 @@
 //! The long runs under faults, for docs/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
 //!
-//!     faults matrix SEEDS [TOPOLOGY [TRANSPORT [FILTER]]]   T2, T3, T4: every cell, once for each seed
-//!     faults probed SEEDS [FILTER]                          T14: the same cells with probes and /ready beside them
-//!     faults cancels ROUNDS                                 T9: so many at each of F1 to F11
-//!     faults deadlines REQUESTS                             T8
-//!     faults retries SECONDS                                T22
-//!     faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
-//!     faults flips ROUNDS                                   T5: turned bits
-//!     faults kills N                                        T6: so many prefill and so many decode nodes die
-//!     faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
-//!     faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
-//!     faults coordinator N                                  T11: killed and started again
-//!     faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
-//!     faults rolling ROUNDS                                 T20: every process is asked to go in turn
-//!
-//! FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.
-//!
-//! Exit status 1 when a promise was broken.
+//! `USAGE` below lists them, for `faults --help` too. Exit status 1 when a promise was broken, 2 for words that are not understood.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use integration_tests::etcd_process;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::RigOptions;
@@ -32,6 +16,23 @@ use integration_tests::fault_runs::{
     cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, quantile, retries, reuse,
     rolling,
 };
+
+const USAGE: &str = "\
+faults matrix SEEDS [TOPOLOGY [TRANSPORT [FILTER]]]   T2, T3, T4: every cell, once for each seed
+faults probed SEEDS [FILTER]                          T14: the same cells with probes and /ready beside them
+faults cancels ROUNDS                                 T9: so many at each of F1 to F11
+faults deadlines REQUESTS                             T8
+faults retries SECONDS                                T22
+faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
+faults flips ROUNDS                                   T5: turned bits
+faults kills N                                        T6: so many prefill and so many decode nodes die
+faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
+faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
+faults coordinator N                                  T11: killed and started again
+faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
+faults rolling ROUNDS                                 T20: every process is asked to go in turn
+
+FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.";
 
 const SEVENTY_PERCENT: Rate = Rate::OfCapacity {
     share: 0.7,
@@ -59,14 +60,46 @@ const GRACE: Duration = Duration::from_secs(10);
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |i: usize| -> Result<usize> {
-        let word = words
-            .get(i)
-            .with_context(|| format!("word {i} is missing; see the top of this file"))?;
-        Ok(word.parse()?)
-    };
+    if matches!(words.as_slice(), [word] if ["help", "-h", "--help"].contains(&word.as_str())) {
+        println!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
     let started = Instant::now();
-    let broken = match words.first().map(String::as_str) {
+    let broken = match run(&words).await {
+        Err(error) if error.is::<NotUnderstood>() => {
+            eprintln!("{error}\n\n{USAGE}");
+            return Ok(ExitCode::from(2));
+        }
+        ran => ran?,
+    };
+    println!("{} promises broken, {:.0?} in all", broken.len(), started.elapsed());
+    for what in &broken {
+        println!("- {what}");
+    }
+    Ok(match broken.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Of the words this was started with.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotUnderstood(String);
+
+/// What was broken.
+async fn run(words: &[String]) -> Result<Vec<String>> {
+    let number = |i: usize| -> Result<usize> {
+        let word = words.get(i).map(String::as_str);
+        let found = word.and_then(|word| word.parse().ok());
+        Ok(found.ok_or_else(|| {
+            NotUnderstood(format!(
+                "word {i} must be a number, and is {}",
+                word.unwrap_or("missing")
+            ))
+        })?)
+    };
+    Ok(match words.first().map(String::as_str) {
         Some("matrix") => {
             let topology = words.get(2).map_or("2p2d", String::as_str);
             let filter = words.get(4).map_or("", String::as_str);
@@ -94,15 +127,7 @@ async fn main() -> Result<ExitCode> {
         Some("coordinator") => all_coordinator_kills(number(1)?).await?,
         Some("etcd") => all_etcd_outages(number(1)?, number(2).unwrap_or(60)).await?,
         Some("rolling") => all_rolling(number(1)?).await?,
-        other => bail!("no run is called {other:?}; see the top of this file"),
-    };
-    println!("{} promises broken, {:.0?} in all", broken.len(), started.elapsed());
-    for what in &broken {
-        println!("- {what}");
-    }
-    Ok(match broken.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+        other => return Err(NotUnderstood(format!("no run is called {}", other.unwrap_or("nothing"))).into()),
     })
 }
 
@@ -113,7 +138,7 @@ fn transport(word: Option<&String>) -> Result<&'static str> {
     known
         .into_iter()
         .find(|name| *name == wanted)
-        .with_context(|| format!("no transport is called {wanted}; there are {known:?}"))
+        .ok_or_else(|| NotUnderstood(format!("no transport is called {wanted}")).into())
 }
 
 async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<String>> {

@@ -329,6 +329,17 @@ def test_stalls_retries_and_clocks_are_told(at):
 
 
 @mock_only
+def test_each_of_several_prompts_is_told(at):
+    page = at("#/requests/demo-several-prompts")
+    table = page.locator("section", has=page.get_by_role("heading", name="Prompts (3)"))
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text("shm-direct")
+    expect(rows.nth(1)).to_contain_text("local: transfer failed")
+    page = at("#/requests/demo-stalls")
+    expect(page.get_by_role("heading", name="Prompts")).to_have_count(0)
+
+
 def test_a_span_before_its_parent_is_marked(at):
     page = at("#/requests/demo-early-span")
     expect(page.locator(".bar.is-early")).to_have_count(1)

@@ -110,8 +110,9 @@ impl Call {
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
         let reply = self.reply(&plan, prompts);
         // No header leaves before the first token is there: until then a failure still has a status of its own.
-        let first = run.next().await.inspect_err(|_| self.note_placement(&run))?;
-        self.note_placement(&run);
+        let first = run.next().await;
+        self.record.update(|generation| run.note(generation));
+        let first = first?;
         let egress = tracing::info_span!(parent: &self.span, "egress", otel.kind = "internal");
         let answering = Answering {
             run,
@@ -282,11 +283,6 @@ impl Call {
         Ok(response)
     }
 
-    fn note_placement(&self, run: &Run) {
-        let placement = run.prompts.first().and_then(|prompt| prompt.placement.clone());
-        self.record.update(|generation| generation.placement = placement);
-    }
-
     fn queue_header(&self, response: &mut Response) {
         let queued = {
             let facts = self.record.facts();
@@ -323,14 +319,7 @@ fn server_timing(times: &EdgeTimes) -> String {
 
 /// Puts what the run knows at its end, good or bad, into the record.
 pub fn note_end(record: &RequestRecord, run: &Run, pace: &mut Pace, is_streaming: bool) -> EdgeTimes {
-    record.update(|generation| {
-        generation.output_tokens = run.output_tokens();
-        if let Some(prompt) = run.prompts.first() {
-            generation.placement = prompt.placement.clone();
-            generation.summary = prompt.summary.clone();
-        }
-        generation.summary.cached_tokens = run.cached_tokens();
-    });
+    record.update(|generation| run.note(generation));
     pace.close(is_streaming)
 }
 

@@ -20,6 +20,7 @@ use super::remember::{End, remember};
 use super::trace::{TraceContext, finish_root};
 use crate::insight::Insight;
 use crate::records::Running;
+use crate::records::prompts::PromptRecord;
 use crate::records::shape::Detail;
 use crate::records::stalls::{Gaps, Stall, StallCause};
 use crate::request_handle::{Placement, RequestSummary};
@@ -140,6 +141,8 @@ pub struct Generation {
     pub output_tokens: u32,
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
+    /// Of a request with several; `placement` and `summary` are then those of the first that the client heard of.
+    pub prompts: Vec<PromptRecord>,
     pub tokenized_at: Option<Instant>,
     /// Measured at the edge: parse, tokenize, both egress stages.
     pub edge: StageTimings,
@@ -166,6 +169,7 @@ impl Generation {
             output_tokens: 0,
             placement: None,
             summary: RequestSummary::default(),
+            prompts: Vec::new(),
             tokenized_at: None,
             edge: StageTimings::default(),
             ttft: None,
@@ -386,10 +390,9 @@ impl RequestRecord {
             .as_ref()
             .is_some_and(|breaches| !breaches.is_empty());
         if is_broken && !line.facts.trace.is_sampled {
-            let s = &remembered.detail.summary;
-            let nodes = [&s.prefill_node, &s.decode_node].into_iter().flatten().cloned();
+            let nodes = remembered.detail.nodes().map(str::to_owned).collect();
             let trace = line.facts.trace.trace_id.into();
-            self.insight.export_anyway(trace, nodes.collect());
+            self.insight.export_anyway(trace, nodes);
         }
         generation_line(line, generation);
         self.insight.records.ended(remembered.detail);

@@ -7,9 +7,8 @@ use serving_core::stage::{Stage, StageTimings};
 use super::record::{Facts, Generation, RequestRecord};
 use super::shapes::ms;
 use crate::insight::Insight;
-use crate::records::shape::{
-    ClockShape, Detail, RecordState, StageShape, StallShape, Summary, process_of, slow_because,
-};
+use crate::records::prompts::PromptRecord;
+use crate::records::shape::{ClockShape, Detail, RecordState, StallShape, Summary, slow_because, stage_shapes};
 use crate::records::stalls::{Stall, StallFacts};
 use crate::slo::{Breach, Ended, judge};
 
@@ -29,11 +28,17 @@ pub struct Remembered {
 }
 
 pub fn stalls_of(g: &Generation, stages: &StageTimings) -> Vec<Stall> {
-    let placement = g.placement.as_ref();
-    g.gaps.stalls(StallFacts {
-        stages,
-        prefill_node: placement.and_then(|p| p.prefill_node.as_ref()),
-        decode_node: placement.and_then(|p| p.decode_node.as_ref()),
+    g.gaps.stalls(|choice| {
+        let prompt = g.prompts.iter().find(|prompt| prompt.choices.contains(&choice));
+        let (placement, stages) = match prompt {
+            Some(prompt) => (prompt.placement.as_ref(), &prompt.summary.timings),
+            None => (g.placement.as_ref(), stages),
+        };
+        StallFacts {
+            stages,
+            prefill_node: placement.and_then(|p| p.prefill_node.as_ref()),
+            decode_node: placement.and_then(|p| p.decode_node.as_ref()),
+        }
     })
 }
 
@@ -56,13 +61,16 @@ pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Opti
     if end.is_some() {
         summary.slow_because = slow_because(&summary, &stages, &stalls);
     }
-    let detail = Detail {
-        stages: stage_shapes(&summary, &stages),
+    let nodes = (summary.prefill_node.as_deref(), summary.decode_node.as_deref());
+    let mut detail = Detail {
+        stages: stage_shapes(&stages, nodes),
         stalls: stalls.iter().map(|stall| stall_shape(record, stall)).collect(),
         failed_legs: g.summary.failed_legs.clone(),
-        clocks: clocks(record.insight(), &summary),
+        prompts: g.prompts.iter().map(PromptRecord::shape).collect(),
+        clocks: Vec::new(),
         summary,
     };
+    detail.clocks = clocks(record.insight(), &detail);
     Remembered {
         detail,
         stalls,
@@ -130,19 +138,6 @@ fn unix_ms(age: Duration) -> f64 {
     ms(now.saturating_sub(age))
 }
 
-fn stage_shapes(summary: &Summary, stages: &StageTimings) -> Vec<StageShape> {
-    let nodes = (summary.prefill_node.as_deref(), summary.decode_node.as_deref());
-    let shape = |(stage, took): &(Stage, Duration)| StageShape {
-        stage: stage.name(),
-        phase: stage.phase(),
-        ms: ms(*took),
-        process: process_of(*stage, nodes),
-    };
-    let mut sorted = stages.0.clone();
-    sorted.sort_by_key(|(stage, _)| *stage);
-    sorted.iter().map(shape).collect()
-}
-
 fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
     StallShape {
         choice: stall.choice,
@@ -155,16 +150,7 @@ fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
 }
 
 /// Of the nodes that took part.
-fn clocks(insight: &Insight, summary: &Summary) -> Vec<ClockShape> {
-    let is_here = |name: &str| {
-        [&summary.prefill_node, &summary.decode_node]
-            .into_iter()
-            .flatten()
-            .any(|node| node == name)
-    };
-    insight
-        .clocks()
-        .into_iter()
-        .filter(|clock| is_here(&clock.node))
-        .collect()
+fn clocks(insight: &Insight, detail: &Detail) -> Vec<ClockShape> {
+    let took_part = |clock: &ClockShape| detail.nodes().any(|node| node == clock.node);
+    insight.clocks().into_iter().filter(took_part).collect()
 }

@@ -14,7 +14,8 @@ use tokio::time::Sleep;
 use super::AppState;
 use super::error::ApiError;
 use super::limits::SUMMARY_WAIT_MAX;
-use super::record::RequestRecord;
+use super::record::{Generation, RequestRecord};
+use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};
 
@@ -72,6 +73,8 @@ pub struct Run {
     ready: VecDeque<OutToken>,
     /// Where polling starts, so that no prompt starves the others.
     turn: usize,
+    /// Whose token or failure came first: the time to the first token is this one's.
+    leading: Option<usize>,
     /// Whose placements are shown while the request runs.
     record: Option<Arc<RequestRecord>>,
 }
@@ -122,6 +125,7 @@ impl Run {
             prompts,
             ready: VecDeque::new(),
             turn: 0,
+            leading: None,
             record: input.record,
         }
     }
@@ -134,6 +138,7 @@ impl Run {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<OutToken>, ApiError>> {
         loop {
             if let Some(token) = self.ready.pop_front() {
+                self.leading.get_or_insert(token.prompt);
                 return Poll::Ready(Ok(Some(token)));
             }
             if self.prompts.iter().all(|prompt| matches!(prompt.leg, Leg::Ended)) {
@@ -143,16 +148,16 @@ impl Run {
             let mut moved = false;
             for step in 0..count {
                 let index = (self.turn + step) % count;
-                match self.prompts[index].poll_event(cx) {
-                    Poll::Pending => {}
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Ready(Ok(event)) => {
-                        self.turn = index + 1;
-                        self.take(index, event)?;
-                        moved = true;
-                        break;
-                    }
+                let Poll::Ready(event) = self.prompts[index].poll_event(cx) else {
+                    continue;
+                };
+                if let Err(error) = event.and_then(|event| self.take(index, event)) {
+                    self.leading.get_or_insert(index);
+                    return Poll::Ready(Err(error));
                 }
+                self.turn = index + 1;
+                moved = true;
+                break;
             }
             if !moved {
                 return Poll::Pending;
@@ -164,7 +169,7 @@ impl Run {
         let prompt = &mut self.prompts[index];
         match event {
             ClientEvent::Placed(placement) => {
-                if let Some(record) = self.record.as_ref().filter(|_| index == 0) {
+                if let Some(record) = self.record.as_ref().filter(|_| index == self.leading.unwrap_or(0)) {
                     record.update(|generation| generation.placement = Some(placement.clone()));
                     record.tell();
                 }
@@ -187,6 +192,21 @@ impl Run {
         Ok(())
     }
 
+    /// Puts what is known of every prompt now into the request's record.
+    pub fn note(&self, generation: &mut Generation) {
+        generation.output_tokens = self.output_tokens();
+        let Some(leading) = self.prompts.get(self.leading.unwrap_or(0)) else {
+            return;
+        };
+        generation.placement.clone_from(&leading.placement);
+        let all = self.prompts.iter().map(|prompt| &prompt.summary);
+        generation.summary = RequestSummary::of_all(&leading.summary, all);
+        if self.prompts.len() > 1 {
+            let each = self.prompts.iter().zip(0..);
+            generation.prompts = each.map(|(prompt, index)| prompt.record(index)).collect();
+        }
+    }
+
     pub fn output_tokens(&self) -> u32 {
         self.prompts.iter().map(|prompt| prompt.output_tokens).sum()
     }
@@ -202,6 +222,17 @@ impl Run {
 }
 
 impl PromptRun {
+    fn record(&self, index: u32) -> PromptRecord {
+        let first_choice = index * self.request.choice_count;
+        PromptRecord {
+            choices: first_choice..first_choice + self.request.choice_count,
+            prompt_tokens: self.request.client_prompt_tokens,
+            output_tokens: self.output_tokens,
+            placement: self.placement.clone(),
+            summary: self.summary.clone(),
+        }
+    }
+
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<ClientEvent, ApiError>> {
         if let Leg::Submitting(submitting) = &mut self.leg {
             match submitting.as_mut().poll(cx) {

@@ -58,10 +58,8 @@ pub async fn trace(
 
 /// Nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
 fn took_part(record: &Detail) -> BTreeSet<&str> {
-    let summary = &record.summary;
     let of_legs = record.failed_legs.iter().filter_map(|leg| leg.split(':').nth(1));
-    let placed = [&summary.prefill_node, &summary.decode_node].into_iter().flatten();
-    placed.map(String::as_str).chain(of_legs).collect()
+    record.nodes().chain(of_legs).collect()
 }
 
 async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Gathered {

@@ -3,6 +3,7 @@
 //! Bounded by count and by bytes, the oldest go first. Running requests are looked at where they are; nothing is copied
 //! per token. Whoever follows the events and does not keep up is told how many it has missed.
 
+pub mod prompts;
 pub mod shape;
 pub mod stalls;
 

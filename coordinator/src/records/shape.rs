@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serving_core::stage::{Stage, StageTimings};
 
+use super::prompts::PromptShape;
 use super::stalls::Stall;
 
 /// Milliseconds with three decimals.
@@ -101,10 +102,25 @@ pub struct Detail {
     pub stages: Vec<StageShape>,
     pub stalls: Vec<StallShape>,
     pub failed_legs: Vec<String>,
+    /// Empty for one prompt: all is said above.
+    pub prompts: Vec<PromptShape>,
     pub clocks: Vec<ClockShape>,
 }
 
+impl StageShape {
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + self.process.as_ref().map_or(0, String::len)
+    }
+}
+
 impl Detail {
+    /// Every node that worked on the request in the end. One may come twice.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let own = [&self.summary.prefill_node, &self.summary.decode_node];
+        let own = own.into_iter().flatten().map(String::as_str);
+        own.chain(self.prompts.iter().flat_map(PromptShape::nodes))
+    }
+
     /// What it takes in memory, roughly from above: the ring is bounded by it.
     pub fn bytes(&self) -> usize {
         let s = &self.summary;
@@ -119,11 +135,8 @@ impl Detail {
             &s.slow_because,
         ];
         let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
-        let stages: usize = self
-            .stages
-            .iter()
-            .map(|stage| size_of::<StageShape>() + stage.process.as_ref().map_or(0, String::len))
-            .sum();
+        let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
+        let prompts: usize = self.prompts.iter().map(PromptShape::bytes).sum();
         let stalls: usize = self
             .stalls
             .iter()
@@ -135,12 +148,25 @@ impl Detail {
             .iter()
             .map(|clock| size_of::<ClockShape>() + clock.node.len())
             .sum();
-        size_of::<Self>() + s.id.len() + s.trace_id.len() + texts + stages + stalls + legs + clocks
+        size_of::<Self>() + s.id.len() + s.trace_id.len() + texts + stages + prompts + stalls + legs + clocks
     }
 }
 
+/// In the order in which a request goes through them.
+pub fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
+    let shape = |(stage, took): &(Stage, Duration)| StageShape {
+        stage: stage.name(),
+        phase: stage.phase(),
+        ms: ms(*took),
+        process: process_of(*stage, nodes),
+    };
+    let mut sorted = stages.0.clone();
+    sorted.sort_by_key(|(stage, _)| *stage);
+    sorted.iter().map(shape).collect()
+}
+
 /// Who measured a stage.
-pub fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<String> {
+fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<String> {
     let (prefill, decode) = nodes;
     let node = match stage {
         Stage::PrefillQueue | Stage::PrefillForward => prefill.or(decode),

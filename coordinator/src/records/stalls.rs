@@ -160,14 +160,14 @@ impl Gaps {
         Some(Duration::from_micros(u64::from(*length)))
     }
 
-    /// In the order in which they happened.
-    pub fn stalls(&self, facts: StallFacts<'_>) -> Vec<Stall> {
+    /// In the order in which they happened. `facts` are those of a choice.
+    pub fn stalls<'a>(&self, facts: impl Fn(u32) -> StallFacts<'a>) -> Vec<Stall> {
         let Some(median) = self.quantile(0.5).filter(|_| self.count() >= GAPS_MIN) else {
             return Vec::new();
         };
         let line = (median * STALL_OVER_MEDIAN).max(STALL_MIN);
         let long = self.longest.iter().filter(|gap| gap.length() > line);
-        let mut stalls: Vec<Stall> = long.map(|gap| explain(gap, facts)).collect();
+        let mut stalls: Vec<Stall> = long.map(|gap| explain(gap, facts(gap.choice))).collect();
         stalls.sort_by_key(|stall| (stall.ended_at, stall.choice));
         stalls
     }

@@ -50,7 +50,7 @@ fn stall(before: impl Fn(Instant) -> Left, after: impl Fn(Instant) -> Left) -> S
         prefill_node: Some(&prefill),
         decode_node: Some(&decode),
     };
-    let stalls = gaps.stalls(facts);
+    let stalls = gaps.stalls(|_| facts);
     assert_eq!(stalls.len(), 1, "{stalls:?}");
     stalls[0].clone()
 }
@@ -128,7 +128,7 @@ fn an_even_stream_has_no_stall_and_a_long_one_keeps_its_longest() {
         gaps.add((0, i), left(start, [at; 3], None), left(start, [at + length; 3], None));
         at += length;
     }
-    let stalls = gaps.stalls(facts);
+    let stalls = gaps.stalls(|_| facts);
     assert_eq!(stalls.len(), STALLS_MAX);
     assert_eq!(stalls.last().map(|stall| stall.gap), Some(ms(1_060)));
     assert_eq!(gaps.quantile(0.5), Some(ms(20)));

@@ -46,6 +46,7 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
         stages: Vec::new(),
         stalls: Vec::new(),
         failed_legs: Vec::new(),
+        prompts: Vec::new(),
         clocks: Vec::new(),
     }
 }

@@ -11,5 +11,6 @@ mod completions;
 mod connection;
 mod errors;
 mod harness;
+mod several_prompts;
 mod streaming;
 mod surface;

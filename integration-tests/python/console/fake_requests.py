@@ -30,7 +30,7 @@ def make(seq, received_unix_ms, **fixed):
     cached = (prompt // 3 // 16) * 16 if draw.random() < 0.25 else 0
     queue = draw.choice([0.1, 0.1, 0.2, 0.4, draw.expovariate(1 / 30)])
     plan = {"lane": lane, "prompt_tokens": prompt, "output_tokens": output, "cached_tokens": cached, "queue": queue}
-    plan |= {"step": draw.gauss(5.8, 0.4), "stalls": [], "outcome": "ok", "attempts": 1, "failed_legs": [], "id": None}
+    plan |= {"step": draw.gauss(5.8, 0.4), "stalls": [], "outcome": "ok", "attempts": 1, "failed_legs": [], "prompts": 0, "id": None}
     plan |= {
         "prefill_node": draw.choice(PREFILL_NODES),
         "decode_node": draw.choice(DECODE_NODES),
@@ -169,8 +169,34 @@ def derive(seq, received_unix_ms, plan, draw):
         "slow_because": None
         if refused
         else f"{slowest[0]} took {slowest[1]:.0f} ms of {ttft:.0f} ms to the first token",
-        "_detail": {"stages": rows, "stalls": stalls, "failed_legs": plan["failed_legs"], "clocks": clocks()},
+        "_detail": {
+            "stages": rows,
+            "stalls": stalls,
+            "failed_legs": plan["failed_legs"],
+            "prompts": [one_prompt(at, rows, plan) for at in range(plan["prompts"])],
+            "clocks": clocks(),
+        },
         "_early": plan["early"],
+    }
+
+
+def one_prompt(at, rows, plan):
+    """Of a request with several; the second was recomputed on its decode node."""
+    return {
+        "choices": [at],
+        "prompt_tokens": plan["prompt_tokens"],
+        "output_tokens": plan["output_tokens"],
+        "cached_tokens": 0,
+        "prefill_node": None if at == 1 else plan["prefill_node"],
+        "decode_node": plan["decode_node"],
+        "route_reason": "least-loaded",
+        "local_prefill": "transfer_failed" if at == 1 else None,
+        "attempts": 2 if at == 1 else 1,
+        "preemptions": 0,
+        "transport": None if at == 1 else "shm-direct",
+        "kv_bytes": 0 if at == 1 else plan["prompt_tokens"] * KV_BYTES_PER_TOKEN,
+        "kv_transfer_ms": None if at == 1 else 4.0,
+        "stages": [row for row in rows if row["stage"] not in ("parse", "tokenize", "egress")],
     }
 
 
@@ -225,6 +251,7 @@ def notable(first_seq, now_ms):
         },
         {"id": "demo-early-span", "prompt_tokens": 420, "early": 2.4, "prefill_node": "prefill-1"},
         {"id": MARKUP, "outcome": "kv_transfer_failed", "error": f"The KV transfer broke: {MARKUP}"},
+        {"id": "demo-several-prompts", "prompt_tokens": 300, "output_tokens": 16, "prompts": 3, "prefill_node": "prefill-0"},
         {
             "id": "demo-stalls",
             "prompt_tokens": 512,

@@ -33,11 +33,18 @@ def incomplete(trace):
 def expected(request):
     """What is certain: of attempts that failed, only that each was admitted and routed."""
     is_plain = not request["failed_legs"]
-    has = lambda key: int(isinstance(request[key], str))  # noqa: E731
+    count = Counter({(name, "internal"): 1 for name in ("parse", "tokenize", "egress")})
+    for prompt in request["prompts"] or [request]:
+        count.update(of_one_prompt(prompt, is_plain))
+    return count
+
+
+def of_one_prompt(prompt, is_plain):
+    has = lambda key: int(isinstance(prompt[key], str))  # noqa: E731
     prefill, decode, handoff = has("prefill_node"), has("decode_node"), has("transport")
-    # A request that failed has 0.
-    attempts = max(request["attempts"], 1)
-    count = {"parse": 1, "tokenize": 1, "egress": 1, "admission": attempts, "route": attempts}
+    # Of a request that its client left.
+    attempts = max(prompt["attempts"], 1)
+    count = {"admission": attempts, "route": attempts}
     if is_plain:
         count |= {"prefill.queue": 1, "prefill.forward": 1, "decode.queue": decode, "decode.loop": decode}
     count = {(name, "internal"): number for name, number in count.items()}

@@ -23,7 +23,7 @@ WHOLE_WITHIN_S = 15
 
 
 def body_of(turn):
-    """60 % streamed; chat, several choices, one token, and prompts so short that the decode node prefills them."""
+    """60 % streamed; chat, several choices or prompts, one token, and prompts so short that the decode node prefills them."""
     dice = random.Random(turn)
     words = dice.choice([5, 20, 60, 150, 300])
     at = dice.randrange(0, len(WORDS) - words)
@@ -34,6 +34,8 @@ def body_of(turn):
         return body | {"messages": [{"role": "user", "content": text}]}
     if way < 0.3:
         return body | {"prompt": text, "n": 2, "temperature": 0.7, "seed": turn}
+    if way < 0.4:
+        return body | {"prompt": [text, " ".join(WORDS[at : at + words // 2]), " ".join(WORDS[at + 1 : at + words])]}
     return body | {"prompt": text}
 
 

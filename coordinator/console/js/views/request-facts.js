@@ -102,6 +102,39 @@ export function stallsPart(r) {
   );
 }
 
+/** Where each of several prompts ran; nothing for one. */
+export function promptsPart(r) {
+  const prompts = r.prompts ?? [];
+  const took = (prompt, name) => ms((prompt.stages ?? []).find((stage) => stage.stage === name)?.ms);
+  return table(
+    "Prompts",
+    [
+      { title: "prompt", className: "number" },
+      { title: "tokens in", className: "number" },
+      { title: "tokens out", className: "number" },
+      { title: "prefill on" },
+      { title: "decode on" },
+      { title: "queue", className: "number" },
+      { title: "forward", className: "number" },
+      { title: "decode", className: "number" },
+      { title: "KV moved", className: "number" },
+      { title: "attempts", className: "number" },
+    ],
+    prompts.map((prompt, at) => [
+      number(at),
+      number(prompt.prompt_tokens),
+      number(prompt.output_tokens),
+      prompt.prefill_node ?? (prompt.local_prefill ? `local: ${words(prompt.local_prefill)}` : NONE),
+      text(prompt.decode_node),
+      took(prompt, "queue"),
+      took(prompt, "prefill_forward"),
+      took(prompt, "decode"),
+      prompt.kv_bytes > 0 ? `${bytes(prompt.kv_bytes)} over ${text(prompt.transport)}` : NONE,
+      number(prompt.attempts),
+    ]),
+  );
+}
+
 /** `leg:node:cause`. */
 export function legsPart(r) {
   const legs = r.failed_legs ?? [];

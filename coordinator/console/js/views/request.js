@@ -8,7 +8,7 @@ import { h, replace } from "../dom.js";
 import { idOf } from "../outcome.js";
 import { absolute, link } from "../router.js";
 import { modelOf } from "../trace-model.js";
-import { clocksPart, facts, headline, identity, legsPart, restPart, stallsPart } from "./request-facts.js";
+import { clocksPart, facts, headline, identity, legsPart, promptsPart, restPart, stallsPart } from "./request-facts.js";
 import { showSpan } from "./span-details.js";
 
 const part = (title, className, ...content) =>
@@ -132,6 +132,7 @@ class RequestView {
         bar ?? h("p", { class: "muted" }, r.outcome === null ? "No token yet." : "No token was sent."),
       ),
       this.waterfallPart(model, traceProblem),
+      r.prompts?.length ? part(`Prompts (${r.prompts.length})`, "", promptsPart(r)) : null,
       h(
         "div",
         { class: "columns" },

@@ -72,6 +72,8 @@ pub struct Summary {
     pub stages: Vec<Stage>,
     pub stalls: Vec<Stall>,
     pub failed_legs: Vec<String>,
+    /// Of a request with several: where each ran.
+    pub prompts: Vec<Prompt>,
     pub clocks: Vec<Clock>,
 }
 
@@ -82,11 +84,7 @@ impl Summary {
 
     /// `prefill-0 > decode-0`, or the one node that did both.
     pub fn nodes(&self) -> String {
-        match (&self.prefill_node, &self.decode_node) {
-            (Some(prefill), Some(decode)) if prefill != decode => format!("{prefill} > {decode}"),
-            (Some(node), _) | (None, Some(node)) => node.clone(),
-            (None, None) => "-".to_owned(),
-        }
+        way((&self.prefill_node, &self.decode_node))
     }
 
     /// The words of `error`, which may be a sentence or an object with a message.
@@ -99,6 +97,34 @@ impl Summary {
             },
             other => Some(other.to_string()),
         }
+    }
+}
+
+fn way(nodes: (&Option<String>, &Option<String>)) -> String {
+    match nodes {
+        (Some(prefill), Some(decode)) if prefill != decode => format!("{prefill} > {decode}"),
+        (Some(node), _) | (None, Some(node)) => node.clone(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// One of several prompts of a request.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Prompt {
+    pub prompt_tokens: u64,
+    pub output_tokens: u64,
+    pub prefill_node: Option<String>,
+    pub decode_node: Option<String>,
+    pub attempts: u64,
+    pub transport: Option<String>,
+    pub kv_bytes: u64,
+    pub stages: Vec<Stage>,
+}
+
+impl Prompt {
+    pub fn nodes(&self) -> String {
+        way((&self.prefill_node, &self.decode_node))
     }
 }
 

@@ -26,6 +26,7 @@ pub fn render(fall: &Waterfall, spans_max: usize, look: Look) -> String {
     let blocks = [
         drawing.lines(),
         words::stage_sum(request, look.width),
+        words::prompts(request),
         words::stalls(request),
         words::failed_legs(request),
         drawing.notes(),

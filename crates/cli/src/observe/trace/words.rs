@@ -7,6 +7,8 @@ use crate::terminal::Paint;
 
 /// A request that stalls at each token would fill the screen.
 const STALLS_MAX: usize = 20;
+/// A request may have 128.
+const PROMPTS_MAX: usize = 16;
 /// Two figures that differ by less are shown alike.
 const SHOWN_ALIKE_MS: f64 = 0.05;
 
@@ -196,6 +198,38 @@ fn stall_words(stall: &Stall) -> String {
     }
 }
 
+/// Where each of several prompts ran; the figures above are of the one that the client heard of first.
+pub fn prompts(request: &Summary) -> Vec<String> {
+    if request.prompts.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec!["Prompts (the stages above are those of the first to give a token; ms):".to_owned()];
+    for (at, prompt) in request.prompts.iter().enumerate().take(PROMPTS_MAX) {
+        let stages: Vec<String> = prompt
+            .stages
+            .iter()
+            .map(|stage| format!("{} {}", stage.stage, ms(stage.ms)))
+            .collect();
+        let transport = prompt.transport.as_ref();
+        let moved = transport.map(|transport| format!("; KV {} over {transport}", bytes(prompt.kv_bytes)));
+        let attempts = (prompt.attempts > 1).then(|| format!("; {} attempts", prompt.attempts));
+        lines.push(clean(&format!(
+            "  {at}: {} in, {} out, {}: {}{}{}",
+            prompt.prompt_tokens,
+            prompt.output_tokens,
+            prompt.nodes(),
+            stages.join(", "),
+            moved.unwrap_or_default(),
+            attempts.unwrap_or_default(),
+        )));
+    }
+    let more = request.prompts.len().saturating_sub(PROMPTS_MAX);
+    if more > 0 {
+        lines.push(format!("  and {more} more; -o json has them"));
+    }
+    lines
+}
+
 pub fn failed_legs(request: &Summary) -> Vec<String> {
     let leg = |leg: &String| match leg.splitn(3, ':').collect::<Vec<_>>()[..] {
         [leg, node, cause] => format!("  the {leg} leg to {node} failed: {cause}"),
@@ -232,6 +266,7 @@ pub fn slow_because(request: &Summary, look: Look) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::records::Prompt;
 
     fn request(stages: &[(&str, f64)], ttft_ms: Option<f64>) -> Summary {
         let stages = stages.iter().map(|(stage, ms)| Stage {
@@ -250,6 +285,29 @@ mod tests {
     fn figures(text: &str) -> Vec<f64> {
         let words = text.split(|c: char| c.is_whitespace() || c == ',' || c == ';');
         words.filter_map(|word| word.parse().ok()).collect()
+    }
+
+    #[test]
+    fn each_of_several_prompts_has_a_line_and_a_screen_has_room_for_the_rest() {
+        let prompt = Prompt {
+            prompt_tokens: 12,
+            output_tokens: 4,
+            prefill_node: Some("prefill-1".to_owned()),
+            decode_node: Some("decode-0".to_owned()),
+            attempts: 2,
+            transport: Some("grpc".to_owned()),
+            kv_bytes: 2048,
+            stages: request(&[("prefill_forward", 70.5)], None).stages,
+        };
+        let several = Summary {
+            prompts: vec![prompt; PROMPTS_MAX + 3],
+            ..Summary::default()
+        };
+        let lines = prompts(&several);
+        let second = "  1: 12 in, 4 out, prefill-1 > decode-0: prefill_forward 70.5; KV 2.0 kB over grpc; 2 attempts";
+        assert_eq!(lines[2], second);
+        assert_eq!(lines.last().map(String::as_str), Some("  and 3 more; -o json has them"));
+        assert!(prompts(&Summary::default()).is_empty());
     }
 
     #[test]
