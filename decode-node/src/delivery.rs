@@ -28,6 +28,14 @@ use crate::metrics::Metrics;
 /// Places in a stream's channel kept for its last events, which must never be lost.
 const PLACES_KEPT: usize = 4;
 
+/// A request that the batcher has taken in.
+#[derive(Debug)]
+pub struct NewStream {
+    pub request: Arc<Request>,
+    pub job: OpenJob,
+    pub opened_at: Time,
+}
+
 #[derive(Debug)]
 struct OpenStream {
     request: Arc<Request>,
@@ -108,7 +116,12 @@ impl Delivery {
         self.transfers.get(&transfer).copied()
     }
 
-    pub fn opened(&mut self, key: AttemptKey, request: Arc<Request>, job: OpenJob, reply: WireOpened) {
+    pub fn opened(&mut self, key: AttemptKey, new: NewStream, reply: WireOpened) {
+        let NewStream {
+            request,
+            job,
+            opened_at,
+        } = new;
         let transfer = reply.ticket.as_ref().map(|ticket| ticket.transfer);
         self.transfers.extend(transfer.map(|transfer| (transfer, key)));
         let mut span = MeasuredSpan::new("decode.open", job.received_at, Clock::now());
@@ -126,7 +139,7 @@ impl Delivery {
             kv_bytes: 0,
             transport: None,
             context: job.context,
-            inbox_wait: Clock::now().since(job.received_at),
+            inbox_wait: opened_at.since(job.received_at),
             first_step: None,
             events: VecDeque::new(),
             token_count: 0,

@@ -38,7 +38,6 @@ impl DecodeService for DecodeApi {
     type OpenStream = OpenStream;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<OpenStream>, Status> {
-        let received_at = Clock::now();
         let parent = telemetry::extract(request.metadata());
         let answer_parent = telemetry::extract_answer_parent(request.metadata());
         let open = OpenRequest::try_from(request.into_inner()).map_err(|error| convert_status(&error))?;
@@ -50,6 +49,8 @@ impl DecodeService for DecodeApi {
             prompt_tokens = open.request.prompt.len() as i64,
         );
         telemetry::set_parent(&span, parent);
+        // After the span has begun: what is measured from here is drawn inside it.
+        let received_at = Clock::now();
         let (events, receiver) = mpsc::channel(EVENTS_QUEUED_MAX);
         let job = OpenJob {
             open,

@@ -22,7 +22,7 @@ use serving_core::request::AttemptKey;
 use serving_core::time::Time;
 use tokio::sync::watch;
 
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, NewStream};
 use crate::handoff::HandoffDesk;
 use crate::inbox::{CommitJob, Inbox, OpenJob, Work};
 use crate::metrics::Metrics;
@@ -217,7 +217,12 @@ impl StepLoop {
                     at: job.received_at,
                 };
                 failpoints::hit(FaultPoint::DecodeReserved);
-                self.delivery.opened(key, request, job, reply);
+                let new = NewStream {
+                    request,
+                    job,
+                    opened_at: now,
+                };
+                self.delivery.opened(key, new, reply);
             }
         }
     }

@@ -329,6 +329,7 @@ def test_stalls_retries_and_clocks_are_told(at):
 
 
 @mock_only
+@mock_only
 def test_each_of_several_prompts_is_told(at):
     page = at("#/requests/demo-several-prompts")
     table = page.locator("section", has=page.get_by_role("heading", name="Prompts (3)"))

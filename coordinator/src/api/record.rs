@@ -206,7 +206,7 @@ impl Generation {
         stages.get(Stage::Queue).and(stages.get(Stage::PrefillForward))?;
         let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
         let known: Duration = before.map(|(_, d)| *d).sum();
-        self.ttft.map(|ttft| ms(ttft) - ms(known))
+        self.ttft.map(|ttft| ((ms(ttft) - ms(known)) * 1e3).round() / 1e3)
     }
 }
 

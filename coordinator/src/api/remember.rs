@@ -124,7 +124,7 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         itl_p99_ms: g.gaps.quantile(0.99).map(ms),
         itl_max_ms: g.gaps.max().map(ms),
         e2e_ms: ms(e2e),
-        unattributed_ms: g.unattributed_ms().map(|ms| (ms * 1e3).round() / 1e3),
+        unattributed_ms: g.unattributed_ms(),
         stall_count: 0,
         slo: g.slo.name,
         breached: Vec::new(),

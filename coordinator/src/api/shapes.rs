@@ -200,6 +200,6 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         kv_bytes: summary.kv_bytes,
         stages_ttft_ms: stages(true),
         stages_rest_ms: stages(false),
-        unattributed_ms: times.unattributed_ms.map(|ms| (ms * 1e3).round() / 1e3),
+        unattributed_ms: times.unattributed_ms,
     }
 }

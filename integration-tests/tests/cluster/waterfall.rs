@@ -254,6 +254,25 @@ async fn an_injected_delay_appears_in_its_own_stage() {
     rig.cluster.stop().await.unwrap();
 }
 
+/// Between taking a request in and answering `Opened` a node may stand still: that time is in `prefill_queue`, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delay_while_a_local_prefill_is_opened_is_counted_once() {
+    const DELAY_MS: f64 = 40.0;
+    let rig = Rig::start(&RigOptions::new("1c", 7)).await.unwrap();
+    let node = "decode-0";
+    assert!(rig.arm(node, (FaultPoint::DecodeReserved, "sleep(40)")).await);
+    for id in ["first", "second", "third"] {
+        let body = json!({ "prompt": "Once upon a time there was a fox", "max_tokens": 2 });
+        complete(&rig.cluster, id, body).await.unwrap();
+        let record = record(&rig.cluster, id).await.unwrap();
+        assert!(stage_ms(&record, "prefill_queue", "ttft") >= DELAY_MS, "{record}");
+        // Counted twice it would be -40; half of that is what noise may make of it.
+        let (left, _) = unattributed_ms(&record).unwrap();
+        assert!(left.abs() < DELAY_MS / 2.0, "{left} ms are left over: {record}");
+    }
+    rig.cluster.stop().await.unwrap();
+}
+
 /// Causes of the stalls of one request.
 fn causes(record: &Value) -> Vec<String> {
     let stalls = record["stalls"].as_array().cloned().unwrap_or_default();

@@ -156,8 +156,9 @@ pub fn stalls(request: &Summary) -> Vec<String> {
         return lines;
     }
     lines.push("Stalls:".to_owned());
+    let is_one_choice = request.prompts.is_empty() && request.stalls.iter().all(|stall| stall.choice == 0);
     for stall in request.stalls.iter().take(STALLS_MAX) {
-        let choice = if stall.choice == 0 {
+        let choice = if is_one_choice {
             String::new()
         } else {
             format!("choice {}, ", stall.choice)
