@@ -329,7 +329,6 @@ def test_stalls_retries_and_clocks_are_told(at):
 
 
 @mock_only
-@mock_only
 def test_each_of_several_prompts_is_told(at):
     page = at("#/requests/demo-several-prompts")
     table = page.locator("section", has=page.get_by_role("heading", name="Prompts (3)"))
@@ -341,6 +340,7 @@ def test_each_of_several_prompts_is_told(at):
     expect(page.get_by_role("heading", name="Prompts")).to_have_count(0)
 
 
+@mock_only
 def test_a_span_before_its_parent_is_marked(at):
     page = at("#/requests/demo-early-span")
     expect(page.locator(".bar.is-early")).to_have_count(1)
