@@ -278,7 +278,11 @@ impl Script {
             }
             "report" => ClusterEvent::NodeReported {
                 stream: self.stream(words.at(1)),
+                read_at: Time::from_millis(words.number("read", self.now.0 / 1_000_000)),
                 status: Self::status(words),
+            },
+            "stood-still" => ClusterEvent::StoodStill {
+                stillness: Duration::from_millis(words.number("ms", 0)),
             },
             // The first `tokens` of the prompt that every request of a scenario has.
             "prefixes" => {

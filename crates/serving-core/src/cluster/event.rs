@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ids::{ChoiceIndex, NodeName, RequestId, TokenId};
 use crate::kv::prefix_log::PrefixReport;
 use crate::node::{AssignedRole, NodeRecord, NodeStatus, Ticket};
 use crate::request::{AttemptKey, Request, RequestError};
+use crate::time::Time;
 
 /// One connection of one node to the membership endpoint. Minted by the shell, never reused: permits live and die with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +66,8 @@ pub enum ClusterEvent {
     },
     NodeReported {
         stream: StreamId,
+        /// When it was read from the connection: what waits for this coordinator is not fresh when it is looked at.
+        read_at: Time,
         status: NodeStatus,
     },
     /// What a node's prefix cache lists: everything first on a stream, then changes.
@@ -86,8 +90,27 @@ pub enum ClusterEvent {
     },
     /// This coordinator shuts down: nothing new is admitted.
     DrainStarted,
+    /// This coordinator did nothing for so long (stopped, frozen, starved of CPU), and heard nobody meanwhile. Comes before
+    /// whatever it does next.
+    StoodStill {
+        stillness: Duration,
+    },
     /// Time passed; `Cluster::next_wake` says when this is due.
     Tick,
+}
+
+impl ClusterEvent {
+    /// What a node says of itself on its membership stream, and the stream's own fate.
+    pub fn is_of_membership(&self) -> bool {
+        matches!(
+            self,
+            ClusterEvent::NodeJoined { .. }
+                | ClusterEvent::NodeReported { .. }
+                | ClusterEvent::PrefixesReported { .. }
+                | ClusterEvent::NodeDisconnected { .. }
+                | ClusterEvent::NodeLeft { .. }
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -107,8 +107,8 @@ pub(super) struct OpenLeg {
     pub cost: u32,
     /// Permits whose work the node has not answered yet.
     pub charge: Option<Charge>,
-    /// False until the stream to the node was started.
-    pub is_started: bool,
+    /// When the stream to the node was started; `None` before.
+    pub started_at: Option<Time>,
     /// Choices counted against the node's limit.
     pub sequences: u32,
 }

@@ -1,12 +1,12 @@
 //! What comes in on a running attempt's legs, in whatever order two streams may deliver it.
 
-use crate::ids::RequestId;
+use crate::ids::{NodeId, RequestId};
 use crate::node::Ticket;
 use crate::request::AttemptKey;
 use crate::time::Time;
 
 use super::action::ClusterAction;
-use super::event::{Leg, LegError, LegEvent, PrefillOutcome};
+use super::event::{Leg, LegError, LegEvent, PrefillOutcome, RefuseReason};
 use super::handoff::Phase;
 use super::stats::HandoffOutcome;
 use super::{Cluster, FINISH_GRACE};
@@ -19,14 +19,22 @@ impl Cluster {
             return;
         };
         let leg = leg_of(&event);
-        if tracked.legs.get(leg).is_none_or(|l| !l.is_started) {
+        if tracked.legs.get(leg).is_none_or(|l| l.started_at.is_none()) {
             // That leg has ended for this attempt, or was never opened.
             self.stats.stale_events += 1;
             return;
         }
-        if !matches!(event, LegEvent::Failed { .. } | LegEvent::Refused { .. }) {
-            self.settle_charge(&key, leg, true);
-            self.heard_from(&key, leg);
+        match &event {
+            LegEvent::Failed { .. } => {}
+            LegEvent::Refused { reason, .. } => {
+                if *reason != RefuseReason::StaleEpoch {
+                    self.heard_from(&key, leg);
+                }
+            }
+            _ => {
+                self.settle_charge(&key, leg, true);
+                self.heard_from(&key, leg);
+            }
         }
         match event {
             LegEvent::Opened { ticket } => self.opened(now, key, ticket),
@@ -89,7 +97,7 @@ impl Cluster {
             permit_tokens: leg.cost,
             time_left: tracked.deadline.remaining(now),
         };
-        self.mark_started(key.request, Leg::Prefill);
+        self.mark_started(now, key.request, Leg::Prefill);
         self.act(action);
         self.set_wait(key.request, Some(now + self.config.prefill_start_timeout));
     }
@@ -222,13 +230,22 @@ impl Cluster {
     }
 
     fn heard_from(&mut self, key: &AttemptKey, leg: Leg) {
-        let node = self
-            .requests
-            .get(&key.request)
-            .and_then(|t| t.legs.get(leg))
-            .map(|l| l.node.clone());
-        if let Some(member) = node.and_then(|n| self.members.get_mut(&n)) {
-            member.clear_suspicion();
+        let open = self.requests.get(&key.request).and_then(|t| t.legs.get(leg));
+        if let Some((node, Some(started_at))) = open.map(|l| (l.node.clone(), l.started_at))
+            && let Some(member) = self.members.get_mut(&node)
+        {
+            member.answered(started_at);
+        }
+    }
+
+    /// The request has nothing more to do with this leg: what it tried there, the next one may try.
+    fn end_trials(&mut self, key: AttemptKey, leg: Leg, node: &NodeId) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.trust.released(key.request);
+        }
+        let pair = self.requests.get(&key.request).map(|tracked| tracked.pair.clone());
+        if let (Leg::Decode, Some((Some(prefill), Some(decode)))) = (leg, pair) {
+            self.breaker.released(&(prefill, decode), key.request);
         }
     }
 
@@ -239,11 +256,13 @@ impl Cluster {
             .requests
             .get_mut(&key.request)
             .and_then(|t| t.legs.slot(leg).take());
-        if let Some(open) = open
-            && let Some(member) = self.members.get_mut(&open.node)
-        {
+        let Some(open) = open else {
+            return;
+        };
+        if let Some(member) = self.members.get_mut(&open.node) {
             member.sequences = member.sequences.saturating_sub(open.sequences);
         }
+        self.end_trials(key, leg, &open.node);
     }
 
     /// Gives up both legs: streams that were started are cancelled, permits that were never sent are given back.
@@ -265,12 +284,13 @@ impl Cluster {
         if let Some(member) = self.members.get_mut(&open.node) {
             member.sequences = member.sequences.saturating_sub(open.sequences);
             match open.charge {
-                Some(charge) if open.is_started => member.permits.answered(charge),
+                Some(charge) if open.started_at.is_some() => member.permits.answered(charge),
                 Some(charge) => member.permits.give_back(charge),
                 None => {}
             }
         }
-        if open.is_started {
+        self.end_trials(key, leg, &open.node);
+        if open.started_at.is_some() {
             self.act(ClusterAction::CancelLeg { key, leg });
         }
     }

@@ -12,6 +12,7 @@ use super::action::JoinRefusal;
 use super::event::StreamId;
 use super::permits::Permits;
 use super::prefix_directory::CachedPrefixes;
+use super::trust::Trust;
 
 /// A node that is lost or has left is remembered this long, so that dashboards can show it.
 const OVER_KEPT: Duration = Duration::from_secs(600);
@@ -20,7 +21,7 @@ const NODES_MAX: usize = 1024;
 /// Until a new life of a node gets as much work as the others: long enough to see its first answers, short against the
 /// minutes that a scale-up takes.
 const SLOW_START: Duration = Duration::from_secs(10);
-/// Suspicion after the first connection error; doubles with each further one.
+/// Suspicion after the first connection that broke; doubles with each further one.
 const SUSPICION_FIRST: Duration = Duration::from_secs(1);
 const SUSPICION_MAX: Duration = Duration::from_secs(30);
 
@@ -124,7 +125,9 @@ pub struct Node {
     pub sent_tokens: u64,
     /// What somebody asked of this life; its own reports may still say ready for a moment.
     pub drain: Option<DrainOrder>,
-    suspected_until: Option<Time>,
+    pub(super) trust: Trust,
+    /// When a connection to the node last broke, and how many have since it last answered.
+    suspected_at: Option<Time>,
     connection_errors: u32,
 }
 
@@ -144,7 +147,8 @@ impl Node {
             sequences: 0,
             sent_tokens: 0,
             drain: None,
-            suspected_until: None,
+            trust: Trust::Full,
+            suspected_at: None,
             connection_errors: 0,
         }
     }
@@ -167,8 +171,9 @@ impl Node {
         }
     }
 
+    /// No new work now: a connection to it broke, or the one request that tries it again has no answer yet.
     pub fn is_suspected(&self, now: Time) -> bool {
-        self.suspected_until.is_some_and(|until| now < until)
+        !self.trust.admits(now)
     }
 
     /// Ready, connected: may be counted on. Suspicion is not considered.
@@ -225,16 +230,38 @@ impl Node {
         })
     }
 
-    pub fn suspect(&mut self, now: Time) {
+    /// A leg that was started at `leg_started_at` broke. All legs of one connection break with it, so those that were
+    /// started before the last failure say nothing new.
+    pub(super) fn suspect(&mut self, now: Time, leg_started_at: Time) {
+        if self.was_started_before_failure(leg_started_at) {
+            return;
+        }
         let factor = 1_u32 << self.connection_errors.min(5);
         self.connection_errors = self.connection_errors.saturating_add(1);
-        self.suspected_until = Some(now + (SUSPICION_FIRST * factor).min(SUSPICION_MAX));
+        self.suspected_at = Some(now);
+        let until = now + (SUSPICION_FIRST * factor).min(SUSPICION_MAX);
+        self.trust = Trust::SetAside { until };
     }
 
-    /// The node answered on a leg: it can be reached.
-    pub fn clear_suspicion(&mut self) {
-        self.suspected_until = None;
-        self.connection_errors = 0;
+    /// The node answered on a leg: it can be reached. What an older connection brought before it broke does not count.
+    pub(super) fn answered(&mut self, leg_started_at: Time) {
+        if !self.was_started_before_failure(leg_started_at) {
+            self.trust = Trust::Full;
+            self.connection_errors = 0;
+        }
+    }
+
+    fn was_started_before_failure(&self, leg_started_at: Time) -> bool {
+        self.suspected_at.is_some_and(|at| leg_started_at <= at)
+    }
+
+    /// A status came, so the process and its network are there: after one broken connection the trial may begin at once. When
+    /// trials fail as well, the address that others dial is in doubt, and only an answer there helps.
+    fn seen_alive(&mut self, read_at: Time) {
+        let is_newer = self.suspected_at.is_some_and(|at| read_at > at);
+        if is_newer && self.connection_errors == 1 && self.trust.wake().is_some() {
+            self.trust = Trust::OnTrial { by: None };
+        }
     }
 }
 
@@ -319,6 +346,10 @@ impl Membership {
             if outcome == Joined::Again {
                 node.sequences = old.sequences;
                 node.joined_at = old.joined_at;
+                node.trust = old.trust;
+                node.suspected_at = old.suspected_at;
+                node.connection_errors = old.connection_errors;
+                node.seen_alive(now);
             }
         }
         self.nodes.insert(name.clone(), node);
@@ -357,13 +388,15 @@ impl Membership {
         }
     }
 
-    /// A status renews the lease. False when the stream is not (or no longer) a node's.
-    pub(super) fn report(&mut self, now: Time, stream: StreamId, status: NodeStatus) -> bool {
+    /// A status renews the lease from the moment at which it was read from its connection: however late it is looked at, it
+    /// proves no more than that. False when the stream is not (or no longer) a node's.
+    pub(super) fn report(&mut self, now: Time, (stream, read_at): (StreamId, Time), status: NodeStatus) -> bool {
         let lease = self.lease;
         let Some(node) = self.by_stream(stream) else {
             return false;
         };
-        node.lease_until = now + lease;
+        node.lease_until = node.lease_until.max(read_at + lease);
+        node.seen_alive(read_at);
         let said = StreamPermits {
             granted_total: status.permits_granted_total,
             received_total: status.permits_received_total,
@@ -376,13 +409,20 @@ impl Membership {
         }
         let computed_before = node.status.as_ref().map_or(0, |s| s.computed_tokens_total);
         if status.computed_tokens_total != computed_before {
-            node.progress_at = now;
+            node.progress_at = read_at;
         }
         node.record.state = status.state;
         node.status = Some(status);
-        node.status_at = now;
+        node.status_at = read_at;
         node.sent_tokens = 0;
         true
+    }
+
+    /// This coordinator stood still, and could have heard nobody: no lease runs meanwhile.
+    pub(super) fn stood_still(&mut self, stillness: Duration) {
+        for node in self.nodes.values_mut().filter(|node| !node.life.is_over()) {
+            node.lease_until = node.lease_until + stillness;
+        }
     }
 
     /// The stream ended: its permits are void.
@@ -422,18 +462,14 @@ impl Membership {
     pub(super) fn next_wake(&self) -> Option<Time> {
         let of = |n: &Node| match n.life.over_since() {
             Some(since) => since + OVER_KEPT,
-            None => n.lease_until.min(n.suspected_until.unwrap_or(n.lease_until)),
+            None => n.lease_until.min(n.trust.wake().unwrap_or(n.lease_until)),
         };
         self.nodes.values().map(of).min()
     }
 
-    /// Suspicion that has run out ends here, so that `next_wake` does not name a time that has passed.
+    /// Nodes whose suspicion has run out may be tried again.
     pub(super) fn end_suspicions(&mut self, now: Time) {
-        for node in self.nodes.values_mut() {
-            if node.suspected_until.is_some_and(|until| until <= now) {
-                node.suspected_until = None;
-            }
-        }
+        self.nodes.values_mut().for_each(|node| node.trust.due(now));
     }
 
     /// Decode nodes that prefill nodes should keep links to. Also those of another compatibility: a prefill node never dials

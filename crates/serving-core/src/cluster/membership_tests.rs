@@ -19,14 +19,14 @@ fn a_status_renews_the_lease_and_silence_ends_it() {
     let mut m = members();
     let record = node_record("d0", 1, NodeRole::Decode);
     assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
-    assert!(m.report(ms(3_000), StreamId(1), ready_status(64)));
+    assert!(m.report(ms(3_000), (StreamId(1), ms(3_000)), ready_status(64)));
     assert_eq!(m.expired(ms(7_999)), vec![]);
     assert_eq!(m.next_wake(), Some(ms(8_000)));
     assert_eq!(m.expired(ms(8_000)), vec![record.id.clone()]);
     m.lose(&record.id, Life::Lost { since: ms(8_000) });
     assert_eq!(m.get(&record.id).map(Node::health), Some(NodeHealth::Lost));
     assert!(
-        !m.report(ms(8_001), StreamId(1), ready_status(64)),
+        !m.report(ms(8_001), (StreamId(1), ms(8_001)), ready_status(64)),
         "a lost life does not come back by itself"
     );
     m.check_invariants();
@@ -54,7 +54,7 @@ fn a_life_that_reconnects_keeps_its_sequences_and_loses_its_permits() {
     let mut m = members();
     let record = node_record("d0", 1, NodeRole::Decode);
     assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
-    assert!(m.report(ms(1), StreamId(1), ready_status(64)));
+    assert!(m.report(ms(1), (StreamId(1), ms(1)), ready_status(64)));
     if let Some(node) = m.get_mut(&record.id) {
         node.sequences = 3;
     }
@@ -86,19 +86,24 @@ fn wrong_records_are_refused_with_the_field() {
 }
 
 #[test]
-fn suspicion_doubles_up_to_its_limit_and_ends_with_an_answer() {
+fn suspicion_doubles_with_each_broken_connection_and_ends_with_an_answer() {
     let mut m = members();
     let record = node_record("p0", 1, NodeRole::Prefill);
     assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
-    assert!(m.report(ms(0), StreamId(1), ready_status(64)));
+    assert!(m.report(ms(0), (StreamId(1), ms(0)), ready_status(64)));
     let node = m.get_mut(&record.id).expect("joined");
+    let mut now = 10;
     for (errors, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 30), (7, 30)] {
-        node.suspect(ms(0));
-        assert!(!node.is_usable(ms(seconds * 1_000 - 1)), "after {errors}");
-        assert!(node.is_usable(ms(seconds * 1_000)), "after {errors}");
+        node.suspect(ms(now), ms(now - 1));
+        node.suspect(ms(now + 1), ms(now - 2));
+        node.answered(ms(now - 2));
+        now += seconds * 1_000;
+        assert!(!node.is_usable(ms(now - 1)), "after {errors}");
+        assert!(node.is_usable(ms(now)), "after {errors}");
+        now += 1;
     }
-    node.clear_suspicion();
-    assert!(node.is_usable(ms(0)));
+    node.answered(ms(now));
+    assert!(node.is_usable(ms(now)));
 }
 
 #[test]
@@ -131,7 +136,7 @@ fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
             unusable_reason: None,
             transport: Some(said.into()),
         }];
-        assert!(m.report(ms(1), StreamId(1), status));
+        assert!(m.report(ms(1), (StreamId(1), ms(1)), status));
         assert_eq!(m.transport_of(&prefill.id, &decode.id), expected, "it said {said}");
     }
 }

@@ -23,6 +23,7 @@ mod readiness;
 mod recovery;
 mod stats;
 mod transition;
+mod trust;
 
 pub use action::{ClusterAction, DropCause, JoinRefusal, PlacementFacts, Target};
 pub use event::{
@@ -144,6 +145,7 @@ impl Cluster {
     /// The only way anything changes. Same events at the same times, same actions.
     pub fn apply(&mut self, now: Time, event: ClusterEvent) -> Vec<ClusterAction> {
         self.transitions.clear();
+        let is_of_membership = event.is_of_membership();
         match event {
             ClusterEvent::RequestArrived { request } => self.request_arrived(now, request),
             ClusterEvent::ClientGone { request } => self.client_gone(now, request),
@@ -152,13 +154,22 @@ impl Cluster {
             ClusterEvent::AttemptEnded { key, delivered } => self.attempt_ended(now, key, delivered),
             ClusterEvent::Leg { key, event } => self.leg_event(now, key, event),
             ClusterEvent::NodeJoined { record, stream } => self.node_joined(now, record, stream),
-            ClusterEvent::NodeReported { stream, status } => self.node_reported(now, stream, status),
+            ClusterEvent::NodeReported {
+                stream,
+                read_at,
+                status,
+            } => self.node_reported(now, (stream, read_at), status),
             ClusterEvent::PrefixesReported { stream, report } => self.prefixes_reported(stream, report),
             ClusterEvent::NodeDisconnected { stream } => self.node_disconnected(stream),
             ClusterEvent::NodeLeft { stream } => self.node_left(now, stream),
             ClusterEvent::DrainNode { name, next_role } => self.drain_node(&name, next_role),
             ClusterEvent::DrainStarted => self.is_draining = true,
+            ClusterEvent::StoodStill { stillness } => self.stood_still(stillness),
             ClusterEvent::Tick => {}
+        }
+        // The status that renews a lease may be next in line.
+        if !is_of_membership {
+            self.end_leases(now);
         }
         self.due(now);
         let waiting = self.place_waiting(now);
@@ -355,11 +366,25 @@ impl Cluster {
         }
     }
 
-    /// Everything whose time has come: leases first, then requests, in order of time and id.
-    fn due(&mut self, now: Time) {
+    /// Nobody could be heard meanwhile, neither nodes nor legs: those waits begin again where they stopped. The client's own
+    /// limits do not wait.
+    fn stood_still(&mut self, stillness: Duration) {
+        self.members.stood_still(stillness);
+        let waits = self.requests.iter().filter_map(|(id, t)| Some((*id, t.wait_until?)));
+        let waits: Vec<(RequestId, Time)> = waits.collect();
+        for (request, until) in waits {
+            self.set_wait(request, Some(until + stillness));
+        }
+    }
+
+    fn end_leases(&mut self, now: Time) {
         for id in self.members.expired(now) {
             self.node_lost(now, &id, DropCause::LeaseExpired);
         }
+    }
+
+    /// Everything whose time has come, in order of time and id.
+    fn due(&mut self, now: Time) {
         self.members.end_suspicions(now);
         while let Some((_, request)) = self.wakes.first().copied().filter(|(t, _)| *t <= now) {
             self.request_is_due(now, request);
@@ -414,7 +439,7 @@ impl Cluster {
         let Some(tracked) = self.requests.get(&key.request) else {
             return;
         };
-        let has_prefill = tracked.legs.prefill.as_ref().is_some_and(|l| l.is_started);
+        let has_prefill = tracked.legs.prefill.as_ref().is_some_and(|l| l.started_at.is_some());
         let (leg, wait) = match phase {
             Phase::Opening => (Leg::Decode, TimedWait::Open),
             Phase::Opened if has_prefill => (Leg::Prefill, TimedWait::PrefillStart),
@@ -453,6 +478,17 @@ impl Cluster {
             }
         }
         assert_eq!(self.wakes.len(), self.requests.len());
+        for node in self.members.iter() {
+            if let trust::Trust::OnTrial { by: Some(request) } = node.trust {
+                let legs = self.requests.get(&request).map(|tracked| &tracked.legs);
+                let is_there = |leg| legs.and_then(|l| l.get(leg)).is_some_and(|l| l.node == *node.id());
+                assert!(
+                    is_there(Leg::Prefill) || is_there(Leg::Decode),
+                    "{request} tries {} no more",
+                    node.id()
+                );
+            }
+        }
         for node in self.members.iter() {
             let held = self
                 .requests

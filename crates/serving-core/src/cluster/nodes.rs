@@ -36,8 +36,8 @@ impl Cluster {
         }
     }
 
-    pub(super) fn node_reported(&mut self, now: Time, stream: StreamId, status: NodeStatus) {
-        if self.members.report(now, stream, status) {
+    pub(super) fn node_reported(&mut self, now: Time, (stream, read_at): (StreamId, Time), status: NodeStatus) {
+        if self.members.report(now, (stream, read_at), status) {
             self.act(ClusterAction::RenewLease { stream });
         }
     }

@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, RequestId};
 use crate::time::Time;
+
+use super::trust::Trust;
 
 /// Transfers of a pair that are remembered.
 const REMEMBERED: usize = 8;
@@ -27,7 +29,7 @@ pub(super) struct PairBreaker {
 struct History {
     /// The last transfers, oldest first; true for a failure.
     recent: VecDeque<bool>,
-    rests_until: Option<Time>,
+    trust: Trust,
 }
 
 impl PairBreaker {
@@ -41,24 +43,36 @@ impl PairBreaker {
         // The first failure after a rest is one too many again; a success clears the record.
         history.recent.clear();
         history.recent.extend([true; FAILURES_MAX - 1]);
-        history.rests_until = Some(now + REST);
+        history.trust = Trust::SetAside { until: now + REST };
         true
     }
 
     pub(super) fn succeeded(&mut self, pair: &PairOf) {
         if let Some(history) = self.pairs.get_mut(pair) {
-            match history.rests_until.take() {
-                Some(_) => history.recent.clear(),
-                None => history.remember(false),
+            match std::mem::take(&mut history.trust) {
+                Trust::Full => history.remember(false),
+                Trust::SetAside { .. } | Trust::OnTrial { .. } => history.recent.clear(),
             }
         }
     }
 
+    /// Whether one more request may not go over this pair: it rests, or the one request that tries it is under way.
     pub(super) fn is_resting(&self, now: Time, pair: &PairOf) -> bool {
-        let history = self.pairs.get(pair);
-        history
-            .and_then(|history| history.rests_until)
-            .is_some_and(|until| now < until)
+        self.pairs.get(pair).is_some_and(|history| !history.trust.admits(now))
+    }
+
+    /// A request was given this pair: after a rest it is the trial.
+    pub(super) fn placed(&mut self, pair: &PairOf, request: RequestId) {
+        if let Some(history) = self.pairs.get_mut(pair) {
+            history.trust.placed(request);
+        }
+    }
+
+    /// That request has left the pair.
+    pub(super) fn released(&mut self, pair: &PairOf, request: RequestId) {
+        if let Some(history) = self.pairs.get_mut(pair) {
+            history.trust.released(request);
+        }
     }
 
     pub(super) fn forget(&mut self, node: &NodeId) {
@@ -109,6 +123,11 @@ mod tests {
         assert!(breaker.failed(at(1), pair()));
         assert!(breaker.is_resting(at(3), &pair()));
         assert!(!breaker.is_resting(at(4), &pair()), "three seconds later");
+        breaker.placed(&pair(), RequestId(1));
+        assert!(breaker.is_resting(at(4), &pair()), "one request tries it");
+        breaker.released(&pair(), RequestId(1));
+        assert!(!breaker.is_resting(at(4), &pair()), "it left without a word: the next one tries");
+        breaker.placed(&pair(), RequestId(2));
         assert!(breaker.failed(at(4), pair()), "one failure on trial is enough");
         breaker.succeeded(&pair());
         assert!(!breaker.failed(at(8), pair()), "a success on trial clears the record");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, RequestId};
 use crate::node::{NodeRole, PermitNote};
 use crate::request::{LocalPrefillReason, RejectReason, Request};
 use crate::routing::{Candidate, Choice, Pool, RequestFacts};
@@ -381,6 +381,9 @@ impl Cluster {
         tracked.local = plan.local;
         tracked.is_prefill_only = plan.decode.is_none();
         tracked.pair = (plan.prefill.clone(), plan.decode.clone());
+        if let Some(pair) = plan.prefill.clone().zip(plan.decode.clone()) {
+            self.breaker.placed(&pair, request.id);
+        }
         tracked.legs.prefill = prefill;
         tracked.legs.decode = decode;
         let key = tracked.key();
@@ -412,6 +415,7 @@ impl Cluster {
             Leg::Decode => decode_permit(request, node.record.capacity.block_tokens),
         };
         let charge = node.permits.take(u64::from(cost))?;
+        node.trust.placed(request.id);
         let sequences = match leg {
             Leg::Prefill => {
                 node.sent_tokens += u64::from(request.prompt_tokens());
@@ -424,7 +428,7 @@ impl Cluster {
             node: id.clone(),
             cost,
             charge: Some(charge),
-            is_started: false,
+            started_at: None,
             sequences,
         })
     }
@@ -456,18 +460,18 @@ impl Cluster {
             permit_blocks: leg.cost,
             time_left: tracked.deadline.remaining(now),
         };
-        self.mark_started(key.request, Leg::Decode);
+        self.mark_started(now, key.request, Leg::Decode);
         self.act(action);
         self.set_wait(key.request, Some(now + self.config.open_timeout));
     }
 
-    pub(super) fn mark_started(&mut self, request: crate::ids::RequestId, leg: Leg) {
+    pub(super) fn mark_started(&mut self, now: Time, request: RequestId, leg: Leg) {
         let slot = self
             .requests
             .get_mut(&request)
             .and_then(|t: &mut Tracked| t.legs.slot(leg).as_mut());
         if let Some(open) = slot {
-            open.is_started = true;
+            open.started_at = Some(now);
         }
     }
 }

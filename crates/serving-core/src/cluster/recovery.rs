@@ -169,13 +169,14 @@ impl Cluster {
             Leg::Prefill => tracked.pair.0.clone(),
             Leg::Decode => tracked.pair.1.clone(),
         };
+        let started_at = tracked.legs.get(leg).and_then(|l| l.started_at).unwrap_or(now);
         let failure = verdict(tracked, leg, &error);
         let reached = !matches!(error, LegError::Unreachable { .. });
         if let Some(node) = &node
             && error.casts_suspicion()
             && let Some(member) = self.members.get_mut(node)
         {
-            member.suspect(now);
+            member.suspect(now, started_at);
         }
         self.settle_charge(&key, leg, reached);
         if let Some(tracked) = self.requests.get_mut(&key.request) {
@@ -207,6 +208,7 @@ impl Cluster {
             return self.violation(now, key, (leg, "refused after it was accepted"));
         }
         count(&mut self.stats.refusals, reason.name());
+        let started_at = self.requests.get(&key.request).and_then(|t| t.legs.get(leg)?.started_at);
         self.settle_charge(&key, leg, true);
         let Some(tracked) = self.requests.get_mut(&key.request) else {
             return;
@@ -236,7 +238,7 @@ impl Cluster {
         if let Some(member) = node.and_then(|n| self.members.get_mut(&n)) {
             member.permits.pause_until_report();
             if reason == RefuseReason::StaleEpoch {
-                member.suspect(now);
+                member.suspect(now, started_at.unwrap_or(now));
             }
         }
         self.end_attempt(now, key);

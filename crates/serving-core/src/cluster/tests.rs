@@ -55,6 +55,9 @@ enum Step {
     Pass {
         ms: u64,
     },
+    StoodStill {
+        ms: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -70,6 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_usize..5).prop_map(|node| Step::Disconnect { node }),
         1 => (0_usize..5).prop_map(|node| Step::Leave { node }),
         4 => (1_u64..3_000).prop_map(|ms| Step::Pass { ms }),
+        1 => (1_u64..20_000).prop_map(|ms| Step::StoodStill { ms }),
     ]
 }
 
@@ -290,7 +294,12 @@ impl World {
             permits_received_total: used,
             ..ready_status(*granted)
         };
-        Some(ClusterEvent::NodeReported { stream, status })
+        let read_at = self.now;
+        Some(ClusterEvent::NodeReported {
+            stream,
+            read_at,
+            status,
+        })
     }
 
     fn step(&mut self, step: Step) {
@@ -375,6 +384,11 @@ impl World {
                 if let Some(stream) = self.streams[node].take() {
                     self.apply(ClusterEvent::NodeLeft { stream });
                 }
+            }
+            Step::StoodStill { ms } => {
+                let stillness = Duration::from_millis(ms);
+                self.now = self.now + stillness;
+                self.apply(ClusterEvent::StoodStill { stillness });
             }
             Step::Pass { ms } => {
                 self.now = self.now + Duration::from_millis(ms);
