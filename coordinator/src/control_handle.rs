@@ -73,16 +73,27 @@ impl RequestControl for Bell {
 #[derive(Clone, Debug)]
 pub struct ControlHandle {
     inbox: mpsc::Sender<Input>,
+    membership: mpsc::Sender<Input>,
     bell: Arc<Bell>,
     readiness: watch::Receiver<Readiness>,
 }
 
 impl ControlHandle {
-    pub(crate) fn new(inbox: mpsc::Sender<Input>, bell: Arc<Bell>, readiness: watch::Receiver<Readiness>) -> Self {
-        Self { inbox, bell, readiness }
+    pub(crate) fn new(
+        (inbox, membership): (mpsc::Sender<Input>, mpsc::Sender<Input>),
+        bell: Arc<Bell>,
+        readiness: watch::Receiver<Readiness>,
+    ) -> Self {
+        Self {
+            inbox,
+            membership,
+            bell,
+            readiness,
+        }
     }
-    pub(crate) fn inbox(&self) -> mpsc::Sender<Input> {
-        self.inbox.clone()
+    /// Where membership streams report.
+    pub(crate) fn membership(&self) -> mpsc::Sender<Input> {
+        self.membership.clone()
     }
     pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.clone()

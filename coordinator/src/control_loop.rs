@@ -27,12 +27,14 @@ use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
 use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
 use crate::running_leg::RunningLeg;
+use crate::standstill::{Standstill, WAKE_INTERVAL};
 use crate::token_stream::RequestStream;
 
 /// What waits for the loop. Legs wait when it is full; new requests are turned away.
 const INBOX_MAX: usize = 4096;
-/// Gauges of an idle cluster are refreshed this often.
-const PUBLISH_INTERVAL: Duration = Duration::from_millis(250);
+/// What nodes say that waits for the loop. Readers of membership streams wait when it is full, so at most this many
+/// statuses are looked at before a leg's event is.
+const MEMBERSHIP_INBOX_MAX: usize = 256;
 
 /// One request as the shell sees it: its stream to the client and its running legs.
 #[derive(Debug)]
@@ -44,6 +46,21 @@ struct Live {
     parent: opentelemetry::Context,
     submitted: Time,
     lane: &'static str,
+}
+
+/// Why the loop woke.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one value at a time, handled at once")]
+enum Woken {
+    Stop,
+    Drain,
+    /// A client left, or a stop string was found.
+    Bell,
+    Input(Input),
+    /// Something that the brain waits for is due.
+    Timer,
+    /// The gauges of an idle cluster are to be refreshed.
+    Refresh,
 }
 
 /// What the loop is made of.
@@ -58,6 +75,7 @@ pub(crate) struct LoopParts {
 #[derive(Debug)]
 pub(crate) struct ControlLoop {
     cluster: Cluster,
+    membership: mpsc::Receiver<Input>,
     inbox: mpsc::Receiver<Input>,
     to_self: mpsc::Sender<Input>,
     bell: Arc<Bell>,
@@ -73,12 +91,14 @@ pub(crate) struct ControlLoop {
 impl ControlLoop {
     pub(crate) fn new(parts: LoopParts) -> (Self, ControlHandle) {
         let (to_self, inbox) = mpsc::channel(INBOX_MAX);
+        let (to_membership, membership) = mpsc::channel(MEMBERSHIP_INBOX_MAX);
         let bell = Arc::new(Bell::default());
         let not_yet = Readiness::NotReady("no node has joined yet".to_owned());
         let (readiness, readiness_seen) = watch::channel(not_yet);
-        let handle = ControlHandle::new(to_self.clone(), bell.clone(), readiness_seen);
+        let handle = ControlHandle::new((to_self.clone(), to_membership), bell.clone(), readiness_seen);
         let control = Self {
             cluster: Cluster::new(parts.cluster),
+            membership,
             inbox,
             to_self,
             bell,
@@ -95,29 +115,43 @@ impl ControlLoop {
 
     /// Runs until `stop`. `drain` stops admission; what runs goes on.
     pub(crate) async fn run(mut self, drain: Shutdown, stop: Shutdown) {
-        let bell = self.bell.clone();
-        let mut publish = tokio::time::interval(PUBLISH_INTERVAL);
-        publish.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut refresh = tokio::time::interval(WAKE_INTERVAL);
+        refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut standstill = Standstill::since(Clock::now());
         loop {
-            let wake = self
-                .cluster
-                .next_wake()
-                .map(|t| tokio::time::Instant::from_std(Clock::instant_of(t)));
-            tokio::select! {
-                biased;
-                () = stop.requested() => return,
-                () = drain.requested(), if !self.is_draining => {
+            let woken = self.woken(&mut refresh, (&drain, &stop)).await;
+            if let Some(stillness) = standstill.woke(Clock::now()) {
+                self.handle(ClusterEvent::StoodStill { stillness });
+            }
+            match woken {
+                Woken::Stop => return,
+                Woken::Drain => {
                     self.is_draining = true;
                     self.handle(ClusterEvent::DrainStarted);
                 }
-                () = bell.notify.notified() => self.rung(),
-                input = self.inbox.recv() => match input {
-                    Some(input) => self.take(input),
-                    None => return,
-                },
-                () = sleep_until(wake) => self.handle(ClusterEvent::Tick),
-                _ = publish.tick() => self.publish_nodes(),
+                Woken::Bell => self.rung(),
+                Woken::Input(input) => self.take(input),
+                Woken::Timer => self.handle(ClusterEvent::Tick),
+                Woken::Refresh => self.publish_nodes(),
             }
+        }
+    }
+
+    /// What nodes say comes before legs and timers: a lease that a waiting status renews must not run out.
+    async fn woken(&mut self, refresh: &mut tokio::time::Interval, (drain, stop): (&Shutdown, &Shutdown)) -> Woken {
+        let wake = self
+            .cluster
+            .next_wake()
+            .map(|t| tokio::time::Instant::from_std(Clock::instant_of(t)));
+        tokio::select! {
+            biased;
+            () = stop.requested() => Woken::Stop,
+            () = drain.requested(), if !self.is_draining => Woken::Drain,
+            () = self.bell.notify.notified() => Woken::Bell,
+            Some(input) = self.membership.recv() => Woken::Input(input),
+            input = self.inbox.recv() => input.map_or(Woken::Stop, Woken::Input),
+            () = sleep_until(wake) => Woken::Timer,
+            _ = refresh.tick() => Woken::Refresh,
         }
     }
 
@@ -198,6 +232,7 @@ impl ControlLoop {
                     | ClusterEvent::NodeLeft { .. }
                     | ClusterEvent::DrainNode { .. }
                     | ClusterEvent::DrainStarted
+                    | ClusterEvent::StoodStill { .. }
                     | ClusterEvent::Tick
             );
             if let ClusterEvent::NodeDisconnected { stream } = &event {

@@ -20,6 +20,7 @@ mod running_leg;
 pub mod serve;
 pub mod slo;
 mod stage_clock;
+mod standstill;
 pub mod text;
 mod token_stream;
 

@@ -10,6 +10,7 @@ use futures::{Stream, StreamExt as _};
 use proto::messages::{CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::MembershipService;
+use service_runtime::clock::Clock;
 use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
 use serving_core::ids::NodeId;
@@ -158,7 +159,12 @@ impl Reader {
         }
         match NodeReport::try_from(message).map_err(|error| error.to_string())? {
             NodeReport::Status { epoch, status } if epoch == self.node.epoch => {
-                Ok(Some(ClusterEvent::NodeReported { stream, status }))
+                let read_at = Clock::now();
+                Ok(Some(ClusterEvent::NodeReported {
+                    stream,
+                    read_at,
+                    status,
+                }))
             }
             NodeReport::Status { .. } => Err("a status of another epoch".to_owned()),
             NodeReport::Leave { .. } => Ok(Some(ClusterEvent::NodeLeft { stream })),

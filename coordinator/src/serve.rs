@@ -83,7 +83,7 @@ impl Coordinator {
             metrics: metrics.registry(),
             ledger: None,
         };
-        let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.inbox(), clocks.clone()))
+        let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.membership(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
         let tasks = vec![
             tokio::spawn(control.run(drain, stop.clone())),

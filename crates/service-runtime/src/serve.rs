@@ -30,9 +30,14 @@ pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 /// 3.4-4.3 GB/s on loopback against 2.3-2.7 GB/s at the default of 16 KiB.
 pub const HTTP2_FRAME_BYTES_MAX: u32 = 1 << 20;
-/// A peer that vanished without a word (power, cable) is noticed within interval + timeout.
+/// A server that vanished without a word (power, cable) is noticed within interval + timeout.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A client that vanished is noticed within interval + timeout, so a coordinator whose host died holds a node's blocks for at most
+/// 30 s (one whose process died: for less than 1 s, its connections close). A server is more patient than a client: a coordinator
+/// that stands still for less than the timeout finds its streams as it left them, and closing them would move every request.
+pub const SERVER_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+pub const SERVER_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams that are still open when a process stops get this long to end by themselves.
 const STREAM_END_TIME_LIMIT: Duration = Duration::from_secs(2);
 
@@ -205,8 +210,8 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
         .max_frame_size(HTTP2_FRAME_BYTES_MAX)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_keepalive_interval(Some(SERVER_KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(SERVER_KEEPALIVE_TIMEOUT))
         .add_routes(Routes::from(router))
         .serve_with_incoming_shutdown(incoming, async move { stopping.requested().await });
     let overdue = async {

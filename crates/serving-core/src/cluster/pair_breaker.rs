@@ -126,7 +126,10 @@ mod tests {
         breaker.placed(&pair(), RequestId(1));
         assert!(breaker.is_resting(at(4), &pair()), "one request tries it");
         breaker.released(&pair(), RequestId(1));
-        assert!(!breaker.is_resting(at(4), &pair()), "it left without a word: the next one tries");
+        assert!(
+            !breaker.is_resting(at(4), &pair()),
+            "it left without a word: the next one tries"
+        );
         breaker.placed(&pair(), RequestId(2));
         assert!(breaker.failed(at(4), pair()), "one failure on trial is enough");
         breaker.succeeded(&pair());

@@ -208,7 +208,10 @@ impl Cluster {
             return self.violation(now, key, (leg, "refused after it was accepted"));
         }
         count(&mut self.stats.refusals, reason.name());
-        let started_at = self.requests.get(&key.request).and_then(|t| t.legs.get(leg)?.started_at);
+        let started_at = self
+            .requests
+            .get(&key.request)
+            .and_then(|t| t.legs.get(leg)?.started_at);
         self.settle_charge(&key, leg, true);
         let Some(tracked) = self.requests.get_mut(&key.request) else {
             return;
