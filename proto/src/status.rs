@@ -1,79 +1,14 @@
-//! How a refusal or a failure looks to callers: one table from core values to gRPC codes and HTTP statuses.
+//! What a gRPC status means, and which one a broken contract becomes.
 
 use std::error::Error;
 
-use serving_core::request::{RejectReason, RequestError};
 use tonic::{Code, Status};
 
 use crate::convert::ConvertError;
 
-/// An HTTP status and the `type` and `code` of the OpenAI error body (API.md).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HttpError {
-    pub status: u16,
-    pub kind: &'static str,
-    pub code: &'static str,
-    /// The answer carries `Retry-After`.
-    pub retry: bool,
-}
-
-/// Policy said no.
-pub fn reject_http(reason: &RejectReason) -> HttpError {
-    match reason {
-        RejectReason::QueueFull => http(429, "rate_limit_error", "queue_full", true),
-        RejectReason::QueueTimeout => http(429, "rate_limit_error", "queue_timeout", true),
-        RejectReason::NotReady => http(503, "service_unavailable", "not_ready", true),
-        RejectReason::Draining => http(503, "service_unavailable", "draining", true),
-        RejectReason::TooLargeForPool { .. } => http(400, "invalid_request_error", "context_length_exceeded", false),
-    }
-}
-
-/// An accepted request broke before its first byte; after it the same body travels as an error event.
-pub fn error_http(error: &RequestError) -> HttpError {
-    match error {
-        RequestError::DeadlineExceeded { .. } => http(504, "timeout", "timeout", false),
-        RequestError::TransferFailed { .. } => http(502, "server_error", "kv_transfer_failed", true),
-        RequestError::PrefillNodeFailed { .. } => http(502, "server_error", "prefill_node_failed", true),
-        RequestError::DecodeNodeFailed { .. } => http(502, "server_error", "decode_node_failed", true),
-        RequestError::EngineFailed { .. } => http(500, "server_error", "engine_failed", false),
-        RequestError::SlowReader { .. } => http(499, "client_closed_request", "slow_reader", false),
-        RequestError::Internal(_) => http(500, "server_error", "internal_error", false),
-    }
-}
-
-const fn http(status: u16, kind: &'static str, code: &'static str, retry: bool) -> HttpError {
-    HttpError {
-        status,
-        kind,
-        code,
-        retry,
-    }
-}
-
 /// A message that breaks the contract; the same message will not pass later.
 pub fn convert_status(error: &ConvertError) -> Status {
     Status::invalid_argument(error.to_string())
-}
-
-pub fn reject_status(reason: &RejectReason) -> Status {
-    let code = match reason {
-        RejectReason::QueueFull | RejectReason::QueueTimeout => Code::ResourceExhausted,
-        RejectReason::NotReady | RejectReason::Draining => Code::Unavailable,
-        RejectReason::TooLargeForPool { .. } => Code::InvalidArgument,
-    };
-    Status::new(code, reason.name())
-}
-
-pub fn error_status(error: &RequestError) -> Status {
-    let code = match error {
-        RequestError::DeadlineExceeded { .. } => Code::DeadlineExceeded,
-        RequestError::TransferFailed { .. }
-        | RequestError::PrefillNodeFailed { .. }
-        | RequestError::DecodeNodeFailed { .. } => Code::Unavailable,
-        RequestError::EngineFailed { .. } | RequestError::Internal(_) => Code::Internal,
-        RequestError::SlowReader { .. } => Code::Cancelled,
-    };
-    Status::new(code, error.to_string())
 }
 
 /// What a failed call to a node means for placing the request again.
@@ -122,38 +57,6 @@ pub fn words(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn deadline() -> RequestError {
-        RequestError::DeadlineExceeded {
-            stage: "queue".to_owned(),
-            waited_ms: 5,
-        }
-    }
-
-    #[test]
-    fn overload_is_429_absence_is_503_and_both_say_when_to_retry() {
-        for reason in [RejectReason::QueueFull, RejectReason::QueueTimeout] {
-            let answer = reject_http(&reason);
-            assert!(answer.status == 429 && answer.retry);
-            assert_eq!(reject_status(&reason).code(), Code::ResourceExhausted);
-        }
-        for reason in [RejectReason::NotReady, RejectReason::Draining] {
-            let answer = reject_http(&reason);
-            assert!(answer.status == 503 && answer.retry);
-        }
-        let never = RejectReason::TooLargeForPool {
-            needed_blocks: 9,
-            pool_blocks: 8,
-        };
-        assert!(reject_http(&never).status == 400 && !reject_http(&never).retry);
-    }
-
-    #[test]
-    fn a_deadline_is_504_and_never_asks_for_a_retry() {
-        assert_eq!(error_http(&deadline()).status, 504);
-        assert!(!error_http(&deadline()).retry);
-        assert_eq!(error_status(&deadline()).code(), Code::DeadlineExceeded);
-    }
 
     #[test]
     fn a_contract_error_is_never_worth_another_node() {

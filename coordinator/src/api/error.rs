@@ -5,7 +5,8 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use serving_core::request::{RejectReason, RequestError};
+use serving_core::node::NodeRole;
+use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
 use super::json::short;
 use crate::request_handle::{Readiness, Rejected};
@@ -167,31 +168,53 @@ impl From<Rejected> for ApiError {
                     "The waiting queue is full. Try again after the time in Retry-After, or add nodes.",
                 )
             },
-            RejectReason::QueueTimeout => Self {
+            RejectReason::QueueTimeout { limit, waited_ms } => Self {
                 code: Some("queue_timeout"),
                 ..base(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",
-                    "The request waited as long as its queue allows and no node became free. Try again after the \
-                     time in Retry-After, or add nodes.",
-                )
-            },
-            RejectReason::TooLargeForPool {
-                needed_blocks,
-                pool_blocks,
-            } => Self {
-                retry: Retry::Never,
-                code: Some("context_length_exceeded"),
-                ..base(
-                    StatusCode::BAD_REQUEST,
-                    "invalid_request_error",
                     &format!(
-                        "The prompt and max_tokens need {needed_blocks} KV blocks and the largest node has \
-                         {pool_blocks}. Lower max_tokens, shorten the prompt, or give the nodes more \
-                         --kv-cache-memory."
+                        "The request waited {waited_ms} ms for a place, {}, and no node became free. Try again after the time in Retry-After, or add nodes.",
+                        match limit {
+                            QueueLimit::RequestTime => "all of its own time limit (x-request-timeout-ms)",
+                            QueueLimit::QueueWait =>
+                                "the longest wait that the coordinator allows (--queue-wait-ms-max)",
+                        }
                     ),
                 )
             },
+            RejectReason::NodeAway => Self {
+                code: Some("node_away"),
+                ..base(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "service_unavailable",
+                    "No node that is here can ever hold the prompt and max_tokens, and the one that can is away. Try again after \
+                     the time in Retry-After, or lower max_tokens.",
+                )
+            },
+            RejectReason::TooLargeForPool {
+                role,
+                needed_blocks,
+                pool_blocks,
+            } => {
+                let what = match role {
+                    NodeRole::Decode => "The prompt and max_tokens need",
+                    NodeRole::Prefill => "Local prefill is not allowed, and the prompt needs",
+                };
+                Self {
+                    retry: Retry::Never,
+                    code: Some("context_length_exceeded"),
+                    ..base(
+                        StatusCode::BAD_REQUEST,
+                        "invalid_request_error",
+                        &format!(
+                            "{what} {needed_blocks} KV blocks, and the largest {} node has {pool_blocks}. Lower max_tokens, \
+                             shorten the prompt, or give the nodes more --kv-cache-memory.",
+                            role.name()
+                        ),
+                    )
+                }
+            }
         }
     }
 }
@@ -202,6 +225,9 @@ impl From<RequestError> for ApiError {
         let (status, kind, code, retry) = match &error {
             // No retry: the work of a deadline that passed is lost, and repeating it under load makes load.
             RequestError::DeadlineExceeded { .. } => (StatusCode::GATEWAY_TIMEOUT, "timeout", "timeout", Retry::Never),
+            RequestError::NoPlaceAgain { .. } => {
+                (StatusCode::GATEWAY_TIMEOUT, "timeout", "no_place_again", Retry::Maybe)
+            }
             RequestError::TransferFailed { .. } => (
                 StatusCode::BAD_GATEWAY,
                 "server_error",
@@ -227,6 +253,9 @@ impl From<RequestError> for ApiError {
         };
         let advice = match &error {
             RequestError::DeadlineExceeded { .. } => " Raise x-request-timeout-ms or ask for fewer tokens.",
+            RequestError::NoPlaceAgain { .. } => {
+                " Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator."
+            }
             RequestError::SlowReader { .. } => " Read the stream faster or ask for fewer tokens.",
             _ if retry == Retry::Maybe => " Send the request again.",
             _ => "",

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use coordinator::request_handle::{ClientEvent, Readiness, Rejected};
 use serde_json::json;
-use serving_core::request::{RejectReason, RequestError};
+use serving_core::node::NodeRole;
+use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
 use super::client::{Answer, get, post};
 use super::harness::{MODEL, Script, Server, Step, placed};
@@ -22,13 +23,23 @@ async fn ask(server: &Server) -> Answer {
 async fn rejections() {
     let retry = Some(Duration::from_millis(1500));
     let too_large = RejectReason::TooLargeForPool {
+        role: NodeRole::Decode,
         needed_blocks: 9,
         pool_blocks: 4,
     };
     for (reason, retry_after, status, code) in [
         (RejectReason::QueueFull, retry, 429, "queue_full"),
-        (RejectReason::QueueTimeout, retry, 429, "queue_timeout"),
+        (
+            RejectReason::QueueTimeout {
+                limit: QueueLimit::QueueWait,
+                waited_ms: 5,
+            },
+            retry,
+            429,
+            "queue_timeout",
+        ),
         (RejectReason::NotReady, retry, 503, "not_ready"),
+        (RejectReason::NodeAway, retry, 503, "node_away"),
         (RejectReason::Draining, retry, 503, "draining"),
         (too_large, None, 400, "context_length_exceeded"),
     ] {
@@ -77,6 +88,12 @@ async fn failures_before_the_first_token_have_a_status() {
             504,
             "timeout",
             "false",
+        ),
+        (
+            RequestError::NoPlaceAgain { waited_ms: 5 },
+            504,
+            "no_place_again",
+            "true",
         ),
         (
             RequestError::PrefillNodeFailed {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::ids::{Attempt, ChoiceIndex, OutputIndex, RequestId, TokenId};
+use crate::node::NodeRole;
 
 /// Which queue a request waits in; `Batch` is shed first under overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -159,6 +160,15 @@ impl FinishReason {
     }
 }
 
+/// Which limit ended the wait of a request that was never placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QueueLimit {
+    /// The request's own time limit, the client's or the default.
+    RequestTime,
+    /// The longest wait for a place that the coordinator allows.
+    QueueWait,
+}
+
 /// Why policy said no: a value, not an error. Each maps to one HTTP status and one metric label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RejectReason {
@@ -166,21 +176,28 @@ pub enum RejectReason {
     NotReady,
     /// The waiting queue of this lane is full.
     QueueFull,
-    /// Waited in the queue until its deadline or the lane's queue limit.
-    QueueTimeout,
-    /// Prompt plus outputs can never fit a node's KV pool.
-    TooLargeForPool { needed_blocks: u32, pool_blocks: u32 },
+    /// Waited for its first place for as long as this limit allows.
+    QueueTimeout { limit: QueueLimit, waited_ms: u64 },
+    /// Can never fit the KV pool of a node of this role: prompt plus outputs a decode node's, the prompt a prefill node's.
+    TooLargeForPool {
+        role: NodeRole,
+        needed_blocks: u32,
+        pool_blocks: u32,
+    },
+    /// The only nodes that can hold it are away now.
+    NodeAway,
     /// The coordinator is shutting down.
     Draining,
 }
 
 impl RejectReason {
     /// Every [`RejectReason::name`].
-    pub const NAMES: [&'static str; 5] = [
+    pub const NAMES: [&'static str; 6] = [
         "not_ready",
         "queue_full",
         "queue_timeout",
         "too_large_for_pool",
+        "node_away",
         "draining",
     ];
 
@@ -188,8 +205,9 @@ impl RejectReason {
         match self {
             RejectReason::NotReady => "not_ready",
             RejectReason::QueueFull => "queue_full",
-            RejectReason::QueueTimeout => "queue_timeout",
+            RejectReason::QueueTimeout { .. } => "queue_timeout",
             RejectReason::TooLargeForPool { .. } => "too_large_for_pool",
+            RejectReason::NodeAway => "node_away",
             RejectReason::Draining => "draining",
         }
     }
@@ -200,6 +218,10 @@ impl RejectReason {
 pub enum RequestError {
     #[error("the request's deadline passed after {waited_ms} ms in stage {stage}")]
     DeadlineExceeded { stage: String, waited_ms: u64 },
+    #[error(
+        "an attempt broke, and no node could take the request again for {waited_ms} ms, the longest wait for a place"
+    )]
+    NoPlaceAgain { waited_ms: u64 },
     #[error("prefill node {node} failed: {detail}")]
     PrefillNodeFailed { node: String, detail: String },
     #[error("decode node {node} failed: {detail}")]
@@ -216,8 +238,9 @@ pub enum RequestError {
 
 impl RequestError {
     /// Every [`RequestError::name`].
-    pub const NAMES: [&'static str; 7] = [
+    pub const NAMES: [&'static str; 8] = [
         "deadline",
+        "no_place_again",
         "prefill_node_failed",
         "decode_node_failed",
         "transfer_failed",
@@ -230,6 +253,7 @@ impl RequestError {
     pub fn name(&self) -> &'static str {
         match self {
             RequestError::DeadlineExceeded { .. } => "deadline",
+            RequestError::NoPlaceAgain { .. } => "no_place_again",
             RequestError::PrefillNodeFailed { .. } => "prefill_node_failed",
             RequestError::DecodeNodeFailed { .. } => "decode_node_failed",
             RequestError::TransferFailed { .. } => "transfer_failed",

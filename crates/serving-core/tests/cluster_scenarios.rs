@@ -91,6 +91,7 @@ fn config(words: &Words<'_>) -> ClusterConfig {
     ClusterConfig {
         queue_requests_max: usize::try_from(words.number("queue", 8)).expect("queue"),
         queue_wait_max: ms("queue_wait_ms", Duration::from_secs(10)),
+        overtake_max: ms("overtake_ms", default.overtake_max),
         lease: ms("lease_ms", default.lease),
         model_name: Some("smol".into()),
         local_prefill_below_tokens: u32::try_from(words.number("short", 0)).expect("short"),

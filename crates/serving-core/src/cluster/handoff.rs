@@ -144,12 +144,19 @@ pub(super) struct Avoid {
     pub transfer_failures: u32,
 }
 
+impl Avoid {
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.pairs.is_empty() && self.transfer_failures == 0
+    }
+}
+
 /// One admitted request, until it ends.
 #[derive(Debug)]
 pub(super) struct Tracked {
     /// As the next attempt would send it: after a migration with a longer prompt.
     pub request: Arc<Request>,
     pub prompt_keys: PromptKeys,
+    pub arrived_at: Time,
     pub deadline: Time,
     pub queued_since: Time,
     pub queue_deadline: Time,
@@ -194,6 +201,7 @@ impl Tracked {
         Self {
             request,
             prompt_keys,
+            arrived_at: now,
             deadline,
             queued_since: now,
             queue_deadline: now + queue_wait,

@@ -234,14 +234,14 @@ impl Cluster {
         if let Some((node, Some(started_at))) = open.map(|l| (l.node.clone(), l.started_at))
             && let Some(member) = self.members.get_mut(&node)
         {
-            member.answered(started_at);
+            member.suspicion.answered(started_at);
         }
     }
 
     /// The request has nothing more to do with this leg: what it tried there, the next one may try.
     fn end_trials(&mut self, key: AttemptKey, leg: Leg, node: &NodeId) {
         if let Some(member) = self.members.get_mut(node) {
-            member.trust.released(key.request);
+            member.suspicion.trust.released(key.request);
         }
         let pair = self.requests.get(&key.request).map(|tracked| tracked.pair.clone());
         if let (Leg::Decode, Some((Some(prefill), Some(decode)))) = (leg, pair) {

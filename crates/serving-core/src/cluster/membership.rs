@@ -12,7 +12,7 @@ use super::action::JoinRefusal;
 use super::event::StreamId;
 use super::permits::Permits;
 use super::prefix_directory::CachedPrefixes;
-use super::trust::Trust;
+use super::suspicion::Suspicion;
 
 /// A node that is lost or has left is remembered this long, so that dashboards can show it.
 const OVER_KEPT: Duration = Duration::from_secs(600);
@@ -21,9 +21,6 @@ const NODES_MAX: usize = 1024;
 /// Until a new life of a node gets as much work as the others: long enough to see its first answers, short against the
 /// minutes that a scale-up takes.
 const SLOW_START: Duration = Duration::from_secs(10);
-/// Suspicion after the first connection that broke; doubles with each further one.
-const SUSPICION_FIRST: Duration = Duration::from_secs(1);
-const SUSPICION_MAX: Duration = Duration::from_secs(30);
 
 /// Whether a node's membership stream is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,10 +122,7 @@ pub struct Node {
     pub sent_tokens: u64,
     /// What somebody asked of this life; its own reports may still say ready for a moment.
     pub drain: Option<DrainOrder>,
-    pub(super) trust: Trust,
-    /// When a connection to the node last broke, and how many have since it last answered.
-    suspected_at: Option<Time>,
-    connection_errors: u32,
+    pub(super) suspicion: Suspicion,
 }
 
 impl Node {
@@ -147,9 +141,7 @@ impl Node {
             sequences: 0,
             sent_tokens: 0,
             drain: None,
-            trust: Trust::Full,
-            suspected_at: None,
-            connection_errors: 0,
+            suspicion: Suspicion::default(),
         }
     }
 
@@ -173,7 +165,7 @@ impl Node {
 
     /// No new work now: a connection to it broke, or the one request that tries it again has no answer yet.
     pub fn is_suspected(&self, now: Time) -> bool {
-        !self.trust.admits(now)
+        !self.suspicion.trust.admits(now)
     }
 
     /// Ready, connected: may be counted on. Suspicion is not considered.
@@ -228,40 +220,6 @@ impl Node {
             waited: Duration::ZERO,
             returned_total: told.returned_total,
         })
-    }
-
-    /// A leg that was started at `leg_started_at` broke. All legs of one connection break with it, so those that were
-    /// started before the last failure say nothing new.
-    pub(super) fn suspect(&mut self, now: Time, leg_started_at: Time) {
-        if self.was_started_before_failure(leg_started_at) {
-            return;
-        }
-        let factor = 1_u32 << self.connection_errors.min(5);
-        self.connection_errors = self.connection_errors.saturating_add(1);
-        self.suspected_at = Some(now);
-        let until = now + (SUSPICION_FIRST * factor).min(SUSPICION_MAX);
-        self.trust = Trust::SetAside { until };
-    }
-
-    /// The node answered on a leg: it can be reached. What an older connection brought before it broke does not count.
-    pub(super) fn answered(&mut self, leg_started_at: Time) {
-        if !self.was_started_before_failure(leg_started_at) {
-            self.trust = Trust::Full;
-            self.connection_errors = 0;
-        }
-    }
-
-    fn was_started_before_failure(&self, leg_started_at: Time) -> bool {
-        self.suspected_at.is_some_and(|at| leg_started_at <= at)
-    }
-
-    /// A status came, so the process and its network are there: after one broken connection the trial may begin at once. When
-    /// trials fail as well, the address that others dial is in doubt, and only an answer there helps.
-    fn seen_alive(&mut self, read_at: Time) {
-        let is_newer = self.suspected_at.is_some_and(|at| read_at > at);
-        if is_newer && self.connection_errors == 1 && self.trust.wake().is_some() {
-            self.trust = Trust::OnTrial { by: None };
-        }
     }
 }
 
@@ -346,10 +304,8 @@ impl Membership {
             if outcome == Joined::Again {
                 node.sequences = old.sequences;
                 node.joined_at = old.joined_at;
-                node.trust = old.trust;
-                node.suspected_at = old.suspected_at;
-                node.connection_errors = old.connection_errors;
-                node.seen_alive(now);
+                node.suspicion = old.suspicion;
+                node.suspicion.seen_alive(now);
             }
         }
         self.nodes.insert(name.clone(), node);
@@ -396,7 +352,7 @@ impl Membership {
             return false;
         };
         node.lease_until = node.lease_until.max(read_at + lease);
-        node.seen_alive(read_at);
+        node.suspicion.seen_alive(read_at);
         let said = StreamPermits {
             granted_total: status.permits_granted_total,
             received_total: status.permits_received_total,
@@ -462,14 +418,14 @@ impl Membership {
     pub(super) fn next_wake(&self) -> Option<Time> {
         let of = |n: &Node| match n.life.over_since() {
             Some(since) => since + OVER_KEPT,
-            None => n.lease_until.min(n.trust.wake().unwrap_or(n.lease_until)),
+            None => n.lease_until.min(n.suspicion.trust.wake().unwrap_or(n.lease_until)),
         };
         self.nodes.values().map(of).min()
     }
 
     /// Nodes whose suspicion has run out may be tried again.
     pub(super) fn end_suspicions(&mut self, now: Time) {
-        self.nodes.values_mut().for_each(|node| node.trust.due(now));
+        self.nodes.values_mut().for_each(|node| node.suspicion.trust.due(now));
     }
 
     /// Decode nodes that prefill nodes should keep links to. Also those of another compatibility: a prefill node never dials

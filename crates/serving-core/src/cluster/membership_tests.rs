@@ -86,27 +86,6 @@ fn wrong_records_are_refused_with_the_field() {
 }
 
 #[test]
-fn suspicion_doubles_with_each_broken_connection_and_ends_with_an_answer() {
-    let mut m = members();
-    let record = node_record("p0", 1, NodeRole::Prefill);
-    assert_eq!(m.join(ms(0), record.clone(), StreamId(1)), Ok(Joined::New));
-    assert!(m.report(ms(0), (StreamId(1), ms(0)), ready_status(64)));
-    let node = m.get_mut(&record.id).expect("joined");
-    let mut now = 10;
-    for (errors, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 30), (7, 30)] {
-        node.suspect(ms(now), ms(now - 1));
-        node.suspect(ms(now + 1), ms(now - 2));
-        node.answered(ms(now - 2));
-        now += seconds * 1_000;
-        assert!(!node.is_usable(ms(now - 1)), "after {errors}");
-        assert!(node.is_usable(ms(now)), "after {errors}");
-        now += 1;
-    }
-    node.answered(ms(now));
-    assert!(node.is_usable(ms(now)));
-}
-
-#[test]
 fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
     let mut m = members();
     let (mut prefill, mut decode) = (

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::ids::{ChoiceIndex, RequestId};
-use crate::request::{AttemptKey, Lane, RejectReason, RequestError};
+use crate::request::{Lane, RejectReason, RequestError};
 use crate::routing::{Router, RoutingPolicy};
 use crate::time::Time;
 
 mod action;
 mod admission;
+mod capacity;
 mod event;
 mod handoff;
 mod legs;
@@ -21,7 +22,10 @@ mod placement;
 mod prefix_directory;
 mod readiness;
 mod recovery;
+mod saving;
 mod stats;
+mod suspicion;
+mod timers;
 mod transition;
 mod trust;
 
@@ -41,6 +45,7 @@ use handoff::Tracked;
 use pair_breaker::PairBreaker;
 use prefix_directory::PromptKeys;
 use recovery::RetryBudget;
+use saving::Saving;
 use stats::count;
 
 /// Limits and switches of the brain. Every wait has its limit here.
@@ -51,6 +56,9 @@ pub struct ClusterConfig {
     /// How long a request may wait for a place. Must exceed what one long prompt takes on the slowest machine that is
     /// meant to serve (2,000 tokens in exact numerics on two cores: 40 s), or its followers are turned away.
     pub queue_wait_max: Duration,
+    /// How long a request that lacks room on its decode node may be overtaken there by smaller ones that find no other node.
+    /// Then the node keeps what comes free for it.
+    pub overtake_max: Duration,
     pub lease: Duration,
     /// Name a node's model must have; `None` takes any.
     pub model_name: Option<String>,
@@ -85,6 +93,7 @@ impl Default for ClusterConfig {
         Self {
             queue_requests_max: 512,
             queue_wait_max: Duration::from_secs(60),
+            overtake_max: Duration::from_secs(2),
             lease: Duration::from_secs(5),
             model_name: None,
             local_prefill_below_tokens: 0,
@@ -111,6 +120,7 @@ pub struct Cluster {
     config: ClusterConfig,
     members: Membership,
     queue: WaitingQueue,
+    saving: Option<Saving>,
     requests: BTreeMap<RequestId, Tracked>,
     wakes: BTreeSet<(Time, RequestId)>,
     router: Box<dyn Router>,
@@ -128,6 +138,7 @@ impl Cluster {
         Self {
             members: Membership::new(config.lease, config.model_name.clone()),
             queue: WaitingQueue::new(config.queue_requests_max),
+            saving: None,
             requests: BTreeMap::new(),
             wakes: BTreeSet::new(),
             router: config.routing.build(),
@@ -172,8 +183,8 @@ impl Cluster {
             self.end_leases(now);
         }
         self.due(now);
-        let waiting = self.place_waiting(now);
-        self.share_permits(now, waiting);
+        self.place_waiting(now);
+        self.share_permits(now);
         self.publish_peers();
         std::mem::take(&mut self.actions)
     }
@@ -226,11 +237,12 @@ impl Cluster {
             return self.reject(id, RejectReason::NotReady, Some(RETRY_AFTER_MIN));
         }
         if let Err(reason) = self.fits_some_pool(&request) {
-            return self.reject(id, reason, None);
+            let retry_after = (reason == RejectReason::NodeAway).then_some(RETRY_AFTER_MIN);
+            return self.reject(id, reason, retry_after);
         }
         let keys = PromptKeys::among(&self.members, &request);
         let tracked = Tracked::new((request.clone(), keys), now, self.config.queue_wait_max);
-        match self.queue.push_new(&request, tracked.deadline) {
+        match self.queue.push_new(&request, now) {
             Enqueued::Waiting => {}
             Enqueued::Displaced(victim) => {
                 count(&mut self.stats.shed, Lane::Batch);
@@ -350,117 +362,6 @@ impl Cluster {
         }
     }
 
-    /// Sets how long the present wait may last; the request's deadline and queue limit always apply besides.
-    fn set_wait(&mut self, request: RequestId, until: Option<Time>) {
-        let Some(tracked) = self.requests.get_mut(&request) else {
-            return;
-        };
-        tracked.wait_until = until;
-        let queue = (tracked.phase == Phase::Queued).then_some(tracked.queue_deadline);
-        let wake = until.into_iter().chain(queue).chain([tracked.deadline]).min();
-        if let Some(old) = std::mem::replace(&mut tracked.wake, wake) {
-            self.wakes.remove(&(old, request));
-        }
-        if let Some(wake) = wake {
-            self.wakes.insert((wake, request));
-        }
-    }
-
-    /// Nobody could be heard meanwhile, neither nodes nor legs: those waits begin again where they stopped. The client's own
-    /// limits do not wait.
-    fn stood_still(&mut self, stillness: Duration) {
-        self.members.stood_still(stillness);
-        let waits = self.requests.iter().filter_map(|(id, t)| Some((*id, t.wait_until?)));
-        let waits: Vec<(RequestId, Time)> = waits.collect();
-        for (request, until) in waits {
-            self.set_wait(request, Some(until + stillness));
-        }
-    }
-
-    fn end_leases(&mut self, now: Time) {
-        for id in self.members.expired(now) {
-            self.node_lost(now, &id, DropCause::LeaseExpired);
-        }
-    }
-
-    /// Everything whose time has come, in order of time and id.
-    fn due(&mut self, now: Time) {
-        self.members.end_suspicions(now);
-        while let Some((_, request)) = self.wakes.first().copied().filter(|(t, _)| *t <= now) {
-            self.request_is_due(now, request);
-        }
-    }
-
-    fn request_is_due(&mut self, now: Time, request: RequestId) {
-        let Some(tracked) = self.requests.get(&request) else {
-            self.wakes.retain(|(_, id)| *id != request);
-            return;
-        };
-        let key = tracked.key();
-        if tracked.phase == Phase::Queued && tracked.placements == 0 {
-            return self.queue_timed_out(now, request);
-        }
-        if tracked.deadline <= now {
-            let stage = tracked.phase.stage().name().to_string();
-            let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
-            return self.fail(now, request, RequestError::DeadlineExceeded { stage, waited_ms });
-        }
-        match tracked.phase {
-            Phase::Queued => self.queue_timed_out(now, request),
-            Phase::Finishing => self.complete(now, request),
-            // The shell answers `EndAttempt` at once; only the deadline ends this wait.
-            Phase::Recovering => self.set_wait(request, None),
-            phase => self.wait_timed_out(now, key, phase),
-        }
-    }
-
-    fn queue_timed_out(&mut self, now: Time, request: RequestId) {
-        let Some(tracked) = self.requests.get(&request) else {
-            return;
-        };
-        if tracked.placements == 0 {
-            let lane = tracked.request.lane;
-            count(&mut self.stats.shed, lane);
-            self.forget(request);
-            return self.reject(request, RejectReason::QueueTimeout, Some(RETRY_AFTER_MIN));
-        }
-        let waited_ms = u64::try_from(now.since(tracked.queued_since).as_millis()).unwrap_or(u64::MAX);
-        self.fail(
-            now,
-            request,
-            RequestError::DeadlineExceeded {
-                stage: "queue".into(),
-                waited_ms,
-            },
-        );
-    }
-
-    fn wait_timed_out(&mut self, now: Time, key: AttemptKey, phase: Phase) {
-        let Some(tracked) = self.requests.get(&key.request) else {
-            return;
-        };
-        let has_prefill = tracked.legs.prefill.as_ref().is_some_and(|l| l.started_at.is_some());
-        let (leg, wait) = match phase {
-            Phase::Opening => (Leg::Decode, TimedWait::Open),
-            Phase::Opened if has_prefill => (Leg::Prefill, TimedWait::PrefillStart),
-            Phase::Prefilling if has_prefill => (Leg::Prefill, TimedWait::Silence),
-            _ if tracked.legs.decode.is_some() => (Leg::Decode, TimedWait::Silence),
-            _ => (Leg::Prefill, TimedWait::Silence),
-        };
-        let progress = tracked
-            .legs
-            .get(leg)
-            .and_then(|l| self.members.get(&l.node))
-            .map(|n| n.progress_at);
-        let alive_until = progress
-            .map(|at| at + self.config.stream_silence_max)
-            .filter(|until| *until > now);
-        match (wait, alive_until) {
-            (TimedWait::Silence, Some(until)) => self.set_wait(key.request, Some(until)),
-            _ => self.fail_leg(now, key, (leg, LegError::TimedOut { wait })),
-        }
-    }
-
     #[cfg(test)]
     fn check_invariants(&self) {
         self.members.check_invariants();
@@ -479,7 +380,7 @@ impl Cluster {
         }
         assert_eq!(self.wakes.len(), self.requests.len());
         for node in self.members.iter() {
-            if let trust::Trust::OnTrial { by: Some(request) } = node.trust {
+            if let trust::Trust::OnTrial { by: Some(request) } = node.suspicion.trust {
                 let legs = self.requests.get(&request).map(|tracked| &tracked.legs);
                 let is_there = |leg| legs.and_then(|l| l.get(leg)).is_some_and(|l| l.node == *node.id());
                 assert!(

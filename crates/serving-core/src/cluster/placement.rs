@@ -1,31 +1,35 @@
 //! Gives waiting requests their nodes: which are possible, which the policy takes, what permits that costs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::ids::{NodeId, RequestId};
-use crate::node::{NodeRole, PermitNote};
-use crate::request::{LocalPrefillReason, RejectReason, Request};
+use crate::node::NodeRole;
+use crate::request::{LocalPrefillReason, Request};
 use crate::routing::{Candidate, Choice, Pool, RequestFacts};
 use crate::time::Time;
 
 use super::Cluster;
 use super::action::{ClusterAction, PlacementFacts, Target};
-use super::admission::{blocks_needed, decode_permit};
+use super::capacity::{decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
 use super::event::Leg;
 use super::handoff::{OpenLeg, Phase, Tracked};
 use super::membership::Node;
 use super::prefix_directory::PromptKeys;
+use super::saving::{Need, Overtaking, Saving};
 use super::stats::count;
 
 /// Why a waiting request was not placed.
 #[derive(Debug, PartialEq, Eq)]
 enum Blocked {
-    /// Nodes that could take it lack permits: it keeps its turn, and those behind it wait.
+    /// Nodes that could take it lack permits: they save up for the first such request in the queue.
     Permits,
-    /// No node could take it at all now: those behind it may go ahead.
+    /// No node could take it at all now.
     NoNode,
 }
+
+/// Requests behind the one that saves up that are looked at in one round: a bound on the work of one event while the queue is
+/// full. What comes after them in the queue waits for its turn.
+const PASSING_LOOKED_AT_MAX: usize = 64;
 
 /// Nodes chosen for one request.
 #[derive(Debug)]
@@ -35,35 +39,6 @@ struct Plan {
     local: Option<LocalPrefillReason>,
     /// The policy's reasons, in the order in which it was asked.
     reasons: Vec<(Pool, Choice)>,
-}
-
-/// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
-/// the node's whole attention once, and must be placeable at all.
-fn prefill_permit(request: &Request, node: &Node) -> u32 {
-    request
-        .prompt_tokens()
-        .min(node.record.capacity.max_batch_tokens)
-        .max(1)
-}
-
-fn prompt_fits(request: &Request, node: &Node) -> bool {
-    let capacity = &node.record.capacity;
-    let blocks = request.prompt_tokens().div_ceil(capacity.block_tokens.max(1));
-    blocks <= capacity.kv_blocks && request.prompt_tokens() <= capacity.max_model_tokens
-}
-
-/// The permit of a long prompt is less than its tokens, and a grant once made stands while the pool fills: without this
-/// look at the last report such a prompt would be refused again at each report.
-fn has_prompt_room(request: &Request, node: &Node) -> bool {
-    let needed = request
-        .prompt_tokens()
-        .div_ceil(node.record.capacity.block_tokens.max(1));
-    let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
-    reported.is_none_or(|room| needed <= room)
-}
-
-fn whole_fits(request: &Request, node: &Node) -> bool {
-    blocks_needed(request, node.record.capacity.block_tokens) <= node.record.capacity.kv_blocks
 }
 
 fn facts(request: &Request) -> RequestFacts {
@@ -90,92 +65,95 @@ fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
     }
 }
 
-fn decode_has_room(request: &Request, node: &Node) -> bool {
-    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens));
-    let sequences = node.sequences.saturating_add(request.choice_count);
-    cost <= node.permits.available() && sequences <= node.record.capacity.max_sequences
-}
-
-/// Those the request has no quarrel with, or all of them when it has one with each.
+/// The nodes that this request need not avoid, or all of them when it should avoid each.
 fn unless_avoided(nodes: Vec<&Node>, is_avoided: impl Fn(&Node) -> bool) -> Vec<&Node> {
     let others: Vec<&Node> = nodes.iter().copied().filter(|n| !is_avoided(n)).collect();
     if others.is_empty() { nodes } else { others }
 }
 
 impl Cluster {
-    /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400.
-    pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
-        let decode = || {
-            self.members
-                .iter()
-                .filter(|n| n.record.role == NodeRole::Decode && n.is_live())
-        };
-        let is_too_many = |n: &Node| request.choice_count > n.record.capacity.max_sequences;
-        if decode().any(|n| whole_fits(request, n) && !is_too_many(n)) {
-            return Ok(());
-        }
-        let sizes = decode().map(|n| {
-            (
-                blocks_needed(request, n.record.capacity.block_tokens),
-                n.record.capacity.kv_blocks,
-            )
-        });
-        let (needed_blocks, pool_blocks) = sizes.max_by_key(|(_, pool)| *pool).unwrap_or((0, 0));
-        Err(RejectReason::TooLargeForPool {
-            needed_blocks,
-            pool_blocks,
-        })
-    }
-
-    /// Places waiting requests in order until one must wait for permits: that one, if there is one.
-    pub(super) fn place_waiting(&mut self, now: Time) -> Option<Arc<Request>> {
-        let mut last = None;
+    /// Places waiting requests in order. The first one that lacks permits saves up for them; those behind it may pass while
+    /// that costs it nothing, or has not cost it long.
+    pub(super) fn place_waiting(&mut self, now: Time) {
+        let (mut saving, mut unmet) = (None::<Saving>, Vec::<Need>::new());
+        let (mut last, mut passed) = (None, 0);
         while let Some(id) = self.queue.next_after(last) {
             let Some(tracked) = self.requests.get(&id) else {
                 self.queue.remove(id);
                 continue;
             };
             let request = tracked.request.clone();
-            match self.plan(now, tracked) {
+            if saving.is_some() {
+                passed += 1;
+                if passed > PASSING_LOOKED_AT_MAX {
+                    break;
+                }
+                if self.is_hopeless(tracked, &unmet) {
+                    last = Some(id);
+                    continue;
+                }
+            }
+            match self.plan_around(now, tracked, saving.as_ref()) {
                 Ok(options) => {
                     let plan = self.choose(&request, options);
                     self.place(now, &request, plan);
+                    continue;
                 }
-                Err(Blocked::Permits) => return Some(request),
-                Err(Blocked::NoNode) => last = Some(id),
+                Err(Blocked::NoNode) => {}
+                Err(Blocked::Permits) => {
+                    if tracked.avoid.is_empty() {
+                        unmet.push(Need::of(&request));
+                    }
+                    if saving.is_none() {
+                        saving = Some(self.save_up(now, tracked));
+                    }
+                }
             }
+            last = Some(id);
         }
-        None
+        self.saving = saving;
     }
 
-    /// Nodes that serve other coordinators too hear what waits for their permits, and get back what they recalled.
-    pub(super) fn share_permits(&mut self, now: Time, waiting: Option<Arc<Request>>) {
-        let since = waiting
-            .as_ref()
-            .and_then(|request| self.requests.get(&request.id))
-            .map(|t| t.queued_since);
-        let mut notes = Vec::new();
-        for (stream, node) in self.members.connected_mut() {
-            let wanted = waiting.as_ref().filter(|_| node.is_usable(now)).map(|request| {
-                let permit = match node.record.role {
-                    NodeRole::Prefill => prefill_permit(request, node),
-                    NodeRole::Decode => decode_permit(request, node.record.capacity.block_tokens),
-                };
-                (request.id, u64::from(permit))
-            });
-            if let Some(note) = node.share_permits(wanted) {
-                let waited = since.map_or(Duration::ZERO, |since| now.since(since));
-                notes.push((stream, PermitNote { waited, ..note }));
-            }
+    /// Another request found no place that needs no more than this one, and this one has no node that the other has not.
+    fn is_hopeless(&self, tracked: &Tracked, unmet: &[Need]) -> bool {
+        let need = Need::of(&tracked.request);
+        tracked.avoid.is_empty()
+            && unmet.iter().any(|other| need.is_no_less_than(*other))
+            && !self.members.iter().any(|node| self.lacks_little(tracked, node))
+    }
+
+    /// Prompts of fewer tokens are computed on the decode node; 0: none are.
+    fn computed_locally_below(&self) -> u32 {
+        match self.config.allow_local_prefill {
+            true => self.config.local_prefill_below_tokens,
+            false => 0,
         }
-        for (stream, note) in notes {
-            self.act(ClusterAction::TellPermits { stream, note });
+    }
+
+    /// The decode node has most of the prompt in its cache.
+    fn lacks_little(&self, tracked: &Tracked, decode: &Node) -> bool {
+        let (below, prompt_tokens) = (self.computed_locally_below(), tracked.request.prompt_tokens());
+        let enough = prompt_tokens.saturating_add(1).saturating_sub(below);
+        let size = decode.record.capacity.block_tokens;
+        below > 0 && prompt_tokens >= below && tracked.prompt_keys.has_cached(enough, (&decode.prefixes, size))
+    }
+
+    /// Leaves alone what is saved for an older request; if nothing else will do, not what a decode node has saved for a request
+    /// that has not waited long.
+    fn plan_around(&self, now: Time, tracked: &Tracked, saving: Option<&Saving>) -> Result<Options, Blocked> {
+        let Some(saving) = saving else {
+            return self.plan(now, tracked, &|_| 0);
+        };
+        let plan = |overtaking| self.plan(now, tracked, &|node| saving.kept_at(node, overtaking));
+        match plan(Overtaking::Nowhere) {
+            Err(Blocked::Permits) if now.since(saving.since) < self.config.overtake_max => plan(Overtaking::AtDecode),
+            planned => planned,
         }
     }
 
     /// The nodes this request may go to now: decode candidates (empty: prefill alone answers it), prefill candidates
     /// for each of them, and why the prompt would be computed locally.
-    fn plan(&self, now: Time, tracked: &Tracked) -> Result<Options, Blocked> {
+    fn plan(&self, now: Time, tracked: &Tracked, kept_at: &KeptAt<'_>) -> Result<Options, Blocked> {
         let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
         let usable = |role| {
             self.members
@@ -190,7 +168,7 @@ impl Cluster {
         let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
         let has_relief = decode
             .iter()
-            .any(|n| !n.has_its_share(now) && decode_has_room(request, n));
+            .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
         let decode = unless_avoided(decode, |n| has_relief && n.has_its_share(now));
         if decode.is_empty() {
             return Err(Blocked::NoNode);
@@ -210,19 +188,10 @@ impl Cluster {
                 prefill.iter().filter(reaches).map(|p| p.id().clone()).collect()
             }
         };
-        let below = match self.config.allow_local_prefill {
-            true => self.config.local_prefill_below_tokens,
-            false => 0,
-        };
-        let is_short = request.prompt_tokens() < below;
-        let lacks_little = |d: &Node| {
-            let enough = request.prompt_tokens().saturating_add(1).saturating_sub(below);
-            let size = d.record.capacity.block_tokens;
-            below > 0 && !is_short && tracked.prompt_keys.has_cached(enough, (&d.prefixes, size))
-        };
+        let is_short = request.prompt_tokens() < self.computed_locally_below();
         let mut options = Vec::new();
         for d in &decode {
-            let is_cached = lacks_little(d);
+            let is_cached = self.lacks_little(tracked, d);
             let partners = if is_short || is_cached { Vec::new() } else { partners(d) };
             let local = match () {
                 () if d.record.is_co_located => Some(LocalPrefillReason::CoLocated),
@@ -237,14 +206,14 @@ impl Cluster {
             };
             options.push((d.id().clone(), local, partners));
         }
-        self.narrow(request, options, &prefill)
+        self.narrow(request, (options, kept_at), &prefill)
     }
 
     /// Prefers decode nodes with a prefill node over local prefill for want of one, then asks for permits.
     fn narrow(
         &self,
         request: &Request,
-        mut options: Vec<(NodeId, Option<LocalPrefillReason>, Vec<NodeId>)>,
+        (mut options, kept_at): (Vec<DecodeOption>, &KeptAt<'_>),
         prefill: &[&Node],
     ) -> Result<Options, Blocked> {
         let is_makeshift = |l: &Option<LocalPrefillReason>| {
@@ -278,7 +247,8 @@ impl Cluster {
         }
         let has_permits = |p: &NodeId| {
             self.members.get(p).is_some_and(|n| {
-                u64::from(prefill_permit(request, n)) <= n.permits.available() && has_prompt_room(request, n)
+                let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
+                cost <= n.permits.available() && has_prompt_room(request, n)
             })
         };
         let is_prefill_only = request.ends_at_first_token() && options.iter().any(|(_, l, _)| l.is_none());
@@ -296,7 +266,10 @@ impl Cluster {
             };
         }
         options.retain(|(d, local, partners)| {
-            let has_room = self.members.get(d).is_some_and(|n| decode_has_room(request, n));
+            let has_room = self
+                .members
+                .get(d)
+                .is_some_and(|n| decode_has_room(request, n, kept_at(n)));
             has_room && (local.is_some() || !partners.is_empty())
         });
         if options.is_empty() {
@@ -415,7 +388,7 @@ impl Cluster {
             Leg::Decode => decode_permit(request, node.record.capacity.block_tokens),
         };
         let charge = node.permits.take(u64::from(cost))?;
-        node.trust.placed(request.id);
+        node.suspicion.trust.placed(request.id);
         let sequences = match leg {
             Leg::Prefill => {
                 node.sent_tokens += u64::from(request.prompt_tokens());
@@ -479,11 +452,17 @@ impl Cluster {
 /// PROTOCOL rule 16 and DESIGN section 7: a transfer is tried once more on another pair, then the prompt is recomputed.
 const TRANSFER_FAILURES_MAX: u32 = 2;
 
+/// Permits of a node that are kept for an older request.
+type KeptAt<'a> = dyn Fn(&Node) -> u64 + 'a;
+
+/// A decode node, why it would compute the prompt itself, and else the prefill nodes that could.
+type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);
+
 /// Placements that are possible now, permits included.
 #[derive(Debug)]
 enum Options {
     PrefillOnly(Vec<NodeId>),
-    Decode(Vec<(NodeId, Option<LocalPrefillReason>, Vec<NodeId>)>),
+    Decode(Vec<DecodeOption>),
 }
 
 fn describe(policy: &str, reasons: &[(Pool, Choice)]) -> String {

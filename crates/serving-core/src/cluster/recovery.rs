@@ -176,7 +176,7 @@ impl Cluster {
             && error.casts_suspicion()
             && let Some(member) = self.members.get_mut(node)
         {
-            member.suspect(now, started_at);
+            member.suspicion.failed(now, started_at);
         }
         self.settle_charge(&key, leg, reached);
         if let Some(tracked) = self.requests.get_mut(&key.request) {
@@ -241,7 +241,7 @@ impl Cluster {
         if let Some(member) = node.and_then(|n| self.members.get_mut(&n)) {
             member.permits.pause_until_report();
             if reason == RefuseReason::StaleEpoch {
-                member.suspect(now, started_at.unwrap_or(now));
+                member.suspicion.failed(now, started_at.unwrap_or(now));
             }
         }
         self.end_attempt(now, key);
@@ -318,7 +318,7 @@ impl Cluster {
         }
         self.advance(now, key.request, Phase::Queued);
         if let Some(tracked) = self.requests.get(&key.request) {
-            self.queue.push_returned(&tracked.request, tracked.deadline);
+            self.queue.push_returned(&tracked.request, tracked.arrived_at);
             self.set_wait(key.request, None);
         }
     }

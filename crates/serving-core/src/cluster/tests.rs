@@ -11,6 +11,7 @@ use crate::ids::{Attempt, NodeId, NodeName, TokenId, TransferId};
 use crate::kv::prefix_log::{PrefixReport, prefix_keys};
 use crate::node::NodeRole;
 use crate::node::{NodeState, NodeStatus, Ticket};
+use crate::request::AttemptKey;
 
 /// One step of a random history. Numbers pick among what exists at that moment.
 #[derive(Clone, Debug)]

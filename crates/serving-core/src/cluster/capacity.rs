@@ -1,0 +1,191 @@
+//! What a request needs of a node, and whether the node can ever give it, or could now.
+
+use crate::batching::permits::blocks_at_open;
+use crate::node::NodeRole;
+use crate::request::{RejectReason, Request};
+
+use super::Cluster;
+use super::membership::{Life, Node};
+
+/// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
+/// the node's whole attention once, and must be placeable at all.
+pub(super) fn prefill_permit(request: &Request, node: &Node) -> u32 {
+    request
+        .prompt_tokens()
+        .min(node.record.capacity.max_batch_tokens)
+        .max(1)
+}
+
+pub(super) fn prompt_fits(request: &Request, node: &Node) -> bool {
+    let capacity = &node.record.capacity;
+    let blocks = request.prompt_tokens().div_ceil(capacity.block_tokens.max(1));
+    blocks <= capacity.kv_blocks && request.prompt_tokens() <= capacity.max_model_tokens
+}
+
+/// The permit of a long prompt is less than its tokens, and a grant once made stands while the pool fills: without this
+/// look at the last report such a prompt would be refused again at each report.
+pub(super) fn has_prompt_room(request: &Request, node: &Node) -> bool {
+    let needed = request
+        .prompt_tokens()
+        .div_ceil(node.record.capacity.block_tokens.max(1));
+    let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
+    reported.is_none_or(|room| needed <= room)
+}
+
+pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
+    blocks_needed(request, node.record.capacity.block_tokens) <= node.record.capacity.kv_blocks
+}
+
+/// `kept` permits of the node are not for this request.
+pub(super) fn decode_has_room(request: &Request, node: &Node, kept: u64) -> bool {
+    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens)).saturating_add(kept);
+    let sequences = node.sequences.saturating_add(request.choice_count);
+    cost <= node.permits.available() && sequences <= node.record.capacity.max_sequences
+}
+
+/// KV blocks the whole request may come to need on one decode node: whole prompt blocks are shared by the choices, the
+/// partial last one is copied to each (PROTOCOL rule 4).
+pub(super) fn blocks_needed(request: &Request, block_tokens: u32) -> u32 {
+    let block = u64::from(block_tokens.max(1));
+    let prompt = u64::from(request.prompt_tokens());
+    let own = (prompt % block + u64::from(request.remaining_tokens())).div_ceil(block);
+    let total = prompt / block + own * u64::from(request.choice_count.max(1));
+    u32::try_from(total).unwrap_or(u32::MAX)
+}
+
+/// Blocks of the decode permit: what the node will reserve at `Open`. Never more than the request can come to need.
+pub(super) fn decode_permit(request: &Request, block_tokens: u32) -> u32 {
+    u32::try_from(blocks_at_open(request, block_tokens)).unwrap_or(u32::MAX)
+}
+
+impl Cluster {
+    /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400. A node that is
+    /// merely away counts: it may be back before the request's time is up, or the client may come back later.
+    pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
+        let can_be_answered_on = |n: &Node| self.decode_fits(request, n) && self.has_way_to_prefill(request, n);
+        let decode = || self.members.iter().filter(|n| n.record.role == NodeRole::Decode);
+        let is_here = |n: &Node| n.is_live() || n.life == Life::Disconnected;
+        if decode().any(|n| is_here(n) && can_be_answered_on(n)) {
+            return Ok(());
+        }
+        if decode().any(can_be_answered_on) {
+            return Err(RejectReason::NodeAway);
+        }
+        Err(self.too_large(request))
+    }
+
+    fn decode_fits(&self, request: &Request, node: &Node) -> bool {
+        whole_fits(request, node) && request.choice_count <= node.record.capacity.max_sequences
+    }
+
+    /// With local prefill the decode node itself will do; without, some prefill node has to hold the whole prompt.
+    fn has_way_to_prefill(&self, request: &Request, decode: &Node) -> bool {
+        let is_partner = |p: &Node| {
+            p.record.role == NodeRole::Prefill
+                && p.record.compatibility == decode.record.compatibility
+                && prompt_fits(request, p)
+        };
+        decode.record.is_co_located || self.config.allow_local_prefill || self.members.iter().any(is_partner)
+    }
+
+    /// Which pool is too small for it: the largest decode pool, or where that would do the largest prefill pool.
+    fn too_large(&self, request: &Request) -> RejectReason {
+        let is_short_of_prefill = self
+            .members
+            .iter()
+            .any(|n| n.record.role == NodeRole::Decode && self.decode_fits(request, n));
+        let needed = |n: &Node| {
+            let block_tokens = n.record.capacity.block_tokens;
+            match is_short_of_prefill {
+                true => request.prompt_tokens().div_ceil(block_tokens.max(1)),
+                false => blocks_needed(request, block_tokens),
+            }
+        };
+        let role = match is_short_of_prefill {
+            true => NodeRole::Prefill,
+            false => NodeRole::Decode,
+        };
+        let sizes = self.members.iter().filter(|n| n.record.role == role);
+        let (needed_blocks, pool_blocks) = sizes
+            .map(|n| (needed(n), n.record.capacity.kv_blocks))
+            .max_by_key(|(_, pool)| *pool)
+            .unwrap_or((0, 0));
+        RejectReason::TooLargeForPool {
+            role,
+            needed_blocks,
+            pool_blocks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::request;
+    use super::*;
+    use crate::batching::{DecodeBatcher, DecodeConfig, NodeLimits, OpenCommand, PromptSource};
+    use crate::ids::NodeEpoch;
+    use crate::time::Time;
+
+    #[test]
+    fn blocks_are_counted_as_the_decode_node_uses_them() {
+        let mut r = request(1, 40, 24);
+        assert_eq!(blocks_needed(&r, 16), 4);
+        assert_eq!(decode_permit(&r, 16), 4, "the growth of 2 blocks would be one too many");
+        r.stop.max_tokens = 100;
+        assert_eq!(decode_permit(&r, 16), 3 + 2);
+        r.stop.max_tokens = 24;
+        r.choice_count = 3;
+        // Two shared blocks, and (8 + 24) tokens of its own for each choice.
+        assert_eq!(blocks_needed(&r, 16), 2 + 3 * 2);
+        assert_eq!(decode_permit(&r, 16), 2 + 3 * 2);
+        r.stop.max_tokens = 3;
+        assert_eq!(decode_permit(&r, 16), 2 + 3);
+    }
+
+    #[test]
+    fn a_permit_is_what_the_decode_node_will_reserve() {
+        for prompt in [1, 15, 16, 17, 31, 32, 33] {
+            for (max_tokens, choices) in [2, 15, 16, 17, 33, 100]
+                .into_iter()
+                .flat_map(|m| [1, 3].map(|n| (m, n)))
+            {
+                let mut r = request(1, prompt, max_tokens);
+                r.choice_count = choices;
+                let limits = NodeLimits {
+                    kv_blocks: blocks_needed(&r, 16),
+                    block_tokens: 16,
+                    max_batch_tokens: 64,
+                    max_sequences: 4,
+                    max_model_tokens: 4096,
+                    vocab_size: 4096,
+                    prefix_cache: true,
+                };
+                let reservation = std::time::Duration::from_secs(5);
+                let mut node = DecodeBatcher::new(DecodeConfig { limits, reservation });
+                let permit = decode_permit(&r, 16);
+                let command = OpenCommand {
+                    request: std::sync::Arc::new(r),
+                    attempt: crate::ids::Attempt(0),
+                    permit_blocks: u64::from(permit),
+                    coordinator: NodeEpoch(1),
+                    source: PromptSource::Handoff(crate::ids::TransferId(1)),
+                };
+                node.open(Time::ZERO, command)
+                    .expect("an empty pool that can hold it takes it");
+                let reserved = node.pool().counts().reserved;
+                assert_eq!(
+                    permit, reserved,
+                    "prompt {prompt}, max_tokens {max_tokens}, n {choices}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_migrated_request_needs_no_more_blocks_than_before() {
+        let r = request(1, 40, 24);
+        let mut migrated = request(1, 50, 24);
+        migrated.client_prompt_tokens = 40;
+        assert_eq!(blocks_needed(&migrated, 16), blocks_needed(&r, 16));
+    }
+}

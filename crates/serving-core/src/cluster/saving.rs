@@ -1,0 +1,186 @@
+//! A request that lacks permits waits for one decode node and one prefill node that save up for it; others go round them.
+
+use std::time::Duration;
+
+use crate::ids::{NodeId, RequestId};
+use crate::node::{NodeRole, PermitNote};
+use crate::request::Request;
+use crate::time::Time;
+
+use super::Cluster;
+use super::action::ClusterAction;
+use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
+use super::handoff::Tracked;
+use super::membership::Node;
+
+/// The first request in the queue that lacks permits, and the nodes that save up for it. There is one at a time: the next one
+/// saves up when this one has its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Saving {
+    pub request: RequestId,
+    /// Since when the request waits.
+    pub since: Time,
+    /// `None`: it needs none there, or no node there can ever take it.
+    pub decode: Option<Target>,
+    pub prefill: Option<Target>,
+}
+
+/// A node, and how many of its permits are kept for the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub node: NodeId,
+    pub permits: u64,
+}
+
+/// Whether others may take what a decode node has saved so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overtaking {
+    /// The request has not waited long. A prefill node has room again after a step or two, and is never overtaken at; a decode
+    /// node may take as long as its longest answer.
+    AtDecode,
+    Nowhere,
+}
+
+impl Saving {
+    /// Permits of this node that a younger request leaves alone.
+    pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking) -> u64 {
+        match (node.record.role, overtaking) {
+            (NodeRole::Decode, Overtaking::AtDecode) => 0,
+            _ => self.wanted_at(node).unwrap_or(0),
+        }
+    }
+
+    fn wanted_at(&self, node: &Node) -> Option<u64> {
+        let target = match node.record.role {
+            NodeRole::Prefill => self.prefill.as_ref(),
+            NodeRole::Decode => self.decode.as_ref(),
+        };
+        target
+            .filter(|target| target.node == *node.id())
+            .map(|target| target.permits)
+    }
+}
+
+/// What a request asks of the nodes, as far as a comparison goes: who needs no less than one that found no place finds none
+/// either, and need not be looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    prompt_tokens: u32,
+    remaining_tokens: u32,
+    choice_count: u32,
+}
+
+impl Need {
+    pub(super) fn of(request: &Request) -> Self {
+        Self {
+            prompt_tokens: request.prompt_tokens(),
+            remaining_tokens: request.remaining_tokens(),
+            choice_count: request.choice_count,
+        }
+    }
+
+    pub(super) fn is_no_less_than(self, other: Self) -> bool {
+        self.prompt_tokens >= other.prompt_tokens
+            && self.remaining_tokens >= other.remaining_tokens
+            && self.choice_count >= other.choice_count
+    }
+}
+
+/// A node that could take it now is better than one that could not; then the one with the most permits for this coordinator;
+/// then the first by name.
+fn best<'a>(nodes: impl Iterator<Item = &'a Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
+    let rank = |node: &&Node| (has_room(node), node.permits.available());
+    let mut best: Option<&Node> = None;
+    for node in nodes {
+        if best.is_none_or(|found| rank(&node) > rank(&found)) {
+            best = Some(node);
+        }
+    }
+    best.map(|node| node.id().clone())
+}
+
+/// Could take it, if other coordinators gave back what they hold. Where this one holds nothing although there is room, the
+/// node saves up for an older request of another coordinator.
+fn has_decode_room(request: &Request, node: &Node) -> bool {
+    let needed = decode_permit(request, node.record.capacity.block_tokens);
+    let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
+    reported.is_some_and(|room| needed <= room) && node.permits.available() > 0
+}
+
+impl Cluster {
+    /// The nodes that save up for this request. They stay the same while they can take it and none that has room appears,
+    /// or what one has saved would be lost at each report.
+    pub(super) fn save_up(&self, now: Time, tracked: &Tracked) -> Saving {
+        let (request, avoid) = (&tracked.request, &tracked.avoid);
+        let usable = |role| {
+            self.members
+                .iter()
+                .filter(move |n| n.record.role == role && n.is_usable(now) && !avoid.nodes.contains(n.id()))
+        };
+        let fits = |n: &&Node| whole_fits(request, n) && request.choice_count <= n.record.capacity.max_sequences;
+        let room = |n: &Node| has_decode_room(request, n);
+        let before = self.saving.as_ref().filter(|saving| saving.request == request.id);
+        let kept = |target: Option<&Target>, chosen: Option<NodeId>, has_room: &dyn Fn(&Node) -> bool| {
+            let is_better = chosen
+                .as_ref()
+                .and_then(|id| self.members.get(id))
+                .is_some_and(has_room);
+            let old = target
+                .and_then(|t| self.members.get(&t.node))
+                .filter(|n| n.is_usable(now));
+            match old {
+                Some(old) if has_room(old) || !is_better => Some(old.id().clone()),
+                _ => chosen,
+            }
+        };
+        let decode = best(usable(NodeRole::Decode).filter(fits), room);
+        let decode = kept(before.and_then(|b| b.decode.as_ref()), decode, &room);
+        let is_partner = |p: &&Node| {
+            let Some(decode) = decode.as_ref().and_then(|id| self.members.get(id)) else {
+                return false;
+            };
+            !decode.record.is_co_located
+                && p.record.compatibility == decode.record.compatibility
+                && p.pair_is_usable(decode.id())
+                && prompt_fits(request, p)
+        };
+        let room =
+            |n: &Node| has_prompt_room(request, n) && u64::from(prefill_permit(request, n)) <= n.permits.available();
+        let prefill = best(usable(NodeRole::Prefill).filter(is_partner), room);
+        let prefill = kept(before.and_then(|b| b.prefill.as_ref()), prefill, &room);
+        let target = |node: Option<NodeId>, permit: fn(&Request, &Node) -> u32| {
+            let permits = node
+                .as_ref()
+                .and_then(|id| self.members.get(id))
+                .map(|n| permit(request, n));
+            node.zip(permits).map(|(node, permits)| Target {
+                node,
+                permits: u64::from(permits),
+            })
+        };
+        Saving {
+            request: request.id,
+            since: tracked.queued_since,
+            decode: target(decode, |request, n| {
+                decode_permit(request, n.record.capacity.block_tokens)
+            }),
+            prefill: target(prefill, prefill_permit),
+        }
+    }
+
+    /// Nodes that serve other coordinators too hear what waits for their permits, and get back what they recalled.
+    pub(super) fn share_permits(&mut self, now: Time) {
+        let saving = self.saving.clone();
+        let waited = saving.as_ref().map_or(Duration::ZERO, |saving| now.since(saving.since));
+        let mut notes = Vec::new();
+        for (stream, node) in self.members.connected_mut() {
+            let wanted = saving.as_ref().and_then(|s| Some((s.request, s.wanted_at(node)?)));
+            if let Some(note) = node.share_permits(wanted) {
+                notes.push((stream, PermitNote { waited, ..note }));
+            }
+        }
+        for (stream, note) in notes {
+            self.act(ClusterAction::TellPermits { stream, note });
+        }
+    }
+}
