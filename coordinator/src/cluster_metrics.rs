@@ -248,6 +248,7 @@ fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
         &stats.shed,
         Lane::ALL.map(|lane| (lane, lane.name())),
     )?;
+    w.counter(&table::NODES_LOST, stats.nodes_lost)?;
     w.counter(&table::PAIR_RESTS, stats.pair_rests)?;
     w.counter(&table::STALE_EVENTS, stats.stale_events)?;
     w.counter(&table::PROTOCOL_VIOLATIONS, stats.protocol_violations)?;

@@ -11,7 +11,7 @@ use super::rig::{Rig, RigOptions, executable};
 use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
 use crate::PROSE;
 use crate::cluster::{TestCluster, options_of};
-use crate::token_exact::{self, Answer, Case, tokenize};
+use crate::token_exact::{self, Answer, Case, OUTPUT_TOKENS, tokenize};
 
 /// Prompts of a campaign: so many that one comes again only after the small pools have forgotten it.
 const PROMPTS_MAX: usize = 96;
@@ -54,10 +54,27 @@ pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answe
 /// # Errors
 /// As [`baseline`].
 pub async fn baseline_of(prompts: usize, tokens: Range<usize>, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
+    baseline_with(|text| cases_of(text, prompts, tokens, seed)).await
+}
+
+/// The same with answers of another length.
+///
+/// # Errors
+/// As [`baseline`].
+pub async fn baseline_of_length(
+    prompts: usize,
+    tokens: Range<usize>,
+    (output_tokens, seed): (u32, u64),
+) -> Result<(Vec<Case>, Vec<Answer>)> {
+    let longer = |case: Case| Case { output_tokens, ..case };
+    baseline_with(|text| cases_of(text, prompts, tokens, seed).into_iter().map(longer).collect()).await
+}
+
+async fn baseline_with(cases: impl FnOnce(&[u32]) -> Vec<Case>) -> Result<(Vec<Case>, Vec<Answer>)> {
     let options = options_of(executable()?, "1c")?;
     let cluster = TestCluster::start_with(options).await?;
     let text = tokenize(&cluster.http, cluster.cluster.base_url(), PROSE).await?;
-    let cases = cases_of(&text, prompts, tokens, seed);
+    let cases = cases(&text);
     let answers = token_exact::run(cluster.cluster.base_url(), &cases).await?;
     cluster.stop().await?;
     Ok((cases, answers))
@@ -77,6 +94,7 @@ fn cases_of(text: &[u32], count: usize, tokens: Range<usize>, seed: u64) -> Vec<
         let is_greedy = i.is_multiple_of(2);
         Case {
             prompt: text[start..start + length].to_vec(),
+            output_tokens: OUTPUT_TOKENS,
             temperature: if is_greedy { 0.0 } else { 0.8 },
             top_p: if is_greedy { 1.0 } else { 0.95 },
             seed: random.random(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::MODEL;
-use crate::token_exact::{Case, OUTPUT_TOKENS, kv_hashes};
+use crate::token_exact::{Case, kv_hashes};
 
 const RECONNECT_EVERY: Duration = Duration::from_millis(50);
 
@@ -100,7 +100,7 @@ pub async fn stream(client: &reqwest::Client, base_url: &str, case: &Case, mut m
 async fn read(client: &reqwest::Client, base_url: &str, (case, manner): (&Case, &Manner), seen: &mut Seen) -> Ending {
     let begun = Instant::now();
     let body = json!({
-        "model": MODEL, "prompt": case.prompt, "max_tokens": OUTPUT_TOKENS, "temperature": case.temperature, "top_p": case.top_p,
+        "model": MODEL, "prompt": case.prompt, "max_tokens": case.output_tokens, "temperature": case.temperature, "top_p": case.top_p,
         "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "return_kv_hashes": true, "stream": true,
     });
     let response = loop {

@@ -31,15 +31,14 @@ const FRONTED: &str = "prefill-0";
 
 const EVENT_LOG: &str = "events.jsonl";
 
-/// Timers short enough that a fault's end is seen within the lease's order of magnitude, chunks short
-/// enough that a prompt has several, pools small enough that blocks are reused all the time.
-const COORDINATOR_FLAGS: [&str; 3] = [
+/// Of [`Timers::Short`].
+const SHORT_COORDINATOR: [&str; 3] = [
     "--lease-ms=2000",
     "--accept-timeout-ms=6000",
     "--stream-silence-ms-max=8000",
 ];
-const PREFILL_FLAGS: [&str; 1] = ["--hold-ms-max=4000"];
-const DECODE_FLAGS: [&str; 1] = ["--reservation-ms-max=8000"];
+const SHORT_PREFILL: [&str; 1] = ["--hold-ms-max=4000"];
+const SHORT_DECODE: [&str; 1] = ["--reservation-ms-max=8000"];
 
 /// The binary with failpoints: `$BATON_FAILPOINTS_BIN` (scripts/test names its own), else where `scripts/build-failpoints` puts it.
 ///
@@ -62,9 +61,20 @@ pub fn executable() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What a rig is made with.
+/// How long the processes wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timers {
+    /// So short that a fault's end is seen within the lease's order of magnitude ([`LEASE`]).
+    Short,
+    /// The processes' defaults.
+    Shipped,
+}
+
+/// What a rig is made with: chunks short enough that a prompt has several, pools small enough that blocks are reused all
+/// the time.
 #[derive(Clone, Debug)]
 pub struct RigOptions {
+    pub timers: Timers,
     pub topology: String,
     pub kv_cache_memory: String,
     /// Sequences a node runs at a time; `None` leaves the nodes' default.
@@ -93,6 +103,7 @@ pub struct RigOptions {
 impl RigOptions {
     pub fn new(topology: &str, seed: u64) -> Self {
         Self {
+            timers: Timers::Short,
             topology: topology.to_owned(),
             kv_cache_memory: "80MiB".to_owned(),
             max_num_seqs: None,
@@ -159,14 +170,16 @@ impl Rig {
         options.settings.max_num_seqs = rig.max_num_seqs;
         options.settings.max_num_batched_tokens = Some(rig.chunk_tokens);
         options.settings.prefix_cache = Some(rig.prefix_cache);
-        options.coordinator_flags = COORDINATOR_FLAGS.map(Into::into).to_vec();
+        if rig.timers == Timers::Short {
+            options.coordinator_flags = SHORT_COORDINATOR.map(Into::into).to_vec();
+            options.prefill_flags = SHORT_PREFILL.map(Into::into).to_vec();
+            options.decode_flags = SHORT_DECODE.map(Into::into).to_vec();
+        }
         let retries = format!("--retries-free-per-minute={}", rig.retries_free_per_minute);
         options.coordinator_flags.push(retries.into());
         let kind = rig.transports.trim_end_matches("-staged");
         let transports = format!("--transports={kind}");
-        options.prefill_flags = PREFILL_FLAGS.map(Into::into).to_vec();
         options.prefill_flags.push(transports.clone().into());
-        options.decode_flags = DECODE_FLAGS.map(Into::into).to_vec();
         options.decode_flags.push(transports.into());
         if let Some(ms) = rig.drain_ms_max {
             let drain = || format!("--drain-ms-max={ms}").into();

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::fault_matrix::client::{self, Ending, Manner};
 use crate::fault_matrix::rig::{Rig, RigOptions};
-use crate::token_exact::{Case, tokenize};
+use crate::token_exact::{Case, OUTPUT_TOKENS, tokenize};
 use crate::wait::wait_until;
 use crate::{PROSE, scrape::Scrape};
 
@@ -62,6 +62,7 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Cancels> {
             let start = random.random_range(0..text.len() - PROMPT_TOKENS);
             let case = Case {
                 prompt: text[start..start + PROMPT_TOKENS].to_vec(),
+                output_tokens: OUTPUT_TOKENS,
                 temperature: 0.0,
                 top_p: 1.0,
                 seed: 1,

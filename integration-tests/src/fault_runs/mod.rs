@@ -1,10 +1,11 @@
 //! Longer runs under faults, each for one line of TARGETS: cancels (T9), deadlines (T8), retries (T22), reuse of blocks and
-//! turned bits (T5), nodes killed (T6) and with them many streams, nodes paused (T7), coordinators killed (T11), etcd
+//! turned bits (T5), nodes killed (T6) and with them many streams, nodes paused (T7), coordinators killed (T11) and paused, etcd
 //! gone (T12), everything restarted in turn (T20). They use the fault matrix's rig, client and judge; `load` is the open
 //! loop of those with load and `judged` what it came to, `placements` reads from records when the coordinator used a node.
 
 pub mod cancels;
 pub mod coordinator_kills;
+pub mod coordinator_pauses;
 pub mod deadlines;
 pub mod etcd_outages;
 pub mod flips;

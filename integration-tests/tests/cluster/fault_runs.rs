@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use integration_tests::etcd_process;
+use integration_tests::fault_matrix::rig::Timers;
 use integration_tests::fault_runs::judged::Judged;
 use integration_tests::fault_runs::load::{Rate, Terms};
 use integration_tests::fault_runs::{
-    cancels, coordinator_kills, deadlines, etcd_outages, flips, kills, migrate, pauses, retries, reuse, rolling,
+    cancels, coordinator_kills, coordinator_pauses, deadlines, etcd_outages, flips, kills, migrate, pauses, retries,
+    reuse, rolling,
 };
 
 /// Of the runs under load. Only clients of a coordinator that goes try again.
@@ -151,6 +153,25 @@ async fn nodes_outlive_their_coordinator_and_serve_the_next_one() {
     assert_eq!(run.violations, Vec::<String>::new());
     assert_eq!((run.to_first_token.len(), run.node_restarts), (1, 0));
     assert_eq!(run.judged.failed, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_that_was_late_loses_no_node_and_moves_no_stream() {
+    let plan = coordinator_pauses::Plan {
+        // Twice the rig's lease.
+        pauses: vec![coordinator_pauses::Planned {
+            lasts: Duration::from_secs(4),
+            keeps: coordinator_pauses::Keeps::Streams,
+        }],
+        streams: 6,
+        timers: Timers::Short,
+        seed: 5,
+    };
+    let run = coordinator_pauses::run(&plan, |pause| println!("{pause:?}"))
+        .await
+        .expect("the run");
+    println!("{}", run.summary());
+    assert_eq!(run.broken(), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -77,6 +77,7 @@ metrics! {
     ILLEGAL_TRANSITIONS = Metric::counter("baton_illegal_transitions", Events, "Bugs of the coordinator's state machine").on(COORDINATOR);
 
     NODE_UP = Metric::gauge("baton_node_up", Nodes, "Nodes by role and state").by(&[NODE_ROLE, NODE_STATE]).on(COORDINATOR);
+    NODES_LOST = Metric::counter("baton_nodes_lost", Events, "Nodes whose lease ran out: their requests were placed anew").on(COORDINATOR);
     CLUSTER_KV_BLOCKS = Metric::gauge("baton_kv_blocks", Blocks, "KV blocks of every node by state")
         .by(&[NODE, NODE_ROLE, BLOCK_STATE]).on(COORDINATOR);
     MEMBERSHIP_LEASE = Metric::gauge("baton_membership_lease_seconds", Seconds, "Time left on a node's lease")

@@ -336,6 +336,7 @@ impl Cluster {
             DropCause::Left => Life::Left { since: now },
             DropCause::LeaseExpired | DropCause::Restarted => Life::Lost { since: now },
         };
+        self.stats.nodes_lost += u64::from(cause == DropCause::LeaseExpired);
         self.members.lose(id, over);
         self.breaker.forget(id);
         self.act(ClusterAction::DropNode {

@@ -64,6 +64,8 @@ pub struct ClusterStats {
     pub shed: BTreeMap<Lane, u64>,
     /// By `RefuseReason::name`.
     pub refusals: BTreeMap<&'static str, u64>,
+    /// Nodes whose lease ran out.
+    pub nodes_lost: u64,
     /// Pairs taken out of use for a while because their transfers kept failing.
     pub pair_rests: u64,
     /// Events of attempts that are over.
