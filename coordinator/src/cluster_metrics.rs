@@ -35,8 +35,6 @@ pub struct NodeSnapshot {
     pub role: &'static str,
     pub health: NodeHealth,
     pub is_suspected: bool,
-    /// Ready, and its stream stands.
-    pub is_live: bool,
     pub lease_left: Duration,
     /// Since it was last renewed.
     pub lease_age: Duration,
@@ -107,7 +105,6 @@ impl ClusterSnapshot {
                 role: n.record.role.name(),
                 health: n.health(),
                 is_suspected: n.is_suspected(now),
-                is_live: n.is_live(),
                 lease_left: if is_over {
                     Duration::ZERO
                 } else {

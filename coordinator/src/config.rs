@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::http_guard::{GuardConfig, WebOrigin};
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
 use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
-use serving_core::cluster::{ClusterConfig, OnIllegalTransition};
+use serving_core::cluster::{ClusterConfig, OnIllegalTransition, WhenUnsplit};
 use serving_core::routing::RoutingPolicy;
 
 use crate::registry::MembershipKind;
@@ -67,6 +68,10 @@ pub struct Config {
     /// Let decode nodes compute prompts when no prefill node can
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub allow_local_prefill: bool,
+    /// What /ready and `baton status` call a cluster without a prefill node or a usable pair, where decode nodes compute every
+    /// prompt; requests are taken either way
+    #[arg(long, value_enum, default_value = "ready")]
+    pub unsplit_counts_as: UnsplitIs,
     /// Placements of one request, the first included
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub attempts_max: u32,
@@ -89,12 +94,27 @@ pub struct Config {
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
+    /// Origins whose web pages may use the whole HTTP API, /admin included: SCHEME://HOST[:PORT]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cors_origin: Vec<WebOrigin>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub guard: GuardConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub metrics: MetricsConfig,
+}
+
+/// [`WhenUnsplit`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnsplitIs {
+    Ready,
+    NotReady,
 }
 
 /// Routing policies by name.
@@ -122,6 +142,12 @@ const STATUSES_PER_LEASE: u32 = 20;
 impl Config {
     pub fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms)
+    }
+    pub fn when_unsplit(&self) -> WhenUnsplit {
+        match self.unsplit_counts_as {
+            UnsplitIs::Ready => WhenUnsplit::Ready,
+            UnsplitIs::NotReady => WhenUnsplit::NotReady,
+        }
     }
     /// How often nodes report at least.
     pub fn status_interval(&self) -> Duration {

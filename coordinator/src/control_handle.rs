@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serving_core::cluster::{ClusterEvent, StreamId};
+use serving_core::cluster::{ClusterEvent, LastDecodeNode, StreamId};
 use serving_core::ids::{ChoiceIndex, NodeName, RequestId};
 use serving_core::node::{AssignedRole, NodeRecord};
 use serving_core::request::{FinishReason, RejectReason};
@@ -26,11 +26,31 @@ pub(crate) enum Input {
         reply: Reply,
     },
     Event(ClusterEvent),
+    Drain {
+        order: NodeOrder,
+        reply: oneshot::Sender<Result<(), LastDecodeNode>>,
+    },
     Join {
         record: Box<NodeRecord>,
         stream: StreamId,
         node_stream: NodeStream,
     },
+}
+
+/// What an operator wants of one node: that it leaves, for good or to come back in another role.
+#[derive(Clone, Debug)]
+pub struct NodeOrder {
+    pub name: NodeName,
+    pub next_role: Option<AssignedRole>,
+    /// Also when nobody is left who decodes.
+    pub is_forced: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderRefused {
+    LastDecodeNode(LastDecodeNode),
+    /// The control loop has ended.
+    Stopping,
 }
 
 /// What may not wait and may not be lost: cancels and stop strings. Bounded by the handles that exist.
@@ -99,9 +119,15 @@ impl ControlHandle {
         self.readiness.clone()
     }
     /// Asks a node, by name, to drain, and to come back in another role where one is given. Unknown names change nothing.
-    pub async fn drain_node(&self, name: NodeName, next_role: Option<AssignedRole>) {
-        let event = ClusterEvent::DrainNode { name, next_role };
-        let _ = self.inbox.send(Input::Event(event)).await;
+    ///
+    /// # Errors
+    /// Nobody would be left who decodes, or this coordinator stops; nothing has changed then.
+    pub async fn drain_node(&self, order: NodeOrder) -> Result<(), OrderRefused> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.inbox.send(Input::Drain { order, reply }).await;
+        sent.map_err(|_| OrderRefused::Stopping)?;
+        let answer = answer.await.map_err(|_| OrderRefused::Stopping)?;
+        answer.map_err(OrderRefused::LastDecodeNode)
     }
 }
 

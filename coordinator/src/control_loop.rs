@@ -12,15 +12,15 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, DropCause, FinishedBy, Leg, Phase, PlacementFacts,
-    Transition,
+    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, DropCause, FinishedBy, LastDecodeNode, Leg, Phase,
+    PlacementFacts, Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
 use serving_core::time::Time;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::control_handle::{Bell, ControlHandle, Input, Reply};
+use crate::control_handle::{Bell, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels, LegContext};
 use crate::membership::{NodeStreams, Terms};
 use crate::metrics::Metrics;
@@ -67,6 +67,7 @@ enum Woken {
 #[derive(Clone, Debug)]
 pub(crate) struct LoopParts {
     pub cluster: ClusterConfig,
+    pub when_unsplit: WhenUnsplit,
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
     pub clocks: NodeClocks,
@@ -76,6 +77,7 @@ pub(crate) struct LoopParts {
 pub(crate) struct ControlLoop {
     cluster: Cluster,
     membership: mpsc::Receiver<Input>,
+    when_unsplit: WhenUnsplit,
     inbox: mpsc::Receiver<Input>,
     to_self: mpsc::Sender<Input>,
     bell: Arc<Bell>,
@@ -99,6 +101,7 @@ impl ControlLoop {
         let control = Self {
             cluster: Cluster::new(parts.cluster),
             membership,
+            when_unsplit: parts.when_unsplit,
             inbox,
             to_self,
             bell,
@@ -176,6 +179,7 @@ impl ControlLoop {
         match input {
             Input::Submit { submission, reply } => self.submitted(submission, reply),
             Input::Event(event) => self.handle(event),
+            Input::Drain { order, reply } => self.drain_node(order, reply),
             Input::Join {
                 record,
                 stream,
@@ -188,6 +192,20 @@ impl ControlLoop {
                 });
             }
         }
+    }
+
+    /// Asked and carried out in one step, so that of two drains at the same moment the second one sees the first.
+    fn drain_node(&mut self, order: NodeOrder, reply: oneshot::Sender<Result<(), LastDecodeNode>>) {
+        let checked = self.cluster.check_drain(Clock::now(), &order.name);
+        let checked = if order.is_forced { Ok(()) } else { checked };
+        if checked.is_ok() {
+            self.handle(ClusterEvent::DrainNode {
+                name: order.name,
+                next_role: order.next_role,
+            });
+        }
+        // Whoever asked may have gone: the node drains all the same.
+        let _ = reply.send(checked);
     }
 
     fn submitted(&mut self, submission: Submission, reply: Reply) {
@@ -259,7 +277,8 @@ impl ControlLoop {
             snapshot.take_counts(&self.cluster);
             snapshot.take_nodes(now, &self.cluster);
         });
-        let readiness = match self.cluster.readiness() {
+        let reach = self.cluster.readiness(now);
+        let readiness = match reach.and_then(|reach| reach.counted(self.when_unsplit)) {
             _ if self.is_draining => Readiness::Draining,
             Ok(reach) => Readiness::Ready(reach),
             Err(missing) => Readiness::NotReady(missing),

@@ -10,6 +10,7 @@ use proto::v1::membership_service_server::MembershipServiceServer;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
+use service_runtime::http_guard::HttpGuard;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::{self, Shutdown};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
@@ -69,6 +70,7 @@ impl Coordinator {
         };
         let (control, handle) = ControlLoop::new(LoopParts {
             cluster: config.cluster(),
+            when_unsplit: config.when_unsplit(),
             terms,
             metrics: metrics.clone(),
             clocks: clocks.clone(),
@@ -82,6 +84,7 @@ impl Coordinator {
             health: health.clone(),
             metrics: metrics.registry(),
             ledger: None,
+            guard: HttpGuard::new(&config.guard, &control_names(config)),
         };
         let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.membership(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
@@ -110,6 +113,12 @@ impl Coordinator {
             let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
         }
     }
+}
+
+/// What nodes and operators call the membership endpoint.
+fn control_names(config: &Config) -> Vec<&str> {
+    let advertised = config.control_advertise.as_deref();
+    advertised.into_iter().chain([config.control_listen.as_str()]).collect()
 }
 
 async fn serve_control(listener: TcpListener, routes: Routes, ops: Ops, stop: Shutdown) {
@@ -187,6 +196,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             request_time_limit: Duration::from_millis(config.request_time_limit_ms),
         },
         insight: Arc::new(insight),
+        guard: HttpGuard::new(&config.guard, &[&config.listen]).with_origins(&config.cors_origin),
+        cors_origins: config.cors_origin.clone(),
     });
     announce(&config.name, http_address, coordinator.control_address);
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);

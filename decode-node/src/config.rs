@@ -8,6 +8,7 @@ use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
+use service_runtime::http_guard::GuardConfig;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
@@ -103,6 +104,9 @@ pub struct Config {
     #[arg(skip)]
     #[serde(skip)]
     pub roles: Vec<AssignedRole>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub guard: GuardConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,

@@ -19,6 +19,7 @@ use engine::KeptWeights;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
+use service_runtime::http_guard::HttpGuard;
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MixedCoordinators};
 use service_runtime::serve::{self, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
@@ -82,7 +83,15 @@ pub async fn live(
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut node = DecodeNode::open(&config, &address, weights).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
-    let ops = ops(&config, (&node, &health));
+    let ops = Ops {
+        role: ROLE,
+        name: config.name.clone(),
+        version: PROGRAM.version,
+        health: health.clone(),
+        metrics: node.registry(),
+        ledger: Some(node.ledger()),
+        guard: HttpGuard::new(&config.guard, &[&config.listen, &address]),
+    };
     let stop_serving = Shutdown::new();
     let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
@@ -136,16 +145,5 @@ pub async fn live(
         // A second engine beside one that still computes: rather a new process.
         Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::StepThread),
         leaving => Ok(leaving.into()),
-    }
-}
-
-fn ops(config: &Config, (node, health): (&DecodeNode, &Health)) -> Ops {
-    Ops {
-        role: ROLE,
-        name: config.name.clone(),
-        version: PROGRAM.version,
-        health: health.clone(),
-        metrics: node.registry(),
-        ledger: Some(node.ledger()),
     }
 }

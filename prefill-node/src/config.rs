@@ -13,6 +13,7 @@ use kv_transfer::shm::DirectSecret;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::http_guard::GuardConfig;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
@@ -99,6 +100,9 @@ pub struct Config {
     #[arg(skip)]
     #[serde(skip)]
     pub roles: Vec<AssignedRole>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub guard: GuardConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,

@@ -356,7 +356,7 @@ impl Driver {
         let ticket = &self.new.ticket;
         let mut attributes = vec![
             KeyValue::new("baton.transport", self.transport()),
-            KeyValue::new("baton.transfer_id", ticket.transfer.to_string()),
+            KeyValue::new("baton.transfer", ticket.transfer.label()),
             KeyValue::new("baton.decode_node", ticket.decode_node.name.as_str().to_owned()),
             KeyValue::new("baton.kv_blocks", ticket.blocks.len() as i64),
         ];

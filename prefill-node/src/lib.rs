@@ -19,6 +19,7 @@ use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
+use service_runtime::http_guard::HttpGuard;
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
 use service_runtime::serve::{self, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
@@ -82,6 +83,7 @@ pub async fn live(
     let opening = config.clone();
     let opened = tokio::task::spawn_blocking(move || opening.open_engine(weights)).await??;
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
+    let guard = HttpGuard::new(&config.guard, &[&config.listen, &address]);
     let mut registry = Registry::default();
     let mut node = Node::start(&config, (opened, address), &mut registry)?;
     let health = Health::new("no coordinator has welcomed this node yet");
@@ -92,6 +94,7 @@ pub async fn live(
         health: health.clone(),
         metrics: Arc::new(registry),
         ledger: Some(node.ledger()),
+        guard,
     };
     let stop_serving = Shutdown::new();
     let routes = std::mem::take(&mut node.routes).routes();

@@ -112,10 +112,10 @@ pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<Value> {
 pub fn cluster_page(state: &AppState) -> Value {
     let insight = &state.insight;
     let snapshot = insight.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
-    let (readiness, why) = match state.submit.readiness() {
-        Readiness::Ready(_) => ("ready", None),
-        Readiness::NotReady(why) => ("not_ready", Some(why)),
-        Readiness::Draining => ("draining", None),
+    let (readiness, why, unsplit) = match state.submit.readiness() {
+        Readiness::Ready(reach) => ("ready", None, reach.unsplit.map(|why| why.to_string())),
+        Readiness::NotReady(why) => ("not_ready", Some(why), None),
+        Readiness::Draining => ("draining", None, None),
     };
     let clocks = insight.clocks();
     let nodes: Vec<Value> = snapshot.nodes.iter().map(|node| node_page(node, &clocks)).collect();
@@ -130,6 +130,7 @@ pub fn cluster_page(state: &AppState) -> Value {
             "model": state.served_models.first(),
             "readiness": readiness,
             "not_ready_because": why,
+            "unsplit_because": unsplit,
             "waiting": { "interactive": snapshot.waiting_interactive, "batch": snapshot.waiting_batch },
             "unfinished": snapshot.unfinished,
         },

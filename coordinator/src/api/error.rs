@@ -292,15 +292,12 @@ fn not_ready(missing: &str, retry: Retry) -> ApiError {
         ..ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "service_unavailable",
-            format!(
-                "The cluster is not ready: {missing}. It needs at least one decode node with a working way to \
-                 prefill."
-            ),
+            format!("The cluster is not ready: {missing}."),
         )
     }
 }
 
-fn draining() -> ApiError {
+pub fn draining() -> ApiError {
     ApiError {
         code: Some("draining"),
         retry: Retry::After(RETRY_AFTER_DEFAULT),

@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod fields;
 mod generate;
+mod guard;
 mod json;
 pub mod limits;
 mod logprobs;
@@ -43,6 +44,7 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -77,6 +79,10 @@ pub struct AppParts {
     pub metrics: Arc<dyn EdgeMetrics>,
     pub limits: ApiLimits,
     pub insight: Arc<Insight>,
+    /// Who may ask.
+    pub guard: HttpGuard,
+    /// Whose pages may read the answers.
+    pub cors_origins: Vec<WebOrigin>,
 }
 
 /// Shared by all handlers.
@@ -87,6 +93,8 @@ pub struct AppState {
     metrics: Arc<dyn EdgeMetrics>,
     limits: ApiLimits,
     insight: Arc<Insight>,
+    guard: HttpGuard,
+    cors_origins: Vec<WebOrigin>,
     ignored_names: fields::IgnoredNames,
     /// Long texts are tokenized on blocking threads, no more of them at once than there are cores.
     long_texts: Semaphore,
@@ -104,6 +112,8 @@ impl AppState {
             metrics: parts.metrics,
             limits: parts.limits,
             insight: parts.insight,
+            guard: parts.guard,
+            cors_origins: parts.cors_origins,
             ignored_names: fields::IgnoredNames::default(),
             long_texts: Semaphore::new(cores),
             started_at_unix_s: SystemTime::now()
@@ -134,6 +144,7 @@ impl fmt::Debug for AppState {
 pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let panics = state.metrics.clone();
+    let cors = guard::cors(&state.cors_origins);
     Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
@@ -164,6 +175,8 @@ pub fn router(state: AppState) -> Router {
             ApiError::internal("The server made a mistake handling this request; it goes on serving others.")
                 .into_response()
         }))
+        .layer(from_fn_with_state(state.clone(), guard::guarded))
+        .layer(tower::util::option_layer(cors))
         .layer(from_fn_with_state(state.clone(), edge))
         .with_state(state)
 }

@@ -3,48 +3,105 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use serde_json::json;
-use serving_core::cluster::NodeHealth;
+use serving_core::cluster::{LastDecodeNode, NodeHealth};
 use serving_core::ids::NodeName;
 use serving_core::node::AssignedRole;
 
 use super::AppState;
-use super::error::ApiError;
+use super::admin::{BadQuery, bad_query};
+use super::error::{ApiError, draining};
 use crate::cluster_metrics::NodeSnapshot;
-use crate::control_handle::ControlHandle;
+use crate::control_handle::{ControlHandle, NodeOrder, OrderRefused};
+
+/// `?force=true`: also when nobody is left who decodes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Force {
+    force: bool,
+}
+
+type AskedForce = Result<Query<Force>, BadQuery>;
+
+fn is_forced(asked: AskedForce) -> Result<bool, ApiError> {
+    asked.map(|Query(asked)| asked.force).map_err(|bad| bad_query(&bad))
+}
 
 /// Takes the node out of service: nothing new goes there, what runs there ends, then its process exits with 0. Answers at
 /// once; `/admin/cluster` shows how far it is. Asking again changes nothing.
-pub async fn drain(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Response {
-    let (node, _, control) = match find(&state, &name) {
-        Ok(found) => found,
-        Err(error) => return error.into_response(),
+pub async fn drain(State(state): State<Arc<AppState>>, Path(name): Path<String>, force: AskedForce) -> Response {
+    let drained = async {
+        let is_forced = is_forced(force)?;
+        let (node, control) = find(&state, &name)?;
+        let order = NodeOrder {
+            name: NodeName::new(&name),
+            next_role: None,
+            is_forced,
+        };
+        give(&control, order).await?;
+        Ok::<_, ApiError>(accepted(
+            json!({ "node": name, "epoch": epoch(&node), "state": "draining" }),
+        ))
     };
-    tracing::info!(node = %name, "somebody asks for a drain");
-    control.drain_node(NodeName::new(&name), None).await;
-    accepted(json!({ "node": name, "epoch": epoch(&node), "state": "draining" }))
+    drained.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Hands the order to the control loop, which refuses it or sends it on to the node.
+async fn give(control: &ControlHandle, order: NodeOrder) -> Result<(), ApiError> {
+    let (name, next_role) = (order.name.clone(), order.next_role);
+    tracing::info!(
+        node = %name,
+        next_role = next_role.map(AssignedRole::name),
+        is_forced = order.is_forced,
+        "somebody asks for a drain"
+    );
+    match control.drain_node(order).await {
+        Ok(()) => Ok(()),
+        Err(OrderRefused::Stopping) => Err(draining()),
+        Err(OrderRefused::LastDecodeNode(LastDecodeNode { requests })) => {
+            let verb = if next_role.is_some() { "role" } else { "drain" };
+            let message = format!(
+                "`{name}` is the only node that decodes. Without it no request is answered: its {requests} running requests \
+                 fail unless they end during its drain, and new ones get 503 until a decode node is ready again. Start \
+                 another decode node first (or `baton role` makes one), or say that it is meant: `baton {verb} --force`, \
+                 ?force=true."
+            );
+            Err(conflict("last_decode_node", message))
+        }
+    }
 }
 
 /// Drains the node as [`drain`] does; then its process joins again under the same name as `role`, with the weights it has.
 /// Answers at once: the new life has another epoch. 200 and no drain when it has that role already.
-pub async fn change_role(State(state): State<Arc<AppState>>, Path((name, role)): Path<(String, String)>) -> Response {
-    match role_to_take(&state, (&name, &role)) {
-        Err(error) => error.into_response(),
-        Ok((node, role, _)) if node.assigned_role == role => {
+pub async fn change_role(
+    State(state): State<Arc<AppState>>,
+    Path((name, role)): Path<(String, String)>,
+    force: AskedForce,
+) -> Response {
+    let changed = async {
+        let is_forced = is_forced(force)?;
+        let (node, role, control) = role_to_take(&state, (&name, &role))?;
+        if node.assigned_role == role {
             let answer =
                 json!({ "node": name, "epoch": epoch(&node), "state": node.health.name(), "role": role.name() });
-            Json(answer).into_response()
+            return Ok(Json(answer).into_response());
         }
-        Ok((node, role, control)) => {
-            tracing::info!(node = %name, role = role.name(), "somebody asks for a change of role");
-            control.drain_node(NodeName::new(&name), Some(role)).await;
-            let (from, to) = (node.assigned_role.name(), role.name());
-            accepted(json!({ "node": name, "epoch": epoch(&node), "state": "draining", "role": from, "next_role": to }))
-        }
-    }
+        let order = NodeOrder {
+            name: NodeName::new(&name),
+            next_role: Some(role),
+            is_forced,
+        };
+        give(&control, order).await?;
+        let (from, to) = (node.assigned_role.name(), role.name());
+        Ok::<_, ApiError>(accepted(
+            json!({ "node": name, "epoch": epoch(&node), "state": "draining", "role": from, "next_role": to }),
+        ))
+    };
+    changed.await.unwrap_or_else(IntoResponse::into_response)
 }
 
 fn role_to_take(
@@ -58,7 +115,7 @@ fn role_to_take(
         let message = format!("`{}` is no role; there are {names}.", super::json::short(role));
         return Err(ApiError::bad_request(message));
     };
-    let (node, others, control) = find(state, name)?;
+    let (node, control) = find(state, name)?;
     if node.health == NodeHealth::Draining {
         let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
         return Err(conflict("draining", message));
@@ -74,22 +131,11 @@ fn role_to_take(
         );
         return Err(conflict("role_not_available", message));
     }
-    let serves = |other: &NodeSnapshot| other.is_live && !other.is_suspected;
-    let is_last = !others
-        .iter()
-        .any(|other| serves(other) && other.assigned_role.decodes());
-    if node.assigned_role.decodes() && is_last {
-        let message = format!(
-            "`{name}` is the only node that decodes: while it drains nobody would answer. Make another one a decode node \
-             first."
-        );
-        return Err(conflict("last_decode_node", message));
-    }
     Ok((node, role, control))
 }
 
-/// The node of that name while it lives, the others, and whom to ask.
-fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, Vec<NodeSnapshot>, ControlHandle), ApiError> {
+/// The node of that name while it lives, and whom to ask.
+fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, ControlHandle), ApiError> {
     let insight = &state.insight;
     let (Some(view), Some(control)) = (&insight.cluster, &insight.nodes) else {
         return Err(unknown_node(name, &[]));
@@ -107,7 +153,7 @@ fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, Vec<NodeSnapshot>
         );
         return Err(conflict("node_lost", message));
     }
-    Ok((node, nodes, control.clone()))
+    Ok((node, control.clone()))
 }
 
 fn epoch(node: &NodeSnapshot) -> String {

@@ -24,6 +24,8 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
             "prefill_nodes": reach.prefill_nodes,
             "decode_nodes": reach.decode_nodes,
             "usable_pairs": reach.usable_pairs,
+            "unsplit_because": reach.unsplit.map(|why| why.to_string()),
+            "suspected_nodes": reach.suspected.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
         }))
         .into_response(),
         Err(error) => error.into_response(),

@@ -61,7 +61,6 @@ fn a_node() -> NodeSnapshot {
         roles: Vec::new(),
         role: "prefill",
         health: NodeHealth::Ready,
-        is_live: true,
         is_suspected: false,
         lease_left: Duration::from_secs(5),
         lease_age: Duration::ZERO,

@@ -60,10 +60,14 @@ pub async fn get(address: SocketAddr, path: &str) -> Answer {
     send(address, &request("GET", path, &[], b"")).await
 }
 
+/// To localhost; a body is JSON, unless the headers say what it is.
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     for (name, value) in headers {
         head += &format!("{name}: {value}\r\n");
+    }
+    if !body.is_empty() && !headers.iter().any(|(name, _)| *name == "content-type") {
+        head += "content-type: application/json\r\n";
     }
     head += &format!("content-length: {}\r\n\r\n", body.len());
     [head.as_bytes(), body].concat()

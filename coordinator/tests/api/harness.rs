@@ -11,6 +11,7 @@ use coordinator::request_handle::{
     TokenTimes,
 };
 use coordinator::text::{ChatTurn, TextCodec, TextError, TextModel};
+use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
 use serving_core::request::{FinishReason, Lane, Request, TokenEvent, TokenLogprobs};
@@ -23,6 +24,8 @@ pub const END: TokenId = TokenId(256);
 pub const START: TokenId = TokenId(257);
 pub const MAX_MODEL_TOKENS: u32 = 512;
 pub const BODY_BYTES_MAX: usize = 64 << 10;
+/// Whose pages may use the server.
+pub const CHOSEN_ORIGIN: &str = "https://chat.example.com";
 
 /// One token per byte, two control tokens, one word.
 struct Bytes {
@@ -214,6 +217,8 @@ pub struct Server {
 }
 
 const REACH: Reach = Reach {
+    unsplit: None,
+    suspected: Vec::new(),
     prefill_nodes: 1,
     decode_nodes: 1,
     usable_pairs: 1,
@@ -228,6 +233,7 @@ impl Server {
             heard: heard.clone(),
             readiness: Mutex::new(Readiness::Ready(REACH)),
         });
+        let chosen: Vec<WebOrigin> = vec![CHOSEN_ORIGIN.parse().expect("an origin")];
         let text = TextModel::new(
             Box::new(Bytes::new()),
             MAX_MODEL_TOKENS,
@@ -244,6 +250,8 @@ impl Server {
                 request_time_limit: Duration::from_secs(60),
             },
             insight: Arc::default(),
+            guard: HttpGuard::default().with_origins(&chosen),
+            cors_origins: chosen,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");

@@ -11,6 +11,7 @@ mod completions;
 mod connection;
 mod errors;
 mod harness;
+mod other_origins;
 mod several_prompts;
 mod streaming;
 mod surface;

@@ -161,6 +161,7 @@ async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: R
         health: Health::new("scripted"),
         metrics: Arc::default(),
         ledger: None,
+        guard: Default::default(),
     };
     let stop = Shutdown::new();
     tokio::spawn(serve::serve_node(listener, routes, ops, stop.clone()));

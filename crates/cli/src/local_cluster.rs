@@ -388,7 +388,7 @@ impl LocalCluster {
         let url = format!("{base_url}/ready");
         let pairs = self.options.topology.pair_count();
         let client = reqwest::Client::new();
-        let mut last = String::new();
+        let (mut last, mut told) = (String::new(), String::new());
         while Instant::now() < deadline {
             if let Some(exit) = self.first_exit() {
                 return Err(LocalClusterError::Exited(exit));
@@ -410,6 +410,12 @@ impl LocalCluster {
                 }
                 Ok(Err(error)) => last = format!("{url}: {error}"),
                 Err(_) => break,
+            }
+            if told != last {
+                told.clone_from(&last);
+                self.options
+                    .observer
+                    .tell(&ClusterEvent::Waiting { what: last.clone() });
             }
             tokio::time::sleep(READY_POLL_EVERY).await;
         }

@@ -1,6 +1,7 @@
 //! `baton up`: a cluster on this machine, from nothing to a ready URL, until Ctrl-C drains it.
 
 mod log_line;
+mod ready_watch;
 mod report;
 pub(crate) mod signals;
 
@@ -162,8 +163,10 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
         ))
     );
 
+    let mut watch = ready_watch::ReadyWatch::new(cluster.base_url())?;
     let stop = loop {
         tokio::select! {
+            words = watch.next_change() => say!("now {words}"),
             exit = cluster.next_exit() => match cluster.has_left(&exit) {
                 true => say!("{} has left after its drain; the others go on", exit.name),
                 false => return Err(after_failure(&cluster, &exit).await),
@@ -239,6 +242,7 @@ fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
             ClusterEvent::EtcdStarted { address, pid } => say!("{at:6.1} s  etcd: answers on {address}, pid {pid}"),
             ClusterEvent::Started { name, kind, pid } => say!("{at:6.1} s  {name}: started as {kind}, pid {pid}"),
             ClusterEvent::Listening { name, address } => say!("{at:6.1} s  {name}: listens on {address}"),
+            ClusterEvent::Waiting { what } => say!("{at:6.1} s  waiting: {what}"),
             ClusterEvent::Ready { name } => say!("{at:6.1} s  {name}: ready"),
             ClusterEvent::Line { .. } if is_quiet => {}
             ClusterEvent::Line { name, line } => {

@@ -12,6 +12,7 @@ pub mod config;
 pub mod event_log;
 pub mod failpoints;
 pub mod health;
+pub mod http_guard;
 pub mod membership;
 pub mod metrics;
 pub mod process;

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::StreamExt as _;
@@ -19,6 +20,7 @@ use tonic::transport::Server;
 
 use crate::admin::{self, BlockLedger};
 use crate::health::{Health, ReadyState};
+use crate::http_guard::HttpGuard;
 use crate::shutdown::Shutdown;
 
 mod closable;
@@ -132,6 +134,8 @@ pub struct Ops {
     pub metrics: Arc<Registry>,
     /// `None` on a process without KV blocks: it has no `/admin/blocks`.
     pub ledger: Option<Arc<dyn BlockLedger>>,
+    /// Who may ask over HTTP/1.1.
+    pub guard: HttpGuard,
 }
 
 impl Ops {
@@ -146,6 +150,17 @@ impl Ops {
         match &self.ledger {
             Some(ledger) => router.merge(admin::router(ledger.clone())),
             None => router,
+        }
+    }
+}
+
+async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    match guard.check(&head) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(refusal) => {
+            let error = serde_json::json!({ "error": refusal.message, "code": refusal.code });
+            (refusal.status, axum::Json(error)).into_response()
         }
     }
 }
@@ -197,6 +212,8 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health_task = tokio::spawn(report_health(reporter, ops.health.clone()));
     let router = grpc.add_service(health_service).into_axum_router().merge(ops.router());
+    // Around the gRPC services too: over HTTP/1.1 a page could call them.
+    let router = router.layer(from_fn_with_state(ops.guard.clone(), guarded));
     let over = CancellationToken::new();
     let incoming = TcpListenerStream::new(listener).map(|stream| {
         stream.map(|stream| {

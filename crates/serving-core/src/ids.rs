@@ -79,6 +79,15 @@ impl fmt::Display for NodeEpoch {
     }
 }
 
+impl TransferId {
+    /// What people and pages see of an id: 2^96 ids have the same label. Whoever knows an id may claim its transfer, so that
+    /// the whole of it is for the two nodes and the event log only.
+    pub fn label(self) -> String {
+        let folded = (0..4).fold(0, |label, word| label ^ (self.0 >> (32 * word)) as u32);
+        format!("{folded:08x}")
+    }
+}
+
 /// A node's configured name, for example `decode-0`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeName(pub Arc<str>);

@@ -41,10 +41,6 @@ impl AssignedRole {
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
-    /// Whether requests can end there.
-    pub fn decodes(self) -> bool {
-        self != AssignedRole::Prefill
-    }
 }
 
 /// What a node says of its own life; `lost` is the coordinator's verdict and never on the wire.

@@ -68,6 +68,7 @@ impl TestNode {
             health: Health::new("test"),
             metrics: node.registry(),
             ledger: None,
+            guard: Default::default(),
         };
         let stop = Shutdown::new();
         tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop.clone()));

@@ -10,6 +10,7 @@ mod incompatible_pairs;
 mod local_config;
 mod membership;
 mod prefix_directory;
+mod ready_means;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod starts_by_hand;

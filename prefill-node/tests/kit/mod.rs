@@ -182,6 +182,7 @@ fn serve_routes(listener: tokio::net::TcpListener, routes: RoutesBuilder, metric
         health: Health::new("test"),
         metrics,
         ledger: None,
+        guard: Default::default(),
     };
     tokio::spawn(serve::serve_node(listener, routes.routes(), ops, stop.clone()));
     stop

@@ -218,6 +218,10 @@ pub enum ClusterEvent {
     Ready {
         name: String,
     },
+    /// Every process has started; what the cluster still lacks, told when it changes.
+    Waiting {
+        what: String,
+    },
     /// One line of its stderr.
     Line {
         name: String,

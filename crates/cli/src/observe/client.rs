@@ -93,8 +93,8 @@ impl AdminClient {
     ///
     /// # Errors
     /// Nobody answers, or the server refuses: in its own words.
-    pub async fn order(&self, path: &[&str]) -> anyhow::Result<Value> {
-        let url = self.url(path, &[])?;
+    pub async fn order(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Value> {
+        let url = self.url(path, query)?;
         let response = self.http.post(url).timeout(PAGE_WITHIN).send().await;
         let response = response.map_err(|error| http::unreachable(&self.base, error))?;
         let answer = http::checked(response).await?.json().await;

@@ -25,6 +25,8 @@ pub struct Coordinator {
     pub model: String,
     pub readiness: String,
     pub not_ready_because: Option<String>,
+    /// Of a ready one: why decode nodes compute the prompts although they were not made for it.
+    pub unsplit_because: Option<String>,
     /// By lane.
     pub waiting: BTreeMap<String, u64>,
     pub unfinished: u64,

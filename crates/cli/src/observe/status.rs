@@ -53,6 +53,11 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
     if coordinator.is_ready() {
         let words = format!("ready: {} at {url}", coordinator.model);
         lines.push(terminal.paint(&clean(&words), Paint::Good));
+        if let Some(because) = &coordinator.unsplit_because {
+            lines.push(terminal.paint(&clean(&format!("unsplit: {because}")), Paint::Warn));
+            let todo = what_to_do(cluster, url);
+            lines.extend(todo.into_iter().map(|todo| clean(&format!("  do: {todo}"))));
+        }
     } else {
         let because = coordinator.not_ready_because.as_deref();
         let because = because.unwrap_or("the coordinator does not say why");
@@ -67,6 +72,7 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
         coordinator.waiting_words(),
         coordinator.unfinished
     )));
+    lines.extend(suspected_words(cluster).map(|words| terminal.paint(&clean(&words), Paint::Warn)));
     lines.extend(cluster.membership.words().map(|words| clean(&words)));
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     if !cluster.nodes.is_empty() {
@@ -78,6 +84,18 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
         text.push_str(&pairs_table(cluster).render(terminal));
     }
     text
+}
+
+/// `None` when no node is suspected.
+fn suspected_words(cluster: &Cluster) -> Option<String> {
+    let suspected = cluster.nodes.iter().filter(|node| node.state == "suspected");
+    let names: Vec<&str> = suspected.map(|node| node.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "suspected: {}; connections to it broke, so this coordinator gives it no new work for a moment (30 s at most)",
+            names.join(", ")
+        )
+    })
 }
 
 /// The first step that helps, in the order in which a cluster comes up.

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 
-use super::{Look, watch};
+use super::{ForceArgs, Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::AdminClient;
 use crate::observe::cluster::{Cluster, Node};
@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   baton drain decode-0                 nothing new goes there; wait until what runs has ended and it has left
   baton drain decode-0 --wait 0        ask, and do not wait
+  baton drain decode-0 --force         also when it is the only one that decodes, which ends service
   baton drain decode-0 && systemctl stop baton-decode   a drained node's process has ended already, with exit status 0";
 
 #[derive(Debug, Args)]
@@ -24,6 +25,8 @@ pub struct DrainArgs {
     pub node: String,
     #[command(flatten)]
     pub url: UrlArgs,
+    #[command(flatten)]
+    pub force: ForceArgs,
     /// Seconds to wait until it has left; 0 does not wait. The node gives up what still runs after its own drain_ms_max.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     pub wait: u64,
@@ -35,7 +38,8 @@ pub fn run(args: &DrainArgs) -> anyhow::Result<Exit> {
 
 async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let client = AdminClient::new(&args.url.url)?;
-    let asked = client.order(&["admin", "nodes", &args.node, "drain"]).await?;
+    let path = ["admin", "nodes", &args.node, "drain"];
+    let asked = client.order(&path, &args.force.query()).await?;
     let epoch = asked
         .get("epoch")
         .and_then(|epoch| epoch.as_str())
@@ -79,6 +83,7 @@ mod tests {
             url: UrlArgs {
                 url: server.url.clone(),
             },
+            force: ForceArgs::default(),
             wait,
         };
         let outcome = drain(&args).await;

@@ -6,11 +6,26 @@ pub mod role;
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::Args;
 use tokio::time::Instant;
 
 use crate::observe::client::AdminClient;
 use crate::observe::cluster::Cluster;
 use crate::terminal::say;
+
+/// The one thing that an order must say twice.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct ForceArgs {
+    /// Also when no node that decodes is left: then running requests may fail, and new ones are refused.
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl ForceArgs {
+    fn query(self) -> Vec<(&'static str, String)> {
+        self.force.then(|| ("force", true.to_string())).into_iter().collect()
+    }
+}
 
 /// How often the cluster is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

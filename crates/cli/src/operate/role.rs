@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serving_core::node::AssignedRole;
 
-use super::{Look, watch};
+use super::{ForceArgs, Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::{AdminClient, parse};
 use crate::observe::cluster::{Cluster, Node};
@@ -51,6 +51,8 @@ pub struct RoleArgs {
     pub role: RoleWord,
     #[command(flatten)]
     pub url: UrlArgs,
+    #[command(flatten)]
+    pub force: ForceArgs,
     /// Seconds to wait until it is ready in its new role; 0 does not wait.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     pub wait: u64,
@@ -72,7 +74,7 @@ async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
     let client = AdminClient::new(&args.url.url)?;
     let role = args.role.role().name();
     let path = ["admin", "nodes", &args.node, "role", role];
-    let asked: Asked = parse(&path, &client.order(&path).await?)?;
+    let asked: Asked = parse(&path, &client.order(&path, &args.force.query()).await?)?;
     if asked.next_role.is_none() {
         say!("{} is a {role} node already", args.node);
         return Ok(Exit::Ok);
@@ -134,6 +136,7 @@ mod tests {
             url: UrlArgs {
                 url: server.url.clone(),
             },
+            force: ForceArgs::default(),
             wait,
         };
         let outcome = change_role(&args).await;

@@ -82,6 +82,7 @@ fn decode_of(config: prefill_node::Config) -> Result<decode_node::Config, Config
         push_queue_blocks_max: _,
         drain_ms_max,
         roles,
+        guard,
         otel,
         metrics,
     } = config;
@@ -106,6 +107,7 @@ fn decode_of(config: prefill_node::Config) -> Result<decode_node::Config, Config
         shm_direct_secret,
         drain_ms_max,
         roles,
+        guard,
         otel,
         metrics,
         ..config::without_flags(decode_node::PROGRAM, &DECODE_ONLY)?
@@ -138,6 +140,7 @@ fn prefill_of(config: decode_node::Config) -> Result<prefill_node::Config, Confi
         reservation_ms_max: _,
         drain_ms_max,
         roles,
+        guard,
         otel,
         metrics,
     } = config;
@@ -162,6 +165,7 @@ fn prefill_of(config: decode_node::Config) -> Result<prefill_node::Config, Confi
         shm_direct_secret,
         drain_ms_max,
         roles,
+        guard,
         otel,
         metrics,
         ..config::without_flags(prefill_node::PROGRAM, &PREFILL_ONLY)?

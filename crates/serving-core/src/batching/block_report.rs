@@ -7,6 +7,7 @@ use crate::batching::decode_entry::DecodeEntry;
 use crate::batching::prefill::PrefillBatcher;
 use crate::batching::prefill_entry::{PrefillEntry, PrefillPhase};
 use crate::batching::sequence::Sequence;
+use crate::ids::TransferId;
 use crate::kv::{BlockHandle, BlockPool, BlockUse};
 use crate::node::KvBlockCounts;
 use crate::time::Time;
@@ -28,7 +29,8 @@ pub struct BlockHolder {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub transfer_id: Option<String>,
+    /// Its label.
+    pub transfer: Option<String>,
     /// The stage the request is in (PROTOCOL, stages), or `quarantine`: the request is gone, its transfer is not.
     pub stage: &'static str,
     pub holds: HoldCounts,
@@ -76,7 +78,7 @@ fn quarantined(handles: &[BlockHandle]) -> BlockHolder {
     BlockHolder {
         request_id: None,
         attempt: None,
-        transfer_id: None,
+        transfer: None,
         stage: "quarantine",
         holds,
         age_ms: None,
@@ -101,7 +103,7 @@ impl PrefillBatcher {
         let entry = |entry: &PrefillEntry| BlockHolder {
             request_id: Some(entry.key.request.to_string()),
             attempt: Some(entry.key.attempt.0),
-            transfer_id: None,
+            transfer: None,
             stage: entry.stage().name(),
             holds: HoldCounts::of([&entry.sequence]),
             age_ms: millis(now.since(entry.accepted_at)),
@@ -125,14 +127,14 @@ impl DecodeBatcher {
         let entry = |entry: &DecodeEntry| BlockHolder {
             request_id: Some(entry.key.request.to_string()),
             attempt: Some(entry.key.attempt.0),
-            transfer_id: entry.transfer().map(|transfer| transfer.to_string()),
+            transfer: entry.transfer().map(TransferId::label),
             stage: entry.stage().name(),
             holds: HoldCounts::of(entry.choices.iter().map(|choice| &choice.sequence)),
             age_ms: millis(now.since(entry.opened_at)),
             deadline_in_ms: millis(entry.deadline.remaining(now)),
         };
         let quarantined = self.quarantine.iter().map(|(transfer, handles)| BlockHolder {
-            transfer_id: Some(transfer.to_string()),
+            transfer: Some(transfer.label()),
             ..quarantined(handles)
         });
         let holders = self.entries.values().map(entry).chain(quarantined).collect();

@@ -36,7 +36,7 @@ pub use event::{
 };
 pub use handoff::Phase;
 pub use membership::{DrainOrder, Life, Membership, Node, NodeHealth};
-pub use readiness::Reach;
+pub use readiness::{LastDecodeNode, Reach, Unsplit, WhenUnsplit};
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 pub use transition::{Change, Transition};
 
@@ -233,7 +233,7 @@ impl Cluster {
         if self.is_draining {
             return self.reject(id, RejectReason::Draining, Some(RETRY_AFTER_MIN));
         }
-        if self.readiness().is_err() {
+        if self.readiness(now).is_err() {
             return self.reject(id, RejectReason::NotReady, Some(RETRY_AFTER_MIN));
         }
         if let Err(reason) = self.fits_some_pool(&request) {

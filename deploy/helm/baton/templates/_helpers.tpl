@@ -77,11 +77,22 @@ manifest.
   "served_model_name" .root.Values.model.servedName
   "listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" .role))
   "drain_ms_max" (mul $values.drainSeconds 1000)
+  "allowed_hosts" (fromJsonArray (include "baton.allowedHosts" .))
 -}}
 {{- if eq .role "coordinator" -}}
 {{- $_ := set $own "control_listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" "control")) -}}
 {{- end -}}
 {{- include "baton.toml" (merge $own $values.config) | trim -}}
+{{- end }}
+
+{{/* What others may call a role by: its Service's names, those of a node's pods, and what the values add. */}}
+{{- define "baton.allowedHosts" -}}
+{{- $values := index .root.Values .role -}}
+{{- $service := include "baton.fullname" .root -}}
+{{- if ne .role "coordinator" }}{{ $service = printf "*.%s-%s" $service .role }}{{ end -}}
+{{- $namespaced := printf "%s.%s" $service .root.Release.Namespace -}}
+{{- $own := list $service $namespaced (printf "%s.svc" $namespaced) (printf "%s.svc.cluster.local" $namespaced) -}}
+{{- toJson (concat $own (get $values.config "allowed_hosts" | default list)) -}}
 {{- end }}
 
 {{/* What is wrong in the values and cannot be said in the schema. */}}

@@ -170,6 +170,7 @@ async fn serve_node(
         health: Health::new("a measurement"),
         metrics: Arc::default(),
         ledger: None,
+        guard: Default::default(),
     };
     let routes = kv_transfer::grpc::routes(receiver);
     tokio::spawn(serve::serve_node(listener, routes, ops, Shutdown::new()));

@@ -1,0 +1,55 @@
+//! Who may use the API from a browser: host names and origins are checked before anything else of a request is read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use service_runtime::http_guard::{Refusal, WebOrigin};
+use tower_http::cors::{AllowHeaders, CorsLayer};
+
+use super::error::ApiError;
+use super::{PROCESSING_MS, TRACEPARENT};
+use crate::api::record::REQUEST_ID;
+
+/// How long a browser remembers what a preflight said: two hours is the most that Chromium takes.
+const PREFLIGHT_KEPT: Duration = Duration::from_secs(7200);
+
+/// For the pages of chosen origins; `None` when none was chosen, and then no answer has a CORS header.
+pub fn cors(origins: &[WebOrigin]) -> Option<CorsLayer> {
+    let origins: Vec<HeaderValue> = origins
+        .iter()
+        .filter_map(|origin| HeaderValue::from_str(&origin.to_string()).ok())
+        .collect();
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::HEAD, Method::POST])
+        // SDKs send headers of their own, and new ones with each version.
+        .allow_headers(AllowHeaders::mirror_request())
+        .allow_private_network(true)
+        .expose_headers([REQUEST_ID, TRACEPARENT, PROCESSING_MS, header::RETRY_AFTER])
+        .max_age(PREFLIGHT_KEPT);
+    (!origins.is_empty()).then(|| layer.allow_origin(origins))
+}
+
+pub async fn guarded(State(state): State<Arc<super::AppState>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    match state.guard.check(&head) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(refusal) => ApiError::from(refusal).into_response(),
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let kind = match refusal.status.as_u16() {
+            403 => "permission_error",
+            _ => "invalid_request_error",
+        };
+        Self {
+            code: Some(refusal.code),
+            ..Self::new(refusal.status, kind, refusal.message)
+        }
+    }
+}

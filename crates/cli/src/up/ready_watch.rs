@@ -1,0 +1,103 @@
+//! What `/ready` says while a cluster runs: told when it changes, so that nobody finds out by slow answers.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+/// A person reads it; the coordinator counts its own probes.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Asks one coordinator again and again.
+#[derive(Debug)]
+pub struct ReadyWatch {
+    client: reqwest::Client,
+    url: String,
+    every: Interval,
+    said: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    unsplit_because: Option<String>,
+    error: Option<AnswerError>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AnswerError {
+    message: String,
+}
+
+impl Answer {
+    fn words(self) -> String {
+        match (self.error, self.unsplit_because) {
+            (Some(error), _) => error.message,
+            (None, Some(because)) => format!("ready, but unsplit: {because}"),
+            (None, None) => READY.to_owned(),
+        }
+    }
+}
+
+const READY: &str = "ready";
+
+impl ReadyWatch {
+    /// # Errors
+    /// The resolver set-up of the machine is broken.
+    pub fn new(base_url: &str) -> reqwest::Result<Self> {
+        let mut every = interval(LOOK_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Ok(Self {
+            client: reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?,
+            url: format!("{base_url}/ready"),
+            every,
+            said: READY.to_owned(),
+        })
+    }
+
+    /// Ends when the words have changed. A coordinator that does not answer says nothing here: its end is told otherwise.
+    pub async fn next_change(&mut self) -> &str {
+        loop {
+            self.every.tick().await;
+            let Some(words) = self.look().await else { continue };
+            if words != self.said {
+                self.said = words;
+                return &self.said;
+            }
+        }
+    }
+
+    async fn look(&self) -> Option<String> {
+        let answer = self.client.get(&self.url).send().await.ok()?;
+        Some(answer.json::<Answer>().await.ok()?.words())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::test_server::{Answer as Served, TestServer};
+
+    #[tokio::test]
+    async fn only_what_is_new_is_told() {
+        let split = Served::json("/ready", r#"{"status": "ready", "unsplit_because": null}"#);
+        let unsplit = || {
+            Served::json(
+                "/ready",
+                r#"{"status": "ready", "unsplit_because": "no prefill node is ready"}"#,
+            )
+        };
+        let not_ready = r#"{"error": {"message": "The cluster is not ready: no decode node is ready."}}"#;
+        let not_ready = Served::with_status("/ready", "503 Service Unavailable", not_ready);
+        let back = Served::json("/ready", "{}");
+        let server = TestServer::start(vec![split, unsplit(), unsplit(), not_ready, back]).await;
+        let mut watch = ReadyWatch::new(&server.url).expect("a client");
+        watch.every = interval(Duration::from_millis(1));
+        assert!(watch.next_change().await.contains("no prefill node"));
+        assert!(watch.next_change().await.contains("no decode node"));
+        assert_eq!(watch.next_change().await, READY);
+        assert_eq!(server.asked().len(), 5);
+    }
+}
