@@ -25,9 +25,19 @@ async fn a_write_of_another_origin_never_reaches_a_handler() {
         [("origin", own.as_str()), ("sec-fetch-site", "cross-site")],
     ] {
         let answer = complete(&server, &headers).await;
-        assert_eq!((answer.status, code(&answer).as_str()), (403, "foreign_origin"), "{headers:?}");
-        assert!(!answer.headers.contains_key("access-control-allow-origin"), "{answer:?}");
-        assert!(!answer.header("x-request-id").is_empty(), "the operator finds it in the log");
+        assert_eq!(
+            (answer.status, code(&answer).as_str()),
+            (403, "foreign_origin"),
+            "{headers:?}"
+        );
+        assert!(
+            !answer.headers.contains_key("access-control-allow-origin"),
+            "{answer:?}"
+        );
+        assert!(
+            !answer.header("x-request-id").is_empty(),
+            "the operator finds it in the log"
+        );
     }
     assert!(server.heard.lock().unwrap().requests.is_empty());
     let same = request_to(&host, &[("origin", &own), ("sec-fetch-site", "same-origin")]);
@@ -71,7 +81,10 @@ async fn the_pages_of_a_chosen_origin_may_ask_and_read() {
         let asked = [
             ("origin", origin),
             ("access-control-request-method", "POST"),
-            ("access-control-request-headers", "authorization,content-type,x-stainless-os"),
+            (
+                "access-control-request-headers",
+                "authorization,content-type,x-stainless-os",
+            ),
         ];
         request("OPTIONS", "/v1/chat/completions", &asked, b"")
     };
@@ -82,14 +95,28 @@ async fn the_pages_of_a_chosen_origin_may_ask_and_read() {
     assert!(answer.header("access-control-allow-headers").contains("x-stainless-os"));
     assert!(answer.header("vary").to_lowercase().contains("origin"));
     let answer = send(server.address, &preflight("https://other.example.com")).await;
-    assert!(!answer.headers.contains_key("access-control-allow-origin"), "{answer:?}");
+    assert!(
+        !answer.headers.contains_key("access-control-allow-origin"),
+        "{answer:?}"
+    );
 
     let headers = [("origin", CHOSEN_ORIGIN), ("sec-fetch-site", "cross-site")];
     let answer = complete(&server, &headers).await;
-    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, CHOSEN_ORIGIN));
+    assert_eq!(
+        (answer.status, answer.header("access-control-allow-origin")),
+        (200, CHOSEN_ORIGIN)
+    );
     assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
     // A refusal can be read there, too.
     let answer = complete(&server, &[headers[0], headers[1], ("content-type", "text/plain")]).await;
-    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (415, CHOSEN_ORIGIN));
-    assert!(!get(server.address, "/v1/models").await.headers.contains_key("access-control-allow-origin"));
+    assert_eq!(
+        (answer.status, answer.header("access-control-allow-origin")),
+        (415, CHOSEN_ORIGIN)
+    );
+    assert!(
+        !get(server.address, "/v1/models")
+            .await
+            .headers
+            .contains_key("access-control-allow-origin")
+    );
 }

@@ -3,6 +3,7 @@
 mod byte_level;
 mod error;
 mod incremental;
+mod pieces;
 mod special;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use crate::gguf::{GgufFile, optional};
 pub(crate) use byte_level::char_of_byte;
 pub use error::TokenizerError;
 pub use incremental::IncrementalDecoder;
+use pieces::{Cuts, PIECE_BYTES};
 pub use special::{SpecialTokens, TokenKind};
 
 /// Most tokens of a vocabulary; the same bound as the model config's.
@@ -36,6 +38,7 @@ const WORD_CACHE_ENTRIES: usize = 4_096;
 /// Hugging Face and llama.cpp do.
 pub struct Tokenizer {
     encoder: HfTokenizer,
+    cuts: Cuts,
     /// Raw bytes of each token, indexed by id.
     bytes: Vec<Box<[u8]>>,
     kinds: Vec<TokenKind>,
@@ -57,6 +60,7 @@ impl Tokenizer {
             });
         }
         let pre_tokenizer = pre_tokenizer(file.str("tokenizer.ggml.pre")?)?;
+        let cuts_digits = matches!(pre_tokenizer, PreTokenizerWrapper::Sequence(_));
         let tokens = file.str_array("tokenizer.ggml.tokens")?;
         if tokens.is_empty() || tokens.len() > VOCAB_MAX {
             return Err(TokenizerError::VocabularySize {
@@ -67,6 +71,8 @@ impl Tokenizer {
         let kinds = read_kinds(file, tokens.len())?;
         let special = SpecialTokens::from_gguf(file)?;
         let merges = file.str_array("tokenizer.ggml.merges")?;
+        let parsed_whole = tokens.iter().zip(&kinds).filter(|(_, kind)| kind.is_parsed_whole());
+        let cuts = Cuts::new(parsed_whole.map(|(token, _)| Box::from(*token)), cuts_digits);
         let encoder = build_encoder((&tokens, &kinds), &merges, pre_tokenizer)?;
         let bytes = tokens
             .iter()
@@ -76,6 +82,7 @@ impl Tokenizer {
         let content_hash = content_hash(file, &tokens, &merges);
         Ok(Tokenizer {
             encoder,
+            cuts,
             bytes,
             kinds,
             special,
@@ -86,21 +93,48 @@ impl Tokenizer {
     /// Token ids of `text`, control tokens in it parsed. `add_special` puts the begin token first where the model
     /// asks for one (`add_bos_token`); leave it off for text from a chat template, which writes its own.
     ///
-    /// The caller limits the length of `text` and keeps long ones off an async thread: prose takes about 0.4 s and
-    /// 100 MB of memory a megabyte while this runs, a megabyte of digits 1.5 s and 400 MB (measured, one core).
-    ///
     /// # Errors
     /// [`TokenizerError::Encode`], which no text is known to cause.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let encoding = self
-            .encoder
-            .encode_fast(text, false)
-            .map_err(|cause| TokenizerError::Encode { cause })?;
+        self.encode_at_most(text, add_special, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode`], and ends as soon as there are more than `tokens_max`.
+    ///
+    /// The text is encoded piece by piece, each of about 8 KiB, so memory goes by the tokens that come out. Only a longer run
+    /// without any place to cut (one letter a million times, prose without a space in another script) costs more: up to
+    /// 100 bytes for each of its bytes. Keep long texts off an async thread: a megabyte of prose takes about 0.4 s.
+    ///
+    /// # Errors
+    /// [`TokenizerError::TooManyTokens`]; [`TokenizerError::Encode`], which no text is known to cause.
+    pub fn encode_at_most(
+        &self,
+        text: &str,
+        add_special: bool,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
+        self.encode_pieces(text, add_special, (tokens_max, PIECE_BYTES))
+    }
+
+    fn encode_pieces(
+        &self,
+        text: &str,
+        add_special: bool,
+        (tokens_max, piece_bytes): (usize, usize),
+    ) -> Result<Vec<TokenId>, TokenizerError> {
         let begin = self.special.begin.filter(|_| add_special && self.special.add_begin);
-        Ok(begin
-            .into_iter()
-            .chain(encoding.get_ids().iter().map(|&id| TokenId(id)))
-            .collect())
+        let mut tokens: Vec<TokenId> = begin.into_iter().collect();
+        for piece in self.cuts.pieces(text, piece_bytes) {
+            let encoding = self
+                .encoder
+                .encode_fast(piece, false)
+                .map_err(|cause| TokenizerError::Encode { cause })?;
+            tokens.extend(encoding.get_ids().iter().map(|&id| TokenId(id)));
+            if tokens.len() > tokens_max {
+                return Err(TokenizerError::TooManyTokens { max: tokens_max });
+            }
+        }
+        Ok(tokens)
     }
 
     /// Text of `tokens`; bytes that are not UTF-8, also an unfinished character at the end, become U+FFFD.

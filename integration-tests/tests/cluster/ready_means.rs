@@ -74,7 +74,11 @@ async fn nobody_ends_service_or_the_split_unseen() {
         _ => ("decode-1", second.1),
     };
     assert_eq!(refusal["error"]["code"], "last_decode_node", "{refusal}");
-    for verb in [vec!["drain", last], vec!["role", last, "prefill"], vec!["role", last, "colocated"]] {
+    for verb in [
+        vec!["drain", last],
+        vec!["role", last, "prefill"],
+        vec!["role", last, "colocated"],
+    ] {
         let (status, words) = baton(&[&verb[..], &["--url", url]].concat()).await;
         assert!(status == Some(1) && words.contains("--force"), "{verb:?}: {words}");
     }

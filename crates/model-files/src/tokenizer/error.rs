@@ -39,6 +39,8 @@ pub enum TokenizerError {
     Build {
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
+    #[error("the text has more than {max} tokens; shorten it")]
+    TooManyTokens { max: usize },
     #[error("the text cannot be tokenised: {cause}; change the text, retrying will not help")]
     Encode {
         cause: Box<dyn std::error::Error + Send + Sync>,

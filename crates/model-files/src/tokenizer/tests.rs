@@ -267,3 +267,75 @@ fn damaged_tokenizers_are_refused_by_name() {
     let missing = load(&TinyLlama::default().build().without_metadata("tokenizer.ggml.merges"));
     assert!(matches!(missing, Err(TokenizerError::Gguf(_))));
 }
+
+/// Runs of what words are made of, and what stands between them: contractions, control tokens whole and broken, other scripts.
+fn fragment() -> impl Strategy<Value = String> {
+    let fixed = [
+        " ",
+        "  ",
+        "\n",
+        "\t \n",
+        "'s",
+        "'ll",
+        "'",
+        "''",
+        "1",
+        "2025",
+        "<|im_start|>",
+        "<|im_sta",
+        "rt|>",
+        "|",
+        "<",
+        "é",
+        "ß",
+        "日本",
+        "語。",
+        "\u{a0}",
+        "\u{2003}",
+        "\u{301}",
+        "_",
+        "...",
+        "!?",
+        "\u{0}",
+        "\r",
+    ];
+    prop_oneof![
+        3 => prop::sample::select(fixed.to_vec()).prop_map(str::to_owned),
+        2 => "[a-zA-Z]{1,9}",
+        1 => "[0-9]{1,9}",
+        1 => ".{1,4}",
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_pieces_of_a_text_have_the_tokens_of_the_whole(
+        fragments in prop::collection::vec(fragment(), 0..40),
+        piece_bytes in 1_usize..12,
+    ) {
+        let text = fragments.concat();
+        let whole = REAL.encode_pieces(&text, false, (usize::MAX, usize::MAX)).unwrap();
+        let in_pieces = REAL.encode_pieces(&text, false, (usize::MAX, piece_bytes)).unwrap();
+        prop_assert_eq!(in_pieces, whole);
+        prop_assert_eq!(REAL.cuts.pieces(&text, piece_bytes).collect::<String>(), text);
+    }
+}
+
+#[test]
+fn a_text_of_too_many_tokens_is_given_up_early() {
+    let digits = "7".repeat(4 << 20);
+    let refused = REAL.encode_at_most(&digits, false, 2_048);
+    assert!(matches!(refused, Err(TokenizerError::TooManyTokens { max: 2_048 })));
+    assert_eq!(
+        REAL.encode_at_most(&digits[..2_048], false, 2_048).unwrap().len(),
+        2_048
+    );
+    let prose = "It was the best of times, it was the worst of times. ".repeat(2_000);
+    let longest = REAL.cuts.pieces(&prose, 1_024).map(str::len).max();
+    assert!(
+        longest.is_some_and(|bytes| bytes < 1_100),
+        "pieces of {longest:?} bytes"
+    );
+}
