@@ -83,15 +83,8 @@ pub async fn live(
     let address = serve::reachable_address(bound, config.advertise.as_deref())?;
     let mut node = DecodeNode::open(&config, &address, weights).await?;
     let health = Health::new("no coordinator has welcomed this node yet");
-    let ops = Ops {
-        role: ROLE,
-        name: config.name.clone(),
-        version: PROGRAM.version,
-        health: health.clone(),
-        metrics: node.registry(),
-        ledger: Some(node.ledger()),
-        guard: HttpGuard::new(&config.guard, &[&config.listen, &address]),
-    };
+    let guard = HttpGuard::new(&config.guard, &[&config.listen, &address]);
+    let ops = ops(&config, (&node, &health), guard);
     let stop_serving = Shutdown::new();
     let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
@@ -145,5 +138,17 @@ pub async fn live(
         // A second engine beside one that still computes: rather a new process.
         Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::StepThread),
         leaving => Ok(leaving.into()),
+    }
+}
+
+fn ops(config: &Config, (node, health): (&DecodeNode, &Health), guard: HttpGuard) -> Ops {
+    Ops {
+        role: ROLE,
+        name: config.name.clone(),
+        version: PROGRAM.version,
+        health: health.clone(),
+        metrics: node.registry(),
+        ledger: Some(node.ledger()),
+        guard,
     }
 }

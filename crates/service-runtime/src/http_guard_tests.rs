@@ -1,3 +1,5 @@
+//! Requests that browsers, programs and attackers send, and what the guard says to each.
+
 use super::*;
 
 fn guard(allowed: &[&str]) -> HttpGuard {

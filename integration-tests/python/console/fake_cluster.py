@@ -106,6 +106,7 @@ class Cluster:
                 "model": MODEL,
                 "readiness": "ready",
                 "not_ready_because": None,
+                "unsplit_because": None,
                 "waiting": {"interactive": 0, "batch": 2},
                 "unfinished": unfinished,
             },

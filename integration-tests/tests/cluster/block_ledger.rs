@@ -1,11 +1,12 @@
 //! `/admin/blocks` on real nodes: while an answer runs it names the request that holds the blocks, afterwards nobody.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use integration_tests::MODEL;
-use integration_tests::cluster::TestCluster;
+use integration_tests::cluster::{TestCluster, options};
 use integration_tests::wait::wait_until;
 use serde_json::{Value, json};
 
@@ -28,7 +29,11 @@ fn total(report: &Value) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_holds_blocks_is_named_while_it_does_and_not_after() -> Result<()> {
-    let cluster = TestCluster::start("1p1d").await?;
+    let folder = tempfile::tempdir()?;
+    let log = folder.path().join("events.jsonl");
+    let mut options = options("1p1d")?;
+    options.environment = vec![("BATON_EVENT_LOG".to_owned(), log.display().to_string())];
+    let cluster = TestCluster::start_with(options).await?;
     let pools = (
         total(&report(&cluster, "prefill-0").await?),
         total(&report(&cluster, "decode-0").await?),
@@ -63,5 +68,46 @@ async fn who_holds_blocks_is_named_while_it_does_and_not_after() -> Result<()> {
         })
         .await?;
     }
+    let trace = trace_with_handoff(&cluster).await?;
+    let transfers = transfers(&log)?;
+    ensure!(!transfers.is_empty(), "the event log names no transfer");
+    for transfer in transfers {
+        let page = [decoding.to_string(), trace.clone()].concat();
+        ensure!(
+            !page.contains(&transfer),
+            "{transfer} can be claimed by whoever reads {page}"
+        );
+    }
     cluster.stop().await
+}
+
+/// The last request's trace once the prefill node's span of its handoff, with the transfer's label, is in it.
+async fn trace_with_handoff(cluster: &TestCluster) -> Result<String> {
+    let page = |path: String| async move {
+        let answer = cluster.http.get(cluster.url(&path)).send().await?;
+        anyhow::Ok(answer.error_for_status()?.json::<Value>().await?)
+    };
+    let last = page("/admin/requests?limit=1".to_owned()).await?["records"][0]["id"].clone();
+    let path = format!("/admin/traces/{}", last.as_str().context("no request")?);
+    wait_until("the handoff's span", Duration::from_secs(20), || async {
+        let trace = page(path.clone())
+            .await
+            .map_err(|error| format!("{error:#}"))?
+            .to_string();
+        if trace.contains("baton.transfer") {
+            Ok(trace)
+        } else {
+            Err(trace)
+        }
+    })
+    .await
+}
+
+/// Every transfer id that the event log has.
+fn transfers(log: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(log)?;
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    Ok(lines
+        .filter_map(|line| Some(line["transfer"].as_str()?.to_owned()))
+        .collect())
 }

@@ -130,6 +130,7 @@ class ClusterView {
         ),
       ),
       coordinator.not_ready_because ? h("p", { class: "warning" }, coordinator.not_ready_because) : null,
+      coordinator.unsplit_because ? h("p", { class: "warning" }, coordinator.unsplit_because) : null,
       h(
         "dl",
         null,

@@ -127,7 +127,7 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
     let has = |role: &str| cluster.nodes.iter().any(|node| is_ready(node) && node.role == role);
     if !has("decode") && !has("co-located") {
         todo.push(format!("start a decode node that joins {control} (deploy/README.md)"));
-    } else if !has("prefill") && !has("co-located") {
+    } else if has("decode") && !has("prefill") {
         todo.push(format!("start a prefill node that joins {control} (deploy/README.md)"));
     } else if !cluster.pairs.is_empty() && cluster.pairs.iter().all(|pair| !pair.is_usable) {
         todo.push("no pair can exchange KV: see the reasons below, and `baton nodes` for transports".to_owned());
@@ -243,6 +243,22 @@ mod tests {
         cluster.nodes.clear();
         assert!(todo(&cluster).contains("baton up"));
         assert!(!todo(&Cluster::default()).is_empty());
+    }
+
+    #[test]
+    fn unsplit_and_suspicion_are_told_of_a_ready_cluster() {
+        let mut cluster: Cluster = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let told = |cluster: &Cluster| render(cluster, "http://x", Look::plain(80));
+        let split = told(&cluster);
+        assert!(!split.contains("unsplit") && !split.contains("suspected: "), "{split}");
+        cluster.coordinator.unsplit_because = Some("no prefill node is ready (1 known)".to_owned());
+        cluster.nodes.retain(|node| node.role != "prefill");
+        let unsplit = told(&cluster);
+        for wanted in ["ready: ", "no prefill node is ready", "start a prefill node"] {
+            assert!(unsplit.contains(wanted), "{wanted} in {unsplit}");
+        }
+        cluster.nodes[0].state = "suspected".to_owned();
+        assert!(told(&cluster).contains("suspected: decode-0"));
     }
 
     #[test]

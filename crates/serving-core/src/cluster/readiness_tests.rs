@@ -1,3 +1,5 @@
+//! What a few nodes make of a cluster: ready, unsplit, and which of them may go.
+
 use super::super::fixtures::{node_record, ready_status};
 use super::*;
 use crate::cluster::{ClusterConfig, ClusterEvent, StreamId};

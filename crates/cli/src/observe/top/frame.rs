@@ -55,6 +55,7 @@ fn title(state: &State, url: &str, look: Look) -> String {
         return format!("{name}  {url}  waiting for the first page");
     };
     let (words, paint) = match (coordinator.is_ready(), &coordinator.not_ready_because) {
+        (true, _) if coordinator.unsplit_because.is_some() => ("ready, but unsplit".to_owned(), Paint::Warn),
         (true, _) => ("ready".to_owned(), Paint::Good),
         (false, Some(because)) => (format!("not ready: {because}"), Paint::Bad),
         (false, None) => ("not ready".to_owned(), Paint::Bad),
