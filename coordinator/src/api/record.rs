@@ -463,7 +463,9 @@ fn plain_line(line: &Line<'_>) {
     let (method, path, e2e_ms) = (line.facts.method.as_str(), line.facts.path.as_str(), ms(line.e2e));
     let (request_id, status, outcome) = (line.request_id, line.status, line.outcome);
     // Probes and scrapes come every few seconds for ever: theirs are worth a line only to who asks for it.
-    if matches!(path, "/health" | "/ready" | "/ping" | "/metrics") && status < 400 {
+    // A probe's 503 is an answer, too, and comes again each second.
+    let is_probe = matches!(path, "/health" | "/ready" | "/ping" | "/metrics");
+    if is_probe && (status < 400 || status == 503) {
         tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
     } else {
         tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
