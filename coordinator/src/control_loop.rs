@@ -12,7 +12,7 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, DropCause, FinishedBy, LastDecodeNode, Leg, Phase,
+    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase,
     PlacementFacts, Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::control_handle::{Bell, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels, LegContext};
-use crate::membership::{NodeStreams, Terms};
+use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
 use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
@@ -496,16 +496,5 @@ fn step_of(change: Change) -> Step {
             to: name(to),
         },
         Change::Ended => Step::Ended,
-    }
-}
-
-fn tell_dropped(node: &NodeId, cause: DropCause) {
-    match cause {
-        DropCause::Left => tracing::info!(%node, "a node left after its drain"),
-        DropCause::Restarted => tracing::warn!(%node, "a node's earlier life is over: its name has registered anew"),
-        DropCause::LeaseExpired => tracing::warn!(
-            %node,
-            "a node is lost: no status within its lease (lease_ms). Is the process alive and reachable? It rejoins by itself"
-        ),
     }
 }

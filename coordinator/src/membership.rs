@@ -12,7 +12,7 @@ use proto::v1;
 use proto::v1::membership_service_server::MembershipService;
 use service_runtime::clock::Clock;
 use service_runtime::clock_offset;
-use serving_core::cluster::{ClusterEvent, JoinRefusal, StreamId};
+use serving_core::cluster::{ClusterEvent, DropCause, JoinRefusal, StreamId};
 use serving_core::ids::NodeId;
 use serving_core::node::{AssignedRole, NodeRecord, PermitNote};
 use tokio::sync::{mpsc, oneshot};
@@ -304,5 +304,17 @@ impl NodeStreams {
             tracing::warn!(node = %open.stream.node, "the node does not read its membership stream; cutting it off");
             self.open.remove(&id);
         }
+    }
+}
+
+/// To whoever reads the log.
+pub(crate) fn tell_dropped(node: &NodeId, cause: DropCause) {
+    match cause {
+        DropCause::Left => tracing::info!(%node, "a node left after its drain"),
+        DropCause::Restarted => tracing::warn!(%node, "a node's earlier life is over: its name has registered anew"),
+        DropCause::LeaseExpired => tracing::warn!(
+            %node,
+            "a node is lost: no status within its lease (lease_ms). Is the process alive and reachable? It rejoins by itself"
+        ),
     }
 }
