@@ -46,6 +46,7 @@ pub struct Metrics {
     output_tokens: Histogram,
     stages: Histograms<StageLabels>,
     first_to_second_token: Histogram,
+    last_token_to_end: Histogram,
     panics: Counter,
     membership: MembershipGauges,
     /// Under vLLM's names, where that was asked for.
@@ -82,6 +83,7 @@ impl Metrics {
             output_tokens: table::OUTPUT_TOKENS.new_histogram(),
             stages: table::STAGE_SECONDS.new_histograms(),
             first_to_second_token: table::FIRST_TO_SECOND_TOKEN.new_histogram(),
+            last_token_to_end: table::LAST_TOKEN_TO_END.new_histogram(),
             panics: Counter::default(),
             membership: MembershipGauges::register(&mut registry),
             cluster: cluster.clone(),
@@ -122,6 +124,7 @@ impl Metrics {
         table::OUTPUT_TOKENS.register(r, self.output_tokens.clone());
         table::STAGE_SECONDS.register(r, self.stages.clone());
         table::FIRST_TO_SECOND_TOKEN.register(r, self.first_to_second_token.clone());
+        table::LAST_TOKEN_TO_END.register(r, self.last_token_to_end.clone());
         table::HANDLER_PANICS.register(r, self.panics.clone());
     }
 
@@ -206,6 +209,9 @@ impl EdgeMetrics for Metrics {
         }
         if let Some(tpot) = ended.tpot {
             self.tpot.get_or_create(&lane).observe(tpot.as_secs_f64());
+        }
+        if let Some(took) = ended.last_token_to_end {
+            self.last_token_to_end.observe(took.as_secs_f64());
         }
         self.e2e.get_or_create(&lane).observe(ended.e2e.as_secs_f64());
         self.prompt_tokens.observe(f64::from(ended.prompt_tokens));

@@ -38,7 +38,10 @@ pub enum ClientEvent {
         tokens: Vec<TokenLogprobs>,
     },
     Token(TokenEvent, TokenTimes),
-    /// All choices have ended.
+    /// What is known so far: comes before the first token, and again after the last one. The nodes' last reports are not in
+    /// it.
+    Known(Box<RequestSummary>),
+    /// All choices have ended, and the nodes' last reports are there, or their time is over.
     Done(Box<RequestSummary>),
     Failed(RequestError),
     /// What is known of a request that fails: comes right before `Failed`.

@@ -186,6 +186,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         drain: shutdown.clone(),
         ..Insight::default()
     };
+    let closing = insight.records.closing.clone();
     let state = AppState::new(AppParts {
         submit: Arc::new(coordinator.handle.clone()),
         text: Arc::new(text),
@@ -202,7 +203,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     announce(&config.name, http_address, coordinator.control_address);
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
     api::serve_http(http_listener, api::router(state), shutdown.requested(), drain).await;
+    // Answers are out; their records end with their nodes' last reports.
+    closing.settled().await;
     coordinator.stop().await;
+    // What did not come in time is known to come no more.
+    closing.settled().await;
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,
         None => None,

@@ -241,6 +241,9 @@ impl RequestStream {
                 Err(violation) => return Delivery::Violation(format!("{} leg: {violation}", leg.name())),
             }
         }
+        if !finished.is_empty() && s.choices.iter().all(|choice| choice.is_finished) {
+            s.tell_known();
+        }
         if let Some(gap) = s.take_second_token_gap(now) {
             drop(s);
             self.metrics.first_to_second_token(gap);
@@ -276,16 +279,14 @@ impl RequestStream {
     pub fn complete(&self) {
         let mut s = self.state();
         s.live = None;
-        let mut summary = std::mem::take(&mut s.summary);
-        summary.timings = s.clock.timings();
+        let summary = s.known();
         s.tell(ClientEvent::Done(Box::new(summary)));
     }
 
     pub fn fail(&self, error: RequestError) {
         let mut s = self.state();
         s.live = None;
-        let mut summary = std::mem::take(&mut s.summary);
-        summary.timings = s.clock.timings();
+        let summary = s.known();
         s.tell(ClientEvent::BrokeOff(Box::new(summary)));
         s.tell(ClientEvent::Failed(error));
     }
@@ -300,6 +301,18 @@ impl State {
     /// A gone client is noticed by its handle's drop, not here.
     fn tell(&mut self, event: ClientEvent) {
         let _ = self.sender.try_send(event);
+    }
+
+    fn known(&self) -> RequestSummary {
+        RequestSummary {
+            timings: self.clock.timings(),
+            ..self.summary.clone()
+        }
+    }
+
+    fn tell_known(&mut self) {
+        let summary = self.known();
+        self.tell(ClientEvent::Known(Box::new(summary)));
     }
 
     /// Sorts one token in: the tokens that can be handed over now, in order.
@@ -362,6 +375,7 @@ impl State {
         if self.first_token_at.is_none() {
             self.first_token_at = Some(now);
             self.clock.first_token(now, times.sampled_at);
+            self.tell_known();
         }
         if token.finish.is_some() {
             finished.push(token.choice);

@@ -13,8 +13,8 @@ use integration_tests::fault_matrix::strike::CellReport;
 use integration_tests::fault_matrix::{campaign, cells};
 use integration_tests::fault_runs::load::{Rate, Terms};
 use integration_tests::fault_runs::{
-    cancels, coordinator_kills, coordinator_pauses, deadlines, etcd_outages, flips, kills, migrate, pauses, quantile,
-    retries, reuse, rolling,
+    cancels, coordinator_kills, coordinator_pauses, deadlines, etcd_outages, flips, kills, migrate, overload, pauses,
+    quantile, retries, reuse, rolling,
 };
 
 const USAGE: &str = "\
@@ -30,6 +30,7 @@ faults migrate STREAMS [ROUNDS]                       a decode node dies under r
 faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
 faults coordinator N                                  T11: killed and started again
 faults late ROUNDS                                    the coordinator stands still for 8 s, then for 20 s
+faults overload ROUNDS                                five times what fits, half of it with a short timeout
 faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
 faults rolling ROUNDS                                 T20: every process is asked to go in turn
 
@@ -127,6 +128,7 @@ async fn run(words: &[String]) -> Result<Vec<String>> {
         Some("pauses") => all_pauses(number(1)?, number(2).or_else(|_| number(1))?).await?,
         Some("coordinator") => all_coordinator_kills(number(1)?).await?,
         Some("late") => all_coordinator_pauses(number(1)?).await?,
+        Some("overload") => all_overloads(number(1)?).await?,
         Some("etcd") => all_etcd_outages(number(1)?, number(2).unwrap_or(60)).await?,
         Some("rolling") => all_rolling(number(1)?).await?,
         other => return Err(NotUnderstood(format!("no run is called {}", other.unwrap_or("nothing"))).into()),
@@ -324,6 +326,17 @@ async fn all_coordinator_pauses(rounds: usize) -> Result<Vec<String>> {
         seed: 1,
     };
     let run = coordinator_pauses::run(&plan, |pause| eprintln!("{pause:?}")).await?;
+    println!("{}", run.summary());
+    Ok(run.broken())
+}
+
+async fn all_overloads(rounds: usize) -> Result<Vec<String>> {
+    let plan = overload::Plan {
+        rounds,
+        measured_over: Duration::from_secs(15),
+        seed: 1,
+    };
+    let run = overload::run(plan, |load| eprintln!("{load:?}")).await?;
     println!("{}", run.summary());
     Ok(run.broken())
 }

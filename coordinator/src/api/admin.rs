@@ -68,6 +68,7 @@ pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<Li
         slowest_first: query.slowest,
         filter: query.filter(),
     };
+    state.insight.records.closing.settled().await;
     let page = state.insight.records.list(&listing);
     Json(json!({
         "records": page.records,
@@ -86,6 +87,7 @@ pub fn bad_query(bad: &BadQuery) -> ApiError {
 }
 
 pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
+    state.insight.records.closing.settled().await;
     match state.insight.records.find(&id) {
         Some(detail) => Json(&*detail).into_response(),
         None => unknown_request(&id).into_response(),
@@ -196,6 +198,7 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<Value> {
 }
 
 pub async fn slo(State(state): State<Arc<AppState>>) -> Json<Value> {
+    state.insight.records.closing.settled().await;
     let counted = state.insight.slo.report(Instant::now());
     let lanes = |profile: &SloProfile| {
         let of_profile = counted.iter().filter(|((name, _), _, _)| *name == profile.name);

@@ -15,12 +15,13 @@ use super::AppState;
 use super::body::json_object;
 use super::error::ApiError;
 use super::fields::Endpoint;
+use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
 use super::record::{Generation, RequestLabels, RequestRecord};
 use super::reply::{HeadParts, Reply};
-use super::run::{OutToken, Run, RunInput};
+use super::run::{EndsWith, OutToken, Run, RunInput};
 use super::shapes::{EdgeTimes, Head, ms};
 use super::sse;
 use super::trace::{TraceContext, root_span};
@@ -222,6 +223,11 @@ impl Call {
             submissions,
             stop_strings: plan.stop_strings.clone(),
             record: Some(self.record.clone()),
+            ends_with: match (plan.reply.return_kv_hashes, plan.reply.include_metrics) {
+                (true, _) => EndsWith::LastReports,
+                (false, true) => EndsWith::Figures,
+                (false, false) => EndsWith::LastToken,
+            },
         }
     }
 
@@ -252,7 +258,7 @@ impl Call {
             mut pace,
             reply,
             first,
-            egress: _egress,
+            egress,
             ..
         } = answering;
         let choice_count: usize = run
@@ -274,12 +280,15 @@ impl Call {
             next = more?;
         }
         let times = note_end(&self.record, &run, &mut pace, false);
+        pace.ended();
         self.record.facts().outcome = Some("ok");
         self.record.update(|generation| {
             note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
         });
         let mut response = (StatusCode::OK, axum::Json(reply.whole(&run, &tokens, &times))).into_response();
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
+        drop(egress);
+        late::answered(&self.record, &mut run);
         Ok(response)
     }
 

@@ -38,8 +38,12 @@ pub const OVERSIZED_BODY_DRAIN_BYTES_MAX: usize = 64 << 20;
 pub const OVERSIZED_BODY_DRAIN_MAX: Duration = Duration::from_secs(3);
 /// Texts below this are tokenized in place (about 1 ms); longer ones on a blocking thread.
 pub const TOKENIZE_INLINE_BYTES_MAX: usize = 16 << 10;
-/// After the edge itself ended the last choice (stop string): how long it waits for the request's summary.
-pub const SUMMARY_WAIT_MAX: Duration = Duration::from_millis(500);
+/// After the last token of the last choice: how long an answer waits for the nodes' last reports. Only one that tells of
+/// them does.
+pub const REPORTS_WAIT_MAX: Duration = Duration::from_millis(500);
+/// How long a record that is not complete waits for them when its answer has ended. The control loop waits for a second
+/// after the decode node's, which itself comes with the last token.
+pub const LATE_REPORTS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Different ignored field names logged over the life of the process; more are ignored in silence.
 pub const IGNORED_NAMES_LOGGED_MAX: usize = 256;
 /// Tokens a `/detokenize` call may send.

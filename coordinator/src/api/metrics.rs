@@ -40,6 +40,8 @@ pub struct EndedRequest<'a> {
     pub ttft: Option<Duration>,
     /// (last token - first token) / (tokens - 1) of the choice that took longest.
     pub tpot: Option<Duration>,
+    /// From the last token's write to the write of the answer's end; `None` for one that did not end well.
+    pub last_token_to_end: Option<Duration>,
     /// First byte received to the answer's end.
     pub e2e: Duration,
     pub prompt_tokens: u32,

@@ -13,6 +13,7 @@ mod fields;
 mod generate;
 mod guard;
 mod json;
+mod late;
 pub mod limits;
 mod logprobs;
 mod metrics;

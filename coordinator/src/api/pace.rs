@@ -148,6 +148,16 @@ impl Pace {
         }
     }
 
+    /// The answer's end goes to the connection now.
+    pub fn ended(&self) {
+        let last = self.choices.iter().filter_map(|choice| Some(choice.last?.at)).max();
+        if let Some(last) = last {
+            let took = last.elapsed();
+            self.record
+                .update(|generation| generation.last_token_to_end = Some(took));
+        }
+    }
+
     fn first_handed_over(&self, received_at: Instant) -> Instant {
         self.choices
             .iter()

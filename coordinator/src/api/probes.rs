@@ -44,6 +44,7 @@ pub async fn version() -> Json<Value> {
 }
 
 pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
+    state.insight.records.closing.settled().await;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, content_type)], state.metrics.render()).into_response()
 }

@@ -1,7 +1,7 @@
 //! What is known of one HTTP request, gathered while it runs; its end writes the access line and the metrics.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName};
@@ -17,9 +17,10 @@ use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
 use super::prepare::lane;
 use super::remember::{End, remember};
-use super::trace::{TraceContext, finish_root};
+use super::trace::{TraceContext, end_span, finish_root};
 use crate::insight::Insight;
 use crate::records::Running;
+use crate::records::closing::Closing;
 use crate::records::prompts::PromptRecord;
 use crate::records::shape::Detail;
 use crate::records::stalls::{Gaps, Stall, StallCause};
@@ -98,7 +99,10 @@ pub struct RequestRecord {
     metrics: Arc<dyn EdgeMetrics>,
     insight: Arc<Insight>,
     tokens_out: AtomicU32,
+    answered_at: OnceLock<Instant>,
     facts: Mutex<Facts>,
+    /// Of an answer whose nodes report later. Dropped after the record has ended.
+    closing: OnceLock<Closing>,
 }
 
 #[derive(Debug, Default)]
@@ -148,6 +152,8 @@ pub struct Generation {
     pub edge: StageTimings,
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
+    /// From the last token's write to the write of the answer's end.
+    pub last_token_to_end: Option<Duration>,
     /// Of an answer that was sent whole.
     pub finish: Option<&'static str>,
 }
@@ -174,6 +180,7 @@ impl Generation {
             edge: StageTimings::default(),
             ttft: None,
             tpot: None,
+            last_token_to_end: None,
             finish: None,
         }
     }
@@ -234,6 +241,8 @@ impl RequestRecord {
             metrics,
             insight,
             tokens_out: AtomicU32::new(0),
+            answered_at: OnceLock::new(),
+            closing: OnceLock::new(),
             facts: Mutex::new(Facts {
                 method: arrival.method.to_owned(),
                 path: arrival.path.chars().take(256).collect(),
@@ -297,6 +306,28 @@ impl RequestRecord {
         self.tokens_out.fetch_add(1, Ordering::Relaxed) == 0
     }
 
+    /// The client has all of its answer: what comes later is not part of its time.
+    pub fn answered(&self) {
+        if self.answered_at.set(Instant::now()).is_ok()
+            && let Some(generation) = &self.facts().generation
+        {
+            end_span(generation);
+        }
+    }
+
+    /// The record will end later, with what the nodes report; false when too many do already.
+    pub fn close_later(&self) -> bool {
+        let seq = self.facts().generation.as_ref().map(|generation| generation.seq);
+        let closing = seq.and_then(|seq| self.insight.records.closing.begin(seq));
+        closing.is_some_and(|closing| self.closing.set(closing).is_ok())
+    }
+
+    /// First byte received to the answer's end, or to now.
+    pub fn e2e(&self) -> Duration {
+        let end = self.answered_at.get().copied().unwrap_or_else(Instant::now);
+        end.saturating_duration_since(self.received_at)
+    }
+
     /// From now on the request can be looked at, and is in the list.
     pub fn begin(self: &Arc<Self>, generation: Generation) {
         let seq = generation.seq;
@@ -334,7 +365,8 @@ impl std::fmt::Debug for RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        let e2e = self.received_at.elapsed();
+        self.answered();
+        let e2e = self.e2e();
         let facts = std::mem::take(self.facts.get_mut().unwrap_or_else(PoisonError::into_inner));
         let outcome = facts.outcome.unwrap_or("cancelled");
         let status = facts.status.unwrap_or(STATUS_CLIENT_CLOSED);
@@ -364,6 +396,7 @@ impl RequestRecord {
             finish: generation.finish,
             ttft: generation.ttft,
             tpot: generation.tpot,
+            last_token_to_end: generation.last_token_to_end,
             e2e: line.e2e,
             prompt_tokens: generation.prompt_tokens,
             output_tokens: generation.output_tokens,
@@ -453,6 +486,7 @@ fn generation_line(line: &Line<'_>, g: &Generation) {
         queue_ms = g.stages().get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
         ttft_ms = g.ttft.map(ms),
         unattributed_ms = g.unattributed_ms(),
+        last_token_to_end_ms = g.last_token_to_end.map(ms),
         e2e_ms = ms(line.e2e),
         "request"
     );

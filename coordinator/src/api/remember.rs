@@ -43,7 +43,7 @@ pub fn stalls_of(g: &Generation, stages: &StageTimings) -> Vec<Stall> {
 }
 
 pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Option<End>) -> Remembered {
-    let e2e = record.received_at.elapsed();
+    let e2e = record.e2e();
     let stages = g.stages();
     let stalls = stalls_of(g, &stages);
     let breaches = end.and_then(|end| {
@@ -96,7 +96,7 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         id: record.request_id.clone(),
         trace_id: facts.trace.trace_id_hex(),
         response_id: g.response_id.clone(),
-        received_unix_ms: unix_ms(e2e),
+        received_unix_ms: unix_ms(record.received_at.elapsed()),
         endpoint: g.endpoint,
         model: g.model.clone(),
         lane: g.lane.name(),
@@ -125,6 +125,7 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         itl_max_ms: g.gaps.max().map(ms),
         e2e_ms: ms(e2e),
         unattributed_ms: g.unattributed_ms(),
+        last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
         slo: g.slo.name,
         breached: Vec::new(),

@@ -13,7 +13,7 @@ use tokio::time::Sleep;
 
 use super::AppState;
 use super::error::ApiError;
-use super::limits::SUMMARY_WAIT_MAX;
+use super::limits::{LATE_REPORTS_WAIT_MAX, REPORTS_WAIT_MAX};
 use super::record::{Generation, RequestRecord};
 use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
@@ -56,8 +56,15 @@ pub struct PromptRun {
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
     pub output_tokens: u32,
-    /// Runs once the edge itself has ended the last choice.
-    summary_wait: Option<Pin<Box<Sleep>>>,
+    told: Told,
+}
+
+/// How much of a summary is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    /// All that an answer says of itself, but not the nodes' last reports.
+    SoFar,
 }
 
 struct Choice {
@@ -77,6 +84,20 @@ pub struct Run {
     leading: Option<usize>,
     /// Whose placements are shown while the request runs.
     record: Option<Arc<RequestRecord>>,
+    ends_with: EndsWith,
+    /// Runs once every choice has ended.
+    reports_wait: Option<Pin<Box<Sleep>>>,
+}
+
+/// When an answer is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndsWith {
+    /// Nobody waits for what the nodes report after it.
+    LastToken,
+    /// The answer tells their figures, as far as they come within `REPORTS_WAIT_MAX`.
+    Figures,
+    /// Every report is there, or the control loop waits for it no more.
+    LastReports,
 }
 
 /// What all submissions of one HTTP request share.
@@ -86,6 +107,7 @@ pub struct RunInput {
     pub submissions: Vec<Submission>,
     pub stop_strings: Vec<String>,
     pub record: Option<Arc<RequestRecord>>,
+    pub ends_with: EndsWith,
 }
 
 impl Run {
@@ -116,7 +138,7 @@ impl Run {
                     placement: None,
                     summary: RequestSummary::default(),
                     output_tokens: 0,
-                    summary_wait: None,
+                    told: Told::Nothing,
                 }
             })
             .collect();
@@ -127,7 +149,35 @@ impl Run {
             turn: 0,
             leading: None,
             record: input.record,
+            ends_with: input.ends_with,
+            reports_wait: None,
         }
+    }
+
+    /// What is left of a run when its answer has ended, if there are reports to wait for; this one has nothing any more.
+    pub fn take_unreported(&mut self) -> Option<Self> {
+        let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, Leg::Ended));
+        let emptied = Self {
+            text: self.text.clone(),
+            prompts: Vec::new(),
+            ready: VecDeque::new(),
+            turn: 0,
+            leading: None,
+            record: None,
+            ends_with: self.ends_with,
+            reports_wait: None,
+        };
+        is_missing.then(|| Self {
+            ends_with: EndsWith::LastReports,
+            ..std::mem::replace(self, emptied)
+        })
+    }
+
+    /// Waits for the nodes' last reports when every token has been had. What has not come by then never will: dropping
+    /// this run ends what is left of its requests.
+    pub async fn reports(&mut self) {
+        let all = async { while let Ok(Some(_)) = self.next().await {} };
+        let _ = tokio::time::timeout(LATE_REPORTS_WAIT_MAX, all).await;
     }
 
     /// The next token of any choice; `None` when every request has ended well.
@@ -160,9 +210,26 @@ impl Run {
                 break;
             }
             if !moved {
-                return Poll::Pending;
+                return match self.is_over(cx) {
+                    true => Poll::Ready(Ok(None)),
+                    false => Poll::Pending,
+                };
             }
         }
+    }
+
+    /// Nothing has come that could be taken: whether the answer ends without what is missing.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.ends_with == EndsWith::LastReports || !self.prompts.iter().all(PromptRun::has_all_tokens) {
+            return false;
+        }
+        if self.ends_with == EndsWith::LastToken && self.prompts.iter().all(PromptRun::is_answered) {
+            return true;
+        }
+        let wait = self
+            .reports_wait
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(REPORTS_WAIT_MAX)));
+        wait.as_mut().poll(cx).is_ready()
     }
 
     fn take(&mut self, index: usize, event: ClientEvent) -> Result<(), ApiError> {
@@ -175,8 +242,14 @@ impl Run {
                 }
                 prompt.placement = Some(placement);
             }
+            ClientEvent::Known(summary) => {
+                prompt.summary = *summary;
+                prompt.told = Told::SoFar;
+            }
             ClientEvent::BrokeOff(summary) => prompt.summary = *summary,
             ClientEvent::PromptLogprobs { first_position, tokens } => prompt.note_prompt(first_position, tokens),
+            // Its client has all it asked for.
+            ClientEvent::Failed(_) if prompt.has_all_tokens() => prompt.leg = Leg::Ended,
             ClientEvent::Failed(error) => return Err(error.into()),
             ClientEvent::Done(summary) => {
                 prompt.summary = *summary;
@@ -248,11 +321,6 @@ impl PromptRun {
             let gone = || RequestError::Internal("the coordinator's control loop stopped".to_owned()).into();
             return Poll::Ready(event.ok_or_else(gone));
         }
-        if let Some(wait) = &mut self.summary_wait
-            && wait.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Ok(ClientEvent::Done(Box::default())));
-        }
         Poll::Pending
     }
 
@@ -323,9 +391,15 @@ impl PromptRun {
         if let Leg::Running(handle) = &self.leg {
             handle.finish_choice(choice, FinishReason::StopString);
         }
-        if self.choices.iter().all(|choice| choice.is_finished) {
-            self.summary_wait = Some(Box::pin(tokio::time::sleep(SUMMARY_WAIT_MAX)));
-        }
+    }
+
+    fn has_all_tokens(&self) -> bool {
+        matches!(self.leg, Leg::Ended) || self.choices.iter().all(|choice| choice.is_finished)
+    }
+
+    /// All that an answer says of it is there, but for what is in the nodes' last reports.
+    fn is_answered(&self) -> bool {
+        matches!(self.leg, Leg::Ended) || (self.told == Told::SoFar && self.has_all_tokens())
     }
 
     /// `Done` before any finish is right only where no token was asked for: each choice then ends in one empty step.

@@ -12,6 +12,7 @@ use tracing::Span;
 
 use super::error::ApiError;
 use super::generate::{Answering, note_end, note_finish_reasons};
+use super::late;
 use super::run::OutToken;
 
 /// Tells nginx-like proxies not to collect the stream.
@@ -53,7 +54,7 @@ impl Events {
     async fn next(&mut self) -> Option<Bytes> {
         self.parts.pace.asked();
         if self.is_ended {
-            return self.tail.pop_front();
+            return self.next_of_tail();
         }
         let next = match self.parts.first.take() {
             Some(first) => Ok(Some(first)),
@@ -70,13 +71,22 @@ impl Events {
             }
             Ok(None) => {
                 self.end_well();
-                self.tail.pop_front()
+                self.next_of_tail()
             }
             Err(error) => {
                 self.end_badly(&error);
                 self.tail.pop_front()
             }
         }
+    }
+
+    /// The last frame is the answer's end.
+    fn next_of_tail(&mut self) -> Option<Bytes> {
+        let frame = self.tail.pop_front()?;
+        if self.tail.is_empty() && self.parts.record.facts().outcome == Some("ok") {
+            self.parts.pace.ended();
+        }
+        Some(frame)
     }
 
     fn end_well(&mut self) {
@@ -104,11 +114,14 @@ impl Events {
 impl Drop for Events {
     fn drop(&mut self) {
         let parts = &mut self.parts;
-        if parts.record.facts().outcome != Some("ok") {
+        parts.egress = Span::none();
+        let is_whole = parts.record.facts().outcome == Some("ok");
+        if is_whole {
+            late::answered(&parts.record, &mut parts.run);
+        } else {
             // Left or failed in mid-stream: what was delivered until then still counts.
             note_end(&parts.record, &parts.run, &mut parts.pace, true);
         }
-        parts.egress = Span::none();
     }
 }
 

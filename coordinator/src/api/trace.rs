@@ -176,8 +176,12 @@ pub fn finish_root(g: &Generation, outcome: &str, e2e: Duration) {
         span.record("otel.status_code", "ERROR");
         span.record("error.type", outcome);
     }
-    // A span ends when it was last left: the handler left it with the answer's first byte.
-    span.in_scope(|| ());
+}
+
+/// The root span ends now, whatever is recorded in it later. A span ends when it was last left: the handler left it with the
+/// answer's first byte.
+pub fn end_span(g: &Generation) {
+    g.span.in_scope(|| ());
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub async fn trace(
         Ok(query) => query,
         Err(bad) => return bad_query(&bad).into_response(),
     };
+    state.insight.records.closing.settled().await;
     let record = state.insight.records.find(&id);
     let trace_id = record
         .as_ref()

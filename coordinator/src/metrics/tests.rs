@@ -39,6 +39,7 @@ fn ended<'a>(outcome: &'a str, stages: &'a StageTimings) -> EndedRequest<'a> {
         finish: Some("length"),
         ttft: Some(Duration::from_millis(120)),
         tpot: Some(Duration::from_millis(25)),
+        last_token_to_end: Some(Duration::from_millis(1)),
         e2e: Duration::from_secs(1),
         prompt_tokens: 10,
         output_tokens: 20,

@@ -3,6 +3,7 @@
 //! Bounded by count and by bytes, the oldest go first. Running requests are looked at where they are; nothing is copied
 //! per token. Whoever follows the events and does not keep up is told how many it has missed.
 
+pub mod closing;
 pub mod prompts;
 pub mod shape;
 pub mod stalls;
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::broadcast;
 
+use closing::ClosingRecords;
 use shape::{Detail, RecordState, Summary};
 
 /// Events a follower may be behind: ten seconds of a hundred requests a second, three events each.
@@ -60,6 +62,7 @@ struct Ring {
 pub struct RecordStore {
     limits: RecordLimits,
     ring: Mutex<Ring>,
+    pub closing: ClosingRecords,
     events: broadcast::Sender<Arc<Summary>>,
 }
 
@@ -135,6 +138,7 @@ impl RecordStore {
         Self {
             limits,
             ring: Mutex::default(),
+            closing: ClosingRecords::default(),
             events: broadcast::channel(EVENTS_BEHIND_MAX).0,
         }
     }

@@ -162,6 +162,7 @@ pub struct Ended {
     pub output_tokens: u32,
     pub ttft: Option<Duration>,
     pub e2e: Duration,
+    pub last_token_to_end: Option<Duration>,
     pub stages: StageTimings,
 }
 
@@ -185,6 +186,7 @@ impl EdgeMetrics for Recorded {
             output_tokens: ended.output_tokens,
             ttft: ended.ttft,
             e2e: ended.e2e,
+            last_token_to_end: ended.last_token_to_end,
             stages: ended.stages.clone(),
         });
     }
@@ -348,6 +350,16 @@ pub fn logprobs(token: TokenId, k: u32) -> TokenLogprobs {
         logprob: -(token.0 as f32) / 100.0,
         top: top.collect(),
     }
+}
+
+/// What a coordinator tells of a request before the nodes' last reports.
+pub fn known() -> Step {
+    Step::Event(ClientEvent::Known(Box::new(RequestSummary {
+        timings: StageTimings(vec![(Stage::Queue, Duration::from_micros(10))]),
+        cached_tokens: 3,
+        attempts: 1,
+        ..RequestSummary::default()
+    })))
 }
 
 pub fn done() -> Step {

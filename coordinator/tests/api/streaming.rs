@@ -4,9 +4,11 @@ use coordinator::request_handle::ClientEvent;
 use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 use serving_core::request::RequestError;
+use serving_core::stage::Stage;
+use tokio::sync::oneshot;
 
 use super::client::{Answer, post};
-use super::harness::{MODEL, Script, Server, Step, placed, say, token};
+use super::harness::{MODEL, Script, Server, Step, done, known, placed, say, token};
 
 async fn stream(server: &Server, path: &str, fields: Value) -> Answer {
     let mut body = match path {
@@ -257,4 +259,57 @@ async fn a_loop_that_dies_ends_the_stream_with_an_error() {
     let events = stream(&server, "/v1/completions", json!({})).await.events();
     assert_eq!(events[1]["error"]["code"], "internal_error");
     assert_eq!(events[2], "[DONE]");
+}
+
+/// Says "ab"; the nodes' last reports come when the sender is used.
+async fn with_late_reports() -> (Server, oneshot::Sender<()>) {
+    let (report, reported) = oneshot::channel();
+    let reported = std::sync::Mutex::new(Some(reported));
+    let server = Server::start(move |request| {
+        let mut steps = say(request, |_| "ab".to_owned());
+        steps.pop();
+        steps.insert(1, known());
+        let gate = reported.lock().unwrap().take().expect("one request");
+        steps.extend([known(), Step::Wait(gate), done()]);
+        Script::Play(steps)
+    });
+    (server.await, report)
+}
+
+#[tokio::test]
+async fn an_answer_ends_with_its_last_token_and_its_record_with_the_nodes_last_reports() {
+    for is_streaming in [true, false] {
+        let (server, report) = with_late_reports().await;
+        let fields =
+            json!({"stream": is_streaming, "stream_options": is_streaming.then(|| json!({"include_usage": true}))});
+        // Nobody has reported yet, and the answer is whole.
+        let answer = stream(&server, "/v1/completions", fields).await;
+        let usage = match is_streaming {
+            true => answer.events()[3]["usage"].clone(),
+            false => answer.json()["usage"].clone(),
+        };
+        assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 3, "{usage}");
+        assert!(
+            server.metrics.ended.lock().unwrap().is_empty(),
+            "its record is not whole"
+        );
+        report.send(()).expect("the request is still held");
+        let ended = server.ended().await;
+        assert_eq!((ended.outcome.as_str(), ended.output_tokens), ("ok", 3));
+        assert!(ended.stages.get(Stage::Decode).is_some(), "{:?}", ended.stages);
+        assert!(ended.last_token_to_end.is_some_and(|took| took <= ended.e2e));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_tells_of_the_nodes_reports_waits_for_them() {
+    let (server, report) = with_late_reports().await;
+    let fields = json!({"include_metrics": true});
+    let (answer, ()) = tokio::join!(stream(&server, "/v1/completions", fields), async {
+        super::harness::until(|| (*server.metrics.gaps.lock().unwrap() == 2).then_some(())).await;
+        report.send(()).expect("the request is held");
+    });
+    let metrics = &answer.events()[3]["metrics"];
+    assert_eq!(metrics["kv_bytes"], 4096, "{metrics}");
+    assert!(metrics["decode_ms"].is_number(), "{metrics}");
 }

@@ -98,6 +98,10 @@ pub struct RigOptions {
     /// The processes find each other by an etcd of the rig's own.
     pub has_etcd: bool,
     pub threads: u32,
+    /// `None` is the real model's.
+    pub engine: Option<&'static str>,
+    /// Beside the rig's own.
+    pub coordinator_flags: Vec<String>,
 }
 
 impl RigOptions {
@@ -117,6 +121,8 @@ impl RigOptions {
             prefill_proxy: false,
             has_etcd: false,
             threads: 1,
+            engine: None,
+            coordinator_flags: Vec::new(),
         }
     }
 }
@@ -175,6 +181,9 @@ impl Rig {
             options.prefill_flags = SHORT_PREFILL.map(Into::into).to_vec();
             options.decode_flags = SHORT_DECODE.map(Into::into).to_vec();
         }
+        options.settings.engine = rig.engine.map(str::to_owned);
+        let more = rig.coordinator_flags.iter().map(Into::into);
+        options.coordinator_flags.extend(more);
         let retries = format!("--retries-free-per-minute={}", rig.retries_free_per_minute);
         options.coordinator_flags.push(retries.into());
         let kind = rig.transports.trim_end_matches("-staged");

@@ -13,6 +13,7 @@ pub mod judged;
 pub mod kills;
 pub mod load;
 pub mod migrate;
+pub mod overload;
 pub mod pauses;
 pub mod placements;
 pub mod retries;

@@ -385,3 +385,32 @@ async fn a_long_prompt_beside_a_stream_and_a_preemption_are_named_as_causes() {
     assert!(preempted.contains(&"preemption".to_owned()), "{preempted:?}");
     cluster.stop().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_nodes_report_that_comes_after_the_answer_is_in_its_record() {
+    let rig = Rig::start(&RigOptions::new("1p1d", 5)).await.unwrap();
+    rig.wait_until_whole().await.unwrap();
+    // It stands still before it reports, until the answer is there.
+    assert!(rig.arm("prefill-0", (FaultPoint::Acked, "1*return(stop)")).await);
+    let asked = json!({ "prompt": prompt(120, 1), "max_tokens": 8, "stream": true });
+    let id = complete(&rig.cluster, "reported-late", asked).await.unwrap();
+    assert!(rig.is_paused("prefill-0"), "nothing was late");
+    rig.resume("prefill-0");
+    let record = record(&rig.cluster, &id).await.unwrap();
+    let has_tail = record["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|s| s["stage"] == "transfer_tail");
+    assert!(has_tail && record["kv_transfer_ms"].as_f64() > Some(0.0), "{record}");
+    let left = record["last_token_to_end_ms"].as_f64().zip(record["e2e_ms"].as_f64());
+    assert!(left.is_some_and(|(end, e2e)| end < e2e), "{record}");
+    let (left, said) = unattributed_ms(&record).unwrap();
+    assert!((left - said).abs() < 0.02, "{record}");
+    let metrics = rig.cluster.metrics().await.unwrap();
+    let tail = [("stage", "transfer_tail"), ("phase", "rest")];
+    assert_eq!(metrics.sum("baton_stage_seconds_count", &tail), Some(1.0));
+    let trace = whole(&rig.cluster, &id).await.unwrap();
+    assert_eq!(trace["request"]["transport"], "grpc", "{trace}");
+    rig.stop().await.unwrap();
+}

@@ -35,6 +35,8 @@ metrics! {
         .by(&[LANE]).on(COORDINATOR);
     FIRST_TO_SECOND_TOKEN = Metric::histogram(("baton_first_to_second_token_seconds", edges::ITL), Seconds,
         "First token to second: what the handoff costs a reader").on(COORDINATOR);
+    LAST_TOKEN_TO_END = Metric::histogram(("baton_last_token_to_end_seconds", edges::STAGE), Seconds,
+        "Last token written to the answer's end written").on(COORDINATOR);
     ITL_STALLS = Metric::counter("baton_itl_stalls", Events, "Gaps over four times the request's median, by cause")
         .by(&[LANE, STALL_CAUSE]).on(COORDINATOR);
     PROMPT_TOKENS = Metric::histogram(("baton_prompt_tokens", edges::REQUEST_TOKENS), Tokens, "Prompt tokens of one request")

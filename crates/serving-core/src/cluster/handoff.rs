@@ -32,7 +32,7 @@ pub enum Phase {
     Committed,
     /// Tokens come from the decode node.
     Decoding,
-    /// All tokens came; the prefill node's last report is awaited for a moment.
+    /// All tokens came, and the client has them; the prefill node's last report is awaited for a moment.
     Finishing,
     /// The attempt failed; what the client has had is being counted.
     Recovering,

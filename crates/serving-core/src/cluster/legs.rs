@@ -9,7 +9,7 @@ use super::action::ClusterAction;
 use super::event::{Leg, LegError, LegEvent, PrefillOutcome, RefuseReason};
 use super::handoff::Phase;
 use super::stats::HandoffOutcome;
-use super::{Cluster, FINISH_GRACE};
+use super::{Cluster, LAST_REPORT_WAIT_MAX};
 
 impl Cluster {
     pub(super) fn leg_event(&mut self, now: Time, key: AttemptKey, event: LegEvent) {
@@ -192,7 +192,7 @@ impl Cluster {
             return self.complete(now, key.request);
         }
         self.advance(now, key.request, Phase::Finishing);
-        self.set_wait(key.request, Some(now + FINISH_GRACE));
+        self.set_wait(key.request, Some(now + LAST_REPORT_WAIT_MAX));
     }
 
     /// In `Finishing` only the prefill leg's end was awaited.

@@ -111,8 +111,9 @@ impl Default for ClusterConfig {
 
 /// A client that is turned away is told to come back after this long at least: the header has whole seconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// How long the client's end may wait for the prefill node's last report, which carries the transfer's figures.
-const FINISH_GRACE: Duration = Duration::from_millis(100);
+/// How long a request whose tokens have all come is kept for the prefill node's last report, which carries the transfer's
+/// figures: the node sends it between two steps. Its client has its answer by then. Afterwards the leg is cancelled.
+const LAST_REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Everything the coordinator knows and decides by.
 #[derive(Debug)]
