@@ -3,6 +3,7 @@
 //! Read `generate` first: it is the path of a completion from body to answer. `validate`, `prompt` and `prepare` turn
 //! JSON into requests, `run` merges the events that come back, `reply` and `sse` give them their looks.
 
+mod access_line;
 mod admin;
 mod body;
 mod connection;
