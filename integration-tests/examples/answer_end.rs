@@ -4,7 +4,7 @@
 //! A round of a binary is a new 1p1d cluster of the real model. Prompts of 64 to 512 tokens keep the prefill node busy, so that
 //! its reports come late. What clients see is compared; the coordinator's own `last_token_to_end_ms` is shown where it has one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -26,6 +26,8 @@ const END_P99_MAX: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     last_gap: Duration,
+    /// Of all gaps of this answer: what the machine was like.
+    median_gap: Duration,
     last_token_to_done: Duration,
     last_token_to_close: Duration,
 }
@@ -33,8 +35,8 @@ struct Seen {
 #[derive(Debug, Default)]
 struct Of {
     seen: Vec<Seen>,
-    /// Median last gap of each round.
-    last_gaps_ms: Vec<f64>,
+    /// Median of each round: the last gap by the same answer's median one.
+    last_gap_ratios: Vec<f64>,
     /// By the coordinator's records.
     ends: Vec<Duration>,
 }
@@ -80,14 +82,18 @@ async fn main() -> Result<()> {
     }
     row("last gap between tokens, p50 ms", |seen| seen.last_gap, 0.5);
     row("last gap between tokens, p90 ms", |seen| seen.last_gap, 0.9);
-    let mut later: Vec<f64> = of_new
-        .last_gaps_ms
+    row("median gap between tokens, p50 ms", |seen| seen.median_gap, 0.5);
+    let mut ratios: Vec<f64> = of_new
+        .last_gap_ratios
         .iter()
-        .zip(&of_old.last_gaps_ms)
-        .map(|(n, o)| n - o)
+        .zip(&of_old.last_gap_ratios)
+        .map(|(n, o)| n / o)
         .collect();
-    later.sort_by(f64::total_cmp);
-    println!("median last gap, new less old, round by round: {later:.2?} ms");
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "last gap by the answer's median gap, median of a round: old {:.2?}, new {:.2?}; new by old {ratios:.2?}",
+        of_old.last_gap_ratios, of_new.last_gap_ratios
+    );
     let late = |seen: &[Seen]| {
         let late = seen
             .iter()
@@ -111,8 +117,8 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-async fn run(binary: &PathBuf, (round, streams, requests): (usize, usize, usize), of: &mut Of) -> Result<()> {
-    let mut options = options_of(binary.clone(), "1p1d")?;
+async fn run(binary: &Path, (round, streams, requests): (usize, usize, usize), of: &mut Of) -> Result<()> {
+    let mut options = options_of(binary.to_owned(), "1p1d")?;
     options.settings.threads_per_node = Some(1);
     let cluster = LocalCluster::start(options).await?;
     let client = reqwest::Client::builder().tcp_nodelay(true).build()?;
@@ -132,8 +138,12 @@ async fn run(binary: &PathBuf, (round, streams, requests): (usize, usize, usize)
         .collect()
         .await;
     let seen = seen.into_iter().collect::<Result<Vec<Seen>>>()?;
-    of.last_gaps_ms
-        .push(quantile(seen.iter().map(|seen| seen.last_gap).collect(), 0.5).as_secs_f64() * 1e3);
+    let mut ratios: Vec<f64> = seen
+        .iter()
+        .map(|seen| seen.last_gap.div_duration_f64(seen.median_gap))
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    of.last_gap_ratios.extend(ratios.get(ratios.len() / 2));
     of.seen.extend(seen);
     let url = format!("{}/admin/requests?limit=1000", cluster.base_url());
     let page: Value = client.get(url).send().await?.error_for_status()?.json().await?;
@@ -166,6 +176,7 @@ async fn ask(client: &reqwest::Client, base_url: &str, prompt: Vec<u32>) -> Resu
     let last = tokens[tokens.len() - 1];
     Ok(Seen {
         last_gap: last - tokens[tokens.len() - 2],
+        median_gap: quantile(tokens.windows(2).map(|pair| pair[1] - pair[0]).collect(), 0.5),
         last_token_to_done: done.context("no [DONE]")? - last,
         last_token_to_close: closed - last,
     })
