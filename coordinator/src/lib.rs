@@ -13,6 +13,7 @@ pub mod insight;
 mod membership;
 pub mod metrics;
 pub mod node_clocks;
+mod node_notes;
 pub mod records;
 pub mod registry;
 pub mod request_handle;

@@ -16,16 +16,14 @@ use serving_core::cluster::{ClusterEvent, DropCause, JoinRefusal, StreamId};
 use serving_core::ids::NodeId;
 use serving_core::node::{AssignedRole, NodeRecord, PermitNote};
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control_handle::Input;
 use crate::node_clocks::NodeClocks;
+use crate::node_notes::NodeNotes;
 
 /// A new stream must register within this time.
 const REGISTER_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Reports to one node that wait for its connection. A node that does not read this many is cut off.
-const REPORTS_QUEUED_MAX: usize = 32;
 /// A node is told of its renewed lease this many times within one: statuses come far more often than it needs to know.
 const RENEWALS_PER_LEASE: u32 = 4;
 
@@ -33,7 +31,7 @@ const RENEWALS_PER_LEASE: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct NodeStream {
     pub node: NodeId,
-    pub reports: mpsc::Sender<CoordinatorReport>,
+    pub notes: NodeNotes,
     /// Dropped with this: the reader stops too.
     pub _closed: oneshot::Sender<()>,
 }
@@ -72,12 +70,13 @@ impl MembershipService for MembershipEndpoint {
             return Err(Status::invalid_argument("the first report must be a registration"));
         };
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
-        let (reports, outgoing) = mpsc::channel(REPORTS_QUEUED_MAX);
+        let notes = NodeNotes::default();
+        let outgoing = notes.told().map(|report| Ok(report.into()));
         let (closed, is_closed) = oneshot::channel();
         let node = record.id.clone();
         let node_stream = NodeStream {
             node: record.id.clone(),
-            reports,
+            notes,
             _closed: closed,
         };
         let join = Input::Join {
@@ -96,7 +95,6 @@ impl MembershipService for MembershipEndpoint {
             clocks: self.clocks.clone(),
         };
         tokio::spawn(reader.run(incoming, is_closed));
-        let outgoing = ReceiverStream::new(outgoing).map(|report| Ok(report.into()));
         Ok(Response::new(Box::pin(outgoing)))
     }
 
@@ -218,16 +216,16 @@ impl NodeStreams {
     }
 
     pub(crate) fn welcome(&mut self, id: StreamId) {
-        if let Some(open) = self.open.get(&id) {
-            tracing::info!(node = %open.stream.node, "node joined");
-        }
         let welcome = Welcome {
             coordinator: self.terms.coordinator.clone(),
             lease: self.terms.lease,
             status_interval: self.terms.status_interval,
             takes_prefixes: true,
         };
-        self.send(id, CoordinatorReport::Welcome(welcome));
+        if let Some(open) = self.open.get(&id) {
+            tracing::info!(node = %open.stream.node, "node joined");
+            open.stream.notes.verdict(CoordinatorReport::Welcome(welcome));
+        }
     }
 
     pub(crate) fn refuse(&mut self, id: StreamId, refusal: &JoinRefusal) {
@@ -239,24 +237,20 @@ impl NodeStreams {
             ),
             JoinRefusal::Invalid { field } => (RegisterRefusedReason::Invalid, format!("field {field}")),
         };
-        if let Some(open) = self.open.get(&id) {
+        if let Some(open) = self.open.remove(&id) {
             tracing::warn!(node = %open.stream.node, reason = refusal.name(), detail, "node refused");
+            let refused = CoordinatorReport::RegisterRefused { reason, detail };
+            open.stream.notes.verdict(refused);
         }
-        self.send(id, CoordinatorReport::RegisterRefused { reason, detail });
-        self.open.remove(&id);
     }
 
     pub(crate) fn renew(&mut self, id: StreamId) {
         let lease = self.terms.lease;
-        let is_due = match self.open.get_mut(&id) {
-            Some(open) if open.renewed_at.elapsed() >= lease / RENEWALS_PER_LEASE => {
-                open.renewed_at = Instant::now();
-                true
-            }
-            _ => false,
-        };
-        if is_due {
-            self.send(id, CoordinatorReport::Renewed { lease });
+        if let Some(open) = self.open.get_mut(&id)
+            && open.renewed_at.elapsed() >= lease / RENEWALS_PER_LEASE
+        {
+            open.renewed_at = Instant::now();
+            open.stream.notes.renewed(lease);
         }
     }
 
@@ -267,7 +261,9 @@ impl NodeStreams {
             transports: record.transports,
             compatibility: record.compatibility,
         });
-        self.send(id, CoordinatorReport::Peers(peers.collect()));
+        if let Some(notes) = self.notes(id) {
+            notes.peers(peers.collect());
+        }
     }
 
     pub(crate) fn coordinator(&self) -> &NodeId {
@@ -275,16 +271,15 @@ impl NodeStreams {
     }
 
     pub(crate) fn permits(&mut self, id: StreamId, note: PermitNote) {
-        self.send(id, CoordinatorReport::Permits(note));
+        if let Some(notes) = self.notes(id) {
+            notes.permits(note);
+        }
     }
 
     pub(crate) fn drain(&mut self, id: StreamId, next_role: Option<AssignedRole>) {
-        let reason = match next_role {
-            Some(_) => "change of role requested",
-            None => "drain requested",
-        };
-        let reason = reason.to_owned();
-        self.send(id, CoordinatorReport::Drain { reason, next_role });
+        if let Some(notes) = self.notes(id) {
+            notes.drain(next_role);
+        }
     }
 
     pub(crate) fn close_stream(&mut self, id: StreamId) {
@@ -295,15 +290,8 @@ impl NodeStreams {
         self.open.retain(|_, open| open.stream.node != *node);
     }
 
-    /// A node that does not read is cut off: it would miss peers and drains, and must start over.
-    fn send(&mut self, id: StreamId, report: CoordinatorReport) {
-        let Some(open) = self.open.get(&id) else {
-            return;
-        };
-        if let Err(mpsc::error::TrySendError::Full(_)) = open.stream.reports.try_send(report) {
-            tracing::warn!(node = %open.stream.node, "the node does not read its membership stream; cutting it off");
-            self.open.remove(&id);
-        }
+    fn notes(&self, id: StreamId) -> Option<&NodeNotes> {
+        self.open.get(&id).map(|open| &open.stream.notes)
     }
 }
 

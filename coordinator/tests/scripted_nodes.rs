@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use coordinator::Coordinator;
 use coordinator::api::EdgeMetrics as _;
+use coordinator::control_handle::NodeOrder;
 use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
 use proto::messages::{
     CoordinatorReport, DecodeEvent, DecodeFinished, Failed, Fault, NodeReport, Opened, PrefillEvent, PrefillFinished,
@@ -537,6 +538,58 @@ async fn a_lease_that_is_not_renewed_ends_and_the_node_is_no_longer_counted_on()
     assert!(matches!(cluster.handle.readiness(), Readiness::NotReady(_)));
     let ended = tokio::time::timeout(PATIENCE, async { while let Ok(Some(_)) = incoming.message().await {} }).await;
     assert!(ended.is_ok(), "the lost node's stream is closed");
+    cluster.stop().await;
+}
+
+/// The node's process stands still, or the network does: nothing of what it is told gets through.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_reads_late_keeps_its_stream_and_finds_the_latest_of_what_it_was_told() {
+    /// Each asks permits back, and is answered with a note. Twice as many notes do not fit the window and a queue of 32.
+    const RECALLS: u64 = 200;
+    const WINDOW_BYTES: u32 = 256;
+    let cluster = coordinator(&["--lease-ms=60000"]).await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", cluster.control_address))
+        .expect("an address")
+        .initial_stream_window_size(WINDOW_BYTES);
+    let mut client = MembershipServiceClient::new(channel.connect().await.expect("connects"));
+    let (reports, outgoing) = mpsc::channel(4);
+    let node = record("d0", 1, NodeRole::Decode);
+    send(&reports, NodeReport::Register(node.clone()).into()).await;
+    let joined = client.join(ReceiverStream::new(outgoing)).await.expect("joined");
+    let mut incoming = joined.into_inner();
+    let mut next = async || -> CoordinatorReport {
+        let report = tokio::time::timeout(PATIENCE, incoming.message()).await;
+        let report = report.expect("in time").expect("a stream that stands");
+        report.expect("an open stream").try_into().expect("valid")
+    };
+    assert!(matches!(next().await, CoordinatorReport::Welcome(_)));
+    for permits_recalled_total in 1..=RECALLS {
+        let status = serving_core::node::NodeStatus {
+            permits_recalled_total,
+            coordinators: 2,
+            ..status(2 * RECALLS)
+        };
+        let epoch = node.id.epoch;
+        send(&reports, NodeReport::Status { epoch, status }.into()).await;
+    }
+    let left = format!(r#"baton_node_permits_available{{node="d0",role="decode"}} {RECALLS}.0"#);
+    until_metric(&cluster, &left).await;
+    // It is the only decode node, and is meant to go all the same.
+    let order = NodeOrder {
+        name: node.id.name.clone(),
+        next_role: None,
+        is_forced: true,
+    };
+    cluster.handle.drain_node(order).await.expect("taken");
+
+    let (mut returned, mut is_drained) = (0, false);
+    while returned < RECALLS || !is_drained {
+        match next().await {
+            CoordinatorReport::Permits(note) => returned = note.returned_total,
+            CoordinatorReport::Drain { next_role, .. } => is_drained = next_role.is_none(),
+            _ => {}
+        }
+    }
     cluster.stop().await;
 }
 

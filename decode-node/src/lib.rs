@@ -21,9 +21,10 @@ use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, MixedCoordinators};
-use service_runtime::serve::{self, KeptPort, Ops, ServeError};
+use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
+use serving_core::batching::permits::permitted_requests_max;
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 
@@ -86,7 +87,9 @@ pub async fn live(
     let guard = HttpGuard::new(&config.guard, &[&config.listen, &address]);
     let ops = ops(&config, (&node, &health), guard);
     let stop_serving = Shutdown::new();
-    let mut server = tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop_serving.clone()));
+    let record = node.record();
+    let calls = Calls::new(node.routes(), permitted_requests_max(record.role, &record.capacity));
+    let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
     let join = JoinConfig {
         coordinators: CoordinatorsAt::of(&config.coordinators)?,

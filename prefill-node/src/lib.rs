@@ -21,9 +21,10 @@ use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
-use service_runtime::serve::{self, KeptPort, Ops, ServeError};
+use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
+use serving_core::batching::permits::permitted_requests_max;
 use serving_core::ids::NodeEpoch;
 use thiserror::Error;
 
@@ -97,8 +98,9 @@ pub async fn live(
         guard,
     };
     let stop_serving = Shutdown::new();
-    let routes = std::mem::take(&mut node.routes).routes();
-    let mut server = tokio::spawn(serve::serve_node(listener, routes, ops, stop_serving.clone()));
+    let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
+    let calls = Calls::new(std::mem::take(&mut node.routes).routes(), permits_max);
+    let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(ROLE, &config.name, &bound.to_string())).print();
     let join = JoinConfig {
         coordinators: CoordinatorsAt::of(&config.coordinators)?,

@@ -40,6 +40,14 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// that stands still for less than the timeout finds its streams as it left them, and closing them would move every request.
 pub const SERVER_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub const SERVER_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A caller may have this many calls open, or cancelled and not yet looked at, where nothing says what its permits allow.
+const CALLS_MAX_DEFAULT: u32 = 256;
+/// And never more, whatever a node's permits allow: h2 keeps about a kilobyte of each, so this is 64 MiB for one caller.
+const CALLS_MAX: u32 = 1 << 16;
+/// Calls that need no permit, beside those that do: health, clocks, membership.
+const CALLS_WITHOUT_PERMIT_MAX: u32 = 64;
+/// Answers to a call that was cancelled may come for this long, when the caller stood still. After that its connection is dead.
+const LATE_ANSWERS_MAX: Duration = SERVER_KEEPALIVE_INTERVAL.saturating_add(SERVER_KEEPALIVE_TIMEOUT);
 /// Streams that are still open when a process stops get this long to end by themselves.
 const STREAM_END_TIME_LIMIT: Duration = Duration::from_secs(2);
 
@@ -165,6 +173,36 @@ async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -
     }
 }
 
+/// The services of a port, and how many calls one connection may bring.
+///
+/// The bound is the server's against a flood of calls that are cancelled at once. h2's own one is 20 calls that were cancelled
+/// before the server looked at them; the connection then ends with every other call on it. A coordinator may find itself there
+/// in all innocence: its node stood still, and its clients went away.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    routes: Routes,
+    per_connection_max: u32,
+}
+
+impl Calls {
+    /// `permits_max`: as many calls as one caller can ever have permits for. All of them may be open, or cancelled while this
+    /// process stood still. A caller that has more open waits for the end of one; one that cancels more loses its connection.
+    pub fn new(routes: Routes, permits_max: u32) -> Self {
+        let per_connection_max = permits_max.clamp(CALLS_MAX_DEFAULT, CALLS_MAX) + CALLS_WITHOUT_PERMIT_MAX;
+        Self {
+            routes,
+            per_connection_max,
+        }
+    }
+}
+
+/// Services that are called without permits.
+impl From<Routes> for Calls {
+    fn from(routes: Routes) -> Self {
+        Self::new(routes, CALLS_MAX_DEFAULT)
+    }
+}
+
 async fn metrics(State(ops): State<Ops>) -> Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let mut text = String::new();
@@ -204,14 +242,24 @@ fn answer(ops: &Ops, status: StatusCode) -> Response {
 ///
 /// # Errors
 /// [`ServeError::Serve`] when the listener breaks.
-pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shutdown) -> Result<(), ServeError> {
+pub async fn serve_node(
+    listener: TcpListener,
+    calls: impl Into<Calls>,
+    ops: Ops,
+    stop: Shutdown,
+) -> Result<(), ServeError> {
+    let calls = calls.into();
     let address = listener.local_addr().map_err(|source| ServeError::Bind {
         address: "?".to_owned(),
         source,
     })?;
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health_task = tokio::spawn(report_health(reporter, ops.health.clone()));
-    let router = grpc.add_service(health_service).into_axum_router().merge(ops.router());
+    let router = calls
+        .routes
+        .add_service(health_service)
+        .into_axum_router()
+        .merge(ops.router());
     // Around the gRPC services too: over HTTP/1.1 a page could call them.
     let router = router.layer(from_fn_with_state(ops.guard.clone(), guarded));
     let over = CancellationToken::new();
@@ -229,6 +277,8 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
         .http2_keepalive_interval(Some(SERVER_KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(SERVER_KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(calls.per_connection_max)
+        .http2_max_pending_accept_reset_streams(Some(calls.per_connection_max as usize))
         .add_routes(Routes::from(router))
         .serve_with_incoming_shutdown(incoming, async move { stopping.requested().await });
     let overdue = async {
@@ -247,6 +297,9 @@ pub async fn serve_node(listener: TcpListener, grpc: Routes, ops: Ops, stop: Shu
 
 /// A channel to another process with the same windows as the servers here. Connects when it is first used.
 ///
+/// It remembers every call that it cancelled until no answer can come any more. By default h2 remembers 50 of them for a second,
+/// and ends the connection once the answers to 1,024 others have come late, over its whole life.
+///
 /// # Errors
 /// The address is not a host and port.
 pub fn endpoint(address: &str) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
@@ -258,6 +311,8 @@ pub fn endpoint(address: &str) -> Result<tonic::transport::Endpoint, tonic::tran
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
+        .http2_max_concurrent_reset_streams(CALLS_MAX as usize)
+        .http2_reset_stream_duration(LATE_ANSWERS_MAX)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES))
 }

@@ -1,7 +1,7 @@
 //! Permits: how much more work a node may be given, as cumulative counters that no lost report can corrupt.
 
 use crate::ids::NodeEpoch;
-use crate::node::NodeCapacity;
+use crate::node::{NodeCapacity, NodeRole};
 use crate::request::Request;
 
 /// Steps of prompt tokens that a prefill node keeps granted: one to compute, one on its way (PROTOCOL rule 7).
@@ -54,6 +54,14 @@ pub fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool
         prompt / block_tokens
     };
     end - have
+}
+
+/// Requests that all permits of a node allow at once: each takes at least one.
+pub fn permitted_requests_max(role: NodeRole, capacity: &NodeCapacity) -> u32 {
+    match role {
+        NodeRole::Prefill => u32::try_from(prefill_capacity_tokens(capacity)).unwrap_or(u32::MAX),
+        NodeRole::Decode => capacity.kv_blocks,
+    }
 }
 
 /// Coordinators whose work is counted apart. Far more than are ever connected: lives that are over make room for new ones.
