@@ -85,8 +85,8 @@ pub struct Config {
     /// same are written in place over shm. Give it in the environment, where other users do not see it
     #[arg(long, value_name = "TEXT")]
     pub shm_direct_secret: Option<DirectSecret>,
-    /// How long blocks are kept for a decode node that does not acknowledge them; must exceed its longest step (a dead
-    /// one is noticed by its connection)
+    /// How long blocks are kept for a decode node that takes none of them and does not acknowledge; must exceed its longest
+    /// step (a dead one is noticed by its connection). Each block that leaves restarts it, up to ten times as long in all
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub hold_ms_max: u64,
     /// Blocks waiting to be pushed before no further work is asked for; default: half the pool

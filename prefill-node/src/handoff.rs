@@ -3,16 +3,15 @@
 //! A handoff ends exactly once, with [`Command::PushEnded`]: acknowledged, failed, or aborted. When it is sent nothing
 //! reads the blocks any more, whatever an export thread was doing. The step loop never waits for any of this.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::transport::{
-    AbortReason, KvSource, PairFault, PushedBlock, SendTransfer, SourceError, TransferError, TransferReport,
-    TransferStart, Transport,
+    AbortReason, KvSource, PairFault, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart,
+    Transport,
 };
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
@@ -21,14 +20,16 @@ use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
 use serving_core::batching::PushBlock;
 use serving_core::batching::prefill::PushEnd;
-use serving_core::ids::BlockId;
 use serving_core::node::Ticket;
 use serving_core::request::{AttemptKey, TokenEvent};
+use serving_core::time::Time;
 use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use crate::inbox::Command;
+use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
 /// Blocks waiting to be pushed, over all handoffs. Each is held by its request, so the pool bounds them; the limit here
@@ -102,6 +103,20 @@ pub struct Handoff {
     work: mpsc::Sender<Work>,
     abort: watch::Sender<Option<AbortReason>>,
     queue: Arc<PushQueue>,
+    progress: Arc<Progress>,
+    source: Arc<TransferSource>,
+    driver: JoinHandle<()>,
+}
+
+/// When a block last left for the decode node, in nanoseconds of [`Time`]; before the first, 0. Only the latest counts, so
+/// nothing queues up for the step loop.
+#[derive(Debug, Default)]
+struct Progress(AtomicU64);
+
+impl Progress {
+    fn note(&self) {
+        self.0.store(Clock::now().0, Ordering::Relaxed);
+    }
 }
 
 impl Handoff {
@@ -116,6 +131,18 @@ impl Handoff {
     }
     pub fn abort(&self, reason: AbortReason) {
         self.abort.send_replace(Some(reason));
+    }
+    /// When a block last left for the decode node.
+    pub fn progressed_at(&self) -> Option<Time> {
+        match self.progress.0.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Time(at)),
+        }
+    }
+    /// Its task is gone, by itself or by a panic, and nothing reads the blocks any more, nor will. Never waits: while a copy
+    /// runs the answer is no.
+    pub fn is_over(&self) -> bool {
+        self.driver.is_finished() && self.source.try_close()
     }
 }
 
@@ -146,11 +173,11 @@ impl Handoffs {
         let (work, queued) = mpsc::channel(new.ticket.blocks.len() + 1);
         let (abort, aborted) = watch::channel(None);
         let new_trace = new.trace.clone();
+        let progress: Arc<Progress> = Arc::default();
+        let source = Arc::new(TransferSource::new(self.kv.clone()));
         let driver = Driver {
-            source: Arc::new(TransferSource {
-                kv: self.kv.clone(),
-                is_open: RwLock::new(true),
-            }),
+            source: source.clone(),
+            progress: progress.clone(),
             handoffs: self.clone(),
             new,
             work: queued,
@@ -159,11 +186,13 @@ impl Handoffs {
             span: Some(OpenSpan::start("kv.send", SpanKind::Client, Clock::now(), &new_trace)),
             pushed_blocks: 0,
         };
-        self.runtime.spawn(driver.run());
         Handoff {
             work,
             abort,
             queue: self.queue.clone(),
+            progress,
+            source,
+            driver: self.runtime.spawn(driver.run()),
         }
     }
 }
@@ -182,6 +211,7 @@ struct Driver {
     handoffs: Handoffs,
     new: NewHandoff,
     source: Arc<TransferSource>,
+    progress: Arc<Progress>,
     work: mpsc::Receiver<Work>,
     aborted: watch::Receiver<Option<AbortReason>>,
     /// Known once a pair has taken the transfer.
@@ -285,6 +315,7 @@ impl Driver {
                         reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
                         written = transfer.last(first_tokens) => written?,
                     };
+                    self.progress.note();
                     break;
                 }
             }
@@ -311,6 +342,7 @@ impl Driver {
                 pushed = transfer.push(PushedBlock { ticket_index, block }) => pushed?,
             }
             queued.one_pushed();
+            self.progress.note();
             self.pushed_blocks += 1;
             self.between_blocks()?;
             if was_full
@@ -383,39 +415,4 @@ async fn aborted(aborted: &mut watch::Receiver<Option<AbortReason>>) -> AbortRea
         Err(_) => None,
     }
     .unwrap_or(AbortReason::Cancelled)
-}
-
-/// This node's KV memory as one transfer may read it, until the transfer is over.
-#[derive(Debug)]
-struct TransferSource {
-    kv: Arc<KvMemory>,
-    /// Held for reading during a copy: closing waits for the copies that run and stops those that come.
-    is_open: RwLock<bool>,
-}
-
-#[derive(Debug, Error)]
-#[error("the transfer is over")]
-struct SourceClosed;
-
-impl TransferSource {
-    fn close(&self) {
-        *self.is_open.write().unwrap_or_else(PoisonError::into_inner) = false;
-    }
-}
-
-impl KvSource for TransferSource {
-    fn layer_count(&self) -> u32 {
-        self.kv.geometry().layer_count
-    }
-    fn layer_bytes(&self) -> usize {
-        self.kv.geometry().layer_bytes()
-    }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
-        let is_open = self.is_open.read().unwrap_or_else(PoisonError::into_inner);
-        let copied: Result<(), Box<dyn std::error::Error + Send + Sync>> = match *is_open {
-            true => self.kv.export_layers(block, layers, out).map_err(Into::into),
-            false => Err(SourceClosed.into()),
-        };
-        copied.map_err(|source| SourceError { block, source })
-    }
 }

@@ -7,6 +7,7 @@ pub mod config;
 mod delivery;
 mod handoff;
 mod inbox;
+mod kv_source;
 mod metrics;
 mod node;
 mod service;

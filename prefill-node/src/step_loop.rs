@@ -29,12 +29,12 @@ use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 
 use crate::delivery::{Live, NewLive};
-use crate::handoff::{Handoffs, PushReport};
+use crate::handoff::{Handoff, Handoffs, PushReport};
 use crate::inbox::{Command, INBOX_MAX, NewPrefill, receive};
 use crate::metrics::Metrics;
 
-/// Longest sleep of an idle loop: the reaper's period.
-const IDLE_SLEEP_MAX: Duration = Duration::from_secs(1);
+/// The reaper's period (PROTOCOL, timers): independent of traffic. An idle loop sleeps no longer.
+const TICK: Duration = Duration::from_secs(1);
 /// Prompt logprobs in one event: 20 alternatives each stay far below the message limit.
 const LOGPROBS_PER_EVENT: usize = 256;
 
@@ -63,6 +63,8 @@ pub struct StepLoop {
     kv: Arc<KvMemory>,
     state: NodeState,
     live: BTreeMap<AttemptKey, Live>,
+    /// By their legs: handoffs whose request is gone, until they say that they have ended. Each was told to.
+    ending: BTreeMap<(AttemptKey, u64), Handoff>,
     is_stopping: bool,
 }
 
@@ -73,16 +75,25 @@ impl StepLoop {
             parts,
             state: NodeState::Ready,
             live: BTreeMap::new(),
+            ending: BTreeMap::new(),
             is_stopping: false,
         }
     }
 
     /// Runs until [`Command::Stop`], or until every sender is gone.
     pub fn run(mut self) {
+        let mut next_tick = Clock::now() + TICK;
         let mut is_idle = true;
         while !self.is_stopping {
-            self.select(is_idle);
-            self.parts.batcher.tick(Clock::now());
+            let timers = self.parts.batcher.next_timer().into_iter();
+            let wake_at = timers.fold(next_tick, Time::min);
+            self.select(is_idle.then_some(wake_at));
+            self.note_progress();
+            let now = Clock::now();
+            if now >= next_tick || self.parts.batcher.next_timer().is_some_and(|timer| timer <= now) {
+                self.tick(now);
+                next_tick = now + TICK;
+            }
             self.carry_out();
             self.publish();
             is_idle = !self.step();
@@ -91,13 +102,26 @@ impl StepLoop {
         }
     }
 
-    /// Takes what has come; waits for something only when there is nothing to compute.
-    fn select(&mut self, is_idle: bool) {
-        if is_idle {
-            let now = Clock::now();
-            let timer = self.parts.batcher.next_timer().map(|timer| timer.remaining(now));
-            let sleep = timer.unwrap_or(IDLE_SLEEP_MAX).min(IDLE_SLEEP_MAX);
-            match receive(&mut self.parts.inbox, sleep) {
+    /// Before the timers are looked at: a handoff whose blocks leave is not silent.
+    fn note_progress(&mut self) {
+        for (key, live) in &self.live {
+            if let Some(at) = live.handoff.as_ref().and_then(Handoff::progressed_at) {
+                self.parts.batcher.push_progressed(at, *key);
+            }
+        }
+    }
+
+    /// A handoff that ended without a word, as one whose task has panicked, is forgotten here. The batcher then asks for the end
+    /// of a push that nobody carries any more, and has its answer.
+    fn tick(&mut self, now: Time) {
+        self.ending.retain(|_, handoff| !handoff.is_over());
+        self.parts.batcher.tick(now);
+    }
+
+    /// Takes what has come; waits for something, until `wake_at`, only when there is nothing to compute.
+    fn select(&mut self, wake_at: Option<Time>) {
+        if let Some(wake_at) = wake_at {
+            match receive(&mut self.parts.inbox, wake_at.remaining(Clock::now())) {
                 Poll::Ready(Some(command)) => self.apply(command),
                 Poll::Ready(None) => self.is_stopping = true,
                 Poll::Pending => {}
@@ -227,10 +251,14 @@ impl StepLoop {
         event_log::record(key, || Step::PushEnded {
             end: end.name().to_owned(),
         });
+        self.ending.remove(&(key, leg));
         match self.live.get_mut(&key) {
             // The end of an earlier life of the key: its blocks went back when it was told to stop.
             Some(live) if live.leg != leg => return,
-            Some(live) => live.report = report,
+            Some(live) => {
+                live.report = report;
+                live.handoff = None;
+            }
             None => {}
         }
         self.parts.batcher.push_ended(key, end);
@@ -312,13 +340,7 @@ impl StepLoop {
                     }
                     self.first_tokens(key, (tokens, timings), continues);
                 }
-                PrefillEvent::AbortPush { key } => {
-                    if let Some(live) = self.live.get(&key)
-                        && let Some(handoff) = &live.handoff
-                    {
-                        handoff.abort(live.abort);
-                    }
-                }
+                PrefillEvent::AbortPush { key } => self.abort_push(key),
                 PrefillEvent::Finished {
                     key,
                     outcome,
@@ -331,6 +353,19 @@ impl StepLoop {
         self.parts
             .metrics
             .push_queue(self.parts.handoffs.queue.waiting_blocks());
+    }
+
+    /// Asked for when a request ends before its push, and with every tick until the push has ended.
+    fn abort_push(&mut self, key: AttemptKey) {
+        if let Some(live) = self.live.get(&key)
+            && let Some(handoff) = &live.handoff
+        {
+            return handoff.abort(live.abort);
+        }
+        let was_told = self.ending.keys().any(|(ending, _)| *ending == key);
+        if !was_told {
+            self.parts.batcher.push_ended(key, PushEnd::Aborted);
+        }
     }
 
     /// The first tokens go to the coordinator at once, and with the last frame to the decode node.
@@ -405,7 +440,7 @@ impl StepLoop {
 
     /// The last of a request: its spans, its count, and an abort of the handoff unless it is over.
     fn end(&mut self, key: AttemptKey, outcome: &'static str) {
-        let Some(live) = self.live.remove(&key) else {
+        let Some(mut live) = self.live.remove(&key) else {
             return;
         };
         event_log::record(key, || match outcome {
@@ -415,8 +450,9 @@ impl StepLoop {
                 cause: cause.to_owned(),
             },
         });
-        if let Some(handoff) = &live.handoff {
+        if let Some(handoff) = live.handoff.take() {
             handoff.abort(live.abort);
+            self.ending.insert((key, live.leg), handoff);
         }
         live.record_spans();
         self.parts.metrics.request(live.transport(), outcome);
@@ -456,3 +492,7 @@ impl StepLoop {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "step_loop_tests.rs"]
+mod tests;

@@ -117,6 +117,12 @@ impl World {
                 self.prefill().push_ended(key(id), PushEnd::Acked);
                 Vec::new()
             }
+            // A block of the push has left.
+            "pushed" => {
+                let now = self.now;
+                self.prefill().push_progressed(now, key(id));
+                Vec::new()
+            }
             "push-aborted" => {
                 self.prefill().push_ended(key(id), PushEnd::Aborted);
                 Vec::new()

@@ -21,13 +21,19 @@ use crate::time::Time;
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillConfig {
     pub limits: NodeLimits,
-    /// How long computed blocks are kept for a decode node that does not acknowledge.
+    /// How long computed blocks are kept for a decode node that neither takes any of them nor acknowledges. Each block that
+    /// moves restarts it ([`PrefillBatcher::push_progressed`]), at most until [`HOLDS_MAX`] times as long have passed.
     pub hold: Duration,
     /// Cuts the end of a prompt of several chunks that nothing else waits behind into a chunk of its own, at most this
     /// long: the rest of its KV moves while this chunk is computed, and only this chunk's KV is left between first and
     /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
 }
+
+/// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
+/// node that takes a block now and then must not keep the others for ever. With the default of one minute these are the ten
+/// minutes that a request has in all.
+pub const HOLDS_MAX: u32 = 10;
 
 #[derive(Clone, Debug)]
 pub struct PrefillCommand {
@@ -68,7 +74,7 @@ pub enum PrefillEvent {
         /// All prompt blocks in order when the request wants KV hashes: hash them now, before the next call.
         hash_blocks: Vec<BlockId>,
     },
-    /// Stop the push, then report `push_ended`: until then its blocks are quarantined.
+    /// Stop the push, then report `push_ended`: until then its blocks are quarantined. Said again with every tick until then.
     AbortPush {
         key: AttemptKey,
     },
@@ -257,9 +263,22 @@ impl PrefillBatcher {
         self.grant();
     }
 
-    /// Deadlines and holds. Call at least every second, whatever else happens.
+    /// A block of the request's push left for the decode node at `at`: the decode node is there, and its hold starts anew.
+    pub fn push_progressed(&mut self, at: Time, key: AttemptKey) {
+        if let Some(serial) = self.keys.get(&key)
+            && let Some(entry) = self.entries.get_mut(serial)
+        {
+            entry.push_progressed(at, &self.config);
+        }
+    }
+
+    /// Deadlines, holds, quarantine review. Call at least every second, whatever else happens.
     pub fn tick(&mut self, now: Time) {
         self.pool.reclaim_dropped();
+        // Asking again is harmless, and a lost answer would otherwise keep the blocks for ever.
+        let quarantined = self.quarantine.keys();
+        self.events
+            .extend(quarantined.map(|key| PrefillEvent::AbortPush { key: *key }));
         let mut late = Vec::new();
         for (serial, entry) in &self.entries {
             match entry.phase {

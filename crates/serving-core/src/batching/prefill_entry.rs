@@ -8,14 +8,15 @@ use crate::request::{AttemptKey, Request};
 use crate::stage::{Stage, StageTimings};
 use crate::time::Time;
 
-use super::prefill::{PrefillCommand, PrefillConfig, PrefillEvent, PushBlock};
+use super::prefill::{HOLDS_MAX, PrefillCommand, PrefillConfig, PrefillEvent, PushBlock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrefillPhase {
     /// Accepted; no chunk has run.
     Waiting,
     Computing,
-    /// First tokens are out; blocks are kept until the decode node acknowledges, at most until `until`.
+    /// First tokens are out; blocks are kept until the decode node acknowledges, at most until `until`, which moves on with
+    /// every block that leaves.
     Held {
         since: Time,
         until: Time,
@@ -110,6 +111,14 @@ impl PrefillEntry {
             since: now,
             until: now + config.hold,
         };
+    }
+
+    /// What left before the hold began says nothing more: the hold has its whole length then.
+    pub fn push_progressed(&mut self, at: Time, config: &PrefillConfig) {
+        if let PrefillPhase::Held { since, until } = &mut self.phase {
+            let last = *since + config.hold.saturating_mul(HOLDS_MAX);
+            *until = (at + config.hold).min(last).max(*until);
+        }
     }
 
     /// Hands the blocks that became complete to the push; `is_last` also the partial one.

@@ -1,7 +1,7 @@
 //! Random histories of both batchers over a KV memory that notices every foreign byte: blocks are conserved, never
 //! shared by mistake, all come home, each request ends exactly once, and no token depends on what else happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -354,6 +354,8 @@ struct PrefillWorld {
     ended: BTreeMap<AttemptKey, u32>,
     pushes: BTreeMap<AttemptKey, Pushed>,
     held: Vec<AttemptKey>,
+    /// Pushes that were told to stop since the last tick began.
+    asked: BTreeSet<AttemptKey>,
     next_id: u128,
 }
 
@@ -375,6 +377,7 @@ impl PrefillWorld {
             ended: BTreeMap::new(),
             pushes: BTreeMap::new(),
             held: Vec::new(),
+            asked: BTreeSet::new(),
             next_id: 1,
         }
     }
@@ -417,8 +420,17 @@ impl PrefillWorld {
                 }
             }
             Op::Tick(ms) => {
+                if ms.is_multiple_of(2) {
+                    let pushing = self.pushes.keys();
+                    pushing.for_each(|key| self.batcher.push_progressed(self.now, *key));
+                }
                 self.now = self.now + Duration::from_millis(*ms);
+                self.asked.clear();
                 self.batcher.tick(self.now);
+                self.drain();
+                let gone = self.pushes.keys().filter(|key| !self.open.contains_key(key));
+                let forgotten: Vec<_> = gone.filter(|key| !self.asked.contains(key)).collect();
+                assert!(forgotten.is_empty(), "quarantined and not reviewed: {forgotten:?}");
             }
         }
         self.drain();
@@ -479,7 +491,9 @@ impl PrefillWorld {
                         }
                     }
                 }
-                PrefillEvent::AbortPush { .. } => {}
+                PrefillEvent::AbortPush { key } => {
+                    self.asked.insert(key);
+                }
                 PrefillEvent::Finished { key, .. } | PrefillEvent::Failed { key, .. } => {
                     if self.open.remove(&key).is_some() {
                         *self.ended.entry(key).or_default() += 1;

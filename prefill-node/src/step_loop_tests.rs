@@ -1,0 +1,256 @@
+//! The step loop over a transport that is as slow, and breaks, as a test wants it.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
+
+use engine::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
+use kv_transfer::choice::Fallbacks;
+use kv_transfer::transport::{
+    PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
+};
+use prometheus_client::registry::Registry;
+use proto::messages::{PrefillOutcome as ToldOutcome, PrefillRequest};
+use serving_core::batching::{NodeLimits, PrefillConfig};
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeName, RequestId, TokenId, TransferId};
+use serving_core::node::Ticket;
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::handoff::PushQueue;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const BLOCK_TOKENS: u32 = 16;
+const POOL_BLOCKS: u32 = 32;
+const GEOMETRY: KvGeometry = KvGeometry {
+    layer_count: 1,
+    kv_head_count: 1,
+    head_dim: 8,
+    block_tokens: BLOCK_TOKENS,
+    dtype: KvDtype::F16,
+};
+
+/// A pair on which each block takes `per_block`, and whose acknowledgement follows the last one.
+#[derive(Clone, Copy, Debug)]
+struct Scripted {
+    per_block: Duration,
+    /// What is wrong with this transport.
+    panics_in_abort: bool,
+}
+
+#[tonic::async_trait]
+impl Transport for Scripted {
+    fn keep_pairs(&self, _: Vec<PairPeer>) {}
+    fn health(&self) -> watch::Receiver<Vec<PairHealth>> {
+        watch::channel(Vec::new()).1
+    }
+    async fn begin(&self, _: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError> {
+        let (scripted, last_written) = (*self, None);
+        Ok(Box::new(ScriptedTransfer { scripted, last_written }))
+    }
+}
+
+#[derive(Debug)]
+struct ScriptedTransfer {
+    scripted: Scripted,
+    last_written: Option<Instant>,
+}
+
+#[tonic::async_trait]
+impl SendTransfer for ScriptedTransfer {
+    fn transport(&self) -> TransportKind {
+        TransportKind::Grpc
+    }
+    async fn push(&mut self, _: PushedBlock) -> Result<(), TransferError> {
+        tokio::time::sleep(self.scripted.per_block).await;
+        Ok(())
+    }
+    async fn last(&mut self, _: Vec<TokenEvent>) -> Result<Instant, TransferError> {
+        Ok(*self.last_written.insert(Instant::now()))
+    }
+    async fn acked(&mut self) -> Result<TransferReport, TransferError> {
+        let Some(last_written) = self.last_written else {
+            return std::future::pending().await;
+        };
+        Ok(TransferReport {
+            kv_bytes: 1,
+            frames: 1,
+            moving: Duration::ZERO,
+            last_written,
+        })
+    }
+    async fn abort(self: Box<Self>, _: AbortReason) {
+        assert!(!self.scripted.panics_in_abort, "this transport is broken");
+    }
+}
+
+struct Rig {
+    inbox: mpsc::Sender<Command>,
+    status: watch::Receiver<NodeStatus>,
+    _pairs: watch::Sender<Vec<PairHealth>>,
+}
+
+impl Rig {
+    fn start(transport: Scripted, hold: Duration) -> Self {
+        let limits = EngineLimits {
+            max_batch_tokens: 512,
+            max_sequences: 4,
+        };
+        let engine = StandInEngine::new(StandInConfig {
+            geometry: GEOMETRY,
+            vocab_size: 64,
+            context_length: 1024,
+            block_count: POOL_BLOCKS,
+            kv_backing: Default::default(),
+            limits,
+            nanoseconds_per_token: 0,
+            nanoseconds_per_step: 0,
+            seed: 7,
+        });
+        let runner = StepRunner::new(Box::new(engine.unwrap())).unwrap();
+        let batcher = PrefillBatcher::new(PrefillConfig {
+            limits: NodeLimits {
+                kv_blocks: POOL_BLOCKS,
+                block_tokens: BLOCK_TOKENS,
+                max_batch_tokens: limits.max_batch_tokens,
+                max_sequences: limits.max_sequences,
+                max_model_tokens: 1024,
+                vocab_size: 64,
+                prefix_cache: true,
+            },
+            hold,
+            last_chunk_tokens: None,
+        });
+        let metrics = Metrics::new(&mut Registry::default(), Arc::new(Fallbacks::default()), None);
+        let (inbox, commands) = mpsc::channel(INBOX_MAX);
+        let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let (pairs_in, pairs) = watch::channel(Vec::new());
+        let step_loop = StepLoop::new(StepLoopParts {
+            handoffs: Handoffs {
+                transport: Arc::new(transport),
+                kv: runner.engine().kv().clone(),
+                queue: Arc::new(PushQueue::new(POOL_BLOCKS as usize)),
+                step_loop: inbox.downgrade(),
+                metrics: metrics.clone(),
+                runtime: Handle::current(),
+            },
+            runner,
+            batcher,
+            inbox: commands,
+            status: status_in,
+            prefixes: watch::channel(PrefixLog::default()).0,
+            pairs,
+            metrics,
+        });
+        std::thread::spawn(move || step_loop.run());
+        Self {
+            inbox,
+            status,
+            _pairs: pairs_in,
+        }
+    }
+
+    /// Sends a request that hands so many blocks over; its leg is number 1.
+    async fn hand_over(&self, blocks: u32) -> mpsc::Receiver<Told> {
+        let (events, told) = mpsc::channel(64);
+        let new = NewPrefill {
+            message: message(blocks),
+            leg: 1,
+            events,
+            received_at: Clock::now(),
+            span: tracing::Span::none(),
+        };
+        self.inbox.send(Command::Prefill(Box::new(new))).await.unwrap();
+        told
+    }
+
+    async fn until(&mut self, wanted: impl FnMut(&NodeStatus) -> bool) {
+        let reached = tokio::time::timeout(PATIENCE, self.status.wait_for(wanted))
+            .await
+            .is_ok();
+        assert!(reached, "last status: {:?}", *self.status.borrow());
+    }
+}
+
+fn message(blocks: u32) -> PrefillRequest {
+    let prompt: Arc<[TokenId]> = (0..blocks * BLOCK_TOKENS).map(|i| TokenId(i % 64)).collect();
+    PrefillRequest {
+        attempt: Attempt(0),
+        permit_tokens: prompt.len() as u32,
+        coordinator_epoch: NodeEpoch(1),
+        node_epoch: NodeEpoch(2),
+        request: Request {
+            id: RequestId(1),
+            client_prompt_tokens: prompt.len() as u32,
+            prompt,
+            sampling: SamplingParams::greedy(),
+            stop: StopConditions {
+                max_tokens: 8,
+                min_tokens: 0,
+                end_tokens: Vec::new(),
+                stop_token_ids: Vec::new(),
+            },
+            choice_count: 1,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+            report_kv_hashes: false,
+            lane: Lane::Interactive,
+            time_limit: Duration::from_secs(60),
+        },
+        ticket: Some(Ticket {
+            transfer: TransferId(1),
+            decode_node: NodeId {
+                name: NodeName::new("decode-0"),
+                epoch: NodeEpoch(3),
+            },
+            decode_address: String::new(),
+            blocks: (0..blocks).map(|block| (BlockId(block), Generation(1))).collect(),
+            prefix_blocks: 0,
+            total_bytes: 0,
+            expires_in: PATIENCE,
+        }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_takes_longer_than_a_hold_is_no_dead_decode_node_while_blocks_leave() {
+    const BLOCKS: u32 = 12;
+    let hold = Duration::from_secs(2);
+    let transport = Scripted {
+        per_block: hold / 8,
+        panics_in_abort: false,
+    };
+    let rig = Rig::start(transport, hold);
+    let mut told = rig.hand_over(BLOCKS).await;
+    loop {
+        match tokio::time::timeout(PATIENCE, told.recv()).await.unwrap() {
+            Some(Told::Finished(finished)) => {
+                assert_eq!(finished.outcome, ToldOutcome::HandedOver);
+                break;
+            }
+            Some(Told::Accepted { .. } | Told::FirstToken { .. } | Told::Tokens(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_of_a_push_that_ended_without_a_word_leave_quarantine() {
+    let transport = Scripted {
+        per_block: PATIENCE,
+        panics_in_abort: true,
+    };
+    let mut rig = Rig::start(transport, PATIENCE);
+    let _told = rig.hand_over(4).await;
+    rig.until(|status| status.kv_blocks.in_transfer == 4).await;
+    let (leg, key) = (
+        1,
+        AttemptKey {
+            request: RequestId(1),
+            attempt: Attempt(0),
+        },
+    );
+    rig.inbox.send(Command::Cancel { key, leg }).await.unwrap();
+    rig.until(|status| status.kv_blocks.in_transfer == 0 && status.kv_blocks.quarantined == 0)
+        .await;
+}
