@@ -37,7 +37,14 @@ impl Nodes {
             transport: None,
         }];
         let stream = StreamId(1);
-        self.cluster.apply(NOW, ClusterEvent::NodeReported { stream, status });
+        self.cluster.apply(
+            NOW,
+            ClusterEvent::NodeReported {
+                stream,
+                read_at: NOW,
+                status,
+            },
+        );
     }
 
     fn drain(&mut self, name: &str, next_role: Option<AssignedRole>) -> Result<(), LastDecodeNode> {
@@ -112,7 +119,13 @@ fn a_suspected_node_is_named_and_is_nobody_to_fall_back_on() {
     let mut nodes = Nodes::of(vec![decode("d0"), decode("d1")]);
     assert_eq!(nodes.reach().expect("ready").suspected, []);
     let id = decode("d1").id;
-    nodes.cluster.members.get_mut(&id).expect("there").suspect(NOW);
+    nodes
+        .cluster
+        .members
+        .get_mut(&id)
+        .expect("there")
+        .suspicion
+        .failed(NOW, NOW);
     assert_eq!(nodes.reach().expect("ready").suspected, [NodeName::new("d1")]);
     assert!(nodes.drain("d0", None).is_err());
 }
