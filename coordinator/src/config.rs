@@ -59,6 +59,9 @@ pub struct Config {
     /// Largest HTTP body
     #[arg(long, default_value = "4MiB")]
     pub body_bytes_max: ByteSize,
+    /// What all bodies above 64 KiB together may hold while they are read and tokenized; further ones get 503
+    #[arg(long, default_value = "64MiB")]
+    pub request_bytes_in_flight_max: ByteSize,
     /// Which node of a pool gets a request
     #[arg(long, value_enum, default_value = "least-loaded")]
     pub routing: Routing,

@@ -194,6 +194,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics: coordinator.metrics.clone(),
         limits: ApiLimits {
             body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
+            request_bytes_in_flight_max: usize::try_from(config.request_bytes_in_flight_max.bytes())
+                .unwrap_or(usize::MAX),
             request_time_limit: Duration::from_millis(config.request_time_limit_ms),
         },
         insight: Arc::new(insight),

@@ -1,18 +1,53 @@
-//! Request bodies: bounded, in time, UTF-8, a JSON object.
+//! Request bodies: bounded one by one and all together, in time, UTF-8, a JSON object.
+
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::AppState;
+use super::bounded_json::{self, Excess, JsonError};
 use super::error::ApiError;
 use super::json::describe;
-use super::limits::{BODY_READ_MAX, OVERSIZED_BODY_DRAIN_BYTES_MAX, OVERSIZED_BODY_DRAIN_MAX};
+use super::limits::{
+    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, OVERSIZED_BODY_DRAIN_BYTES_MAX,
+    OVERSIZED_BODY_DRAIN_MAX,
+};
+
+/// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
+/// Who finds it full is refused at once and gives back what it holds, so that the others come through.
+#[derive(Clone, Debug)]
+pub struct BodyBudget(Arc<Semaphore>);
+
+/// A body's part of the budget. Goes with the text, also onto a blocking thread that outlives the client.
+#[derive(Debug, Default)]
+pub struct HeldBytes(Option<OwnedSemaphorePermit>);
+
+impl BodyBudget {
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
+    }
+
+    fn take(&self, held: &mut HeldBytes, bytes: usize) -> Result<(), ApiError> {
+        let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let taken = self.0.clone().try_acquire_many_owned(wanted);
+        let taken = taken.map_err(|_| ApiError::busy_with_bodies())?;
+        match &mut held.0 {
+            Some(before) => before.merge(taken),
+            None => held.0 = Some(taken),
+        }
+        Ok(())
+    }
+}
 
 /// The body as a JSON object, or the client's mistake.
-pub async fn json_object(body: Body, limit: usize) -> Result<Map<String, Value>, ApiError> {
-    let bytes = match tokio::time::timeout(BODY_READ_MAX, read(body, limit)).await {
-        Ok(bytes) => bytes?,
+pub async fn json_object(state: &AppState, body: Body) -> Result<(Map<String, Value>, HeldBytes), ApiError> {
+    let limit = state.limits.body_bytes_max;
+    let (bytes, held) = match tokio::time::timeout(BODY_READ_MAX, read(body, limit, &state.bodies)).await {
+        Ok(read) => read?,
         Err(_) => {
             let message = format!("The request body did not arrive within {} s.", BODY_READ_MAX.as_secs());
             return Err(ApiError::new(
@@ -22,11 +57,12 @@ pub async fn json_object(body: Body, limit: usize) -> Result<Map<String, Value>,
             ));
         }
     };
-    parse(&bytes)
+    Ok((parse(&bytes, state.text.max_model_tokens)?, held))
 }
 
-async fn read(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
-    let mut bytes = Vec::new();
+async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
+    let (mut bytes, mut held) = (Vec::new(), HeldBytes::default());
+    let mut counted = BODY_UNCOUNTED_BYTES;
     while let Some(frame) = body.frame().await {
         let chunk = frame
             .map_err(|_| broken())?
@@ -38,9 +74,14 @@ async fn read(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
             let _ = tokio::time::timeout(OVERSIZED_BODY_DRAIN_MAX, discard(body)).await;
             return Err(ApiError::body_too_large(limit));
         }
+        let all = bytes.len() + chunk.len();
+        if all > counted {
+            budget.take(&mut held, all - counted)?;
+            counted = all;
+        }
         bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes)
+    Ok((bytes, held))
 }
 
 async fn discard(mut body: Body) {
@@ -57,7 +98,7 @@ fn broken() -> ApiError {
     ApiError::bad_request("The request body ended before the length its headers announced, or was badly framed.")
 }
 
-fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+fn parse(bytes: &[u8], context_tokens: u32) -> Result<Map<String, Value>, ApiError> {
     if bytes.is_empty() {
         return Err(ApiError::bad_request(
             "The request body is empty; it must be a JSON object.",
@@ -67,15 +108,27 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
         let message = format!("The request body is not valid UTF-8 (at byte {}).", error.valid_up_to());
         ApiError::bad_request(message)
     })?;
-    // serde_json stops at 128 levels of nesting: no body can overflow the stack.
-    match serde_json::from_str(text) {
+    match bounded_json::read(text, context_tokens) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => {
             let message = format!("The request body must be a JSON object, not {}.", describe(&other));
             Err(ApiError::bad_request(message))
         }
-        Err(error) => Err(ApiError::bad_request(format!(
+        Err(JsonError::Syntax(error)) => Err(ApiError::bad_request(format!(
             "The request body is not valid JSON: {error}."
+        ))),
+        Err(JsonError::Excess(Excess::Prompt)) => Err(ApiError::too_long(
+            "prompt",
+            format!(
+                "The context length of this model is {context_tokens} tokens, and a prompt has more token ids than that. \
+                 Shorten it."
+            ),
+        )),
+        Err(JsonError::Excess(Excess::List)) => Err(ApiError::bad_request(format!(
+            "A list in the request body has more than {JSON_LIST_MAX} elements. Send fewer."
+        ))),
+        Err(JsonError::Excess(Excess::Values)) => Err(ApiError::bad_request(format!(
+            "The request body has more than {JSON_VALUES_MAX} values. Send fewer prompts in one request, or send them as text."
         ))),
     }
 }

@@ -92,6 +92,21 @@ impl ApiError {
         }
     }
 
+    /// All large bodies together hold as much memory as they may.
+    pub fn busy_with_bodies() -> Self {
+        Self {
+            code: Some("request_memory_full"),
+            retry: Retry::After(RETRY_AFTER_DEFAULT),
+            outcome: RejectReason::QueueFull.name(),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "service_unavailable",
+                "Too many large request bodies are being read at this moment. Send the request again after the time in \
+                 Retry-After, or raise --request-bytes-in-flight-max of the coordinator.",
+            )
+        }
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         Self {
             retry: Retry::Maybe,
@@ -173,14 +188,7 @@ impl From<Rejected> for ApiError {
                 ..base(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",
-                    &format!(
-                        "The request waited {waited_ms} ms for a place, {}, and no node became free. Try again after the time in Retry-After, or add nodes.",
-                        match limit {
-                            QueueLimit::RequestTime => "all of its own time limit (x-request-timeout-ms)",
-                            QueueLimit::QueueWait =>
-                                "the longest wait that the coordinator allows (--queue-wait-ms-max)",
-                        }
-                    ),
+                    &waited_words(limit, waited_ms),
                 )
             },
             RejectReason::NodeAway => Self {
@@ -196,27 +204,40 @@ impl From<Rejected> for ApiError {
                 role,
                 needed_blocks,
                 pool_blocks,
-            } => {
-                let what = match role {
-                    NodeRole::Decode => "The prompt and max_tokens need",
-                    NodeRole::Prefill => "Local prefill is not allowed, and the prompt needs",
-                };
-                Self {
-                    retry: Retry::Never,
-                    code: Some("context_length_exceeded"),
-                    ..base(
-                        StatusCode::BAD_REQUEST,
-                        "invalid_request_error",
-                        &format!(
-                            "{what} {needed_blocks} KV blocks, and the largest {} node has {pool_blocks}. Lower max_tokens, \
-                             shorten the prompt, or give the nodes more --kv-cache-memory.",
-                            role.name()
-                        ),
-                    )
-                }
-            }
+            } => Self {
+                retry: Retry::Never,
+                code: Some("context_length_exceeded"),
+                ..base(
+                    StatusCode::BAD_REQUEST,
+                    "invalid_request_error",
+                    &too_large_words(role, (needed_blocks, pool_blocks)),
+                )
+            },
         }
     }
+}
+
+fn waited_words(limit: QueueLimit, waited_ms: u64) -> String {
+    let limit = match limit {
+        QueueLimit::RequestTime => "all of its own time limit (x-request-timeout-ms)",
+        QueueLimit::QueueWait => "the longest wait that the coordinator allows (--queue-wait-ms-max)",
+    };
+    format!(
+        "The request waited {waited_ms} ms for a place, {limit}, and no node became free. Try again after the time in \
+         Retry-After, or add nodes."
+    )
+}
+
+fn too_large_words(role: NodeRole, (needed_blocks, pool_blocks): (u32, u32)) -> String {
+    let what = match role {
+        NodeRole::Decode => "The prompt and max_tokens need",
+        NodeRole::Prefill => "Local prefill is not allowed, and the prompt needs",
+    };
+    format!(
+        "{what} {needed_blocks} KV blocks, and the largest {} node has {pool_blocks}. Lower max_tokens, shorten the prompt, or \
+         give the nodes more --kv-cache-memory.",
+        role.name()
+    )
 }
 
 impl From<RequestError> for ApiError {

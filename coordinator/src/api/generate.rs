@@ -12,7 +12,7 @@ use serving_core::stage::{Stage, StageTimings};
 use tracing::{Instrument, Span};
 
 use super::AppState;
-use super::body::json_object;
+use super::body::{HeldBytes, json_object};
 use super::error::ApiError;
 use super::fields::Endpoint;
 use super::late;
@@ -95,14 +95,14 @@ impl Call {
     async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
         let labels = RequestLabels::from_headers(headers, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
-        let mut plan = self.parse(body).await?;
+        let (mut plan, held) = self.parse(body).await?;
         let rules = &self.state.insight.slo_rules;
         let slo = rules.choose(labels.slo, Some(&plan.model), labels.lane);
         self.record.update(|generation| {
             generation.slo = slo;
             generation.is_streaming = plan.reply.is_streaming;
         });
-        let prompts = self.tokenize(&mut plan).await?;
+        let prompts = self.tokenize(&mut plan, held).await?;
         let requests = requests(&self.state, &plan, &prompts, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
@@ -133,18 +133,18 @@ impl Call {
     }
 
     /// Reading, JSON and field checks. The stage begins with the request's first byte, so that the stages' sum does.
-    async fn parse(&self, body: Body) -> Result<Plan, ApiError> {
+    async fn parse(&self, body: Body) -> Result<(Plan, HeldBytes), ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
-            let object = json_object(body, self.state.limits.body_bytes_max).await?;
-            plan(&self.state, self.endpoint, &object)
+            let (object, held) = json_object(&self.state, body).await?;
+            Ok((plan(&self.state, self.endpoint, &object)?, held))
         };
         let plan = plan.instrument(span).await;
         let took = self.record.received_at.elapsed();
         self.record.update(|generation| {
             generation.edge.push(Stage::Parse, took);
-            generation.model = plan.as_ref().ok().map(|plan| plan.model.clone());
+            generation.model = plan.as_ref().ok().map(|(plan, _)| plan.model.clone());
         });
         plan
     }
@@ -159,12 +159,12 @@ impl Call {
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
-    async fn tokenize(&self, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
+    async fn tokenize(&self, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // Where parsing ended: nothing lies between the two.
         let began = self.parsed_at();
-        let prompts = prompts(&self.state, plan).instrument(span).await;
+        let prompts = prompts(&self.state, plan, held).instrument(span).await;
         let tokenized_at = Instant::now();
         self.record.update(|generation| {
             generation.edge.push(Stage::Tokenize, tokenized_at - began);

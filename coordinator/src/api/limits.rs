@@ -46,5 +46,15 @@ pub const REPORTS_WAIT_MAX: Duration = Duration::from_millis(500);
 pub const LATE_REPORTS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Different ignored field names logged over the life of the process; more are ignored in silence.
 pub const IGNORED_NAMES_LOGGED_MAX: usize = 256;
-/// Tokens a `/detokenize` call may send.
-pub const DETOKENIZE_TOKENS_MAX: usize = 1 << 20;
+/// Elements of one list of a body, but for the token ids of a prompt, which the context length bounds. Also the most tokens
+/// that a `/detokenize` call may send.
+pub const JSON_LIST_MAX: usize = 1 << 16;
+/// Values in one body. Each takes up to 72 bytes while the fields are checked: 18 MiB at most, on no more threads than cores.
+pub const JSON_VALUES_MAX: usize = 1 << 18;
+/// A text of up to so many context lengths is counted to its end, so that the refusal can say how many tokens it has.
+pub const COUNTED_CONTEXTS: usize = 4;
+/// Tokens of a text that `/tokenize` counts, or a context length where that is more: texts are prepared with it before they are
+/// cut to size. Digits, the dearest text, take about 50 ms of one core for so many.
+pub const TOKENIZE_TOKENS_MAX: usize = 1 << 15;
+/// Bodies up to this size are not counted against the budget of bytes in flight: connections bound them.
+pub const BODY_UNCOUNTED_BYTES: usize = 64 << 10;

@@ -6,6 +6,7 @@
 mod access_line;
 mod admin;
 mod body;
+mod bounded_json;
 mod connection;
 mod console;
 mod error;
@@ -17,6 +18,7 @@ mod json;
 mod late;
 pub mod limits;
 mod logprobs;
+mod long_text;
 mod metrics;
 mod models;
 mod nodes;
@@ -68,6 +70,8 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 #[derive(Clone, Debug)]
 pub struct ApiLimits {
     pub body_bytes_max: usize,
+    /// Of all bodies together that are being read or tokenized.
+    pub request_bytes_in_flight_max: usize,
     /// From arrival to last token, where `x-request-timeout-ms` does not say otherwise.
     pub request_time_limit: Duration,
 }
@@ -99,7 +103,8 @@ pub struct AppState {
     cors_origins: Vec<WebOrigin>,
     ignored_names: fields::IgnoredNames,
     /// Long texts are tokenized on blocking threads, no more of them at once than there are cores.
-    long_texts: Semaphore,
+    long_texts: Arc<Semaphore>,
+    bodies: body::BodyBudget,
     started_at_unix_s: u64,
     started_at: Instant,
 }
@@ -112,12 +117,13 @@ impl AppState {
             text: parts.text,
             served_models: parts.served_models,
             metrics: parts.metrics,
-            limits: parts.limits,
+            limits: parts.limits.clone(),
             insight: parts.insight,
             guard: parts.guard,
             cors_origins: parts.cors_origins,
             ignored_names: fields::IgnoredNames::default(),
-            long_texts: Semaphore::new(cores),
+            long_texts: Arc::new(Semaphore::new(cores)),
+            bodies: body::BodyBudget::new(parts.limits.request_bytes_in_flight_max),
             started_at_unix_s: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),

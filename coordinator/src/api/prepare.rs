@@ -6,8 +6,10 @@ use serving_core::ids::{RequestId, TokenId};
 use serving_core::request::{Lane, Request, StopConditions};
 
 use super::AppState;
+use super::body::HeldBytes;
 use super::error::ApiError;
-use super::limits::TOKENIZE_INLINE_BYTES_MAX;
+use super::limits::COUNTED_CONTEXTS;
+use super::long_text::on_text;
 use super::prompt::{Input, PromptSource};
 use super::record::RequestLabels;
 use super::validate::Plan;
@@ -24,33 +26,27 @@ pub struct Prompt {
     pub echo_text: Option<String>,
 }
 
-/// Tokenizes on a blocking thread when the text is long, in place when it is short.
-pub async fn prompts(state: &AppState, plan: &mut Plan) -> Result<Vec<Prompt>, ApiError> {
+/// Tokenizes what may fit the context; a text that cannot is refused before, or as soon as that shows.
+pub async fn prompts(state: &AppState, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.input.param();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let bytes = text_bytes(&input);
-    let fewest = state.text.fewest_tokens(bytes.longest);
-    let limit = state.text.max_model_tokens as usize;
-    if fewest > limit {
-        let message = format!(
-            "The context length of this model is {limit} tokens, and a prompt of {} bytes has at least {fewest}. \
-             Shorten it.",
-            bytes.longest
-        );
-        return Err(ApiError::too_long(param, message));
+    check_length(&state.text, bytes.longest, param)?;
+    let (text, echo) = (state.text.clone(), plan.echo);
+    on_text(state, (bytes.total, held), move || tokenize(&text, input, echo)).await
+}
+
+/// Refuses a text that has too many bytes for its context, however its tokens fall.
+fn check_length(text: &TextModel, bytes: usize, param: &str) -> Result<(), ApiError> {
+    let (fewest, limit) = (text.fewest_tokens(bytes), text.max_model_tokens as usize);
+    if fewest <= limit {
+        return Ok(());
     }
-    let echo = plan.echo;
-    if bytes.total <= TOKENIZE_INLINE_BYTES_MAX {
-        return tokenize(&state.text, input, echo);
-    }
-    let _slot = state
-        .long_texts
-        .acquire()
-        .await
-        .map_err(|_| ApiError::internal("the tokenizer is shut down"))?;
-    let text = state.text.clone();
-    let joined = tokio::task::spawn_blocking(move || tokenize(&text, input, echo)).await;
-    joined.map_err(|_| ApiError::internal("the tokenizer broke on this text; please report it"))?
+    let message = format!(
+        "The context length of this model is {limit} tokens, and a prompt of {bytes} bytes has at least {fewest}. \
+         Shorten it."
+    );
+    Err(ApiError::too_long(param, message))
 }
 
 struct TextBytes {
@@ -76,14 +72,18 @@ fn text_bytes(input: &Input) -> TextBytes {
 }
 
 fn tokenize(text: &TextModel, input: Input, echo: bool) -> Result<Vec<Prompt>, ApiError> {
-    let encode = |source: &str, add_special: bool| text.codec().encode(source, add_special).map(Arc::<[TokenId]>::from);
+    let most = text.max_model_tokens as usize * COUNTED_CONTEXTS;
+    let encode = |source: &str, add_special: bool| {
+        let tokens = text.codec().encode(source, add_special, most);
+        tokens.map(Arc::<[TokenId]>::from)
+    };
     match input {
         Input::Chat(turns) => {
             let rendered = text
                 .codec()
                 .render_chat(&turns, true)
-                .map_err(|error| text_error(&error, "messages"))?;
-            let tokens = encode(&rendered, false).map_err(|error| text_error(&error, "messages"))?;
+                .map_err(|error| text_error(text, &error, "messages"))?;
+            let tokens = encode(&rendered, false).map_err(|error| text_error(text, &error, "messages"))?;
             Ok(vec![Prompt {
                 tokens,
                 echo_text: None,
@@ -93,7 +93,7 @@ fn tokenize(text: &TextModel, input: Input, echo: bool) -> Result<Vec<Prompt>, A
             .into_iter()
             .map(|source| match source {
                 PromptSource::Text(string) => {
-                    let tokens = encode(&string, true).map_err(|error| text_error(&error, "prompt"))?;
+                    let tokens = encode(&string, true).map_err(|error| text_error(text, &error, "prompt"))?;
                     Ok(Prompt {
                         tokens,
                         echo_text: echo.then_some(string),
@@ -111,8 +111,17 @@ fn tokenize(text: &TextModel, input: Input, echo: bool) -> Result<Vec<Prompt>, A
     }
 }
 
-pub fn text_error(error: &TextError, param: &str) -> ApiError {
-    ApiError::invalid(param, error.to_string())
+pub fn text_error(text: &TextModel, error: &TextError, param: &str) -> ApiError {
+    match error {
+        TextError::TooLong { tokens_max } => {
+            let limit = text.max_model_tokens;
+            let message = format!(
+                "The context length of this model is {limit} tokens. Your prompt has more than {tokens_max} tokens. Shorten it."
+            );
+            ApiError::too_long(param, message)
+        }
+        error => ApiError::invalid(param, error.to_string()),
+    }
 }
 
 /// The validated requests of a plan, one per prompt.

@@ -11,12 +11,13 @@ use super::AppState;
 use super::body::json_object;
 use super::error::ApiError;
 use super::json::Fields;
-use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_INLINE_BYTES_MAX};
+use super::limits::TOKENIZE_TOKENS_MAX;
+use super::long_text::on_text;
 use super::prepare::text_error;
 use super::prompt::chat_turns;
 use super::shapes::ids;
 use super::validate::{model, token_id};
-use crate::text::{ChatTurn, TextModel};
+use crate::text::{ChatTurn, TextError, TextModel};
 
 /// What is to be tokenized.
 enum Source {
@@ -38,47 +39,64 @@ impl Source {
         }
     }
 
-    fn tokenize(self, text: &TextModel) -> Result<Vec<TokenId>, ApiError> {
+    fn param(&self) -> &'static str {
         match self {
+            Source::Text { .. } => "prompt",
+            Source::Chat { .. } => "messages",
+        }
+    }
+
+    fn tokenize(self, text: &TextModel) -> Result<Vec<TokenId>, ApiError> {
+        let (most, param) = (tokens_max(text), self.param());
+        let codec = text.codec();
+        let tokens = match self {
             Source::Text {
                 text: source,
                 add_special,
-            } => text
-                .codec()
-                .encode(&source, add_special)
-                .map_err(|error| text_error(&error, "prompt")),
+            } => codec.encode(&source, add_special, most),
             Source::Chat {
                 turns,
                 add_generation_prompt,
-            } => text
-                .codec()
+            } => codec
                 .render_chat(&turns, add_generation_prompt)
-                .and_then(|rendered| text.codec().encode(&rendered, false))
-                .map_err(|error| text_error(&error, "messages")),
-        }
+                .and_then(|rendered| codec.encode(&rendered, false, most)),
+        };
+        tokens.map_err(|error| match error {
+            TextError::TooLong { .. } => too_long(text, param),
+            error => text_error(text, &error, param),
+        })
     }
 }
 
+fn tokens_max(text: &TextModel) -> usize {
+    TOKENIZE_TOKENS_MAX.max(text.max_model_tokens as usize)
+}
+
+fn too_long(text: &TextModel, param: &str) -> ApiError {
+    let message = format!(
+        "The text has more than {} tokens, the most that is counted here; the context length of this model is {} tokens. \
+         Send it in parts.",
+        tokens_max(text),
+        text.max_model_tokens
+    );
+    ApiError::too_long(param, message)
+}
+
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = json_object(request.into_body(), state.limits.body_bytes_max).await?;
+    let (body, held) = json_object(&state, request.into_body()).await?;
     let fields = Fields::new(&body);
     if fields.get("model").is_some() {
         model(&state, &fields)?;
     }
     let with_strings = fields.bool("return_token_strs")?.unwrap_or(false);
     let source = source(&fields)?;
-    let tokens = if source.bytes() <= TOKENIZE_INLINE_BYTES_MAX {
-        source.tokenize(&state.text)?
-    } else {
-        let _slot = state
-            .long_texts
-            .acquire()
-            .await
-            .map_err(|_| ApiError::internal("the tokenizer is shut down"))?;
-        let text = state.text.clone();
-        let joined = tokio::task::spawn_blocking(move || source.tokenize(&text)).await;
-        joined.map_err(|_| ApiError::internal("the tokenizer broke on this text; please report it"))??
-    };
+    if state.text.fewest_tokens(source.bytes()) > tokens_max(&state.text) {
+        return Err(too_long(&state.text, source.param()));
+    }
+    // What the fields were read from is not needed while the text waits for its turn.
+    drop(body);
+    let text = state.text.clone();
+    let tokens = on_text(&state, (source.bytes(), held), move || source.tokenize(&text)).await?;
     let mut answer = json!({
         "count": tokens.len(),
         "max_model_len": state.text.max_model_tokens,
@@ -116,7 +134,7 @@ fn source(fields: &Fields<'_>) -> Result<Source, ApiError> {
 }
 
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let body = json_object(request.into_body(), state.limits.body_bytes_max).await?;
+    let (body, _held) = json_object(&state, request.into_body()).await?;
     let fields = Fields::new(&body);
     if fields.get("model").is_some() {
         model(&state, &fields)?;
@@ -124,10 +142,6 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let Some(list) = fields.array("tokens")? else {
         return Err(ApiError::invalid("tokens", "`tokens` is missing: a list of token ids."));
     };
-    if list.len() > DETOKENIZE_TOKENS_MAX {
-        let message = format!("`tokens` has {} ids, the limit is {DETOKENIZE_TOKENS_MAX}.", list.len());
-        return Err(ApiError::invalid("tokens", message));
-    }
     let vocab_size = state.text.codec().vocab_size();
     let tokens = list
         .iter()

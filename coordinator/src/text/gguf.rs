@@ -68,10 +68,13 @@ impl TextModel {
 }
 
 impl TextCodec for GgufText {
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError> {
+    fn encode(&self, text: &str, add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
         self.tokenizer
-            .encode(text, add_special)
-            .map_err(|error| TextError::Tokenize(Box::new(error)))
+            .encode_at_most(text, add_special, tokens_max)
+            .map_err(|error| match error {
+                TokenizerError::TooManyTokens { max } => TextError::TooLong { tokens_max: max },
+                error => TextError::Tokenize(Box::new(error)),
+            })
     }
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
         self.tokenizer.token_bytes(token)
@@ -119,7 +122,7 @@ mod tests {
             .codec()
             .render_chat(&turns, true)
             .expect("the template takes a user turn");
-        let tokens = model.codec().encode(&prompt, false).expect("encodes");
+        let tokens = model.codec().encode(&prompt, false, usize::MAX).expect("encodes");
         assert_eq!(model.decode(&tokens, true), prompt);
         assert!(!model.decode(&tokens, false).contains("<|im_start|>"));
         assert!(tokens.len() >= model.fewest_tokens(prompt.len()));

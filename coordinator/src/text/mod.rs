@@ -32,11 +32,15 @@ pub enum TextError {
     Template(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
+    /// Given up before all of it was looked at.
+    #[error("the text has more than {tokens_max} tokens")]
+    TooLong { tokens_max: usize },
 }
 
 /// A model's tokenizer and chat template. `model-files` has the real one; the API's tests use a byte tokenizer.
 pub trait TextCodec: Send + Sync {
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError>;
+    /// Ends with [`TextError::TooLong`] as soon as there are more than `tokens_max`.
+    fn encode(&self, text: &str, add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError>;
     /// The bytes a token stands for; for a control token the bytes of its name. `None` for an id not in the vocabulary.
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]>;
     /// Control tokens are left out of generated text.

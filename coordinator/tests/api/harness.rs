@@ -23,7 +23,9 @@ pub const MODEL: &str = "tiny";
 pub const END: TokenId = TokenId(256);
 pub const START: TokenId = TokenId(257);
 pub const MAX_MODEL_TOKENS: u32 = 512;
-pub const BODY_BYTES_MAX: usize = 64 << 10;
+pub const BODY_BYTES_MAX: usize = 256 << 10;
+/// One body of the largest size, and not two.
+pub const BYTES_IN_FLIGHT_MAX: usize = BODY_BYTES_MAX;
 /// Whose pages may use the server.
 pub const CHOSEN_ORIGIN: &str = "https://chat.example.com";
 
@@ -41,7 +43,10 @@ impl Bytes {
 }
 
 impl TextCodec for Bytes {
-    fn encode(&self, text: &str, _add_special: bool) -> Result<Vec<TokenId>, TextError> {
+    fn encode(&self, text: &str, _add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
+        if text.len() > tokens_max {
+            return Err(TextError::TooLong { tokens_max });
+        }
         Ok(text.bytes().map(|byte| TokenId(u32::from(byte))).collect())
     }
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
@@ -249,6 +254,7 @@ impl Server {
             metrics: metrics.clone(),
             limits: ApiLimits {
                 body_bytes_max: BODY_BYTES_MAX,
+                request_bytes_in_flight_max: BYTES_IN_FLIGHT_MAX,
                 request_time_limit: Duration::from_secs(60),
             },
             insight: Arc::default(),

@@ -10,6 +10,7 @@ mod client;
 mod completions;
 mod connection;
 mod errors;
+mod floods;
 mod harness;
 mod other_origins;
 mod several_prompts;

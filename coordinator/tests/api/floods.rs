@@ -1,0 +1,80 @@
+//! Requests made to fill the coordinator's memory: each is refused before the work, and others go on meanwhile.
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::client::{Answer, PATIENCE, get, post, request, send};
+use super::harness::{BODY_BYTES_MAX, MAX_MODEL_TOKENS, MODEL, Server};
+
+fn refused(answer: &Answer, code: &str) {
+    let error = &answer.json()["error"];
+    assert_eq!((answer.status, error["code"].as_str()), (400, Some(code)), "{error}");
+}
+
+#[tokio::test]
+async fn a_text_beyond_the_context_is_not_tokenized() {
+    let server = Server::saying("x").await;
+    for tokens in [32_769, 100_000] {
+        let answer = post(server.address, "/tokenize", &json!({"prompt": "7".repeat(tokens)})).await;
+        refused(&answer, "context_length_exceeded");
+    }
+    let text = "7".repeat(MAX_MODEL_TOKENS as usize * 4 + 1);
+    let body = json!({"model": MODEL, "prompt": text});
+    refused(
+        &post(server.address, "/v1/completions", &body).await,
+        "context_length_exceeded",
+    );
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": text}]});
+    refused(
+        &post(server.address, "/v1/chat/completions", &body).await,
+        "context_length_exceeded",
+    );
+}
+
+#[tokio::test]
+async fn a_list_of_zeros_is_read_no_further_than_its_limit() {
+    let server = Server::saying("x").await;
+    for prompt in [json!(vec![0; 100_000]), json!([vec![0; 100_000]])] {
+        let body = json!({"model": MODEL, "prompt": prompt});
+        refused(
+            &post(server.address, "/v1/completions", &body).await,
+            "context_length_exceeded",
+        );
+    }
+    let body = json!({"model": MODEL, "prompt": "hi", "stop": vec![0; 100_000]});
+    let answer = post(server.address, "/v1/completions", &body).await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &Value::Null));
+    assert!(answer.text().contains("65536"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn large_bodies_share_a_budget_and_small_ones_need_none() {
+    let server = Server::saying("x").await;
+    let whole = request("POST", "/tokenize", &[], &vec![b' '; BODY_BYTES_MAX - 10]);
+    // All of it but the end: it holds its bytes for as long as it is being read.
+    let mut unfinished = TcpStream::connect(server.address).await.expect("connects");
+    unfinished.write_all(&whole[..whole.len() - 1]).await.expect("is read");
+    let full = answered(&server, &whole, 503).await;
+    assert_eq!(full.json()["error"]["code"], "request_memory_full");
+    assert_eq!(full.header("retry-after"), "1");
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let small = post(server.address, "/tokenize", &json!({"prompt": "hi"})).await;
+    assert_eq!(small.json()["count"], 2);
+    drop(unfinished);
+    answered(&server, &whole, 400).await;
+}
+
+/// Sends the request until its answer has this status: what another connection holds changes a moment after it is written.
+async fn answered(server: &Server, request: &[u8], status: u16) -> Answer {
+    let asking = async {
+        loop {
+            let answer = send(server.address, request).await;
+            if answer.status == status {
+                return answer;
+            }
+        }
+    };
+    let asked = tokio::time::timeout(PATIENCE, asking).await;
+    asked.unwrap_or_else(|_| panic!("no answer had the status {status}"))
+}
