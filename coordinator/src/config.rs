@@ -56,6 +56,9 @@ pub struct Config {
     /// A node that is silent for this long is lost; nodes report at least twenty times as often
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     pub lease_ms: u64,
+    /// Client connections, three quarters of them from one address at most; beyond them only probes are answered
+    #[arg(long, default_value_t = 4096)]
+    pub connections_max: usize,
     /// Largest HTTP body
     #[arg(long, default_value = "4MiB")]
     pub body_bytes_max: ByteSize,

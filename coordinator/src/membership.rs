@@ -222,10 +222,15 @@ impl NodeStreams {
             status_interval: self.terms.status_interval,
             takes_prefixes: true,
         };
-        if let Some(open) = self.open.get(&id) {
-            tracing::info!(node = %open.stream.node, "node joined");
-            open.stream.notes.verdict(CoordinatorReport::Welcome(welcome));
-        }
+        let Some(open) = self.open.get(&id) else {
+            return;
+        };
+        tracing::info!(node = %open.stream.node, "node joined");
+        open.stream.notes.verdict(CoordinatorReport::Welcome(welcome));
+        // A node that dialled several times while this coordinator stood still may be found here in another order than it
+        // dialled. Only the last stream counts from now on, so its other ones end: if it is the wrong one, the node dials again.
+        let node = open.stream.node.clone();
+        self.open.retain(|other, open| *other == id || open.stream.node != node);
     }
 
     pub(crate) fn refuse(&mut self, id: StreamId, refusal: &JoinRefusal) {

@@ -204,7 +204,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     });
     announce(&config.name, http_address, coordinator.control_address);
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
-    api::serve_http(http_listener, api::router(state), shutdown.requested(), drain).await;
+    let listener = (http_listener, config.connections_max);
+    api::serve_http(listener, api::router(state), shutdown.requested(), drain).await;
     // Answers are out; their records end with their nodes' last reports.
     closing.settled().await;
     coordinator.stop().await;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serving_core::stage::Stage;
 
+use super::probes::is_probe;
 use super::record::{Facts, Generation};
 use super::shapes::ms;
 
@@ -59,8 +60,7 @@ pub fn plain_line(line: &Line<'_>) {
     let (request_id, status, outcome) = (line.request_id, line.status, line.outcome);
     // Probes and scrapes come every few seconds for ever: theirs are worth a line only to who asks for it.
     // A probe's 503 is an answer, too, and comes again each second.
-    let is_probe = matches!(path, "/health" | "/ready" | "/ping" | "/metrics");
-    if is_probe && (status < 400 || status == 503) {
+    if is_probe(path) && (status < 400 || status == 503) {
         tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
     } else {
         tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -71,41 +71,131 @@ impl ConnectionTimes {
     }
 }
 
-/// A TCP stream that stamps its reads and writes and fails a write nobody takes for `write_stall_max`: the connection
-/// then ends, and with it the request (a reader that stopped reading holds KV blocks).
+/// A client that has bytes waiting must take so many in each [`READ_WINDOW`]: 128 bytes a second, which is a slow reader of one
+/// stream of tokens. One that takes less is gone, stuck, or means to hold its place and its buffer for ever.
+const READ_FLOOR_BYTES: usize = 128 * 30;
+const READ_WINDOW: Duration = Duration::from_secs(30);
+/// A client that has kept up for so long begins anew.
+const CAUGHT_UP_AFTER: Duration = Duration::from_secs(5);
+/// Bytes that may wait for all clients together. Beyond it, who has been behind for [`BEHIND_MAX`] is cut off.
+const BUFFERED_BYTES_MAX: usize = 64 << 20;
+const BEHIND_MAX: Duration = Duration::from_secs(1);
+
+/// Bytes of answers that wait for their clients, over all connections.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseBuffers(Arc<AtomicUsize>);
+
+/// A client that does not take its bytes: since when they wait, how many do, and how many it has taken meanwhile.
+#[derive(Debug)]
+struct Behind {
+    since: Instant,
+    pending_at: Instant,
+    taken_bytes: usize,
+    waiting_bytes: usize,
+    window_ends: Pin<Box<Sleep>>,
+}
+
+/// A TCP stream that stamps its reads and writes and fails when its client reads too slowly: the connection then ends, and with
+/// it the request (a reader that stopped reading holds KV blocks).
 #[derive(Debug)]
 pub struct TimedStream {
     stream: TcpStream,
     times: Arc<ConnectionTimes>,
-    write_stall_max: Duration,
-    stall: Option<Pin<Box<Sleep>>>,
+    buffers: ResponseBuffers,
+    read_window: Duration,
+    behind: Option<Behind>,
 }
 
 impl TimedStream {
-    pub fn new(stream: TcpStream, write_stall_max: Duration) -> Self {
+    pub fn new(stream: TcpStream, buffers: ResponseBuffers) -> Self {
         Self {
             stream,
             times: ConnectionTimes::new(),
-            write_stall_max,
-            stall: None,
+            buffers,
+            read_window: READ_WINDOW,
+            behind: None,
         }
     }
     pub fn times(&self) -> Arc<ConnectionTimes> {
         self.times.clone()
     }
 
-    fn watch_write<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if result.is_ready() {
-            self.stall = None;
-            return result;
+    /// Judges a write of `offered` bytes by what became of it.
+    fn watch_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        offered: usize,
+        result: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        match &result {
+            Poll::Ready(Ok(taken)) => {
+                self.times.noted_write();
+                self.took(*taken);
+                result
+            }
+            Poll::Ready(Err(_)) => result,
+            Poll::Pending => match self.falls_behind(cx, offered) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
         }
-        let limit = self.write_stall_max;
-        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-        if stall.as_mut().poll(cx).is_ready() {
-            let message = format!("the client read nothing for {} ms", limit.as_millis());
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
+    }
+
+    fn took(&mut self, bytes: usize) {
+        let Some(behind) = &mut self.behind else {
+            return;
+        };
+        if behind.pending_at.elapsed() >= CAUGHT_UP_AFTER && behind.waiting_bytes == 0 {
+            self.caught_up();
+            return;
         }
-        Poll::Pending
+        behind.taken_bytes += bytes;
+        let waited = std::mem::take(&mut behind.waiting_bytes);
+        self.buffers.0.fetch_sub(waited, Ordering::Relaxed);
+    }
+
+    fn caught_up(&mut self) {
+        if let Some(behind) = self.behind.take() {
+            self.buffers.0.fetch_sub(behind.waiting_bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn falls_behind(&mut self, cx: &mut Context<'_>, offered: usize) -> Option<io::Error> {
+        let (now, window) = (Instant::now(), self.read_window);
+        let behind = self.behind.get_or_insert_with(|| Behind {
+            since: now,
+            pending_at: now,
+            taken_bytes: 0,
+            waiting_bytes: 0,
+            window_ends: Box::pin(tokio::time::sleep(window)),
+        });
+        behind.pending_at = now;
+        let before = std::mem::replace(&mut behind.waiting_bytes, offered);
+        self.buffers.0.fetch_sub(before, Ordering::Relaxed);
+        let all = self.buffers.0.fetch_add(offered, Ordering::Relaxed) + offered;
+        if all > BUFFERED_BYTES_MAX && behind.since.elapsed() >= BEHIND_MAX {
+            return Some(too_slow(
+                "the buffers of all answers are full, and this client is behind",
+            ));
+        }
+        while behind.window_ends.as_mut().poll(cx).is_ready() {
+            if behind.taken_bytes < READ_FLOOR_BYTES {
+                return Some(too_slow("the client reads too slowly"));
+            }
+            behind.taken_bytes = 0;
+            behind.window_ends = Box::pin(tokio::time::sleep(window));
+        }
+        None
+    }
+}
+
+fn too_slow(words: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, words)
+}
+
+impl Drop for TimedStream {
+    fn drop(&mut self) {
+        self.caught_up();
     }
 }
 
@@ -123,10 +213,7 @@ impl AsyncRead for TimedStream {
 impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        if matches!(result, Poll::Ready(Ok(_))) {
-            self.times.noted_write();
-        }
-        self.watch_write(cx, result)
+        self.watch_write(cx, bytes.len(), result)
     }
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
@@ -134,19 +221,74 @@ impl AsyncWrite for TimedStream {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        if matches!(result, Poll::Ready(Ok(_))) {
-            self.times.noted_write();
-        }
-        self.watch_write(cx, result)
+        let offered = slices.iter().map(|slice| slice.len()).sum();
+        self.watch_write(cx, offered, result)
     }
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_flush(cx);
-        self.watch_write(cx, result)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair(buffers: &ResponseBuffers) -> (TimedStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let client = TcpStream::connect(address).await.expect("connects");
+        let (served, _) = listener.accept().await.expect("accepts");
+        (TimedStream::new(served, buffers.clone()), client)
+    }
+
+    /// More than the kernel's buffers take.
+    fn answer() -> Vec<u8> {
+        vec![b'x'; 32 << 20]
+    }
+
+    #[tokio::test]
+    async fn who_reads_nothing_or_a_byte_now_and_then_is_cut_off() {
+        for reads in [false, true] {
+            let buffers = ResponseBuffers::default();
+            let (mut served, mut client) = pair(&buffers).await;
+            served.read_window = Duration::from_millis(200);
+            let reader = tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    if reads && client.read_u8().await.is_err() {
+                        return;
+                    }
+                }
+            });
+            let written = served.write_all(&answer()).await;
+            assert_eq!(written.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+            assert!(buffers.0.load(Ordering::Relaxed) > 0);
+            drop(served);
+            assert_eq!(buffers.0.load(Ordering::Relaxed), 0, "what waited is given back");
+            reader.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn who_reads_gets_everything() {
+        let buffers = ResponseBuffers::default();
+        let (mut served, mut client) = pair(&buffers).await;
+        let reader = tokio::spawn(async move {
+            let mut all = Vec::new();
+            client.read_to_end(&mut all).await.map(|_| all.len())
+        });
+        served.write_all(&answer()).await.expect("is taken");
+        drop(served);
+        let read = reader.await.expect("ends").expect("reads");
+        assert_eq!((read, buffers.0.load(Ordering::Relaxed)), (answer().len(), 0));
     }
 }

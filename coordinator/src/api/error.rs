@@ -92,6 +92,21 @@ impl ApiError {
         }
     }
 
+    /// The connection has one of the places that are kept for probes.
+    pub fn no_connection_left() -> Self {
+        Self {
+            code: Some("too_many_connections"),
+            retry: Retry::After(RETRY_AFTER_DEFAULT),
+            outcome: RejectReason::QueueFull.name(),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "service_unavailable",
+                "All connections of this server, or three quarters of them from this address, are in use. Close idle ones, try \
+                 again after the time in Retry-After, or raise --connections-max of the coordinator.",
+            )
+        }
+    }
+
     /// All large bodies together hold as much memory as they may.
     pub fn busy_with_bodies() -> Self {
         Self {

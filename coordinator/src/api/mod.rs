@@ -23,6 +23,7 @@ mod metrics;
 mod models;
 mod nodes;
 mod pace;
+mod places;
 mod prepare;
 mod probes;
 mod prompt;

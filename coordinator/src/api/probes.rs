@@ -11,6 +11,11 @@ use serde_json::{Value, json};
 use super::AppState;
 use super::error::reach_of;
 
+/// What monitoring asks: it is answered where nobody else is any more.
+pub fn is_probe(path: &str) -> bool {
+    matches!(path, "/health" | "/ready" | "/ping" | "/metrics")
+}
+
 /// This process lives and answers; nothing about nodes.
 pub async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))

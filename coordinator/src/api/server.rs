@@ -3,25 +3,27 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use axum::response::IntoResponse as _;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::connection::TimedStream;
+use super::connection::{ResponseBuffers, TimedStream};
+use super::error::ApiError;
+use super::places::{Place, Places, Serves};
+use super::probes::is_probe;
 
-/// Open connections. At the limit new ones wait in the kernel's backlog. A stream holds about 100 KiB at worst.
-const CONNECTIONS_MAX: usize = 4096;
+/// A connection that is served probes only has to ask within this time.
+const PROBE_READ_MAX: Duration = Duration::from_secs(2);
 /// Headers of one request must come within this time; an idle kept-alive connection is closed after it too. OpenAI's
 /// client keeps idle connections for 5 s, so it closes first.
 const HEADER_READ_MAX: Duration = Duration::from_secs(30);
@@ -29,8 +31,6 @@ const HEADER_READ_MAX: Duration = Duration::from_secs(30);
 /// up unsent before a stream stops taking tokens. 64 KiB is nginx's and Envoy's order of magnitude.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
-/// A client that takes no byte for this long while bytes wait for it is gone or stuck.
-const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// After an accept error that is not the connection's own (out of descriptors): wait instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -64,15 +64,17 @@ const LATE_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
 /// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest. Meanwhile
 /// connections are still taken: whoever asks is told that this server drains.
-/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted.
+/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted. Beyond `connections_max` only probes are answered, and
+/// what is beyond their places too is closed at once.
 pub async fn serve_http(
-    listener: TcpListener,
+    (listener, connections_max): (TcpListener, usize),
     router: Router,
     shutdown: impl Future<Output = ()>,
     drain_max: Duration,
 ) {
     let graceful = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Places::new(connections_max);
+    let buffers = ResponseBuffers::default();
     let mut connections = JoinSet::new();
     tokio::pin!(shutdown);
     loop {
@@ -83,10 +85,11 @@ pub async fn serve_http(
                 note_end(ended);
                 continue;
             }
-            accepted = accept(&listener, &slots) => accepted,
+            accepted = accept(&listener, &places) => accepted,
         };
-        if let Some((stream, slot)) = accepted {
-            connections.spawn(connection(stream, router.clone(), graceful.watcher(), slot));
+        if let Some((stream, place)) = accepted {
+            let stream = TimedStream::new(stream, buffers.clone());
+            connections.spawn(connection(stream, router.clone(), graceful.watcher(), place));
         }
     }
     // Probes and refusals are answered until the last request has ended.
@@ -101,10 +104,11 @@ pub async fn serve_http(
                 note_end(ended);
                 continue;
             }
-            accepted = accept(&listener, &slots) => accepted,
+            accepted = accept(&listener, &places) => accepted,
         };
-        if let Some((stream, slot)) = accepted {
-            connections.spawn(connection(stream, router.clone(), late.watcher(), slot));
+        if let Some((stream, place)) = accepted {
+            let stream = TimedStream::new(stream, buffers.clone());
+            connections.spawn(connection(stream, router.clone(), late.watcher(), place));
         }
     };
     drop(listener);
@@ -118,18 +122,15 @@ pub async fn serve_http(
     connections.shutdown().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> Option<(tokio::net::TcpStream, OwnedSemaphorePermit)> {
-    let slot = slots.clone().acquire_owned().await.ok()?;
+async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::TcpStream, Place)> {
     match listener.accept().await {
-        Ok((stream, _)) => {
+        Ok((stream, peer)) => {
+            let place = places.take(peer.ip())?;
             // Every token is a small write of its own: Nagle would hold it back for the peer's delayed ack.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "TCP_NODELAY could not be set");
             }
-            Some((stream, slot))
+            Some((stream, place))
         }
         Err(error)
             if matches!(
@@ -147,17 +148,15 @@ async fn accept(
     }
 }
 
-async fn connection(
-    stream: tokio::net::TcpStream,
-    router: Router,
-    watcher: hyper_util::server::graceful::Watcher,
-    _slot: OwnedSemaphorePermit,
-) {
-    let stream = TimedStream::new(stream, WRITE_STALL_MAX);
+async fn connection(stream: TimedStream, router: Router, watcher: hyper_util::server::graceful::Watcher, place: Place) {
+    let serves = place.serves;
     let times = stream.times();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (router, times) = (router.clone(), times.clone());
         async move {
+            if serves == Serves::Probes && !is_probe(request.uri().path()) {
+                return Ok(ApiError::no_connection_left().into_response());
+            }
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(times.clone());
             let response = router.oneshot(request).await;
@@ -167,7 +166,11 @@ async fn connection(
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_MAX)
+        .header_read_timeout(match serves {
+            Serves::Everything => HEADER_READ_MAX,
+            Serves::Probes => PROBE_READ_MAX,
+        })
+        .keep_alive(serves == Serves::Everything)
         .max_buf_size(BUFFER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);

@@ -1,11 +1,11 @@
 //! Requests made to fill the coordinator's memory: each is refused before the work, and others go on meanwhile.
 
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 
-use super::client::{Answer, PATIENCE, get, post, request, send};
-use super::harness::{BODY_BYTES_MAX, MAX_MODEL_TOKENS, MODEL, Server};
+use super::client::{Answer, PATIENCE, get, parse, post, request, send};
+use super::harness::{BODY_BYTES_MAX, CONNECTIONS_MAX, MAX_MODEL_TOKENS, MODEL, Server};
 
 fn refused(answer: &Answer, code: &str) {
     let error = &answer.json()["error"];
@@ -63,6 +63,31 @@ async fn large_bodies_share_a_budget_and_small_ones_need_none() {
     assert_eq!(small.json()["count"], 2);
     drop(unfinished);
     answered(&server, &whole, 400).await;
+}
+
+#[tokio::test]
+async fn idle_sockets_of_one_address_cost_others_nothing_and_probes_are_answered() {
+    let server = Server::saying("x").await;
+    let mut idle = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        idle.push(TcpStream::connect(server.address).await.expect("connects"));
+    }
+    let models = request("GET", "/v1/models", &[], b"");
+    let full = answered(&server, &models, 503).await;
+    assert_eq!(full.json()["error"]["code"], "too_many_connections");
+    assert_eq!(full.header("retry-after"), "1");
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let elsewhere = TcpSocket::new_v4().expect("a socket");
+    elsewhere
+        .bind("127.0.0.2:0".parse().expect("an address"))
+        .expect("another loopback address");
+    let mut other = elsewhere.connect(server.address).await.expect("connects");
+    other.write_all(&models).await.expect("is read");
+    let mut answer = Vec::new();
+    other.read_to_end(&mut answer).await.expect("an answer");
+    assert_eq!(parse(&answer).status, 200, "another address has its places");
+    drop(idle);
+    answered(&server, &models, 200).await;
 }
 
 /// Sends the request until its answer has this status: what another connection holds changes a moment after it is written.

@@ -22,6 +22,8 @@ use tokio::sync::{mpsc, oneshot};
 pub const MODEL: &str = "tiny";
 pub const END: TokenId = TokenId(256);
 pub const START: TokenId = TokenId(257);
+/// Three quarters of them for one address.
+pub const CONNECTIONS_MAX: usize = 64;
 pub const MAX_MODEL_TOKENS: u32 = 512;
 pub const BODY_BYTES_MAX: usize = 256 << 10;
 /// One body of the largest size, and not two.
@@ -268,7 +270,7 @@ impl Server {
             let _ = stopped.await;
         };
         let served = tokio::spawn(serve_http(
-            listener,
+            (listener, CONNECTIONS_MAX),
             router(state),
             shutdown,
             Duration::from_millis(500),
