@@ -192,12 +192,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         text: Arc::new(text),
         served_models: vec![config.served_model_name.clone()],
         metrics: coordinator.metrics.clone(),
-        limits: ApiLimits {
-            body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
-            request_bytes_in_flight_max: usize::try_from(config.request_bytes_in_flight_max.bytes())
-                .unwrap_or(usize::MAX),
-            request_time_limit: Duration::from_millis(config.request_time_limit_ms),
-        },
+        limits: limits(&config),
         insight: Arc::new(insight),
         guard: HttpGuard::new(&config.guard, &[&config.listen]).with_origins(&config.cors_origin),
         cors_origins: config.cors_origin.clone(),
@@ -247,4 +242,12 @@ fn register(
         http,
     };
     Registry::start(address, facts, (coordinator.metrics.membership(), shutdown)).map(Some)
+}
+
+fn limits(config: &Config) -> ApiLimits {
+    ApiLimits {
+        body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
+        request_bytes_in_flight_max: usize::try_from(config.request_bytes_in_flight_max.bytes()).unwrap_or(usize::MAX),
+        request_time_limit: Duration::from_millis(config.request_time_limit_ms),
+    }
 }
