@@ -1,13 +1,14 @@
 //! Who may have a connection: a number in all, a part of it for one address, and a few places that only probes can use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 
-/// Connections beyond the limit that are served probes only. A probe asks and leaves; these connections are closed after one
-/// answer, or after two seconds without a question.
+/// Connections beyond the limit that are served probes only. A probe asks at once and leaves, so the newest have the places: one
+/// more closes the oldest, and none outlives its answer or two seconds without a question.
 const PROBE_PLACES: usize = 64;
 /// One address may have this part of all connections: a proxy in front has one address, and should be given a limit to match.
 const OF_ONE_ADDRESS: (usize, usize) = (3, 4);
@@ -26,7 +27,6 @@ impl Taken {
 #[derive(Clone, Debug)]
 pub struct Places {
     any: Arc<Semaphore>,
-    probes: Arc<Semaphore>,
     taken: Arc<Taken>,
     of_one_address_max: usize,
 }
@@ -42,8 +42,23 @@ pub enum Serves {
 #[derive(Debug)]
 pub struct Place {
     pub serves: Serves,
-    _permit: OwnedSemaphorePermit,
-    counted: Option<(Arc<Taken>, IpAddr)>,
+    /// `None` of a probe.
+    counted: Option<(OwnedSemaphorePermit, Arc<Taken>, IpAddr)>,
+}
+
+/// The connections that are served probes only, oldest first.
+#[derive(Debug, Default)]
+pub struct ProbeConnections(VecDeque<AbortHandle>);
+
+impl ProbeConnections {
+    pub fn add(&mut self, connection: AbortHandle) {
+        self.0.push_back(connection);
+        if self.0.len() > PROBE_PLACES
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+    }
 }
 
 impl Places {
@@ -51,7 +66,6 @@ impl Places {
         let (part, whole) = OF_ONE_ADDRESS;
         Self {
             any: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
-            probes: Arc::new(Semaphore::new(PROBE_PLACES)),
             taken: Arc::new(Taken {
                 by_address: Mutex::default(),
             }),
@@ -59,32 +73,29 @@ impl Places {
         }
     }
 
-    /// `None`: the connection is to be closed at once.
-    pub fn take(&self, address: IpAddr) -> Option<Place> {
+    pub fn take(&self, address: IpAddr) -> Place {
         let mut taken = self.taken.lock();
         let own = taken.get(&address).copied().unwrap_or(0);
-        if own < self.of_one_address_max
-            && let Ok(permit) = self.any.clone().try_acquire_owned()
-        {
-            taken.insert(address, own + 1);
-            return Some(Place {
-                serves: Serves::Everything,
-                _permit: permit,
-                counted: Some((self.taken.clone(), address)),
-            });
+        let is_greedy = own >= self.of_one_address_max;
+        match self.any.clone().try_acquire_owned() {
+            Ok(permit) if !is_greedy => {
+                taken.insert(address, own + 1);
+                Place {
+                    serves: Serves::Everything,
+                    counted: Some((permit, self.taken.clone(), address)),
+                }
+            }
+            _ => Place {
+                serves: Serves::Probes,
+                counted: None,
+            },
         }
-        let permit = self.probes.clone().try_acquire_owned().ok()?;
-        Some(Place {
-            serves: Serves::Probes,
-            _permit: permit,
-            counted: None,
-        })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Some((taken, address)) = self.counted.take() else {
+        let Some((_permit, taken, address)) = self.counted.take() else {
             return;
         };
         let mut taken = taken.lock();
@@ -105,18 +116,30 @@ mod tests {
     fn one_address_leaves_a_part_to_others_and_beyond_it_probes_are_served() {
         let (greedy, other) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
         let places = Places::new(8);
-        let serves = |place: &Option<Place>| place.as_ref().map(|place| place.serves);
-        let mut held: Vec<_> = (0..6).map(|_| places.take(greedy)).collect();
-        assert!(held.iter().all(|place| serves(place) == Some(Serves::Everything)));
-        held.extend((0..PROBE_PLACES).map(|_| places.take(greedy)));
-        assert!(held[6..].iter().all(|place| serves(place) == Some(Serves::Probes)));
-        assert!(places.take(greedy).is_none(), "every place for probes is taken");
+        let mut held: Vec<_> = (0..7).map(|_| places.take(greedy)).collect();
+        let serves: Vec<_> = held.iter().map(|place| place.serves).collect();
+        assert_eq!(serves[..6], [Serves::Everything; 6]);
+        assert_eq!(serves[6], Serves::Probes);
         let others = [places.take(other), places.take(other)];
-        assert!(others.iter().all(|place| serves(place) == Some(Serves::Everything)));
-        assert!(places.take(other).is_none(), "the table is full");
+        assert!(others.iter().all(|place| place.serves == Serves::Everything));
+        assert_eq!(places.take(other).serves, Serves::Probes, "the table is full");
         held.clear();
-        assert_eq!(serves(&places.take(greedy)), Some(Serves::Everything));
+        assert_eq!(places.take(greedy).serves, Serves::Everything);
         drop(others);
         assert!(places.taken.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_newest_have_the_places_of_probes() {
+        let mut probes = ProbeConnections::default();
+        let idle = || tokio::spawn(std::future::pending::<()>());
+        let oldest = idle();
+        probes.add(oldest.abort_handle());
+        let newer: Vec<_> = (0..PROBE_PLACES).map(|_| idle()).collect();
+        newer
+            .iter()
+            .for_each(|connection| probes.add(connection.abort_handle()));
+        assert!(oldest.await.is_err_and(|error| error.is_cancelled()));
+        assert!(newer.iter().all(|connection| !connection.is_finished()));
     }
 }

@@ -19,7 +19,7 @@ use tower::ServiceExt;
 
 use super::connection::{ResponseBuffers, TimedStream};
 use super::error::ApiError;
-use super::places::{Place, Places, Serves};
+use super::places::{Place, Places, ProbeConnections, Serves};
 use super::probes::is_probe;
 
 /// A connection that is served probes only has to ask within this time.
@@ -64,8 +64,7 @@ const LATE_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
 /// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest. Meanwhile
 /// connections are still taken: whoever asks is told that this server drains.
-/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted. Beyond `connections_max` only probes are answered, and
-/// what is beyond their places too is closed at once.
+/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted. Beyond `connections_max` only probes are answered.
 pub async fn serve_http(
     (listener, connections_max): (TcpListener, usize),
     router: Router,
@@ -74,7 +73,7 @@ pub async fn serve_http(
 ) {
     let graceful = GracefulShutdown::new();
     let places = Places::new(connections_max);
-    let buffers = ResponseBuffers::default();
+    let (buffers, mut probes) = (ResponseBuffers::default(), ProbeConnections::default());
     let mut connections = JoinSet::new();
     tokio::pin!(shutdown);
     loop {
@@ -89,7 +88,11 @@ pub async fn serve_http(
         };
         if let Some((stream, place)) = accepted {
             let stream = TimedStream::new(stream, buffers.clone());
-            connections.spawn(connection(stream, router.clone(), graceful.watcher(), place));
+            let serves = place.serves;
+            let task = connections.spawn(connection(stream, router.clone(), graceful.watcher(), place));
+            if serves == Serves::Probes {
+                probes.add(task);
+            }
         }
     }
     // Probes and refusals are answered until the last request has ended.
@@ -108,7 +111,11 @@ pub async fn serve_http(
         };
         if let Some((stream, place)) = accepted {
             let stream = TimedStream::new(stream, buffers.clone());
-            connections.spawn(connection(stream, router.clone(), late.watcher(), place));
+            let serves = place.serves;
+            let task = connections.spawn(connection(stream, router.clone(), late.watcher(), place));
+            if serves == Serves::Probes {
+                probes.add(task);
+            }
         }
     };
     drop(listener);
@@ -125,7 +132,7 @@ pub async fn serve_http(
 async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::TcpStream, Place)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
-            let place = places.take(peer.ip())?;
+            let place = places.take(peer.ip());
             // Every token is a small write of its own: Nagle would hold it back for the peer's delayed ack.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "TCP_NODELAY could not be set");
