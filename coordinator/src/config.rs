@@ -63,7 +63,7 @@ pub struct Config {
     #[arg(long, default_value = "4MiB")]
     pub body_bytes_max: ByteSize,
     /// What all bodies above 64 KiB together may hold while they are read and tokenized; further ones get 503
-    #[arg(long, default_value = "64MiB")]
+    #[arg(long, default_value = "16MiB")]
     pub request_bytes_in_flight_max: ByteSize,
     /// Which node of a pool gets a request
     #[arg(long, value_enum, default_value = "least-loaded")]
