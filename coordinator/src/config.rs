@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::freed_memory::FreedMemory;
 use service_runtime::http_guard::{GuardConfig, WebOrigin};
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
@@ -134,6 +135,7 @@ pub enum Routing {
 
 impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-coordinator";
+    const FREED_MEMORY: FreedMemory = FreedMemory::GivenBack;
     fn name(&self) -> &str {
         &self.name
     }

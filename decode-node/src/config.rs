@@ -8,6 +8,7 @@ use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
 use serde::Serialize;
+use service_runtime::freed_memory::FreedMemory;
 use service_runtime::http_guard::GuardConfig;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
@@ -142,6 +143,7 @@ impl Config {
 
 impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-decode";
+    const FREED_MEMORY: FreedMemory = FreedMemory::Kept;
     fn name(&self) -> &str {
         &self.name
     }

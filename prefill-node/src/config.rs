@@ -13,6 +13,7 @@ use kv_transfer::shm::DirectSecret;
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
+use service_runtime::freed_memory::FreedMemory;
 use service_runtime::http_guard::GuardConfig;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;
@@ -113,6 +114,7 @@ pub struct Config {
 
 impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-prefill";
+    const FREED_MEMORY: FreedMemory = FreedMemory::Kept;
     fn name(&self) -> &str {
         &self.name
     }

@@ -3,6 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kv_transfer::freed_memory::keep();
     service_runtime::process::main(prefill_node::PROGRAM, std::env::args_os(), prefill_node::run)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Map, Value};
@@ -13,14 +13,19 @@ use super::bounded_json::{self, Excess, JsonError};
 use super::error::ApiError;
 use super::json::describe;
 use super::limits::{
-    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, OVERSIZED_BODY_DRAIN_BYTES_MAX,
-    OVERSIZED_BODY_DRAIN_MAX,
+    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, REFUSED_BODIES_READ_MAX,
+    REFUSED_BODY_READ_BYTES_MAX, REFUSED_BODY_READ_MAX,
 };
 
 /// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
 /// Who finds it full is refused at once and gives back what it holds, so that the others come through.
 #[derive(Clone, Debug)]
-pub struct BodyBudget(Arc<Semaphore>);
+pub struct BodyBudget {
+    bytes: Arc<Semaphore>,
+    /// Places to read a refused body to its end. Without one the connection is closed under the client, who then rarely gets to
+    /// see the answer; under a flood that is cheaper for everybody else.
+    refused: Arc<Semaphore>,
+}
 
 /// A body's part of the budget. Goes with the text, also onto a blocking thread that outlives the client.
 #[derive(Debug, Default)]
@@ -28,12 +33,22 @@ pub struct HeldBytes(Option<OwnedSemaphorePermit>);
 
 impl BodyBudget {
     pub fn new(bytes: usize) -> Self {
-        Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
+        Self {
+            bytes: Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))),
+            refused: Arc::new(Semaphore::new(REFUSED_BODIES_READ_MAX)),
+        }
+    }
+
+    /// Refuses a body that would not come through, before any of it is read. It takes nothing: who announces much and sends
+    /// little must not keep others out.
+    fn check(&self, announced: usize) -> Result<(), ApiError> {
+        let has_room = announced.saturating_sub(BODY_UNCOUNTED_BYTES) <= self.bytes.available_permits();
+        has_room.then_some(()).ok_or_else(ApiError::busy_with_bodies)
     }
 
     fn take(&self, held: &mut HeldBytes, bytes: usize) -> Result<(), ApiError> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let taken = self.0.clone().try_acquire_many_owned(wanted);
+        let taken = self.bytes.clone().try_acquire_many_owned(wanted);
         let taken = taken.map_err(|_| ApiError::busy_with_bodies())?;
         match &mut held.0 {
             Some(before) => before.merge(taken),
@@ -61,7 +76,25 @@ pub async fn json_object(state: &AppState, body: Body) -> Result<(Map<String, Va
 }
 
 async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
-    let (mut bytes, mut held) = (Vec::new(), HeldBytes::default());
+    match take(&mut body, limit, budget).await {
+        Ok(taken) => Ok(taken),
+        Err(refusal) => {
+            if let Ok(_place) = budget.refused.try_acquire() {
+                let _ = tokio::time::timeout(REFUSED_BODY_READ_MAX, discard(body)).await;
+            }
+            Err(refusal)
+        }
+    }
+}
+
+async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > limit {
+        return Err(ApiError::body_too_large(limit));
+    }
+    budget.check(announced)?;
+    // The whole at once, or the buffer would double while it grows. What is never sent never becomes memory.
+    let (mut bytes, mut held) = (Vec::with_capacity(announced), HeldBytes::default());
     let mut counted = BODY_UNCOUNTED_BYTES;
     while let Some(frame) = body.frame().await {
         let chunk = frame
@@ -69,9 +102,6 @@ async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<
             .into_data()
             .unwrap_or_else(|_| Bytes::new());
         if bytes.len() + chunk.len() > limit {
-            drop(bytes);
-            // Reads no further than a bound, keeps nothing: only so that the client is still there for the answer.
-            let _ = tokio::time::timeout(OVERSIZED_BODY_DRAIN_MAX, discard(body)).await;
             return Err(ApiError::body_too_large(limit));
         }
         let all = bytes.len() + chunk.len();
@@ -84,11 +114,12 @@ async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<
     Ok((bytes, held))
 }
 
+/// Reads on and keeps nothing, so that the client is still there for the answer.
 async fn discard(mut body: Body) {
     let mut read = 0;
     while let Some(Ok(frame)) = body.frame().await {
         read += frame.data_ref().map_or(0, Bytes::len);
-        if read > OVERSIZED_BODY_DRAIN_BYTES_MAX {
+        if read > REFUSED_BODY_READ_BYTES_MAX {
             return;
         }
     }

@@ -31,11 +31,13 @@ pub const LABEL_CHARS_MAX: usize = 128;
 pub const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// A body must arrive within this time: a client that sends a byte a second holds a connection, not a place.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
-/// How much of a body that is too large is read and thrown away, so that the client gets to read the 413 instead of
-/// a reset connection. The 50 MB body of the acceptance tests fits.
-pub const OVERSIZED_BODY_DRAIN_BYTES_MAX: usize = 64 << 20;
+/// How much of a refused body is read and thrown away, so that the client gets to read the 413 or the 503 instead of a reset
+/// connection. The 50 MB body of the acceptance tests fits.
+pub const REFUSED_BODY_READ_BYTES_MAX: usize = 64 << 20;
 /// And for how long.
-pub const OVERSIZED_BODY_DRAIN_MAX: Duration = Duration::from_secs(3);
+pub const REFUSED_BODY_READ_MAX: Duration = Duration::from_secs(3);
+/// And of how many clients at a time: reading costs a core some 0.3 ms for each MiB.
+pub const REFUSED_BODIES_READ_MAX: usize = 2;
 /// Texts below this are tokenized in place (about 1 ms); longer ones on a blocking thread.
 pub const TOKENIZE_INLINE_BYTES_MAX: usize = 16 << 10;
 /// After the last token of the last choice: how long an answer waits for the nodes' last reports. Only one that tells of

@@ -61,6 +61,19 @@ async fn large_bodies_share_a_budget_and_small_ones_need_none() {
     assert_eq!(get(server.address, "/health").await.status, 200);
     let small = post(server.address, "/tokenize", &json!({"prompt": "hi"})).await;
     assert_eq!(small.json()["count"], 2);
+    // Its announced length is enough: nothing of the body has to come. Two refused clients are waited for, so that they see their
+    // answer; a third is answered at once.
+    let end = whole
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .expect("a head");
+    let head = &whole[..end + 4];
+    let three = [(); 3].map(|()| Box::pin(send(server.address, head)));
+    let (first, ..) = futures::future::select_all(three).await;
+    assert_eq!(
+        (first.status, &first.json()["error"]["code"]),
+        (503, &full.json()["error"]["code"])
+    );
     drop(unfinished);
     answered(&server, &whole, 400).await;
 }

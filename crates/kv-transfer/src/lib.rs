@@ -9,7 +9,6 @@
 
 pub mod choice;
 mod frame;
-pub mod freed_memory;
 pub mod grpc;
 mod incoming;
 pub mod pairs;

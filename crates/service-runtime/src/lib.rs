@@ -11,6 +11,7 @@ pub mod clock_offset;
 pub mod config;
 pub mod event_log;
 pub mod failpoints;
+pub mod freed_memory;
 pub mod health;
 pub mod http_guard;
 pub mod membership;

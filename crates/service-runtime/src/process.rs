@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::config::{self, Loaded, Program};
 use crate::event_log;
+use crate::freed_memory::{self, FreedMemory};
 use crate::shutdown::{self, Shutdown};
 use crate::spans::flavor::OtelFlavor;
 use crate::telemetry::{self, Identity};
@@ -16,6 +17,8 @@ use crate::telemetry::{self, Identity};
 pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     /// `baton-coordinator`, `baton-prefill` or `baton-decode`.
     const SERVICE: &'static str;
+    /// What suits its buffers.
+    const FREED_MEMORY: FreedMemory;
     fn name(&self) -> &str;
     /// In whose words its spans speak.
     fn otel_flavors(&self) -> &[OtelFlavor];
@@ -33,6 +36,7 @@ where
     F: Future<Output = Result<(), E>>,
     E: Display + Debug,
 {
+    freed_memory::set(C::FREED_MEMORY);
     let Loaded {
         config,
         exit_with_stdin,

@@ -192,6 +192,7 @@ pub fn unsafe_code(file: &SourceFile) -> Vec<Violation> {
         "crates/engine/",
         "crates/kv-transfer/",
         "crates/model-files/src/gguf.rs",
+        "crates/service-runtime/src/freed_memory.rs",
     ];
     let mut found = Vec::new();
     for line in occurrences(&file.code, "unsafe") {

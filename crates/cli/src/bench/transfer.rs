@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use service_runtime::freed_memory::{self, FreedMemory};
 
 use crate::exit::Exit;
-use kv_transfer::freed_memory;
 use memory::Payload;
 use peer::Peer;
 use report::{Report, Row};
@@ -96,7 +96,7 @@ impl Way {
 /// Runs the whole of it.
 pub fn run(args: &TransferArgs) -> anyhow::Result<Exit> {
     // As the nodes do, here and in the other process.
-    freed_memory::keep();
+    freed_memory::set(FreedMemory::Kept);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

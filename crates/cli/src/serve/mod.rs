@@ -30,7 +30,6 @@ pub fn coordinator(args: ServeArgs) -> ExitCode {
 }
 
 pub fn prefill_node(args: ServeArgs) -> ExitCode {
-    kv_transfer::freed_memory::keep();
     let program = prefill_node::PROGRAM;
     process::main(program, args.behind(program.name), |config, shutdown| {
         node::run(NodeSettings::of_prefill(config), shutdown)
@@ -38,7 +37,6 @@ pub fn prefill_node(args: ServeArgs) -> ExitCode {
 }
 
 pub fn decode_node(args: ServeArgs) -> ExitCode {
-    kv_transfer::freed_memory::keep();
     let program = decode_node::PROGRAM;
     process::main(program, args.behind(program.name), |config, shutdown| {
         node::run(NodeSettings::of_decode(config), shutdown)

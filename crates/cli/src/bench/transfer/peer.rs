@@ -12,10 +12,10 @@ use clap::Args;
 use decode_node::KvPool;
 use engine::{KvBacking, KvMemory};
 use kv_transfer::choice::TransportKind;
-use kv_transfer::freed_memory;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
 use kv_transfer::shm::{self, DirectOffer, DirectSecret, ShmConfig};
 use serde::{Deserialize, Serialize};
+use service_runtime::freed_memory::{self, FreedMemory};
 use service_runtime::health::Health;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
@@ -103,7 +103,7 @@ impl Peer {
 
 /// The life of the other process: until its stdin ends.
 pub fn run(args: &PeerArgs) -> anyhow::Result<Exit> {
-    freed_memory::keep();
+    freed_memory::set(FreedMemory::Kept);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(args.payload))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
