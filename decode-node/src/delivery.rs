@@ -1,4 +1,4 @@
-//! From the batcher's events to response streams, block copies, KV hashes and closed transfers. Never blocks.
+//! From the scheduler's events to response streams, block copies, KV hashes and closed transfers. Never blocks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry::opentelemetry::trace::{SpanContext, SpanKind, TraceContextExt as _};
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
 use service_runtime::telemetry::{self, MeasuredSpan};
-use serving_core::batching::{DecodeBatcher, DecodeEvent, DecodeReport, NodeFailure};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::{AttemptKey, Request, TokenEvent};
+use serving_core::scheduler::{NodeFailure, Report, Scheduler, SchedulerEvent};
 use serving_core::stage::Stage;
 use serving_core::time::Time;
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 /// Places in a stream's channel kept for its last events, which must never be lost.
 const PLACES_KEPT: usize = 4;
 
-/// A request that the batcher has taken in.
+/// A request that the scheduler has taken in.
 #[derive(Debug)]
 pub struct NewStream {
     pub request: Arc<Request>,
@@ -48,7 +48,7 @@ struct OpenStream {
     /// What carried its KV, once that is here.
     transport: Option<TransportKind>,
     context: Context,
-    /// The step that was running when the request came: it waited for it before the batcher knew of it.
+    /// The step that was running when the request came: it waited for it before the scheduler knew of it.
     inbox_wait: Duration,
     /// First step that sampled a token of it.
     first_step: Option<(Time, Time)>,
@@ -64,10 +64,10 @@ const TOKENS_PER_MARK: u32 = 64;
 /// Marks of one request; the oldest go first.
 const MARKS_MAX: usize = 128;
 
-/// The batcher and what its events act on.
+/// The scheduler and what its events act on.
 #[derive(Debug)]
 pub struct Delivery {
-    pub batcher: DecodeBatcher,
+    pub scheduler: Scheduler,
     kv: Arc<KvMemory>,
     metrics: Metrics,
     desk: Arc<HandoffDesk>,
@@ -82,12 +82,12 @@ pub struct Delivery {
 
 impl Delivery {
     pub fn new(
-        batcher: DecodeBatcher,
+        scheduler: Scheduler,
         (kv, metrics): (Arc<KvMemory>, Metrics),
         handoff: (Arc<HandoffDesk>, Arc<Receiver>),
     ) -> Self {
         Self {
-            batcher,
+            scheduler,
             kv,
             metrics,
             desk: handoff.0,
@@ -175,16 +175,16 @@ impl Delivery {
         let closed = self.streams.iter().filter(|(_, stream)| stream.replies.is_closed());
         let closed: Vec<AttemptKey> = closed.map(|(key, _)| *key).collect();
         for key in closed {
-            self.batcher.cancel(key);
+            self.scheduler.cancel(key);
             event_log::record(key, || Step::Cancelled);
             self.close(key);
         }
     }
 
-    /// Carries out everything the batcher has decided.
+    /// Carries out everything the scheduler has decided.
     pub fn deliver(&mut self) {
         loop {
-            while let Some(event) = self.batcher.take_event() {
+            while let Some(event) = self.scheduler.take_event() {
                 self.carry_out(event);
             }
             let mut fresh = std::mem::take(&mut self.fresh);
@@ -195,29 +195,29 @@ impl Delivery {
             if self.fresh.is_empty() {
                 self.fresh = fresh;
             }
-            match self.batcher.take_event() {
+            match self.scheduler.take_event() {
                 Some(event) => self.carry_out(event),
                 None => return,
             }
         }
     }
 
-    fn carry_out(&mut self, event: DecodeEvent) {
+    fn carry_out(&mut self, event: SchedulerEvent) {
         match event {
-            DecodeEvent::CopyBlock { key, from, to } => {
+            SchedulerEvent::CopyBlock { key, from, to } => {
                 if let Err(error) = self.kv.copy_block(from, to) {
                     let detail = error.to_string();
-                    self.batcher.fail(key, NodeFailure::Engine { detail });
+                    self.scheduler.fail(key, NodeFailure::Engine { detail });
                 }
             }
-            DecodeEvent::HashPrompt { key, blocks } => self.hash_prompt(key, &blocks),
-            DecodeEvent::Committed { key, transfer, timings } => {
+            SchedulerEvent::HashPrompt { key, blocks } => self.hash_prompt(key, &blocks),
+            SchedulerEvent::Committed { key, transfer, timings } => {
                 self.note(key, || Step::Committed {
                     transfer: transfer.to_string(),
                 });
                 self.send(key, WireEvent::Committed { timings });
             }
-            DecodeEvent::Token { key, event } => {
+            SchedulerEvent::Token { key, event } => {
                 if let Some(stream) = self.streams.get_mut(&key) {
                     if stream.tokens.is_empty() {
                         self.fresh.push(key);
@@ -225,11 +225,11 @@ impl Delivery {
                     stream.tokens.push(event);
                 }
             }
-            DecodeEvent::Finished { key, report } => {
+            SchedulerEvent::Finished { key, report } => {
                 self.note(key, || Step::Finished);
                 self.finished(key, *report);
             }
-            DecodeEvent::Failed { key, failure } => {
+            SchedulerEvent::Failed { key, failure } => {
                 self.note(key, || Step::Failed {
                     cause: failure.name().to_owned(),
                 });
@@ -237,13 +237,19 @@ impl Delivery {
                 self.send(key, WireEvent::Failed(Failed::from(&failure)));
                 self.close(key);
             }
-            DecodeEvent::CloseTransfer { transfer } => {
+            SchedulerEvent::CloseTransfer { transfer } => {
                 self.transfers.remove(&transfer);
                 // First nobody can claim it, then whoever has is told to stop; `ended` follows if somebody has.
                 self.desk.withdraw(transfer);
                 if !self.receiver.abort(transfer, "closed") {
-                    self.batcher.transfer_ended(transfer);
+                    self.scheduler.transfer_ended(transfer);
                 }
+            }
+            SchedulerEvent::BlocksReady { .. } | SchedulerEvent::Held { .. } | SchedulerEvent::AbortPush { .. } => {
+                tracing::error!(
+                    ?event,
+                    "the scheduler of a decode node wants what only prefill nodes do"
+                );
             }
         }
     }
@@ -255,7 +261,7 @@ impl Delivery {
         }
     }
 
-    fn finished(&mut self, key: AttemptKey, mut report: DecodeReport) {
+    fn finished(&mut self, key: AttemptKey, mut report: Report) {
         failpoints::hit(FaultPoint::LastToken);
         self.send_tokens(key);
         // The step's own end, from which the report counts: on a busy machine this line runs tens of milliseconds later.
@@ -289,7 +295,7 @@ impl Delivery {
             Ok(hashes) => stream.kv_hashes = hashes,
             Err(error) => {
                 let detail = error.to_string();
-                self.batcher.fail(key, NodeFailure::Engine { detail });
+                self.scheduler.fail(key, NodeFailure::Engine { detail });
             }
         }
     }
@@ -305,10 +311,10 @@ impl Delivery {
         if stream.replies.capacity() <= PLACES_KEPT {
             let behind = stream.replies.max_capacity() - stream.replies.capacity() + tokens.len();
             let behind_tokens = u32::try_from(behind).unwrap_or(u32::MAX);
-            return self.batcher.fail(key, NodeFailure::SlowReader { behind_tokens });
+            return self.scheduler.fail(key, NodeFailure::SlowReader { behind_tokens });
         }
         let step = self.step.map(|(_, step)| StepNote {
-            preemptions: self.batcher.preemptions_of(key),
+            preemptions: self.scheduler.preemptions_of(key),
             ..step
         });
         let sampled_at = self.step.map_or_else(Clock::now, |(ended, _)| ended);
@@ -364,7 +370,7 @@ impl OpenStream {
 
     /// `decode.queue`, `decode.first_step` and `decode.loop` of a request whose last token has just been drawn; before them
     /// the prefill's, where it was computed here.
-    fn record_spans(&mut self, report: &DecodeReport, ended: Time) {
+    fn record_spans(&mut self, report: &Report, ended: Time) {
         let length = |stage| report.timings.get(stage).unwrap_or_default();
         let back =
             |time: Time, by: Duration| Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)));

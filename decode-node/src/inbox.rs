@@ -1,7 +1,7 @@
 //! What waits for the step thread: one mailbox, bounded, that neither loses an end of a transfer nor blocks a sender.
 //!
 //! Bounds: `OPENS_MAX` requests (the rest is refused); at most one commit and one end per reservation that is out, so
-//! no more than the batcher has sequences; signs of life are sets, at most one entry per reservation.
+//! no more than the scheduler has sequences; signs of life are sets, at most one entry per reservation.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use proto::messages::{DecodeEvent, OpenRequest};
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use service_runtime::telemetry::opentelemetry::Context;
-use serving_core::batching::BlockReport;
 use serving_core::ids::TransferId;
+use serving_core::scheduler::BlockReport;
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot};
 
@@ -41,7 +41,7 @@ pub struct CommitJob {
 
 /// Everything that arrived since the loop last looked, to be applied in the order of the fields.
 #[derive(Debug, Default)]
-pub struct Work {
+pub struct Arrivals {
     pub opens: Vec<OpenJob>,
     pub began: BTreeSet<TransferId>,
     pub progressed: BTreeSet<TransferId>,
@@ -58,7 +58,7 @@ const QUESTIONS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 struct State {
-    work: Work,
+    arrivals: Arrivals,
     is_woken: bool,
     is_closed: bool,
 }
@@ -74,47 +74,47 @@ impl Inbox {
     #[allow(clippy::result_large_err, reason = "the caller needs its job back")]
     pub fn open(&self, job: OpenJob) -> Result<(), OpenJob> {
         let mut state = self.lock();
-        if state.is_closed || state.work.opens.len() >= OPENS_MAX {
+        if state.is_closed || state.arrivals.opens.len() >= OPENS_MAX {
             return Err(job);
         }
-        state.work.opens.push(job);
+        state.arrivals.opens.push(job);
         self.wake_locked(state);
         Ok(())
     }
     pub fn began(&self, transfer: TransferId) {
         let mut state = self.lock();
-        state.work.began.insert(transfer);
+        state.arrivals.began.insert(transfer);
         self.wake_locked(state);
     }
     pub fn progressed(&self, transfer: TransferId) {
         let mut state = self.lock();
-        state.work.progressed.insert(transfer);
+        state.arrivals.progressed.insert(transfer);
         self.wake_locked(state);
     }
     /// Dropped when the loop has ended: the answer's sender goes with it.
     pub fn commit(&self, job: CommitJob) {
         let mut state = self.lock();
         if !state.is_closed {
-            state.work.commits.push(job);
+            state.arrivals.commits.push(job);
             self.wake_locked(state);
         }
     }
     pub fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
         let mut state = self.lock();
         if !state.is_closed {
-            state.work.ended.push((transfer, transport, end));
+            state.arrivals.ended.push((transfer, transport, end));
             self.wake_locked(state);
         }
     }
     pub fn drain(&self, until: Time) {
         let mut state = self.lock();
-        state.work.drain_until = Some(until);
+        state.arrivals.drain_until = Some(until);
         self.wake_locked(state);
     }
     fn question(&self, answer: oneshot::Sender<BlockReport>) {
         let mut state = self.lock();
-        if !state.is_closed && state.work.questions.len() < QUESTIONS_MAX {
-            state.work.questions.push(answer);
+        if !state.is_closed && state.arrivals.questions.len() < QUESTIONS_MAX {
+            state.arrivals.questions.push(answer);
             self.wake_locked(state);
         }
     }
@@ -126,11 +126,11 @@ impl Inbox {
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
-        state.work = Work::default();
+        state.arrivals = Arrivals::default();
     }
 
     /// Takes everything; waits for something until `deadline` when one is given.
-    pub fn take(&self, deadline: Option<Time>) -> Work {
+    pub fn take(&self, deadline: Option<Time>) -> Arrivals {
         let mut state = self.lock();
         while let Some(deadline) = deadline {
             let left = deadline.remaining(Clock::now());
@@ -141,7 +141,7 @@ impl Inbox {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.is_woken = false;
-        std::mem::take(&mut state.work)
+        std::mem::take(&mut state.arrivals)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

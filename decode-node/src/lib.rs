@@ -1,6 +1,6 @@
 //! The decode node: reserves KV blocks, verifies and commits handoffs, computes prompts itself when told to, and
 //! generates tokens in one continuously changing batch.
-//! Never sees text, never routes, never takes a KV byte it did not reserve a place for; the batcher decides, this acts.
+//! Never sees text, never routes, never takes a KV byte it did not reserve a place for; the scheduler decides, this acts.
 //! Read first: `run` (the life of the node), then `step_loop::StepLoop::run`.
 //! Modules in the order of a request: service, inbox, step_loop, handoff, delivery.
 //! Tests: beside the code; `tests/` drives a node over real gRPC with the stand-in engine.
@@ -24,8 +24,8 @@ use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, M
 use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
-use serving_core::batching::permits::permitted_requests_max;
 use serving_core::ids::NodeEpoch;
+use serving_core::scheduler::permits::permitted_requests_max;
 use thiserror::Error;
 
 pub use config::Config;

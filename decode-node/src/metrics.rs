@@ -81,8 +81,8 @@ mod tests {
     use kv_transfer::receiver::{ReceiveEnd, RefuseReason};
     use service_runtime::metrics::exposition::{differences, read, without_a_start};
     use service_runtime::metrics::vllm;
-    use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
     use serving_core::node::NodeState;
+    use serving_core::scheduler::{NodeLimits, Scheduler, SchedulerConfig};
 
     use super::*;
 
@@ -105,7 +105,7 @@ mod tests {
             prefix_cache: true,
         };
         let reservation = Duration::from_secs(1);
-        DecodeBatcher::new(DecodeConfig { limits, reservation }).status(NodeState::Ready)
+        Scheduler::new(SchedulerConfig::decode(limits, reservation)).status(NodeState::Ready)
     }
 
     fn text(registry: &Registry) -> String {

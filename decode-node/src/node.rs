@@ -1,4 +1,4 @@
-//! A decode node without its port: engine, batcher, step thread, handoff desk. `run` and the tests put it together.
+//! A decode node without its port: engine, scheduler, step thread, handoff desk. `run` and the tests put it together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
-use serving_core::batching::{DecodeBatcher, DecodeConfig, NodeLimits};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
+use serving_core::scheduler::{NodeLimits, Scheduler, SchedulerConfig};
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::service::{Routes, RoutesBuilder};
@@ -100,12 +100,9 @@ impl DecodeNode {
         let mut registry = Registry::default();
         let aliases = PoolFacts::if_wanted(config.metrics, &config.served_model_name, &limits);
         let metrics = Metrics::register(&mut registry, aliases);
-        let batcher = DecodeBatcher::new(DecodeConfig {
-            limits,
-            reservation: config.reservation(),
-        });
+        let scheduler = Scheduler::new(SchedulerConfig::decode(limits, config.reservation()));
         let gauges = metrics.membership();
-        let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
         let parts = LoopParts {
             node: id,
@@ -118,7 +115,7 @@ impl DecodeNode {
             status: status_in,
             prefixes: prefixes_in,
         };
-        let step_loop = StepLoop::new(parts, StepRunner::new(opened.engine)?, batcher);
+        let step_loop = StepLoop::new(parts, StepRunner::new(opened.engine)?, scheduler);
         let (ending, ended) = oneshot::channel();
         let thread = std::thread::Builder::new().name("decode-step".to_owned());
         let spawned = thread.spawn(move || {

@@ -1,6 +1,6 @@
-//! The step thread: takes what arrived, applies it to the batcher, runs one engine step, hands results out.
+//! The step thread: takes what arrived, applies it to the scheduler, runs one engine step, hands results out.
 //!
-//! It owns the engine, the batcher and every response stream, and waits for nobody: results go into bounded channels,
+//! It owns the engine, the scheduler and every response stream, and waits for nobody: results go into bounded channels,
 //! and a reader that lets one run full loses its request.
 
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use proto::messages::{DecodeEvent as WireEvent, Opened as WireOpened, PromptLogp
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
-use serving_core::batching::{Commit, CommitError, DecodeBatcher, NodeFailure, OpenCommand, Opened, PromptSource};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::kv::reservation::Reservation;
 use serving_core::node::{NodeState, NodeStatus, Ticket};
 use serving_core::request::AttemptKey;
+use serving_core::scheduler::{Admission, Admitted, Commit, CommitError, NodeFailure, Scheduler, Work};
 use serving_core::time::Time;
 use tokio::sync::watch;
 
 use crate::delivery::{Delivery, NewStream};
 use crate::handoff::HandoffDesk;
-use crate::inbox::{CommitJob, Inbox, OpenJob, Work};
+use crate::inbox::{Arrivals, CommitJob, Inbox, OpenJob};
 use crate::metrics::Metrics;
 
 /// The reaper's period (PROTOCOL, timers): independent of traffic.
@@ -56,14 +56,14 @@ pub struct StepLoop {
 }
 
 impl StepLoop {
-    pub fn new(parts: LoopParts, runner: StepRunner, batcher: DecodeBatcher) -> Self {
+    pub fn new(parts: LoopParts, runner: StepRunner, scheduler: Scheduler) -> Self {
         // Before the first tick too: to whoever scrapes, a missing series is not zero blocks.
         parts
             .metrics
-            .status(&batcher.status(NodeState::Ready), batcher.stages());
+            .status(&scheduler.status(NodeState::Ready), scheduler.stages());
         let kv = runner.engine().kv().clone();
         let receiver = (parts.desk.clone(), parts.receiver.clone());
-        let delivery = Delivery::new(batcher, (kv, parts.metrics.clone()), receiver);
+        let delivery = Delivery::new(scheduler, (kv, parts.metrics.clone()), receiver);
         Self {
             parts,
             runner,
@@ -77,27 +77,28 @@ impl StepLoop {
         let mut next_tick = Clock::now() + TICK;
         let mut is_idle = true;
         while !self.is_over() {
-            let timers = [self.delivery.batcher.next_timer(), self.drain_until];
+            let timers = [self.delivery.scheduler.next_timer(), self.drain_until];
             let wake_at = timers.into_iter().flatten().fold(next_tick, Time::min);
-            let work = self.parts.inbox.take(is_idle.then_some(wake_at));
-            self.apply(work);
+            let arrivals = self.parts.inbox.take(is_idle.then_some(wake_at));
+            self.apply(arrivals);
             let now = Clock::now();
-            if now >= next_tick || self.delivery.batcher.next_timer().is_some_and(|timer| timer <= now) {
-                self.delivery.batcher.tick(now);
+            if now >= next_tick || self.delivery.scheduler.next_timer().is_some_and(|timer| timer <= now) {
+                self.delivery.scheduler.tick(now);
                 next_tick = now + TICK;
             }
             self.give_up_when_late(now);
             self.delivery.cancel_closed();
             self.delivery.deliver();
-            self.publish();
             is_idle = !self.step();
         }
         self.parts.inbox.close();
     }
 
-    /// One engine step, when there is something to run.
+    /// One engine step, when there is something to run. What is published meanwhile counts the step's prompts as running.
     fn step(&mut self) -> bool {
-        let Some(plan) = self.delivery.batcher.next_step(Clock::now()) else {
+        self.delivery.scheduler.next_step(Clock::now());
+        self.publish();
+        let Some(plan) = self.delivery.scheduler.running_step() else {
             return false;
         };
         let (tokens, sequences) = (plan.token_count(), plan.rows().len());
@@ -116,49 +117,48 @@ impl StepLoop {
                     };
                     self.delivery.send(chunk.key, WireEvent::PromptLogprobs(scored));
                 }
-                self.delivery.batcher.step_done(now, &mut output.sampled);
+                self.delivery.scheduler.step_done(now, &mut output.sampled);
                 for key in output.unscored.drain(..) {
-                    self.delivery.batcher.fail(key, NodeFailure::Sampling);
+                    self.delivery.scheduler.fail(key, NodeFailure::Sampling);
                 }
             }
             Err(error) => {
                 tracing::error!(%error, "a model step failed");
-                self.delivery.batcher.step_failed(&error.to_string());
+                self.delivery.scheduler.step_failed(&error.to_string());
             }
         }
         self.delivery.deliver_step((began, now), prompt_tokens);
-        self.publish();
         true
     }
 
-    fn apply(&mut self, work: Work) {
+    fn apply(&mut self, arrivals: Arrivals) {
         let now = Clock::now();
-        if let Some(until) = work.drain_until {
+        if let Some(until) = arrivals.drain_until {
             self.drain_until = Some(until);
-            self.delivery.batcher.pause_grants(true);
+            self.delivery.scheduler.pause_grants(true);
         }
-        for job in work.opens {
+        for job in arrivals.opens {
             self.open(now, job);
         }
-        for transfer in work.began {
+        for transfer in arrivals.began {
             if let Some(key) = self.delivery.key_of(transfer) {
-                self.delivery.batcher.prefill_began(now, key);
+                self.delivery.scheduler.prefill_began(now, key);
             }
         }
-        for transfer in work.progressed {
+        for transfer in arrivals.progressed {
             if let Some(key) = self.delivery.key_of(transfer) {
-                self.delivery.batcher.frame_arrived(now, key);
+                self.delivery.scheduler.frame_arrived(now, key);
             }
         }
-        for job in work.commits {
+        for job in arrivals.commits {
             self.commit(now, job);
         }
-        for (transfer, transport, end) in work.ended {
+        for (transfer, transport, end) in arrivals.ended {
             self.transfer_ended(transfer, transport, &end);
         }
-        for answer in work.questions {
+        for answer in arrivals.questions {
             // Whoever asked may have left.
-            let _ = answer.send(self.delivery.batcher.block_report(now));
+            let _ = answer.send(self.delivery.scheduler.block_report(now));
         }
     }
 
@@ -177,24 +177,24 @@ impl StepLoop {
         if self.drain_until.is_some() {
             return refuse(&job, refusal(RefusedReason::Draining, "this node is leaving"));
         }
-        let source = match (job.open.local_prefill, &job.open.prefill_node) {
-            (Some(reason), _) => PromptSource::Local(reason),
-            (None, Some(_)) => PromptSource::Handoff(TransferId(rand::random())),
+        let work = match (job.open.local_prefill, &job.open.prefill_node) {
+            (Some(_), _) => Work::Whole,
+            (None, Some(_)) => Work::Decode(TransferId(rand::random())),
             (None, None) => return refuse(&job, refusal(RefusedReason::Invalid, "nobody computes the prompt")),
         };
         let request = Arc::new(job.open.request.clone());
-        let command = OpenCommand {
+        let admission = Admission {
             request: request.clone(),
             attempt: job.open.attempt,
-            permit_blocks: u64::from(job.open.permit_blocks),
+            permits: u64::from(job.open.permit_blocks),
             coordinator: job.open.coordinator_epoch,
-            source,
+            work,
         };
         let key = AttemptKey {
             request: request.id,
-            attempt: command.attempt,
+            attempt: admission.attempt,
         };
-        match self.delivery.batcher.open(now, command) {
+        match self.delivery.scheduler.admit(now, admission) {
             Err(refusal) => {
                 let refused = Refused::from(&refusal);
                 event_log::record(key, || Step::Refused {
@@ -203,11 +203,11 @@ impl StepLoop {
                 refuse(&job, refused);
             }
             Ok(opened) => {
+                let ticket = self.mint(key, work, &job, &opened);
                 event_log::record(key, || Step::Opened {
-                    transfer: source.transfer().map(|transfer| transfer.to_string()),
+                    transfer: ticket.as_ref().map(|ticket| ticket.transfer.to_string()),
                 });
-                let ticket = self.mint(key, source, &job, &opened);
-                if let PromptSource::Local(reason) = source {
+                if let Some(reason) = job.open.local_prefill {
                     self.parts.metrics.local_prefill(reason);
                 }
                 let reply = WireOpened {
@@ -228,8 +228,8 @@ impl StepLoop {
     }
 
     /// The ticket of a handoff, and the offer that it is good for.
-    fn mint(&self, key: AttemptKey, source: PromptSource, job: &OpenJob, opened: &Opened) -> Option<Ticket> {
-        let (PromptSource::Handoff(transfer), Some(sender)) = (source, job.open.prefill_node.clone()) else {
+    fn mint(&self, key: AttemptKey, work: Work, job: &OpenJob, opened: &Admitted) -> Option<Ticket> {
+        let (Work::Decode(transfer), Some(sender)) = (work, job.open.prefill_node.clone()) else {
             return None;
         };
         let geometry = *self.runner.engine().kv().geometry();
@@ -260,7 +260,7 @@ impl StepLoop {
             last_frame_at: Clock::time_of(arrived.last_frame),
             first_tokens: arrived.first_tokens.clone(),
         };
-        let committed = match self.delivery.batcher.commit(now, commit) {
+        let committed = match self.delivery.scheduler.commit(now, commit) {
             Ok(()) => {
                 let first = arrived.first_frame.unwrap_or(arrived.last_frame);
                 let moving = arrived.last_frame.saturating_duration_since(first);
@@ -281,7 +281,7 @@ impl StepLoop {
                     reason: label.to_owned(),
                     detail: error.to_string(),
                 };
-                self.delivery.batcher.fail(arrived.key, failure);
+                self.delivery.scheduler.fail(arrived.key, failure);
                 Err(RefuseReason::NotCommitted {
                     label,
                     detail: error.to_string(),
@@ -308,20 +308,20 @@ impl StepLoop {
             (end, Some(key)) => {
                 let (reason, detail) = (end.name().to_owned(), end.to_string());
                 self.delivery
-                    .batcher
+                    .scheduler
                     .fail(key, NodeFailure::Transfer { reason, detail });
             }
         }
         self.delivery.deliver();
         // Whatever was in quarantine for it: nothing writes any more.
-        self.delivery.batcher.transfer_ended(transfer);
+        self.delivery.scheduler.transfer_ended(transfer);
     }
 
     fn give_up_when_late(&mut self, now: Time) {
         if self.drain_until.is_some_and(|until| until <= now) {
-            let keys: Vec<AttemptKey> = self.delivery.batcher.keys().collect();
+            let keys: Vec<AttemptKey> = self.delivery.scheduler.keys().collect();
             for key in keys {
-                self.delivery.batcher.fail(key, NodeFailure::Draining);
+                self.delivery.scheduler.fail(key, NodeFailure::Draining);
             }
         }
     }
@@ -330,13 +330,13 @@ impl StepLoop {
         let Some(until) = self.drain_until else {
             return false;
         };
-        let blocks = self.delivery.batcher.pool().counts();
-        let is_empty = self.delivery.batcher.keys().next().is_none();
+        let blocks = self.delivery.scheduler.pool().counts();
+        let is_empty = self.delivery.scheduler.keys().next().is_none();
         is_empty && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
     }
 
     fn publish(&mut self) {
-        if let Some(changes) = self.delivery.batcher.take_prefix_changes() {
+        if let Some(changes) = self.delivery.scheduler.take_prefix_changes() {
             self.parts.prefixes.send_modify(|log| log.apply(changes));
         }
         let state = if self.drain_until.is_some() {
@@ -344,8 +344,8 @@ impl StepLoop {
         } else {
             NodeState::Ready
         };
-        let status = self.delivery.batcher.status(state);
-        self.parts.metrics.status(&status, self.delivery.batcher.stages());
+        let status = self.delivery.scheduler.status(state);
+        self.parts.metrics.status(&status, self.delivery.scheduler.stages());
         self.parts.status.send_if_modified(|current| {
             let changes = *current != status;
             if changes {

@@ -1,4 +1,4 @@
-//! One request on this node, as far as the batcher does not know it: what its coordinator is told, its handoff, its spans.
+//! One request on this node, as far as the scheduler does not know it: what its coordinator is told, its handoff, its spans.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,11 +8,10 @@ use kv_transfer::transport::AbortReason;
 use proto::messages::{PrefillEvent, PrefillFinished};
 use service_runtime::telemetry::MeasuredSpan;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
-use serving_core::batching::NodeFailure;
-use serving_core::batching::prefill::PrefillOutcome;
 use serving_core::ids::BlockId;
 use serving_core::node::Ticket;
-use serving_core::request::{AttemptKey, Request};
+use serving_core::request::{AttemptKey, Request, TokenEvent};
+use serving_core::scheduler::{NodeFailure, Outcome};
 use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 use tokio::sync::mpsc;
@@ -47,6 +46,8 @@ pub struct Live {
     /// Ends of chunks with their tokens, for the trace.
     pub chunks: Vec<(Time, u32)>,
     pub forward_ended: Option<Instant>,
+    /// Drawn and not told yet.
+    pub first_tokens: Vec<TokenEvent>,
     /// Why the handoff is aborted if it is.
     pub abort: AbortReason,
     pub report: Option<PushReport>,
@@ -70,6 +71,7 @@ impl Live {
             first_chunk_at: None,
             chunks: Vec::new(),
             forward_ended: None,
+            first_tokens: Vec::new(),
             abort: AbortReason::PrefillFailed,
             report: None,
             kv_hashes: Vec::new(),
@@ -107,7 +109,7 @@ impl Live {
         Ok(())
     }
 
-    /// Hashes the blocks of the client's prompt; their bytes are this request's until the next call of the batcher.
+    /// Hashes the blocks of the client's prompt; their bytes are this request's until the next call of the scheduler.
     pub fn hash_prompt(&mut self, kv: &KvMemory, blocks: &[BlockId]) {
         match kv.prompt_hashes(blocks, self.request.client_prompt_tokens) {
             Ok(hashes) => self.kv_hashes = hashes,
@@ -115,7 +117,7 @@ impl Live {
         }
     }
 
-    /// The step that was running when it came: the request waited for it before the batcher knew of it.
+    /// The step that was running when it came: the request waited for it before the scheduler knew of it.
     pub fn inbox_wait(&self) -> Duration {
         self.accepted_at.since(self.received_at)
     }
@@ -126,11 +128,11 @@ impl Live {
         Some(StageTimings(vec![(Stage::TransferTail, tail)]))
     }
 
-    pub fn finished(&mut self, outcome: PrefillOutcome, cached_tokens: u32, timings: StageTimings) -> PrefillFinished {
+    pub fn finished(&mut self, outcome: Outcome, cached_tokens: u32, timings: StageTimings) -> PrefillFinished {
         PrefillFinished {
             outcome: match outcome {
-                PrefillOutcome::HandedOver => proto::messages::PrefillOutcome::HandedOver,
-                PrefillOutcome::EndedAtFirstToken => proto::messages::PrefillOutcome::EndedAtFirstToken,
+                Outcome::HandedOver => proto::messages::PrefillOutcome::HandedOver,
+                Outcome::Complete => proto::messages::PrefillOutcome::EndedAtFirstToken,
             },
             timings,
             kv_bytes: self.report.map_or(0, |report| report.kv_bytes),

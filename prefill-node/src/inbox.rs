@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use proto::messages::{PrefillEvent, PrefillRequest};
 use service_runtime::admin::BlockLedger;
-use serving_core::batching::BlockReport;
-use serving_core::batching::prefill::PushEnd;
 use serving_core::request::AttemptKey;
+use serving_core::scheduler::{BlockReport, PushEnd};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot};
 

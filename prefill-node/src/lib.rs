@@ -25,8 +25,8 @@ use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, M
 use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
-use serving_core::batching::permits::permitted_requests_max;
 use serving_core::ids::NodeEpoch;
+use serving_core::scheduler::permits::permitted_requests_max;
 use thiserror::Error;
 
 pub use config::Config;

@@ -125,8 +125,8 @@ mod tests {
     use proto::messages::RefusedReason;
     use service_runtime::metrics::exposition::{differences, without_a_start};
     use service_runtime::metrics::vllm;
-    use serving_core::batching::{NodeFailure, NodeLimits, PrefillBatcher, PrefillConfig};
     use serving_core::node::NodeState;
+    use serving_core::scheduler::{NodeFailure, NodeLimits, Scheduler, SchedulerConfig};
 
     use super::*;
 
@@ -140,20 +140,17 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = Metrics::new(&mut registry, Arc::default(), aliases);
         assert_eq!(without_a_start(&text(&registry), Role::Prefill, &[table::ALL]), [""; 0]);
-        let batcher = PrefillBatcher::new(PrefillConfig {
-            limits: NodeLimits {
-                kv_blocks: 8,
-                block_tokens: 16,
-                max_batch_tokens: 64,
-                max_sequences: 4,
-                max_model_tokens: 64,
-                vocab_size: 16,
-                prefix_cache: true,
-            },
-            hold: Duration::from_secs(1),
-            last_chunk_tokens: None,
-        });
-        metrics.status(&batcher.status(NodeState::Ready), [Stage::PrefillQueue].into_iter());
+        let limits = NodeLimits {
+            kv_blocks: 8,
+            block_tokens: 16,
+            max_batch_tokens: 64,
+            max_sequences: 4,
+            max_model_tokens: 64,
+            vocab_size: 16,
+            prefix_cache: true,
+        };
+        let scheduler = Scheduler::new(SchedulerConfig::prefill(limits, Duration::from_secs(1), None));
+        metrics.status(&scheduler.status(NodeState::Ready), [Stage::PrefillQueue].into_iter());
         metrics.step(64, 2, Duration::from_millis(7));
         let mut timings = StageTimings::default();
         timings.push(Stage::PrefillForward, Duration::from_millis(5));

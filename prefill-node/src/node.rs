@@ -1,4 +1,4 @@
-//! A prefill node without its port and membership: engine, batcher, step thread, transport. `run` and the tests use it.
+//! A prefill node without its port and membership: engine, scheduler, step thread, transport. `run` and the tests use it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
-use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillConfig};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth};
+use serving_core::scheduler::{NodeLimits, Scheduler, SchedulerConfig};
 use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -87,12 +87,9 @@ impl Node {
         let gauges = metrics.membership();
         let transport: Arc<dyn Transport> = Arc::new(pairs);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);
-        let batcher = PrefillBatcher::new(PrefillConfig {
-            limits,
-            hold: config.hold(),
-            last_chunk_tokens: NonZeroU32::new(config.last_chunk_tokens),
-        });
-        let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let last_chunk_tokens = NonZeroU32::new(config.last_chunk_tokens);
+        let scheduler = Scheduler::new(SchedulerConfig::prefill(limits, config.hold(), last_chunk_tokens));
+        let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
         let queue_max = config.push_queue_blocks_max.unwrap_or(limits.kv_blocks / 2).max(1);
         let handoffs = Handoffs {
@@ -105,7 +102,7 @@ impl Node {
         };
         let step_loop = StepLoop::new(StepLoopParts {
             runner,
-            batcher,
+            scheduler,
             inbox: commands,
             handoffs,
             status: status_in,

@@ -105,7 +105,7 @@ impl PrefillService for Service {
 }
 
 impl ServiceFacts {
-    /// What the wire's conversion cannot know and the batcher does not look at.
+    /// What the wire's conversion cannot know and the scheduler does not look at.
     fn check(&self, message: &PrefillRequest) -> Result<(), Refused> {
         let refuse = |reason, detail: String| Err(Refused { reason, detail });
         if message.node_epoch != self.epoch {

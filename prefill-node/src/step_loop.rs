@@ -1,4 +1,4 @@
-//! The node's one loop, on a thread of its own: take commands, let the batcher decide, carry out, run one step.
+//! The node's one loop, on a thread of its own: take commands, let the scheduler decide, carry out, run one step.
 //!
 //! It never waits for a push or a client: results go through bounded queues with `try_send`, and a full one fails that
 //! request alone. It sleeps only when nothing can be computed, at most a second, so that deadlines are kept on an idle
@@ -18,12 +18,13 @@ use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry;
-use serving_core::batching::prefill::{PrefillOutcome, PushEnd};
-use serving_core::batching::{NodeFailure, PrefillBatcher, PrefillCommand, PrefillEvent};
 use serving_core::ids::NodeId;
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
-use serving_core::request::{AttemptKey, TokenEvent, TokenLogprobs};
+use serving_core::request::{AttemptKey, TokenLogprobs};
+use serving_core::scheduler::{
+    Admission, NodeFailure, Outcome, PushEnd, PushPlan, Report, Scheduler, SchedulerEvent, Work,
+};
 use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
@@ -47,7 +48,7 @@ const CANCELLED: &str = "cancelled";
 #[derive(Debug)]
 pub struct StepLoopParts {
     pub runner: StepRunner,
-    pub batcher: PrefillBatcher,
+    pub scheduler: Scheduler,
     pub inbox: mpsc::Receiver<Command>,
     pub handoffs: Handoffs,
     pub status: watch::Sender<NodeStatus>,
@@ -85,20 +86,18 @@ impl StepLoop {
         let mut next_tick = Clock::now() + TICK;
         let mut is_idle = true;
         while !self.is_stopping {
-            let timers = self.parts.batcher.next_timer().into_iter();
+            let timers = self.parts.scheduler.next_timer().into_iter();
             let wake_at = timers.fold(next_tick, Time::min);
             self.select(is_idle.then_some(wake_at));
             self.note_progress();
             let now = Clock::now();
-            if now >= next_tick || self.parts.batcher.next_timer().is_some_and(|timer| timer <= now) {
+            if now >= next_tick || self.parts.scheduler.next_timer().is_some_and(|timer| timer <= now) {
                 self.tick(now);
                 next_tick = now + TICK;
             }
             self.carry_out();
-            self.publish();
             is_idle = !self.step();
             self.carry_out();
-            self.publish();
         }
     }
 
@@ -106,16 +105,16 @@ impl StepLoop {
     fn note_progress(&mut self) {
         for (key, live) in &self.live {
             if let Some(at) = live.handoff.as_ref().and_then(Handoff::progressed_at) {
-                self.parts.batcher.push_progressed(at, *key);
+                self.parts.scheduler.push_progressed(at, *key);
             }
         }
     }
 
-    /// A handoff that ended without a word, as one whose task has panicked, is forgotten here. The batcher then asks for the end
+    /// A handoff that ended without a word, as one whose task has panicked, is forgotten here. The scheduler then asks for the end
     /// of a push that nobody carries any more, and has its answer.
     fn tick(&mut self, now: Time) {
         self.ending.retain(|_, handoff| !handoff.is_over());
-        self.parts.batcher.tick(now);
+        self.parts.scheduler.tick(now);
     }
 
     /// Takes what has come; waits for something, until `wake_at`, only when there is nothing to compute.
@@ -136,7 +135,7 @@ impl StepLoop {
         }
         let is_full = self.parts.handoffs.queue.is_full();
         self.parts
-            .batcher
+            .scheduler
             .pause_grants(is_full || self.state == NodeState::Draining);
     }
 
@@ -148,12 +147,12 @@ impl StepLoop {
             Command::Wake => {}
             Command::Report(answer) => {
                 // Whoever asked may have left.
-                let _ = answer.send(self.parts.batcher.block_report(Clock::now()));
+                let _ = answer.send(self.parts.scheduler.block_report(Clock::now()));
             }
             Command::Drain => self.state = NodeState::Draining,
             Command::GiveUp => {
                 for key in self.live.keys().copied().collect::<Vec<_>>() {
-                    self.parts.batcher.fail(key, NodeFailure::Draining);
+                    self.parts.scheduler.fail(key, NodeFailure::Draining);
                 }
             }
             Command::Stop => self.is_stopping = true,
@@ -184,19 +183,22 @@ impl StepLoop {
             .as_ref()
             .is_some_and(|ticket| self.streams_to(&ticket.decode_node));
         let request = Arc::new(message.request);
-        let accepted = self.parts.batcher.accept(
+        let push = message.ticket.as_ref().map(|ticket| PushPlan {
+            skip_blocks: ticket.prefix_blocks,
+            is_streamed,
+        });
+        let admitted = self.parts.scheduler.admit(
             now,
-            PrefillCommand {
+            Admission {
                 request: request.clone(),
                 attempt: message.attempt,
-                permit_tokens: u64::from(message.permit_tokens),
+                permits: u64::from(message.permit_tokens),
                 coordinator: message.coordinator_epoch,
-                handoff_skip_blocks: message.ticket.as_ref().map(|ticket| ticket.prefix_blocks),
-                is_streamed,
+                work: Work::Prefill(push),
             },
         );
-        let cached_tokens = match accepted {
-            Ok(cached_tokens) => cached_tokens,
+        let cached_tokens = match admitted {
+            Ok(admitted) => admitted.cached_tokens,
             Err(refusal) => {
                 let refused = Refused::from(&refusal);
                 event_log::record(key, || Step::Refused {
@@ -242,7 +244,7 @@ impl StepLoop {
             return;
         };
         live.abort = AbortReason::Cancelled;
-        self.parts.batcher.cancel(key);
+        self.parts.scheduler.cancel(key);
         self.carry_out();
         self.end(key, CANCELLED);
     }
@@ -261,13 +263,15 @@ impl StepLoop {
             }
             None => {}
         }
-        self.parts.batcher.push_ended(key, end);
+        self.parts.scheduler.push_ended(key, end);
     }
 
-    /// Runs one step; false when nothing waits.
+    /// Runs one step; false when nothing waits. What is published meanwhile counts the step's prompts as running.
     fn step(&mut self) -> bool {
         let started = Clock::now();
-        let Some(plan) = self.parts.batcher.next_step(started) else {
+        self.parts.scheduler.next_step(started);
+        self.publish();
+        let Some(plan) = self.parts.scheduler.running_step() else {
             return false;
         };
         for row in plan.rows() {
@@ -285,7 +289,7 @@ impl StepLoop {
             Ok(()) => self.step_done(ended, rows),
             Err(error) => {
                 tracing::error!(%error, "a step failed");
-                self.parts.batcher.step_failed(&error.to_string());
+                self.parts.scheduler.step_failed(&error.to_string());
             }
         }
         true
@@ -304,7 +308,7 @@ impl StepLoop {
             }
         }
         let scored = std::mem::take(&mut output.prompt_logprobs);
-        self.parts.batcher.step_done(now, &mut output.sampled);
+        self.parts.scheduler.step_done(now, &mut output.sampled);
         for chunk in scored {
             self.tell_prompt_logprobs(chunk.key, chunk.first_position, chunk.tokens);
         }
@@ -315,39 +319,46 @@ impl StepLoop {
             .map(|(key, _)| *key)
             .collect();
         for key in unscored {
-            self.parts.batcher.fail(key, NodeFailure::Sampling);
+            self.parts.scheduler.fail(key, NodeFailure::Sampling);
         }
     }
 
-    /// Does what the batcher has decided.
+    /// Does what the scheduler has decided.
     fn carry_out(&mut self) {
-        while let Some(event) = self.parts.batcher.take_event() {
+        while let Some(event) = self.parts.scheduler.take_event() {
             match event {
-                PrefillEvent::BlocksReady { key, blocks } => {
+                SchedulerEvent::BlocksReady { key, blocks } => {
                     if let Some(handoff) = self.live.get(&key).and_then(|live| live.handoff.as_ref()) {
                         handoff.push(blocks);
                     }
                 }
-                PrefillEvent::FirstTokens {
-                    key,
-                    tokens,
-                    timings,
-                    continues,
-                    hash_blocks,
-                } => {
-                    if !continues && let Some(live) = self.live.get_mut(&key) {
-                        live.hash_prompt(&self.kv, &hash_blocks);
+                SchedulerEvent::HashPrompt { key, blocks } => {
+                    if let Some(live) = self.live.get_mut(&key) {
+                        live.hash_prompt(&self.kv, &blocks);
                     }
-                    self.first_tokens(key, (tokens, timings), continues);
                 }
-                PrefillEvent::AbortPush { key } => self.abort_push(key),
-                PrefillEvent::Finished {
-                    key,
-                    outcome,
-                    cached_tokens,
-                    timings,
-                } => self.finished(key, outcome, (cached_tokens, timings)),
-                PrefillEvent::Failed { key, failure } => self.failed(key, &failure),
+                SchedulerEvent::Token { key, event } => {
+                    if let Some(live) = self.live.get_mut(&key) {
+                        live.first_tokens.push(event);
+                    }
+                }
+                SchedulerEvent::Held { key, timings } => self.first_tokens(key, timings, Outcome::HandedOver),
+                SchedulerEvent::AbortPush { key } => self.abort_push(key),
+                SchedulerEvent::Finished { key, report } => {
+                    if report.outcome == Outcome::Complete {
+                        self.first_tokens(key, report.timings.clone(), Outcome::Complete);
+                    }
+                    self.finished(key, *report);
+                }
+                SchedulerEvent::Failed { key, failure } => self.failed(key, &failure),
+                SchedulerEvent::CopyBlock { .. }
+                | SchedulerEvent::Committed { .. }
+                | SchedulerEvent::CloseTransfer { .. } => {
+                    tracing::error!(
+                        ?event,
+                        "the scheduler of a prefill node wants what only decode nodes do"
+                    );
+                }
             }
         }
         self.parts
@@ -364,16 +375,16 @@ impl StepLoop {
         }
         let was_told = self.ending.keys().any(|(ending, _)| *ending == key);
         if !was_told {
-            self.parts.batcher.push_ended(key, PushEnd::Aborted);
+            self.parts.scheduler.push_ended(key, PushEnd::Aborted);
         }
     }
 
     /// The first tokens go to the coordinator at once, and with the last frame to the decode node.
-    fn first_tokens(&mut self, key: AttemptKey, first: (Vec<TokenEvent>, StageTimings), continues: bool) {
-        let (tokens, mut timings) = first;
+    fn first_tokens(&mut self, key: AttemptKey, mut timings: StageTimings, outcome: Outcome) {
         let Some(live) = self.live.get_mut(&key) else {
             return;
         };
+        let (tokens, continues) = (std::mem::take(&mut live.first_tokens), outcome == Outcome::HandedOver);
         timings.lengthen(Stage::PrefillQueue, live.inbox_wait());
         live.forward_ended = Some(Instant::now());
         // By the stages' own account, so that they and the way back leave nothing between them.
@@ -399,8 +410,8 @@ impl StepLoop {
         }
     }
 
-    fn finished(&mut self, key: AttemptKey, outcome: PrefillOutcome, result: (u32, StageTimings)) {
-        let (cached_tokens, mut timings) = result;
+    fn finished(&mut self, key: AttemptKey, report: Report) {
+        let (outcome, mut timings) = (report.outcome, report.timings);
         let Some(live) = self.live.get_mut(&key) else {
             return;
         };
@@ -412,13 +423,13 @@ impl StepLoop {
             self.parts.metrics.stages(&tail);
             timings.extend(&tail);
         }
-        let finished = live.finished(outcome, cached_tokens, timings);
+        let finished = live.finished(outcome, report.cached_tokens, timings);
         let _ = live.events.try_send(Told::Finished(finished));
         self.end(
             key,
             match outcome {
-                PrefillOutcome::HandedOver => HANDED_OVER,
-                PrefillOutcome::EndedAtFirstToken => ENDED_AT_FIRST_TOKEN,
+                Outcome::HandedOver => HANDED_OVER,
+                Outcome::Complete => ENDED_AT_FIRST_TOKEN,
             },
         );
     }
@@ -428,7 +439,6 @@ impl StepLoop {
         let Some(live) = self.live.get_mut(&key) else {
             return;
         };
-        // The batcher asks for the abort after it says why.
         live.abort = match failure {
             NodeFailure::HoldExpired { .. } => AbortReason::HoldExpired,
             _ => AbortReason::PrefillFailed,
@@ -462,7 +472,7 @@ impl StepLoop {
     fn tell(&mut self, key: AttemptKey, event: Told) {
         let told = self.live.get(&key).map(|live| live.tell(event));
         if let Some(Err(failure)) = told {
-            self.parts.batcher.fail(key, failure);
+            self.parts.scheduler.fail(key, failure);
         }
     }
 
@@ -477,12 +487,12 @@ impl StepLoop {
     }
 
     fn publish(&mut self) {
-        if let Some(changes) = self.parts.batcher.take_prefix_changes() {
+        if let Some(changes) = self.parts.scheduler.take_prefix_changes() {
             self.parts.prefixes.send_modify(|log| log.apply(changes));
         }
-        let mut status = self.parts.batcher.status(self.state);
+        let mut status = self.parts.scheduler.status(self.state);
         status.pairs = self.parts.pairs.borrow().clone();
-        self.parts.metrics.status(&status, self.parts.batcher.stages());
+        self.parts.metrics.status(&status, self.parts.scheduler.stages());
         self.parts.status.send_if_modified(|published| {
             let is_changed = *published != status;
             if is_changed {

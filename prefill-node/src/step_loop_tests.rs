@@ -9,10 +9,10 @@ use kv_transfer::transport::{
 };
 use prometheus_client::registry::Registry;
 use proto::messages::{PrefillOutcome as ToldOutcome, PrefillRequest};
-use serving_core::batching::{NodeLimits, PrefillConfig};
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeName, RequestId, TokenId, TransferId};
 use serving_core::node::Ticket;
-use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions, TokenEvent};
+use serving_core::scheduler::{NodeLimits, SchedulerConfig};
 use tokio::runtime::Handle;
 
 use super::*;
@@ -107,22 +107,19 @@ impl Rig {
             seed: 7,
         });
         let runner = StepRunner::new(Box::new(engine.unwrap())).unwrap();
-        let batcher = PrefillBatcher::new(PrefillConfig {
-            limits: NodeLimits {
-                kv_blocks: POOL_BLOCKS,
-                block_tokens: BLOCK_TOKENS,
-                max_batch_tokens: limits.max_batch_tokens,
-                max_sequences: limits.max_sequences,
-                max_model_tokens: 1024,
-                vocab_size: 64,
-                prefix_cache: true,
-            },
-            hold,
-            last_chunk_tokens: None,
-        });
+        let node_limits = NodeLimits {
+            kv_blocks: POOL_BLOCKS,
+            block_tokens: BLOCK_TOKENS,
+            max_batch_tokens: limits.max_batch_tokens,
+            max_sequences: limits.max_sequences,
+            max_model_tokens: 1024,
+            vocab_size: 64,
+            prefix_cache: true,
+        };
+        let scheduler = Scheduler::new(SchedulerConfig::prefill(node_limits, hold, None));
         let metrics = Metrics::new(&mut Registry::default(), Arc::new(Fallbacks::default()), None);
         let (inbox, commands) = mpsc::channel(INBOX_MAX);
-        let (status_in, status) = watch::channel(batcher.status(NodeState::Ready));
+        let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (pairs_in, pairs) = watch::channel(Vec::new());
         let step_loop = StepLoop::new(StepLoopParts {
             handoffs: Handoffs {
@@ -134,7 +131,7 @@ impl Rig {
                 runtime: Handle::current(),
             },
             runner,
-            batcher,
+            scheduler,
             inbox: commands,
             status: status_in,
             prefixes: watch::channel(PrefixLog::default()).0,

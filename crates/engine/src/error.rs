@@ -9,7 +9,7 @@ use crate::kv_memory::{KvAccessError, KvMemoryError};
 /// Why an engine could not be opened or a step could not run.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The caller's bug: the batcher must respect the limits it was given.
+    /// The caller's bug: the scheduler must respect the limits it was given.
     #[error(
         "batch has {tokens} tokens in {sequences} sequences, over the limit of {max_tokens} tokens and {max_sequences} sequences; split it"
     )]

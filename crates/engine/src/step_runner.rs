@@ -1,8 +1,8 @@
-//! Runs a batcher's plan on an engine: rows in, drawn tokens and prompt logprobs out. Both nodes' step loops use it.
+//! Runs a scheduler's plan on an engine: rows in, drawn tokens and prompt logprobs out. Both nodes' step loops use it.
 
-use serving_core::batching::{PlannedRow, RowLogits, SampledToken, SamplingFailed, StepPlan};
 use serving_core::ids::TokenId;
 use serving_core::request::{AttemptKey, TokenLogprobs};
+use serving_core::scheduler::{PlannedRow, RowLogits, SampledToken, SamplingFailed, StepPlan};
 
 use crate::{
     Engine, EngineError, LogitsSink, LogitsWanted, SampleError, SampleInput, Sampler, SequenceRows, prompt_logprob,

@@ -1,11 +1,11 @@
-//! Tests of the step runner: batchers, stand-in engine and sampler together.
+//! Tests of the step runner: scheduler, stand-in engine and sampler together.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serving_core::batching::{DecodeBatcher, DecodeConfig, DecodeEvent, NodeLimits, OpenCommand, PromptSource};
 use serving_core::ids::{Attempt, NodeEpoch, RequestId, TokenId};
-use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions};
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+use serving_core::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, SchedulerEvent, Work};
 use serving_core::time::Time;
 
 use super::*;
@@ -76,31 +76,27 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
         vocab_size: VOCAB,
         prefix_cache: true,
     };
-    let mut batcher = DecodeBatcher::new(DecodeConfig {
-        limits,
-        reservation: Duration::from_secs(5),
-    });
+    let mut scheduler = Scheduler::new(SchedulerConfig::decode(limits, Duration::from_secs(5)));
     let mut tokens = vec![Vec::new(); request.choice_count as usize];
     let mut scored = Vec::new();
-    let source = PromptSource::Local(LocalPrefillReason::CoLocated);
-    let command = OpenCommand {
+    let admission = Admission {
         request: Arc::new(request),
         attempt: Attempt(0),
-        permit_blocks: 9,
+        permits: 9,
         coordinator: NodeEpoch(1),
-        source,
+        work: Work::Whole,
     };
-    batcher.open(Time::ZERO, command).expect("fits");
-    while let Some(plan) = batcher.next_step(Time::ZERO) {
+    scheduler.admit(Time::ZERO, admission).expect("fits");
+    while let Some(plan) = scheduler.next_step(Time::ZERO) {
         runner.run(&plan).expect("a good batch");
         for chunk in &runner.output().prompt_logprobs {
             scored.extend((chunk.first_position..).take(chunk.tokens.len()));
         }
-        batcher.step_done(Time::ZERO, &mut runner.output().sampled);
-        while let Some(event) = batcher.take_event() {
+        scheduler.step_done(Time::ZERO, &mut runner.output().sampled);
+        while let Some(event) = scheduler.take_event() {
             match event {
-                DecodeEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
-                DecodeEvent::CopyBlock { from, to, .. } => {
+                SchedulerEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
+                SchedulerEvent::CopyBlock { from, to, .. } => {
                     runner.engine().kv().copy_block(from, to).expect("both are ours");
                 }
                 _ => {}

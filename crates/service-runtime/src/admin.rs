@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use opentelemetry::trace::TraceId;
 use serde_json::json;
-use serving_core::batching::BlockReport;
+use serving_core::scheduler::BlockReport;
 use tokio::sync::oneshot;
 
 use crate::spans;

@@ -1,14 +1,14 @@
-//! Owns every decision of baton: ids, time, KV accounting, batching, the cluster state machine, routing.
+//! Owns every decision of baton: ids, time, KV accounting, scheduling, the cluster state machine, routing.
 //! Never does IO, never awaits, never reads a clock, never draws randomness, never logs: time and seeds are arguments.
-//! Read first: `cluster::Cluster::apply` (the coordinator's brain), then `batching` (the nodes' brains).
+//! Read first: `cluster::Cluster::apply` (the coordinator's brain), then `scheduler` (the nodes' brains).
 //! Modules stand in reading order. Tests: beside the code, and scenario scripts under `tests/scenarios/`.
 
-pub mod batching;
 pub mod cluster;
 pub mod ids;
 pub mod kv;
 pub mod node;
 pub mod request;
 pub mod routing;
+pub mod scheduler;
 pub mod stage;
 pub mod time;

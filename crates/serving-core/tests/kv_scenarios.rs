@@ -1,4 +1,4 @@
-//! Runs `scenarios/kv_*.txt`: commands to a prefill and a decode batcher, and what must come of each.
+//! Runs `scenarios/kv_*.txt`: commands to the scheduler of a prefill or a decode node, and what must come of each.
 //!
 //! A case is a command line, `----`, and the expected lines up to an empty line. `BATON_REWRITE=1` writes what came
 //! instead of comparing; read the difference before committing it. Commands are listed in `World::command`.
@@ -9,14 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serving_core::batching::{
-    Commit, DecodeBatcher, DecodeConfig, DecodeEvent, NodeLimits, OpenCommand, PrefillBatcher, PrefillCommand,
-    PrefillConfig, PrefillEvent, PromptSource, PushEnd, SampledToken, StepPlan,
-};
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, OutputIndex, RequestId, TokenId, TransferId};
 use serving_core::node::{KvBlockCounts, NodeState, NodeStatus};
-use serving_core::request::{
-    AttemptKey, Lane, LocalPrefillReason, Request, SamplingParams, StopConditions, TokenEvent,
+use serving_core::request::{AttemptKey, Lane, Request, SamplingParams, StopConditions, TokenEvent};
+use serving_core::scheduler::{
+    Admission, Admitted, Commit, NodeLimits, PushEnd, PushPlan, Refusal, SampledToken, Scheduler, SchedulerConfig,
+    SchedulerEvent, StepPlan, Work,
 };
 use serving_core::time::Time;
 
@@ -94,8 +92,7 @@ impl<'a> Words<'a> {
 
 #[derive(Default)]
 struct World {
-    prefill: Option<PrefillBatcher>,
-    decode: Option<DecodeBatcher>,
+    node: Option<Scheduler>,
     requests: BTreeMap<u32, Request>,
     now: Time,
 }
@@ -107,28 +104,28 @@ impl World {
         let mut results = match words.name {
             // prefill|decode blocks= budget= seqs= [no-cache]
             "prefill" | "decode" => self.make_node(&words),
-            // accept id= prompt= max= [from=] [n=] [skip=]: without skip nothing is handed over.
+            // accept id= prompt= max= [from=] [n=] [skip=] [batch]: without skip nothing is handed over.
             "accept" => self.accept(id, &words),
             // open id= prompt= max= [from=] [n=] [local]
             "open" => self.open(id, &words),
             "began" | "frame" => self.sign_of_life(id, words.name),
             "commit" => self.commit(id),
             "acked" => {
-                self.prefill().push_ended(key(id), PushEnd::Acked);
+                self.node().push_ended(key(id), PushEnd::Acked);
                 Vec::new()
             }
             // A block of the push has left.
             "pushed" => {
                 let now = self.now;
-                self.prefill().push_progressed(now, key(id));
+                self.node().push_progressed(now, key(id));
                 Vec::new()
             }
             "push-aborted" => {
-                self.prefill().push_ended(key(id), PushEnd::Aborted);
+                self.node().push_ended(key(id), PushEnd::Aborted);
                 Vec::new()
             }
             "transfer-ended" => {
-                self.decode().transfer_ended(TransferId(u128::from(id)));
+                self.node().transfer_ended(TransferId(u128::from(id)));
                 Vec::new()
             }
             "cancel" => vec![format!("here={}", self.cancel(id))],
@@ -138,8 +135,7 @@ impl World {
             "tick" => {
                 self.now = self.now + Duration::from_millis(u64::from(words.number("ms", 0)));
                 let now = self.now;
-                self.prefill.iter_mut().for_each(|node| node.tick(now));
-                self.decode.iter_mut().for_each(|node| node.tick(now));
+                self.node().tick(now);
                 Vec::new()
             }
             "status" => Vec::new(),
@@ -153,11 +149,8 @@ impl World {
         results
     }
 
-    fn prefill(&mut self) -> &mut PrefillBatcher {
-        self.prefill.as_mut().expect("a prefill node")
-    }
-    fn decode(&mut self) -> &mut DecodeBatcher {
-        self.decode.as_mut().expect("a decode node")
+    fn node(&mut self) -> &mut Scheduler {
+        self.node.as_mut().expect("a node")
     }
 
     fn make_node(&mut self, words: &Words<'_>) -> Vec<String> {
@@ -171,22 +164,14 @@ impl World {
             prefix_cache: !words.has("no-cache"),
         };
         let patience = Duration::from_secs(5);
-        *self = World::default();
-        match words.name {
-            "prefill" => {
-                self.prefill = Some(PrefillBatcher::new(PrefillConfig {
-                    limits,
-                    hold: patience,
-                    last_chunk_tokens: None,
-                }))
-            }
-            _ => {
-                self.decode = Some(DecodeBatcher::new(DecodeConfig {
-                    limits,
-                    reservation: patience,
-                }))
-            }
-        }
+        let config = match words.name {
+            "prefill" => SchedulerConfig::prefill(limits, patience, None),
+            _ => SchedulerConfig::decode(limits, patience),
+        };
+        *self = World {
+            node: Some(Scheduler::new(config)),
+            ..World::default()
+        };
         Vec::new()
     }
 
@@ -212,7 +197,10 @@ impl World {
             logprobs: None,
             prompt_logprobs: None,
             report_kv_hashes: false,
-            lane: Lane::Interactive,
+            lane: match words.has("batch") {
+                true => Lane::Batch,
+                false => Lane::Interactive,
+            },
             time_limit: Duration::from_secs(60),
         };
         self.requests.insert(id, request.clone());
@@ -221,53 +209,50 @@ impl World {
 
     fn accept(&mut self, id: u32, words: &Words<'_>) -> Vec<String> {
         let request = self.request(id, words);
-        let now = self.now;
-        let command = PrefillCommand {
-            permit_tokens: u64::from(request.prompt_tokens()),
-            coordinator: NodeEpoch(1),
-            request,
-            attempt: Attempt(0),
-            handoff_skip_blocks: words.has("skip").then(|| words.number("skip", 0)),
+        let push = words.has("skip").then(|| PushPlan {
+            skip_blocks: words.number("skip", 0),
             is_streamed: false,
-        };
-        match self.prefill().accept(now, command) {
-            Ok(cached) => vec![format!("accepted cached={cached}")],
+        });
+        let permits = u64::from(request.prompt_tokens());
+        match self.admit(request, permits, Work::Prefill(push)) {
+            Ok(admitted) => vec![format!("accepted cached={}", admitted.cached_tokens)],
             Err(refusal) => vec![format!("refused: {refusal}")],
         }
     }
 
     fn open(&mut self, id: u32, words: &Words<'_>) -> Vec<String> {
         let request = self.request(id, words);
-        let now = self.now;
-        let source = match words.has("local") {
-            true => PromptSource::Local(LocalPrefillReason::Short),
-            false => PromptSource::Handoff(TransferId(u128::from(id))),
+        let work = match words.has("local") {
+            true => Work::Whole,
+            false => Work::Decode(TransferId(u128::from(id))),
         };
-        let command = OpenCommand {
-            request,
-            attempt: Attempt(0),
-            permit_blocks: 1,
-            coordinator: NodeEpoch(1),
-            source,
-        };
-        match self.decode().open(now, command) {
+        match self.admit(request, 1, work) {
             Ok(opened) => {
                 let blocks: Vec<String> = opened.ticket_blocks.iter().map(|(b, g)| format!("{b}.{g}")).collect();
-                vec![format!(
-                    "opened prefix={} ticket=[{}]",
-                    opened.prefix_blocks,
-                    blocks.join(" ")
-                )]
+                let (prefix, blocks) = (opened.prefix_blocks, blocks.join(" "));
+                vec![format!("opened prefix={prefix} ticket=[{blocks}]")]
             }
             Err(refusal) => vec![format!("refused: {refusal}")],
         }
     }
 
+    fn admit(&mut self, request: Arc<Request>, permits: u64, work: Work) -> Result<Admitted, Refusal> {
+        let now = self.now;
+        let admission = Admission {
+            request,
+            attempt: Attempt(0),
+            permits,
+            coordinator: NodeEpoch(1),
+            work,
+        };
+        self.node().admit(now, admission)
+    }
+
     fn sign_of_life(&mut self, id: u32, what: &str) -> Vec<String> {
         let now = self.now;
         match what {
-            "began" => self.decode().prefill_began(now, key(id)),
-            _ => self.decode().frame_arrived(now, key(id)),
+            "began" => self.node().prefill_began(now, key(id)),
+            _ => self.node().frame_arrived(now, key(id)),
         }
         Vec::new()
     }
@@ -287,55 +272,40 @@ impl World {
             first_tokens: first_tokens.collect(),
         };
         let now = self.now;
-        match self.decode().commit(now, commit) {
+        match self.node().commit(now, commit) {
             Ok(()) => Vec::new(),
             Err(error) => vec![format!("not committed: {error}")],
         }
     }
 
     fn cancel(&mut self, id: u32) -> bool {
-        let on_prefill = self.prefill.as_mut().is_some_and(|node| node.cancel(key(id)));
-        on_prefill || self.decode.as_mut().is_some_and(|node| node.cancel(key(id)))
+        self.node().cancel(key(id))
     }
 
     fn step(&mut self) -> Vec<String> {
         let now = self.now;
         let mut results = Vec::new();
-        if let Some(node) = &mut self.prefill
-            && let Some(plan) = node.next_step(now)
-        {
-            let mut sampled = run(&plan, &mut results);
-            node.step_done(now, &mut sampled);
-        }
-        if let Some(node) = &mut self.decode
-            && let Some(plan) = node.next_step(now)
-        {
-            let mut sampled = run(&plan, &mut results);
-            node.step_done(now, &mut sampled);
-        }
-        if results.is_empty() {
-            results.push("nothing to run".to_owned());
+        let node = self.node();
+        match node.next_step(now) {
+            Some(plan) => {
+                let mut sampled = run(&plan, &mut results);
+                node.step_done(now, &mut sampled);
+            }
+            None => results.push("nothing to run".to_owned()),
         }
         results.extend(self.events());
         results
     }
 
     fn events(&mut self) -> Vec<String> {
-        let mut results = Vec::new();
-        if let Some(node) = &mut self.prefill {
-            results.extend(std::iter::from_fn(|| node.take_event()).map(|event| prefill_words(&event)));
-        }
-        if let Some(node) = &mut self.decode {
-            results.extend(std::iter::from_fn(|| node.take_event()).map(|event| decode_words(&event)));
-        }
-        results
+        let node = self.node();
+        std::iter::from_fn(|| node.take_event())
+            .map(|event| words_of(&event))
+            .collect()
     }
 
     fn status(&self) -> NodeStatus {
-        let prefill = self.prefill.as_ref().map(|node| node.status(NodeState::Ready));
-        prefill
-            .or_else(|| self.decode.as_ref().map(|node| node.status(NodeState::Ready)))
-            .expect("a node")
+        self.node.as_ref().expect("a node").status(NodeState::Ready)
     }
 
     fn blocks(&self) -> String {
@@ -406,53 +376,29 @@ fn run(plan: &StepPlan<'_>, results: &mut Vec<String>) -> Vec<SampledToken> {
     sampled
 }
 
-fn prefill_words(event: &PrefillEvent) -> String {
+fn words_of(event: &SchedulerEvent) -> String {
     match event {
-        PrefillEvent::BlocksReady { key, blocks } => {
+        SchedulerEvent::BlocksReady { key, blocks } => {
             let blocks: Vec<String> = blocks
                 .iter()
                 .map(|push| format!("{}>{}", push.block, push.ticket_index))
                 .collect();
             format!("  {}: push {}", key.request.0, blocks.join(" "))
         }
-        PrefillEvent::FirstTokens {
-            key, tokens, continues, ..
-        } => {
-            format!(
-                "  {}: {} first tokens, continues={continues}",
-                key.request.0,
-                tokens.len()
-            )
-        }
-        PrefillEvent::AbortPush { key } => format!("  {}: abort the push", key.request.0),
-        PrefillEvent::Finished {
-            key,
-            outcome,
-            cached_tokens,
-            ..
-        } => {
-            format!("  {}: finished {outcome:?} cached={cached_tokens}", key.request.0)
-        }
-        PrefillEvent::Failed { key, failure } => format!("  {}: failed {}", key.request.0, failure.name()),
-    }
-}
-
-fn decode_words(event: &DecodeEvent) -> String {
-    match event {
-        DecodeEvent::CopyBlock { key, from, to } => format!("  {}: copy block {from} to {to}", key.request.0),
-        DecodeEvent::HashPrompt { key, blocks } => format!("  {}: hash {} blocks", key.request.0, blocks.len()),
-        DecodeEvent::Committed { key, .. } => format!("  {}: committed", key.request.0),
-        DecodeEvent::Token { key, event } => {
+        SchedulerEvent::Held { key, .. } => format!("  {}: held", key.request.0),
+        SchedulerEvent::AbortPush { key } => format!("  {}: abort the push", key.request.0),
+        SchedulerEvent::CopyBlock { key, from, to } => format!("  {}: copy block {from} to {to}", key.request.0),
+        SchedulerEvent::HashPrompt { key, blocks } => format!("  {}: hash {} blocks", key.request.0, blocks.len()),
+        SchedulerEvent::Committed { key, .. } => format!("  {}: committed", key.request.0),
+        SchedulerEvent::Token { key, event } => {
             let finish = event.finish.map_or(String::new(), |finish| format!(" {finish:?}"));
             format!("  {}.{}: output {}{finish}", key.request.0, event.choice, event.index)
         }
-        DecodeEvent::Finished { key, report } => {
-            format!(
-                "  {}: finished cached={} preemptions={}",
-                key.request.0, report.cached_tokens, report.preemptions
-            )
-        }
-        DecodeEvent::Failed { key, failure } => format!("  {}: failed {}", key.request.0, failure.name()),
-        DecodeEvent::CloseTransfer { transfer } => format!("  close transfer {}", transfer.0),
+        SchedulerEvent::Finished { key, report } => format!(
+            "  {}: finished {:?} cached={} preemptions={}",
+            key.request.0, report.outcome, report.cached_tokens, report.preemptions
+        ),
+        SchedulerEvent::Failed { key, failure } => format!("  {}: failed {}", key.request.0, failure.name()),
+        SchedulerEvent::CloseTransfer { transfer } => format!("  close transfer {}", transfer.0),
     }
 }

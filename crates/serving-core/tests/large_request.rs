@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serving_core::batching::permit_shares::{PermitShares, ShareId};
 use serving_core::cluster::{Cluster, ClusterAction, ClusterConfig, ClusterEvent, LegEvent, PrefillOutcome, StreamId};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
 use serving_core::node::{
     CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote, Ticket,
 };
 use serving_core::request::{AttemptKey, Lane, Request, SamplingParams, StopConditions};
+use serving_core::scheduler::permit_shares::{PermitShares, ShareId};
 use serving_core::time::Time;
 
 const COORDINATORS: usize = 2;

@@ -13,10 +13,10 @@ use proto::v1::handoff_service_client::HandoffServiceClient;
 use service_runtime::health::Health;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
-use serving_core::batching::{NodeLimits, PrefillBatcher, PrefillCommand, PrefillConfig, PrefillEvent};
 use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId, TokenId};
 use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, Ticket};
 use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions, TokenEvent};
+use serving_core::scheduler::{Admission, NodeLimits, PushPlan, Scheduler, SchedulerConfig, SchedulerEvent, Work};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -194,7 +194,7 @@ pub struct Computed {
     pub first_tokens: Vec<TokenEvent>,
 }
 
-/// What a prefill node would compute, with the node's own batcher and engine.
+/// What a prefill node would compute, with the node's own scheduler and engine.
 pub fn compute(node: &TestNode, request: &Request) -> Computed {
     let options = engine::OpenOptions {
         kind: engine::EngineKind::StandIn,
@@ -223,30 +223,29 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         vocab_size,
         prefix_cache: true,
     };
-    let mut batcher = PrefillBatcher::new(PrefillConfig {
-        limits,
-        hold: PATIENCE,
-        last_chunk_tokens: None,
-    });
-    let command = PrefillCommand {
-        request: Arc::new(request.clone()),
-        attempt: Attempt(0),
-        permit_tokens: 1,
-        coordinator: NodeEpoch(1),
-        handoff_skip_blocks: Some(0),
+    let mut scheduler = Scheduler::new(SchedulerConfig::prefill(limits, PATIENCE, None));
+    let push = PushPlan {
+        skip_blocks: 0,
         is_streamed: false,
     };
-    batcher.accept(Time::ZERO, command).expect("fits");
+    let admission = Admission {
+        request: Arc::new(request.clone()),
+        attempt: Attempt(0),
+        permits: 1,
+        coordinator: NodeEpoch(1),
+        work: Work::Prefill(Some(push)),
+    };
+    scheduler.admit(Time::ZERO, admission).expect("fits");
     let mut computed = Computed {
         blocks: Vec::new(),
         first_tokens: Vec::new(),
     };
-    while let Some(plan) = batcher.next_step(Time::ZERO) {
+    while let Some(plan) = scheduler.next_step(Time::ZERO) {
         runner.run(&plan).expect("a good batch");
-        batcher.step_done(Time::ZERO, &mut runner.output().sampled);
-        while let Some(event) = batcher.take_event() {
+        scheduler.step_done(Time::ZERO, &mut runner.output().sampled);
+        while let Some(event) = scheduler.take_event() {
             match event {
-                PrefillEvent::BlocksReady { blocks, .. } => {
+                SchedulerEvent::BlocksReady { blocks, .. } => {
                     let kv = runner.engine().kv();
                     for pushed in blocks {
                         let mut bytes = vec![0; kv.geometry().block_bytes()];
@@ -254,7 +253,8 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
                         computed.blocks.push(bytes);
                     }
                 }
-                PrefillEvent::FirstTokens { tokens, .. } => computed.first_tokens = tokens,
+                SchedulerEvent::Token { event, .. } => computed.first_tokens.push(event),
+                SchedulerEvent::Held { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -1,6 +1,6 @@
 //! How a node's brain says no, or breaks off, in the words of the wire: one table for both kinds of node.
 
-use serving_core::batching::{NodeFailure, Refusal};
+use serving_core::scheduler::{NodeFailure, Refusal};
 
 use crate::messages::{Failed, Fault, Refused, RefusedReason};
 

@@ -9,9 +9,9 @@ use etcd_membership::{
     RegistrationHealth, View,
 };
 use proto::messages::Peer;
-use serving_core::batching::permit_shares::ShareId;
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeRecord, NodeStatus};
+use serving_core::scheduler::permit_shares::ShareId;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 

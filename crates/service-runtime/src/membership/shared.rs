@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use proto::messages::Peer;
-use serving_core::batching::permit_shares::{PermitShares, ShareId};
 use serving_core::ids::NodeEpoch;
 use serving_core::node::{NodeStatus, PermitNote};
+use serving_core::scheduler::permit_shares::{PermitShares, ShareId};
 use tokio::sync::watch;
 
 use crate::clock::Clock;

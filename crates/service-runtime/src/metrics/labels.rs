@@ -3,12 +3,12 @@
 //! Lists that crates above or beside this one keep (SLO profiles, causes of stalls, transports and their failures) stand
 //! here as words; those crates' tests compare what they count with.
 
-use serving_core::batching::NodeFailure;
 use serving_core::cluster::{HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason};
 use serving_core::kv::reservation::LedgerError;
 use serving_core::node::KvBlockCounts;
 use serving_core::request::{Lane, LocalPrefillReason, RejectReason, RequestError};
 use serving_core::routing::RouteReason;
+use serving_core::scheduler::NodeFailure;
 use serving_core::stage::Stage;
 
 use super::{Label, Role, Values};

@@ -7,8 +7,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use serving_core::batching::NodeLimits;
 use serving_core::node::NodeStatus;
+use serving_core::scheduler::NodeLimits;
 
 use super::config::MetricsConfig;
 use super::{Histograms, raise, vllm};

@@ -1,8 +1,8 @@
 //! What a request needs of a node, and whether the node can ever give it, or could now.
 
-use crate::batching::permits::blocks_at_open;
 use crate::node::NodeRole;
 use crate::request::{RejectReason, Request};
+use crate::scheduler::permits::blocks_at_open;
 
 use super::Cluster;
 use super::membership::{Life, Node};
@@ -122,8 +122,8 @@ impl Cluster {
 mod tests {
     use super::super::fixtures::request;
     use super::*;
-    use crate::batching::{DecodeBatcher, DecodeConfig, NodeLimits, OpenCommand, PromptSource};
     use crate::ids::NodeEpoch;
+    use crate::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, Work};
     use crate::time::Time;
 
     #[test]
@@ -161,16 +161,16 @@ mod tests {
                     prefix_cache: true,
                 };
                 let reservation = std::time::Duration::from_secs(5);
-                let mut node = DecodeBatcher::new(DecodeConfig { limits, reservation });
+                let mut node = Scheduler::new(SchedulerConfig::decode(limits, reservation));
                 let permit = decode_permit(&r, 16);
-                let command = OpenCommand {
+                let admission = Admission {
                     request: std::sync::Arc::new(r),
                     attempt: crate::ids::Attempt(0),
-                    permit_blocks: u64::from(permit),
+                    permits: u64::from(permit),
                     coordinator: NodeEpoch(1),
-                    source: PromptSource::Handoff(crate::ids::TransferId(1)),
+                    work: Work::Decode(crate::ids::TransferId(1)),
                 };
-                node.open(Time::ZERO, command)
+                node.admit(Time::ZERO, admission)
                     .expect("an empty pool that can hold it takes it");
                 let reserved = node.pool().counts().reserved;
                 assert_eq!(

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::batching::permit_shares::StreamPermits;
 use crate::ids::{NodeId, NodeName, RequestId};
 use crate::node::{AssignedRole, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote};
+use crate::scheduler::permit_shares::StreamPermits;
 use crate::time::Time;
 
 use super::action::JoinRefusal;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::batching::permit_shares::StreamPermits;
+use crate::scheduler::permit_shares::StreamPermits;
 use crate::time::Time;
 
 use super::event::StreamId;

@@ -3,7 +3,7 @@
 //! A block's state follows from who holds it, so it cannot disagree with the holders: quarantined if any hold is a
 //! quarantine, else in-transfer, else reserved, else active; with no hold at all it is cached when the prefix cache
 //! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`]; a handle that
-//! is dropped instead (a task that panicked, a bug) comes back on the batcher's next tick and is counted.
+//! is dropped instead (a task that panicked, a bug) comes back on the scheduler's next tick and is counted.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc;
@@ -172,7 +172,7 @@ impl BlockPool {
         }
     }
 
-    /// Takes back the blocks of handles that were dropped instead of released. The batchers call it on every tick.
+    /// Takes back the blocks of handles that were dropped instead of released. The scheduler calls it on every tick.
     pub fn reclaim_dropped(&mut self) {
         while let Ok(hold) = self.dropped.try_recv() {
             self.dropped_total += 1;

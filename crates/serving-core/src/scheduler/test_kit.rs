@@ -1,4 +1,4 @@
-//! What the tests of both batchers share: small requests, and a model that draws a token from its history alone.
+//! What the tests of the scheduler share: small requests, and a model that draws a token from its history alone.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,56 +1,60 @@
-//! Tests of the decode batcher.
+//! Tests of the scheduler as a decode node has it, co-located serving too.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::test_kit::{key, limits, model, request, sample};
 use super::*;
-use crate::batching::test_kit::{key, limits, model, request, sample};
-use crate::ids::{ChoiceIndex, OutputIndex, TokenId};
+use crate::ids::{Attempt, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
+use crate::node::NodeState;
+use crate::request::{Request, TokenEvent};
+use crate::stage::Stage;
+use crate::time::Time;
 
-fn batcher(kv_blocks: u32) -> DecodeBatcher {
-    DecodeBatcher::new(DecodeConfig {
-        limits: limits(kv_blocks),
-        reservation: Duration::from_secs(5),
-    })
+fn scheduler(kv_blocks: u32) -> Scheduler {
+    Scheduler::new(SchedulerConfig::decode(limits(kv_blocks), Duration::from_secs(5)))
 }
 
-fn open(batcher: &mut DecodeBatcher, request: Request, source: PromptSource) -> Result<Opened, Refusal> {
-    let command = OpenCommand {
+fn open(scheduler: &mut Scheduler, request: Request, work: Work) -> Result<Admitted, Refusal> {
+    let admission = Admission {
         request: Arc::new(request),
         attempt: Attempt(0),
-        permit_blocks: 1,
+        permits: 1,
         coordinator: NodeEpoch(1),
-        source,
+        work,
     };
-    batcher.open(Time::ZERO, command)
+    scheduler.admit(Time::ZERO, admission)
 }
 
-const LOCAL: PromptSource = PromptSource::Local(LocalPrefillReason::Short);
+const LOCAL: Work = Work::Whole;
 
-fn handoff(id: u128) -> PromptSource {
-    PromptSource::Handoff(TransferId(id))
+fn handoff(id: u128) -> Work {
+    Work::Decode(TransferId(id))
 }
 
-fn drain(batcher: &mut DecodeBatcher) -> Vec<DecodeEvent> {
+fn drain(scheduler: &mut Scheduler) -> Vec<SchedulerEvent> {
     let mut events = Vec::new();
-    while let Some(event) = batcher.take_event() {
-        if let DecodeEvent::CloseTransfer { transfer } = event {
-            batcher.transfer_ended(transfer);
+    while let Some(event) = scheduler.take_event() {
+        if let SchedulerEvent::CloseTransfer { transfer } = event {
+            scheduler.transfer_ended(transfer);
         }
         events.push(event);
     }
     events
 }
 
-fn step(batcher: &mut DecodeBatcher) -> Vec<DecodeEvent> {
-    let limits = batcher.config.limits;
-    let Some(plan) = batcher.next_step(Time::ZERO) else {
-        return drain(batcher);
+fn step(scheduler: &mut Scheduler) -> Vec<SchedulerEvent> {
+    let limits = scheduler.config.limits;
+    let Some(plan) = scheduler.next_step(Time::ZERO) else {
+        return drain(scheduler);
     };
     let mut sampled = sample(&plan, &limits);
-    batcher.step_done(Time::ZERO, &mut sampled);
-    drain(batcher)
+    scheduler.step_done(Time::ZERO, &mut sampled);
+    drain(scheduler)
 }
 
-fn run(batcher: &mut DecodeBatcher, steps: usize) -> Vec<DecodeEvent> {
-    (0..steps).flat_map(|_| step(batcher)).collect()
+fn run(scheduler: &mut Scheduler, steps: usize) -> Vec<SchedulerEvent> {
+    (0..steps).flat_map(|_| step(scheduler)).collect()
 }
 
 /// What the model says after `prompt`, in one choice.
@@ -62,10 +66,10 @@ fn expected(prompt: &[TokenId], choice: u32, count: usize) -> Vec<TokenId> {
     history.split_off(prompt.len())
 }
 
-fn tokens(events: &[DecodeEvent], id: u128, choice: u32) -> Vec<TokenId> {
+fn tokens(events: &[SchedulerEvent], id: u128, choice: u32) -> Vec<TokenId> {
     let mut found = Vec::new();
     for event in events {
-        if let DecodeEvent::Token { key: of, event } = event
+        if let SchedulerEvent::Token { key: of, event } = event
             && *of == key(id)
             && event.choice.0 == choice
         {
@@ -80,10 +84,10 @@ fn tokens(events: &[DecodeEvent], id: u128, choice: u32) -> Vec<TokenId> {
     found
 }
 
-fn finished(events: &[DecodeEvent], id: u128) -> usize {
+fn finished(events: &[SchedulerEvent], id: u128) -> usize {
     events
         .iter()
-        .filter(|event| matches!(event, DecodeEvent::Finished { key: of, .. } if *of == key(id)))
+        .filter(|event| matches!(event, SchedulerEvent::Finished { key: of, .. } if *of == key(id)))
         .count()
 }
 
@@ -97,9 +101,9 @@ fn first_token(request: &Request, choice: u32) -> TokenEvent {
     }
 }
 
-fn commit(batcher: &mut DecodeBatcher, id: u128, first_tokens: Vec<TokenEvent>) -> Result<(), CommitError> {
+fn commit(scheduler: &mut Scheduler, id: u128, first_tokens: Vec<TokenEvent>) -> Result<(), CommitError> {
     let (transfer, last_frame_at) = (TransferId(id), Time::ZERO);
-    batcher.commit(
+    scheduler.commit(
         Time::ZERO,
         Commit {
             key: key(id),
@@ -110,9 +114,9 @@ fn commit(batcher: &mut DecodeBatcher, id: u128, first_tokens: Vec<TokenEvent>) 
     )
 }
 
-fn assert_quiet(batcher: &DecodeBatcher) {
-    let counts = batcher.pool.counts();
-    batcher.pool.check();
+fn assert_quiet(scheduler: &Scheduler) {
+    let counts = scheduler.pool.counts();
+    scheduler.pool.check();
     assert_eq!(
         (counts.active, counts.reserved, counts.in_transfer, counts.quarantined),
         (0, 0, 0, 0)
@@ -122,36 +126,36 @@ fn assert_quiet(batcher: &DecodeBatcher) {
 
 #[test]
 fn a_handoff_reserves_receives_commits_and_decodes() {
-    let mut batcher = batcher(20);
+    let mut scheduler = scheduler(20);
     let wanted = request(1, 10, 4);
-    let opened = open(&mut batcher, wanted.clone(), handoff(1)).expect("fits");
+    let opened = open(&mut scheduler, wanted.clone(), handoff(1)).expect("fits");
     assert_eq!((opened.prefix_blocks, opened.ticket_blocks.len()), (0, 3));
     // 10 tokens fill 2.5 blocks of 4: growth for 4 more is one block.
-    assert_eq!(batcher.pool.counts().reserved, 4);
-    batcher.frame_arrived(Time::ZERO, key(1));
+    assert_eq!(scheduler.pool.counts().reserved, 4);
+    scheduler.frame_arrived(Time::ZERO, key(1));
     assert_eq!(
-        (batcher.pool.counts().in_transfer, batcher.pool.counts().reserved),
+        (scheduler.pool.counts().in_transfer, scheduler.pool.counts().reserved),
         (3, 1)
     );
-    assert!(batcher.next_step(Time::ZERO).is_none());
-    commit(&mut batcher, 1, vec![first_token(&wanted, 0)]).expect("as promised");
-    let mut events = drain(&mut batcher);
-    assert!(matches!(events[0], DecodeEvent::Committed { .. }));
-    events.extend(run(&mut batcher, 3));
+    assert!(scheduler.next_step(Time::ZERO).is_none());
+    commit(&mut scheduler, 1, vec![first_token(&wanted, 0)]).expect("as promised");
+    let mut events = drain(&mut scheduler);
+    assert!(matches!(events[0], SchedulerEvent::Committed { .. }));
+    events.extend(run(&mut scheduler, 3));
     assert_eq!(tokens(&events, 1, 0), expected(&wanted.prompt, 0, 4));
     assert_eq!(finished(&events, 1), 1);
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn local_prefill_gives_the_same_tokens_in_chunks_beside_decode_rows() {
-    let mut batcher = batcher(40);
+    let mut scheduler = scheduler(40);
     let first = request(1, 3, 10);
     let second = request(2, 15, 3);
-    open(&mut batcher, first.clone(), LOCAL).expect("fits");
-    let mut events = run(&mut batcher, 1);
-    open(&mut batcher, second.clone(), LOCAL).expect("fits");
-    let plan = batcher.next_step(Time::ZERO).expect("work");
+    open(&mut scheduler, first.clone(), LOCAL).expect("fits");
+    let mut events = run(&mut scheduler, 1);
+    open(&mut scheduler, second.clone(), LOCAL).expect("fits");
+    let plan = scheduler.next_step(Time::ZERO).expect("work");
     let shape: Vec<(u32, u32)> = plan.rows().iter().map(|row| (row.token_count, row.draws)).collect();
     assert_eq!(
         shape,
@@ -159,64 +163,64 @@ fn local_prefill_gives_the_same_tokens_in_chunks_beside_decode_rows() {
         "the decode row first, the prompt takes the rest of the budget"
     );
     let mut sampled = sample(&plan, &limits(40));
-    batcher.step_done(Time::ZERO, &mut sampled);
-    events.extend(drain(&mut batcher));
-    events.extend(run(&mut batcher, 9));
+    scheduler.step_done(Time::ZERO, &mut sampled);
+    events.extend(drain(&mut scheduler));
+    events.extend(run(&mut scheduler, 9));
     assert_eq!(tokens(&events, 1, 0), expected(&first.prompt, 0, 10));
     assert_eq!(tokens(&events, 2, 0), expected(&second.prompt, 0, 3));
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn choices_share_whole_blocks_and_copy_the_partial_one() {
-    let mut batcher = batcher(40);
+    let mut scheduler = scheduler(40);
     let mut wanted = request(1, 6, 5);
     wanted.choice_count = 3;
-    open(&mut batcher, wanted.clone(), handoff(1)).expect("fits");
+    open(&mut scheduler, wanted.clone(), handoff(1)).expect("fits");
     let firsts = (0..3).map(|choice| first_token(&wanted, choice)).collect();
-    commit(&mut batcher, 1, firsts).expect("as promised");
-    let mut events = drain(&mut batcher);
+    commit(&mut scheduler, 1, firsts).expect("as promised");
+    let mut events = drain(&mut scheduler);
     let copies: Vec<_> = events
         .iter()
-        .filter(|event| matches!(event, DecodeEvent::CopyBlock { .. }))
+        .filter(|event| matches!(event, SchedulerEvent::CopyBlock { .. }))
         .collect();
     assert_eq!(copies.len(), 2);
-    events.extend(run(&mut batcher, 5));
+    events.extend(run(&mut scheduler, 5));
     for choice in 0..3 {
         assert_eq!(tokens(&events, 1, choice), expected(&wanted.prompt, choice, 5));
     }
     assert_eq!(finished(&events, 1), 1);
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn a_choice_that_ended_at_its_first_token_is_not_decoded() {
-    let mut batcher = batcher(40);
+    let mut scheduler = scheduler(40);
     let mut wanted = request(1, 6, 5);
     wanted.choice_count = 2;
-    open(&mut batcher, wanted.clone(), handoff(1)).expect("fits");
-    commit(&mut batcher, 1, vec![first_token(&wanted, 1)]).expect("as promised");
-    let mut events = drain(&mut batcher);
-    events.extend(run(&mut batcher, 5));
+    open(&mut scheduler, wanted.clone(), handoff(1)).expect("fits");
+    commit(&mut scheduler, 1, vec![first_token(&wanted, 1)]).expect("as promised");
+    let mut events = drain(&mut scheduler);
+    events.extend(run(&mut scheduler, 5));
     assert_eq!(tokens(&events, 1, 0), vec![]);
     assert_eq!(tokens(&events, 1, 1), expected(&wanted.prompt, 1, 5));
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn out_of_blocks_the_youngest_is_preempted_and_loses_no_token() {
     // Two sequences of 4 + 20 tokens need 12 blocks; there are 8.
-    let mut batcher = batcher(8);
+    let mut scheduler = scheduler(8);
     let wanted = [request(1, 4, 20), request(2, 4, 20)];
     for request in &wanted {
-        open(&mut batcher, request.clone(), LOCAL).expect("fits for now");
+        open(&mut scheduler, request.clone(), LOCAL).expect("fits for now");
     }
     let mut events = Vec::new();
     let mut refused_while_preempted = false;
     for _ in 0..100 {
-        events.extend(step(&mut batcher));
-        if batcher.has_preempted() {
-            refused_while_preempted |= open(&mut batcher, request(3, 1, 1), LOCAL) == Err(Refusal::Preempting);
+        events.extend(step(&mut scheduler));
+        if scheduler.has_preempted() {
+            refused_while_preempted |= open(&mut scheduler, request(3, 1, 1), LOCAL) == Err(Refusal::Preempting);
         }
     }
     assert!(refused_while_preempted, "a resume comes before any new request");
@@ -227,19 +231,19 @@ fn out_of_blocks_the_youngest_is_preempted_and_loses_no_token() {
     let preempted: Vec<u32> = events
         .iter()
         .filter_map(|event| match event {
-            DecodeEvent::Finished { report, .. } => Some(report.preemptions),
+            SchedulerEvent::Finished { report, .. } => Some(report.preemptions),
             _ => None,
         })
         .collect();
     assert_eq!(preempted[0], 0, "the older one is never preempted for the younger");
     assert!(preempted[1] > 0);
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn cancel_in_each_state_brings_every_block_home() {
-    type Advance = fn(&mut DecodeBatcher);
-    let states: [(&str, PromptSource, Advance); 6] = [
+    type Advance = fn(&mut Scheduler);
+    let states: [(&str, Work, Advance); 6] = [
         ("reserved", handoff(1), |_| {}),
         ("in transfer", handoff(1), |b| b.frame_arrived(Time::ZERO, key(1))),
         ("committed", handoff(1), |b| {
@@ -250,50 +254,50 @@ fn cancel_in_each_state_brings_every_block_home() {
         ("decoding", LOCAL, |b| drop(run(b, 4))),
     ];
     for (state, source, advance) in states {
-        let mut batcher = batcher(20);
-        open(&mut batcher, request(1, 10, 8), source).expect("fits");
-        advance(&mut batcher);
-        drain(&mut batcher);
-        assert!(batcher.cancel(key(1)), "{state}");
-        assert!(!batcher.cancel(key(1)), "{state}: idempotent");
-        let terminal = drain(&mut batcher);
+        let mut scheduler = scheduler(20);
+        open(&mut scheduler, request(1, 10, 8), source).expect("fits");
+        advance(&mut scheduler);
+        drain(&mut scheduler);
+        assert!(scheduler.cancel(key(1)), "{state}");
+        assert!(!scheduler.cancel(key(1)), "{state}: idempotent");
+        let terminal = drain(&mut scheduler);
         assert!(
             terminal
                 .iter()
-                .all(|event| matches!(event, DecodeEvent::CloseTransfer { .. })),
+                .all(|event| matches!(event, SchedulerEvent::CloseTransfer { .. })),
             "{state}"
         );
-        assert_quiet(&batcher);
+        assert_quiet(&scheduler);
     }
 }
 
 #[test]
 fn blocks_of_a_cancelled_transfer_are_not_reused_before_it_has_ended() {
-    let mut batcher = batcher(4);
-    open(&mut batcher, request(1, 10, 2), handoff(1)).expect("fits");
-    batcher.frame_arrived(Time::ZERO, key(1));
-    batcher.cancel(key(1));
+    let mut scheduler = scheduler(4);
+    open(&mut scheduler, request(1, 10, 2), handoff(1)).expect("fits");
+    scheduler.frame_arrived(Time::ZERO, key(1));
+    scheduler.cancel(key(1));
     assert_eq!(
-        batcher.take_event(),
-        Some(DecodeEvent::CloseTransfer {
+        scheduler.take_event(),
+        Some(SchedulerEvent::CloseTransfer {
             transfer: TransferId(1)
         })
     );
-    assert_eq!(batcher.pool.counts().quarantined, 3);
+    assert_eq!(scheduler.pool.counts().quarantined, 3);
     assert!(matches!(
-        open(&mut batcher, request(2, 10, 2), handoff(2)),
+        open(&mut scheduler, request(2, 10, 2), handoff(2)),
         Err(Refusal::NoBlocks { .. })
     ));
-    batcher.tick(Time::ZERO);
+    scheduler.tick(Time::ZERO);
     assert_eq!(
-        batcher.take_event(),
-        Some(DecodeEvent::CloseTransfer {
+        scheduler.take_event(),
+        Some(SchedulerEvent::CloseTransfer {
             transfer: TransferId(1)
         }),
         "asked again"
     );
-    batcher.transfer_ended(TransferId(1));
-    open(&mut batcher, request(2, 10, 2), handoff(2)).expect("the blocks are back");
+    scheduler.transfer_ended(TransferId(1));
+    open(&mut scheduler, request(2, 10, 2), handoff(2)).expect("the blocks are back");
 }
 
 /// Every border of prompt and outputs with the 4-token blocks of these tests, in a pool with not one block to spare.
@@ -306,70 +310,70 @@ fn a_request_that_fills_the_pool_to_the_last_block_says_what_it_says_anywhere() 
             }
             let mut wanted = request(1, prompt, max_tokens);
             wanted.choice_count = choices;
-            let mut batcher = batcher(prompt / 4 + (prompt % 4 + max_tokens).div_ceil(4) * choices);
+            let mut scheduler = scheduler(prompt / 4 + (prompt % 4 + max_tokens).div_ceil(4) * choices);
             let source = if is_local { LOCAL } else { handoff(1) };
-            open(&mut batcher, wanted.clone(), source).expect("an empty pool takes it");
+            open(&mut scheduler, wanted.clone(), source).expect("an empty pool takes it");
             if !is_local {
                 let firsts = (0..choices).map(|choice| first_token(&wanted, choice)).collect();
-                commit(&mut batcher, 1, firsts).expect("commits");
+                commit(&mut scheduler, 1, firsts).expect("commits");
             }
-            let mut events = drain(&mut batcher);
-            events.extend(run(&mut batcher, 80));
+            let mut events = drain(&mut scheduler);
+            events.extend(run(&mut scheduler, 80));
             let case = format!("prompt {prompt}, max_tokens {max_tokens}, n {choices}, local {is_local}");
             for choice in 0..choices {
                 let said = tokens(&events, 1, choice);
                 assert_eq!(said, expected(&wanted.prompt, choice, max_tokens as usize), "{case}");
             }
             assert_eq!(finished(&events, 1), 1, "{case}");
-            let preempted = batcher.status(NodeState::Ready).preemptions_total;
+            let preempted = scheduler.status(NodeState::Ready).preemptions_total;
             assert_eq!(preempted, 0, "there is a block for each token: {case}");
-            assert_quiet(&batcher);
+            assert_quiet(&scheduler);
         }
     }
 }
 
 #[test]
 fn waiting_in_the_prefill_nodes_queue_does_not_expire_a_reservation() {
-    let mut batcher = batcher(20);
-    open(&mut batcher, request(1, 10, 8), handoff(1)).expect("fits");
-    assert_eq!(batcher.next_timer(), Some(Time::from_millis(60_000)), "the deadline");
-    batcher.tick(Time::from_millis(59_999));
-    assert!(drain(&mut batcher).is_empty());
-    batcher.tick(Time::from_millis(60_000));
+    let mut scheduler = scheduler(20);
+    open(&mut scheduler, request(1, 10, 8), handoff(1)).expect("fits");
+    assert_eq!(scheduler.next_timer(), Some(Time::from_millis(60_000)), "the deadline");
+    scheduler.tick(Time::from_millis(59_999));
+    assert!(drain(&mut scheduler).is_empty());
+    scheduler.tick(Time::from_millis(60_000));
     let failure = NodeFailure::Deadline {
         stage: Stage::TransferTail,
     };
-    assert!(drain(&mut batcher).contains(&DecodeEvent::Failed { key: key(1), failure }));
-    assert_quiet(&batcher);
+    assert!(drain(&mut scheduler).contains(&SchedulerEvent::Failed { key: key(1), failure }));
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn a_silent_reservation_expires_and_each_sign_of_life_restarts_it() {
-    let mut batcher = batcher(20);
-    open(&mut batcher, request(1, 10, 8), handoff(1)).expect("fits");
-    batcher.prefill_began(Time::from_millis(4000), key(1));
-    assert_eq!(batcher.next_timer(), Some(Time::from_millis(9000)));
-    batcher.frame_arrived(Time::from_millis(8000), key(1));
-    batcher.tick(Time::from_millis(12_999));
-    assert!(drain(&mut batcher).is_empty());
-    batcher.tick(Time::from_millis(13_000));
-    let events = drain(&mut batcher);
+    let mut scheduler = scheduler(20);
+    open(&mut scheduler, request(1, 10, 8), handoff(1)).expect("fits");
+    scheduler.prefill_began(Time::from_millis(4000), key(1));
+    assert_eq!(scheduler.next_timer(), Some(Time::from_millis(9000)));
+    scheduler.frame_arrived(Time::from_millis(8000), key(1));
+    scheduler.tick(Time::from_millis(12_999));
+    assert!(drain(&mut scheduler).is_empty());
+    scheduler.tick(Time::from_millis(13_000));
+    let events = drain(&mut scheduler);
     let expired = NodeFailure::ReservationExpired { waited_ms: 5000 };
     assert!(
-        events.contains(&DecodeEvent::Failed {
+        events.contains(&SchedulerEvent::Failed {
             key: key(1),
             failure: expired
         }),
         "{events:?}"
     );
-    assert_quiet(&batcher);
+    assert_quiet(&scheduler);
 }
 
 #[test]
 fn a_hostile_commit_changes_nothing() {
-    let mut batcher = batcher(20);
+    let mut scheduler = scheduler(20);
     let wanted = request(1, 10, 8);
-    open(&mut batcher, wanted.clone(), handoff(1)).expect("fits");
+    open(&mut scheduler, wanted.clone(), handoff(1)).expect("fits");
     let good = first_token(&wanted, 0);
     let broken = [
         vec![],
@@ -388,7 +392,10 @@ fn a_hostile_commit_changes_nothing() {
         }],
     ];
     for tokens in broken {
-        assert!(matches!(commit(&mut batcher, 1, tokens), Err(CommitError::Invalid(_))));
+        assert!(matches!(
+            commit(&mut scheduler, 1, tokens),
+            Err(CommitError::Invalid(_))
+        ));
     }
     let other = Commit {
         key: key(1),
@@ -396,11 +403,11 @@ fn a_hostile_commit_changes_nothing() {
         last_frame_at: Time::ZERO,
         first_tokens: vec![good.clone()],
     };
-    assert_eq!(batcher.commit(Time::ZERO, other), Err(CommitError::NotReceiving));
-    assert_eq!(commit(&mut batcher, 2, vec![good.clone()]), Err(CommitError::NotHere));
-    commit(&mut batcher, 1, vec![good.clone()]).expect("still receiving");
+    assert_eq!(scheduler.commit(Time::ZERO, other), Err(CommitError::NotReceiving));
+    assert_eq!(commit(&mut scheduler, 2, vec![good.clone()]), Err(CommitError::NotHere));
+    commit(&mut scheduler, 1, vec![good.clone()]).expect("still receiving");
     assert_eq!(
-        commit(&mut batcher, 1, vec![good]),
+        commit(&mut scheduler, 1, vec![good]),
         Err(CommitError::NotReceiving),
         "only once"
     );
@@ -408,15 +415,15 @@ fn a_hostile_commit_changes_nothing() {
 
 #[test]
 fn a_migrated_request_counts_its_delivered_tokens() {
-    let mut batcher = batcher(20);
+    let mut scheduler = scheduler(20);
     let mut wanted = request(1, 6, 5);
     wanted.client_prompt_tokens = 4;
-    open(&mut batcher, wanted.clone(), LOCAL).expect("fits");
-    let events = run(&mut batcher, 10);
+    open(&mut scheduler, wanted.clone(), LOCAL).expect("fits");
+    let events = run(&mut scheduler, 10);
     let indices: Vec<u32> = events
         .iter()
         .filter_map(|event| match event {
-            DecodeEvent::Token { event, .. } => Some(event.index.0),
+            SchedulerEvent::Token { event, .. } => Some(event.index.0),
             _ => None,
         })
         .collect();
@@ -426,17 +433,17 @@ fn a_migrated_request_counts_its_delivered_tokens() {
 
 #[test]
 fn prefix_is_pinned_at_open_and_whole_blocks_only() {
-    let mut batcher = batcher(20);
-    open(&mut batcher, request(1, 8, 1), LOCAL).expect("fits");
-    run(&mut batcher, 2);
+    let mut scheduler = scheduler(20);
+    open(&mut scheduler, request(1, 8, 1), LOCAL).expect("fits");
+    run(&mut scheduler, 2);
     let mut again = request(1, 8, 3);
     again.id = crate::ids::RequestId(2);
-    let opened = open(&mut batcher, again, handoff(2)).expect("fits");
+    let opened = open(&mut scheduler, again, handoff(2)).expect("fits");
     assert_eq!(
         (opened.prefix_blocks, opened.cached_tokens, opened.ticket_blocks.len()),
         (1, 4, 1)
     );
-    let status = batcher.status(NodeState::Ready);
+    let status = scheduler.status(NodeState::Ready);
     assert_eq!(
         (status.prefix_query_tokens_total, status.prefix_hit_tokens_total),
         (16, 4)
@@ -445,13 +452,13 @@ fn prefix_is_pinned_at_open_and_whole_blocks_only() {
 
 #[test]
 fn draining_grants_nothing_more() {
-    let mut batcher = batcher(20);
-    let granted = |batcher: &DecodeBatcher| batcher.status(NodeState::Ready).permits_granted_total;
-    assert_eq!(granted(&batcher), 20);
-    batcher.pause_grants(true);
-    open(&mut batcher, request(1, 3, 1), LOCAL).expect("what was granted may still come");
-    run(&mut batcher, 2);
-    assert_eq!(granted(&batcher), 20);
-    batcher.pause_grants(false);
-    assert_eq!(granted(&batcher), 21);
+    let mut scheduler = scheduler(20);
+    let granted = |scheduler: &Scheduler| scheduler.status(NodeState::Ready).permits_granted_total;
+    assert_eq!(granted(&scheduler), 20);
+    scheduler.pause_grants(true);
+    open(&mut scheduler, request(1, 3, 1), LOCAL).expect("what was granted may still come");
+    run(&mut scheduler, 2);
+    assert_eq!(granted(&scheduler), 20);
+    scheduler.pause_grants(false);
+    assert_eq!(granted(&scheduler), 21);
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::batching::permits::PermitCounters;
 use crate::cluster::permits_for_tests::{Charge, Permits};
 use crate::node::NodeState;
+use crate::scheduler::permits::PermitCounters;
 
 const A: ShareId = ShareId(1);
 const B: ShareId = ShareId(2);

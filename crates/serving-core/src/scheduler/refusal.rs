@@ -1,76 +1,11 @@
-//! What a node runs next: the prefill node's and the decode node's brains, and what they share.
-
-mod block_report;
-pub mod decode;
-mod decode_entry;
-mod decode_open;
-mod decode_step;
-pub mod permit_shares;
-pub mod permits;
-pub mod prefill;
-mod prefill_entry;
-mod prefill_step;
-mod sequence;
-pub mod step_plan;
-
-#[cfg(test)]
-mod property_tests;
-#[cfg(test)]
-mod test_kit;
+//! Why a request is not let in, and why one that was let in is broken off.
 
 use thiserror::Error;
 
-use crate::ids::{ChoiceIndex, TokenId};
-use crate::request::{FinishReason, Request, TokenLogprobs};
+use crate::ids::TokenId;
+use crate::request::Request;
+use crate::scheduler::NodeLimits;
 use crate::stage::Stage;
-
-pub use block_report::{BlockHolder, BlockReport, HoldCounts};
-pub use decode::{
-    Commit, CommitError, DecodeBatcher, DecodeConfig, DecodeEvent, DecodeReport, OpenCommand, Opened, PromptSource,
-};
-pub use prefill::{PrefillBatcher, PrefillCommand, PrefillConfig, PrefillEvent, PrefillOutcome, PushBlock, PushEnd};
-pub use step_plan::{PlannedRow, RowLogits, StepPlan};
-
-/// What a node was given to work with; both batchers check requests against it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeLimits {
-    pub kv_blocks: u32,
-    pub block_tokens: u32,
-    /// Rows of one step together, prompt chunks included.
-    pub max_batch_tokens: u32,
-    /// Sequences in one step.
-    pub max_sequences: u32,
-    /// Prompt and outputs together; a sequence that reaches it ends with `Length`.
-    pub max_model_tokens: u32,
-    pub vocab_size: u32,
-    pub prefix_cache: bool,
-}
-
-impl NodeLimits {
-    /// At least one of everything; a step never has more sequences than tokens.
-    fn sane(self) -> Self {
-        let max_batch_tokens = self.max_batch_tokens.max(1);
-        Self {
-            block_tokens: self.block_tokens.max(1),
-            max_batch_tokens,
-            max_sequences: self.max_sequences.clamp(1, max_batch_tokens),
-            ..self
-        }
-    }
-}
-
-/// One drawn token, in the order of the plan's draws.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SampledToken {
-    pub row: u32,
-    pub choice: ChoiceIndex,
-    /// `Err` when the row's logits could not be sampled (not a number): the request fails, its batch mates go on.
-    pub token: Result<TokenId, SamplingFailed>,
-    pub logprobs: Option<TokenLogprobs>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SamplingFailed;
 
 /// Why a node broke off an accepted request. The label is closed; the details are for people.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -159,10 +94,10 @@ pub enum InvalidRequest {
     FirstTokens,
 }
 
-/// More choices than any client may ask for (API: n is at most 128).
+/// What the wire allows. The HTTP edge allows clients fewer.
 pub const MOST_CHOICES: u32 = 128;
 
-fn check_request(request: &Request, limits: &NodeLimits) -> Result<(), InvalidRequest> {
+pub(super) fn check_request(request: &Request, limits: &NodeLimits) -> Result<(), InvalidRequest> {
     let prompt_tokens = request.prompt_tokens();
     if prompt_tokens == 0 {
         return Err(InvalidRequest::EmptyPrompt);
@@ -192,26 +127,4 @@ fn check_request(request: &Request, limits: &NodeLimits) -> Result<(), InvalidRe
         });
     }
     Ok(())
-}
-
-/// Why a sequence ends with `token` as its output number `output_count` (counted over all attempts), if it does.
-/// An end token wins over a stop token, both win over length.
-fn finish_reason(request: &Request, token: TokenId, length: SequenceLength) -> Option<FinishReason> {
-    if request.stop.end_tokens.contains(&token) {
-        Some(FinishReason::EndToken)
-    } else if request.stop.stop_token_ids.contains(&token) {
-        Some(FinishReason::StopToken(token))
-    } else if length.outputs >= request.stop.max_tokens || length.total >= length.limit {
-        Some(FinishReason::Length)
-    } else {
-        None
-    }
-}
-
-/// Lengths of a sequence with its newest token.
-#[derive(Clone, Copy, Debug)]
-struct SequenceLength {
-    outputs: u32,
-    total: u32,
-    limit: u32,
 }

@@ -1,11 +1,11 @@
-//! What the engine runs in one step, as rows that point into the batcher: planning allocates nothing once warm.
+//! What the engine runs in one step, as rows that point into the scheduler: planning allocates nothing once warm.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::batching::sequence::Sequence;
 use crate::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use crate::request::{AttemptKey, Request};
+use crate::scheduler::sequence::Sequence;
 
 /// Which rows need logits; the engine's `LogitsWanted` in the core's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct PlannedRow {
     pub logits: RowLogits,
     /// How many tokens are drawn from the last row: 0, 1, or one per choice after the last prompt chunk.
     pub draws: u32,
-    /// Where the batcher finds the sequence.
+    /// Where the scheduler finds the sequence.
     pub(super) serial: u64,
 }
 

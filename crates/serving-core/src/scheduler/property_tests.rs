@@ -1,4 +1,4 @@
-//! Random histories of both batchers over a KV memory that notices every foreign byte: blocks are conserved, never
+//! Random histories of both schedulers over a KV memory that notices every foreign byte: blocks are conserved, never
 //! shared by mistake, all come home, each request ends exactly once, and no token depends on what else happened.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use super::*;
 use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
 use crate::kv::prefix_log::{PrefixLog, PrefixReport};
 use crate::node::NodeState;
-use crate::request::{AttemptKey, LocalPrefillReason, Request, TokenEvent};
+use crate::request::{AttemptKey, Request, TokenEvent};
 use crate::time::Time;
 
 const BLOCKS: u32 = 12;
@@ -83,11 +83,11 @@ fn history_of(request: &Request, choice: ChoiceIndex, outputs: usize) -> Vec<Tok
 
 /// One decode node with its peers, all scripted.
 struct DecodeWorld {
-    batcher: DecodeBatcher,
+    scheduler: Scheduler,
     log: PrefixLog,
     kv: FakeKv,
     now: Time,
-    open: BTreeMap<AttemptKey, (Request, Option<(TransferId, Opened)>)>,
+    open: BTreeMap<AttemptKey, (Request, Option<(TransferId, Admitted)>)>,
     ended: BTreeMap<AttemptKey, u32>,
     produced: BTreeMap<(AttemptKey, ChoiceIndex), u32>,
     /// Transfers whose closing is not answered, with the blocks a late frame may still write.
@@ -102,10 +102,7 @@ impl DecodeWorld {
             ..limits(BLOCKS)
         };
         Self {
-            batcher: DecodeBatcher::new(DecodeConfig {
-                limits,
-                reservation: Duration::from_secs(5),
-            }),
+            scheduler: Scheduler::new(SchedulerConfig::decode(limits, Duration::from_secs(5))),
             log: PrefixLog::default(),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
@@ -126,7 +123,7 @@ impl DecodeWorld {
             Op::Open { .. } => self.open_one(op),
             Op::Frame(index) => {
                 if let Some(key) = self.nth(*index) {
-                    self.batcher.frame_arrived(self.now, key);
+                    self.scheduler.frame_arrived(self.now, key);
                 }
             }
             Op::Commit(index) => self.commit_one(*index),
@@ -143,22 +140,22 @@ impl DecodeWorld {
             }
             Op::Tick(ms) => {
                 self.now = self.now + Duration::from_millis(*ms);
-                self.batcher.tick(self.now);
+                self.scheduler.tick(self.now);
             }
         }
         self.drain();
-        self.batcher.pool().check();
-        if let Some(changes) = self.batcher.take_prefix_changes() {
+        self.scheduler.pool().check();
+        if let Some(changes) = self.scheduler.take_prefix_changes() {
             self.log.apply(changes);
         }
         if let Some((PrefixReport::Whole(told), _)) = self.log.since(None) {
             assert_eq!(
                 told,
-                self.batcher.pool().listed(),
+                self.scheduler.pool().listed(),
                 "coordinators are told of another cache"
             );
         }
-        let status = self.batcher.status(NodeState::Ready);
+        let status = self.scheduler.status(NodeState::Ready);
         assert!(status.permits_granted_total - status.permits_received_total <= u64::from(BLOCKS));
     }
 
@@ -168,18 +165,18 @@ impl DecodeWorld {
         let Some((request, is_local)) = make_request(id, op) else {
             return;
         };
-        let source = match is_local {
-            true => PromptSource::Local(LocalPrefillReason::Short),
-            false => PromptSource::Handoff(TransferId(id)),
+        let work = match is_local {
+            true => Work::Whole,
+            false => Work::Decode(TransferId(id)),
         };
-        let command = OpenCommand {
+        let admission = Admission {
             request: Arc::new(request.clone()),
             attempt: Attempt(0),
-            permit_blocks: 3,
+            permits: 3,
             coordinator: NodeEpoch(1),
-            source,
+            work,
         };
-        if let Ok(opened) = self.batcher.open(self.now, command) {
+        if let Ok(opened) = self.scheduler.admit(self.now, admission) {
             let transfer = (!is_local).then_some((TransferId(id), opened));
             self.open.insert(key(id), (request, transfer));
         }
@@ -192,7 +189,7 @@ impl DecodeWorld {
         let (request, Some((transfer, opened))) = &self.open[&key] else {
             return;
         };
-        if !self.batcher.keys().any(|here| here == key) || self.closing.contains_key(transfer) {
+        if !self.scheduler.keys().any(|here| here == key) || self.closing.contains_key(transfer) {
             return;
         }
         let firsts = (0..request.choice_count).map(|choice| TokenEvent {
@@ -209,7 +206,7 @@ impl DecodeWorld {
             first_tokens: firsts.collect(),
         };
         if self.produced.contains_key(&(key, ChoiceIndex(0))) {
-            assert!(self.batcher.commit(self.now, commit).is_err(), "a second commit");
+            assert!(self.scheduler.commit(self.now, commit).is_err(), "a second commit");
             return;
         }
         let block_tokens = limits(BLOCKS).block_tokens as usize;
@@ -217,11 +214,13 @@ impl DecodeWorld {
         for ((block, _), tokens) in opened.ticket_blocks.iter().zip(sent) {
             self.kv.fill(*block, tokens);
         }
-        self.batcher.commit(self.now, commit).expect("a whole transfer commits");
+        self.scheduler
+            .commit(self.now, commit)
+            .expect("a whole transfer commits");
     }
 
     fn cancel(&mut self, key: AttemptKey) {
-        if self.batcher.cancel(key) {
+        if self.scheduler.cancel(key) {
             *self.ended.entry(key).or_default() += 1;
             self.open.remove(&key);
         }
@@ -232,7 +231,7 @@ impl DecodeWorld {
             prefix_cache: true,
             ..limits(BLOCKS)
         };
-        let Some(plan) = self.batcher.next_step(self.now) else {
+        let Some(plan) = self.scheduler.next_step(self.now) else {
             return;
         };
         self.kv.run(&plan);
@@ -241,9 +240,9 @@ impl DecodeWorld {
             self.cancel(key);
         }
         if breaks {
-            self.batcher.step_failed("the test breaks it");
+            self.scheduler.step_failed("the test breaks it");
         } else {
-            self.batcher.step_done(self.now, &mut sampled);
+            self.scheduler.step_done(self.now, &mut sampled);
         }
     }
 
@@ -252,21 +251,24 @@ impl DecodeWorld {
         for block in self.closing.remove(&transfer).unwrap_or_default() {
             self.kv.fill(block, &[TokenId(u32::MAX); 4]);
         }
-        self.batcher.transfer_ended(transfer);
+        self.scheduler.transfer_ended(transfer);
     }
 
     fn drain(&mut self) {
-        while let Some(event) = self.batcher.take_event() {
+        while let Some(event) = self.scheduler.take_event() {
             match event {
-                DecodeEvent::CopyBlock { from, to, .. } => self.kv.copy(from, to),
-                DecodeEvent::HashPrompt { key, blocks } => {
+                SchedulerEvent::CopyBlock { from, to, .. } => self.kv.copy(from, to),
+                SchedulerEvent::HashPrompt { key, blocks } => {
                     if let Some((request, _)) = self.open.get(&key) {
                         self.check_prompt(request.clone(), &blocks);
                     }
                 }
-                DecodeEvent::Committed { .. } => {}
-                DecodeEvent::Token { key, event } => self.check_token(key, &event),
-                DecodeEvent::Finished { key, .. } => {
+                SchedulerEvent::Committed { .. } => {}
+                SchedulerEvent::BlocksReady { .. } | SchedulerEvent::Held { .. } | SchedulerEvent::AbortPush { .. } => {
+                    panic!("a decode node pushes nothing: {event:?}")
+                }
+                SchedulerEvent::Token { key, event } => self.check_token(key, &event),
+                SchedulerEvent::Finished { key, .. } => {
                     if let Some((request, _)) = self.open.remove(&key) {
                         for choice in (0..request.choice_count).map(ChoiceIndex) {
                             let produced = self.produced.get(&(key, choice)).copied().unwrap_or(0);
@@ -275,12 +277,12 @@ impl DecodeWorld {
                         *self.ended.entry(key).or_default() += 1;
                     }
                 }
-                DecodeEvent::Failed { key, .. } => {
+                SchedulerEvent::Failed { key, .. } => {
                     if self.open.remove(&key).is_some() {
                         *self.ended.entry(key).or_default() += 1;
                     }
                 }
-                DecodeEvent::CloseTransfer { transfer } => {
+                SchedulerEvent::CloseTransfer { transfer } => {
                     let blocks = self.quarantined_blocks(transfer);
                     self.closing.entry(transfer).or_insert(blocks);
                 }
@@ -289,7 +291,7 @@ impl DecodeWorld {
     }
 
     fn quarantined_blocks(&self, transfer: TransferId) -> Vec<BlockId> {
-        self.batcher.quarantine[&transfer]
+        self.scheduler.quarantine[&Quarantined::Transfer(transfer)]
             .iter()
             .map(|handle| handle.block())
             .collect()
@@ -330,7 +332,7 @@ impl DecodeWorld {
         }
         assert!(self.open.is_empty(), "left behind: {:?}", self.open.keys());
         assert!(self.ended.values().all(|times| *times == 1), "{:?}", self.ended);
-        assert_quiet(self.batcher.pool().counts());
+        assert_quiet(self.scheduler.pool().counts());
     }
 }
 
@@ -347,7 +349,7 @@ type Pushed = Vec<(BlockId, Vec<Option<TokenId>>)>;
 
 /// One prefill node; every push is remembered with the bytes it was promised.
 struct PrefillWorld {
-    batcher: PrefillBatcher,
+    scheduler: Scheduler,
     kv: FakeKv,
     now: Time,
     open: BTreeMap<AttemptKey, Request>,
@@ -366,11 +368,11 @@ impl PrefillWorld {
             ..limits(BLOCKS)
         };
         Self {
-            batcher: PrefillBatcher::new(PrefillConfig {
+            scheduler: Scheduler::new(SchedulerConfig::prefill(
                 limits,
-                hold: Duration::from_secs(5),
-                last_chunk_tokens: NonZeroU32::new(1),
-            }),
+                Duration::from_secs(5),
+                NonZeroU32::new(1),
+            )),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
             open: BTreeMap::new(),
@@ -388,15 +390,18 @@ impl PrefillWorld {
                 let id = self.next_id;
                 self.next_id += 1;
                 if let Some((request, is_local)) = make_request(id, op) {
-                    let command = PrefillCommand {
-                        permit_tokens: u64::from(request.prompt_tokens()),
+                    let push = PushPlan {
+                        skip_blocks: u32::from(id.is_multiple_of(2)),
+                        is_streamed: id.is_multiple_of(3),
+                    };
+                    let admission = Admission {
+                        permits: u64::from(request.prompt_tokens()),
                         coordinator: NodeEpoch(1),
                         request: Arc::new(request.clone()),
                         attempt: Attempt(0),
-                        handoff_skip_blocks: (!is_local).then_some(u32::from(id.is_multiple_of(2))),
-                        is_streamed: id.is_multiple_of(3),
+                        work: Work::Prefill((!is_local).then_some(push)),
                     };
-                    if self.batcher.accept(self.now, command).is_ok() {
+                    if self.scheduler.admit(self.now, admission).is_ok() {
                         self.open.insert(key(id), request);
                     }
                 }
@@ -422,11 +427,11 @@ impl PrefillWorld {
             Op::Tick(ms) => {
                 if ms.is_multiple_of(2) {
                     let pushing = self.pushes.keys();
-                    pushing.for_each(|key| self.batcher.push_progressed(self.now, *key));
+                    pushing.for_each(|key| self.scheduler.push_progressed(self.now, *key));
                 }
                 self.now = self.now + Duration::from_millis(*ms);
                 self.asked.clear();
-                self.batcher.tick(self.now);
+                self.scheduler.tick(self.now);
                 self.drain();
                 let gone = self.pushes.keys().filter(|key| !self.open.contains_key(key));
                 let forgotten: Vec<_> = gone.filter(|key| !self.asked.contains(key)).collect();
@@ -434,12 +439,12 @@ impl PrefillWorld {
             }
         }
         self.drain();
-        self.batcher.pool().check();
+        self.scheduler.pool().check();
     }
 
     fn cancel(&mut self, index: usize) {
         if let Some(key) = self.open.keys().nth(index).copied()
-            && self.batcher.cancel(key)
+            && self.scheduler.cancel(key)
         {
             *self.ended.entry(key).or_default() += 1;
             self.open.remove(&key);
@@ -447,7 +452,7 @@ impl PrefillWorld {
     }
 
     fn step(&mut self, cancel: Option<usize>, breaks: bool) {
-        let Some(plan) = self.batcher.next_step(self.now) else {
+        let Some(plan) = self.scheduler.next_step(self.now) else {
             return;
         };
         self.kv.run(&plan);
@@ -456,9 +461,9 @@ impl PrefillWorld {
             self.cancel(index);
         }
         if breaks {
-            self.batcher.step_failed("the test breaks it");
+            self.scheduler.step_failed("the test breaks it");
         } else {
-            self.batcher.step_done(self.now, &mut sampled);
+            self.scheduler.step_done(self.now, &mut sampled);
         }
         self.drain();
     }
@@ -467,34 +472,41 @@ impl PrefillWorld {
         for (block, bytes) in self.pushes.remove(&key).unwrap_or_default() {
             assert_eq!(self.kv.block(block), bytes, "a block changed while it was pushed");
         }
-        self.batcher.push_ended(key, end);
+        self.scheduler.push_ended(key, end);
     }
 
     fn drain(&mut self) {
-        while let Some(event) = self.batcher.take_event() {
+        while let Some(event) = self.scheduler.take_event() {
             match event {
-                PrefillEvent::BlocksReady { key, blocks } => {
+                SchedulerEvent::BlocksReady { key, blocks } => {
                     let held = blocks
                         .iter()
                         .map(|pushed| (pushed.block, self.kv.block(pushed.block).to_vec()));
                     self.pushes.entry(key).or_default().extend(held);
                 }
-                PrefillEvent::FirstTokens {
-                    key, tokens, continues, ..
-                } => {
+                SchedulerEvent::Token { key, event } => {
                     if let Some(request) = self.open.get(&key) {
-                        for event in &tokens {
-                            assert_eq!(event.token, model(&request.prompt, event.choice));
-                        }
-                        if continues {
-                            self.held.push(key);
-                        }
+                        assert_eq!(event.token, model(&request.prompt, event.choice));
                     }
                 }
-                PrefillEvent::AbortPush { key } => {
+                SchedulerEvent::Held { key, .. } => {
+                    if self.open.contains_key(&key) {
+                        self.held.push(key);
+                    }
+                }
+                SchedulerEvent::AbortPush { key } => {
                     self.asked.insert(key);
                 }
-                PrefillEvent::Finished { key, .. } | PrefillEvent::Failed { key, .. } => {
+                SchedulerEvent::HashPrompt { key, blocks } => {
+                    assert!(!self.pushes.contains_key(&key) || !self.held.contains(&key));
+                    assert!(!blocks.is_empty());
+                }
+                SchedulerEvent::Committed { .. }
+                | SchedulerEvent::CloseTransfer { .. }
+                | SchedulerEvent::CopyBlock { .. } => {
+                    panic!("a prefill node receives nothing and copies nothing: {event:?}")
+                }
+                SchedulerEvent::Finished { key, .. } | SchedulerEvent::Failed { key, .. } => {
                     if self.open.remove(&key).is_some() {
                         *self.ended.entry(key).or_default() += 1;
                     }
@@ -519,7 +531,7 @@ impl PrefillWorld {
         }
         assert!(self.open.is_empty(), "left behind: {:?}", self.open.keys());
         assert!(self.ended.values().all(|times| *times == 1), "{:?}", self.ended);
-        assert_quiet(self.batcher.pool().counts());
+        assert_quiet(self.scheduler.pool().counts());
     }
 }
 

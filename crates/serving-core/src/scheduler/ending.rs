@@ -1,0 +1,161 @@
+//! How requests leave: cancelled, failed, late, or finished; and quarantine, where blocks wait that a peer may still touch.
+
+use crate::ids::TransferId;
+use crate::kv::BlockUse;
+use crate::request::AttemptKey;
+use crate::scheduler::entry::{AfterPrompt, Entry, Phase};
+use crate::scheduler::{NodeFailure, Outcome, Report, Scheduler, SchedulerEvent};
+use crate::time::Time;
+
+/// Whose end quarantined blocks wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Quarantined {
+    Push(AttemptKey),
+    Transfer(TransferId),
+}
+
+impl Quarantined {
+    /// Asks the loop to end it.
+    fn review(self) -> SchedulerEvent {
+        match self {
+            Quarantined::Push(key) => SchedulerEvent::AbortPush { key },
+            Quarantined::Transfer(transfer) => SchedulerEvent::CloseTransfer { transfer },
+        }
+    }
+}
+
+impl Scheduler {
+    /// The client or the coordinator is gone. Idempotent; false when the request is not here (any more).
+    pub fn cancel(&mut self, key: AttemptKey) -> bool {
+        let Some(serial) = self.keys.get(&key).copied() else {
+            return false;
+        };
+        self.end(serial, None);
+        true
+    }
+
+    /// Breaks a request off with an event.
+    pub fn fail(&mut self, key: AttemptKey, failure: NodeFailure) {
+        if let Some(serial) = self.keys.get(&key).copied() {
+            self.end(serial, Some(failure));
+        }
+    }
+
+    /// Deadlines, peers that are late, quarantine review. Call at least every second, whatever else happens.
+    pub fn tick(&mut self, now: Time) {
+        self.pool.reclaim_dropped();
+        // Asking again is harmless, and a lost answer would otherwise keep the blocks for ever.
+        self.events
+            .extend(self.quarantine.keys().copied().map(Quarantined::review));
+        let late = self.entries.iter();
+        let late = late.filter_map(|(serial, entry)| Some((*serial, self.lateness(now, entry)?)));
+        for (serial, failure) in late.collect::<Vec<_>>() {
+            self.end(serial, Some(failure));
+        }
+        self.grant();
+    }
+
+    fn lateness(&self, now: Time, entry: &Entry) -> Option<NodeFailure> {
+        let since = |then: Time| u64::try_from(now.since(then).as_millis()).unwrap_or(u64::MAX);
+        let is_peer_late = entry
+            .peer_limit(self.config.reservation)
+            .is_some_and(|limit| limit <= now);
+        match entry.phase {
+            Phase::Receiving {
+                heard_at: Some(heard_at),
+                ..
+            } if is_peer_late => Some(NodeFailure::ReservationExpired {
+                waited_ms: since(heard_at),
+            }),
+            Phase::Held { since: held_at, .. } if is_peer_late => Some(NodeFailure::HoldExpired {
+                held_ms: since(held_at),
+            }),
+            _ if entry.deadline <= now => Some(NodeFailure::Deadline { stage: entry.stage() }),
+            _ => None,
+        }
+    }
+
+    /// When `tick` has something to do next.
+    pub fn next_timer(&self) -> Option<Time> {
+        let times = self.entries.values().map(|entry| {
+            let peer = entry.peer_limit(self.config.reservation);
+            peer.map_or(entry.deadline, |limit| limit.min(entry.deadline))
+        });
+        times.min()
+    }
+
+    /// Ends a request early, with an event when it failed. While it is in a running step the end waits for the step.
+    pub(super) fn end(&mut self, serial: u64, failure: Option<NodeFailure>) {
+        if self.plan.iter().any(|row| row.serial == serial) {
+            self.deferred.push((serial, failure));
+            return;
+        }
+        self.leave(serial, |entry| {
+            let key = entry.key;
+            failure.map(|failure| SchedulerEvent::Failed { key, failure })
+        });
+    }
+
+    pub(super) fn end_deferred(&mut self) {
+        for (serial, failure) in std::mem::take(&mut self.deferred) {
+            self.end(serial, failure);
+        }
+    }
+
+    pub(super) fn finish(&mut self, serial: u64, outcome: Outcome) {
+        self.leave(serial, |entry| {
+            let report = Box::new(Report {
+                outcome,
+                timings: entry.timings.clone(),
+                cached_tokens: entry.cached_tokens,
+                preemptions: entry.preemptions,
+            });
+            let key = entry.key;
+            Some(SchedulerEvent::Finished { key, report })
+        });
+    }
+
+    /// The only way out of the tables: blocks go back, or to quarantine while a peer may read or write them.
+    /// What the request is told comes first: the loop then knows why a transfer or a push is to end.
+    fn leave(&mut self, serial: u64, terminal: impl FnOnce(&Entry) -> Option<SchedulerEvent>) {
+        let Some(mut entry) = self.entries.remove(&serial) else {
+            return;
+        };
+        self.keys.remove(&entry.key);
+        self.events.extend(terminal(&entry));
+        let under_a_peer = match (&entry.phase, &entry.after_prompt) {
+            (
+                Phase::Receiving {
+                    transfer,
+                    prefix_blocks,
+                    ..
+                },
+                _,
+            ) => Some((Quarantined::Transfer(*transfer), *prefix_blocks)),
+            (_, AfterPrompt::HandOver(push)) if push.is_pushing => Some((Quarantined::Push(entry.key), 0)),
+            _ => None,
+        };
+        if let Some((why, first)) = under_a_peer {
+            let sequence = &mut entry.choices[0].sequence;
+            sequence.publish(&mut self.pool);
+            let mut blocks = sequence.table.split_off(first as usize);
+            for handle in &mut blocks {
+                self.pool.change(handle, BlockUse::Quarantined);
+            }
+            self.quarantine.insert(why, blocks);
+            self.events.push_back(why.review());
+        }
+        for choice in &mut entry.choices {
+            choice.sequence.release(&mut self.pool);
+        }
+        self.grant();
+    }
+
+    /// Nothing touches these blocks any more.
+    pub(super) fn leave_quarantine(&mut self, why: &Quarantined) {
+        // The last first: then a chain's tail is evicted before its head.
+        for handle in self.quarantine.remove(why).into_iter().flatten().rev() {
+            self.pool.release(handle);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The next step: a row for each sequence that decodes, then chunks of resumed sequences and of prompts, in one token budget.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::ids::ChoiceIndex;
+use crate::request::{Lane, Request};
+use crate::scheduler::entry::{AfterPrompt, ChoiceState, Entry, Phase};
+use crate::scheduler::sequence::Sequence;
+use crate::scheduler::step_plan::RowSource;
+use crate::scheduler::{NodeLimits, PlannedRow, RowLogits, Scheduler, StepPlan};
+use crate::time::Time;
+
+/// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
+/// over gRPC (docs/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
+const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
+
+/// One part in so many of a step's budget belongs to short prompts, so that they do not wait behind a long one that came
+/// before. A fifth makes the long prompt take 1.25 times as long at most.
+const SHORT_PROMPTS_SHARE: u32 = 5;
+
+impl NodeLimits {
+    /// Tokens of a step that belong to short prompts; a prompt is short while no more of it is left to compute.
+    pub(super) fn short_prompt_tokens(&self) -> u32 {
+        self.max_batch_tokens / SHORT_PROMPTS_SHARE
+    }
+}
+
+impl RowSource for BTreeMap<u64, Entry> {
+    fn sequence(&self, row: &PlannedRow) -> (&Sequence, &Arc<Request>) {
+        let entry = &self[&row.serial];
+        (&entry.choices[row.choice.0 as usize].sequence, &entry.request)
+    }
+}
+
+impl Scheduler {
+    /// The next step, or `None` when nothing can run. `step_done` or `step_failed` must follow.
+    pub fn next_step(&mut self, now: Time) -> Option<StepPlan<'_>> {
+        assert!(self.plan.is_empty(), "a step is planned while another runs");
+        self.admit_to_batch();
+        let mut budget = self.config.limits.max_batch_tokens;
+        self.plan_decode_rows(now, &mut budget);
+        self.plan_resumed(&mut budget);
+        let mut others = self.entries.values().filter(|entry| entry.schedulable() > 0);
+        let is_alone = others.next().is_some() && others.next().is_none();
+        if !is_alone {
+            self.plan_short_prompts(now, &mut budget);
+        }
+        self.plan_prompts(now, &mut budget, is_alone);
+        self.grant();
+        self.running_step()
+    }
+
+    /// The step that was planned and is not done.
+    pub fn running_step(&self) -> Option<StepPlan<'_>> {
+        (!self.plan.is_empty()).then_some(StepPlan {
+            rows: &self.plan,
+            source: &self.entries,
+        })
+    }
+
+    /// One row for each running sequence that only lacks its newest token's KV.
+    fn plan_decode_rows(&mut self, now: Time, budget: &mut u32) {
+        let mut running = std::mem::take(&mut self.running);
+        running.clear();
+        for (serial, entry) in self.entries.iter().filter(|(_, entry)| entry.is_committed()) {
+            let choices = (0..).zip(&entry.choices);
+            let rows =
+                choices.filter(|(_, choice)| choice.state == ChoiceState::Running && choice.sequence.pending() == 1);
+            running.extend(rows.map(|(choice, _)| (*serial, choice)));
+        }
+        for (serial, choice) in &running {
+            if *budget == 0 {
+                break;
+            }
+            if self.make_room(*serial, *choice)
+                && let Some(entry) = self.entries.get_mut(serial)
+            {
+                entry.decode_row_planned(now);
+                self.plan.push(entry.row((*serial, *choice), 1));
+                *budget -= 1;
+            }
+        }
+        self.running = running;
+    }
+
+    /// Chunks for sequences that lost their blocks and have more than their newest token to compute again.
+    fn plan_resumed(&mut self, budget: &mut u32) {
+        for (serial, entry) in self.entries.iter().filter(|(_, entry)| entry.is_committed()) {
+            for (choice, own) in (0..).zip(&entry.choices) {
+                let pending = own.sequence.pending();
+                if *budget > 0 && own.state == ChoiceState::Running && pending > 1 {
+                    let tokens = pending.min(*budget);
+                    self.plan.push(entry.row((*serial, choice), tokens));
+                    *budget -= tokens;
+                }
+            }
+        }
+    }
+
+    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them.
+    fn plan_short_prompts(&mut self, now: Time, budget: &mut u32) {
+        let short = self.config.limits.short_prompt_tokens();
+        let mut share = short.min(*budget);
+        for lane in [Lane::Interactive, Lane::Batch] {
+            for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.request.lane == lane) {
+                let pending = entry.choices[0].sequence.pending();
+                if entry.is_running_prompt() && pending <= short && pending <= share {
+                    entry.chunk_planned(now);
+                    self.plan.push(entry.row((*serial, 0), pending));
+                    share -= pending;
+                    *budget -= pending;
+                }
+            }
+        }
+    }
+
+    /// Chunks of all other prompts, in order of arrival.
+    fn plan_prompts(&mut self, now: Time, budget: &mut u32, is_alone: bool) {
+        let (limits, last_chunk) = (self.config.limits, self.config.last_chunk_tokens);
+        for (serial, entry) in &mut self.entries {
+            if *budget == 0 {
+                return;
+            }
+            if !entry.is_running_prompt() || self.plan.iter().any(|row| row.serial == *serial) {
+                continue;
+            }
+            let pending = entry.choices[0].sequence.pending();
+            let cut = match last_chunk {
+                Some(last) if is_alone && pending <= *budget => entry.cut_before_last_chunk(&limits, last.get()),
+                _ => None,
+            };
+            let tokens = cut.unwrap_or(pending).min(*budget);
+            entry.chunk_planned(now);
+            self.plan.push(entry.row((*serial, 0), tokens));
+            *budget -= tokens;
+        }
+    }
+}
+
+impl Entry {
+    fn is_running_prompt(&self) -> bool {
+        self.is_prompt() && self.choices[0].state == ChoiceState::Running
+    }
+
+    /// The next tokens of a choice as a row.
+    fn row(&self, (serial, choice): (u64, u32), token_count: u32) -> PlannedRow {
+        let sequence = &self.choices[choice as usize].sequence;
+        let draws = match token_count == sequence.pending() {
+            false => 0,
+            true if self.is_prompt() => self.first_draws(),
+            true => 1,
+        };
+        let logits = match (self.is_prompt() && self.request.prompt_logprobs.is_some(), draws) {
+            (true, _) => RowLogits::All,
+            (false, 0) => RowLogits::None,
+            (false, _) => RowLogits::Last,
+        };
+        PlannedRow {
+            key: self.key,
+            choice: ChoiceIndex(choice),
+            first_position: sequence.computed,
+            token_count,
+            logits,
+            draws,
+            serial,
+        }
+    }
+
+    /// Tokens to compute now so that a last chunk remains, cut where a block ends: only whole blocks can be pushed.
+    /// `None` when what is left is too short to be worth a step more, or is not pushed at all.
+    fn cut_before_last_chunk(&mut self, limits: &NodeLimits, last: u32) -> Option<u32> {
+        let (Phase::Prompt { .. }, AfterPrompt::HandOver(push)) = (self.phase, &mut self.after_prompt) else {
+            return None;
+        };
+        let sequence = &self.choices[0].sequence;
+        let (end, pending) = (sequence.len(), sequence.pending());
+        let to_push = push.tokens_left(sequence, limits.block_tokens);
+        let last = match sequence.computed > self.cached_tokens {
+            _ if push.is_cut => return None,
+            true => last,
+            // All bytes of a prompt of one chunk would move after it: of halves one moves while the other is computed. Through
+            // shared memory all of it takes less than the step more does.
+            false if push.plan.is_streamed && to_push / 2 >= last.saturating_mul(HALF_IN_LAST_CHUNKS_MIN) => {
+                to_push.min(pending) / 2
+            }
+            false => return None,
+        };
+        if pending < last.saturating_mul(2) {
+            return None;
+        }
+        let cut = (end - last).next_multiple_of(limits.block_tokens);
+        push.is_cut = sequence.computed < cut && cut < end;
+        push.is_cut.then(|| cut - sequence.computed)
+    }
+}
