@@ -1,6 +1,7 @@
 //! Request bodies: bounded one by one and all together, in time, UTF-8, a JSON object.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::StatusCode;
@@ -13,8 +14,8 @@ use super::bounded_json::{self, Excess, JsonError};
 use super::error::ApiError;
 use super::json::describe;
 use super::limits::{
-    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, REFUSED_BODIES_READ_MAX,
-    REFUSED_BODY_READ_BYTES_MAX, REFUSED_BODY_READ_MAX,
+    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, REFUSED_BODY_READ_BYTES_MAX,
+    REFUSED_BODY_READ_MAX, REFUSED_BYTES_READ_PER_SECOND,
 };
 
 /// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
@@ -22,8 +23,8 @@ use super::limits::{
 #[derive(Clone, Debug)]
 pub struct BodyBudget {
     bytes: Arc<Semaphore>,
-    /// Places to read a refused body to its end. Without one the connection is closed under the client, who then rarely gets to
-    /// see the answer; under a flood that is cheaper for everybody else.
+    /// The one place to read a refused body to its end. Without it the connection is closed under the client, who then rarely
+    /// gets to see the answer; under a flood that is cheaper for everybody else.
     refused: Arc<Semaphore>,
 }
 
@@ -35,7 +36,7 @@ impl BodyBudget {
     pub fn new(bytes: usize) -> Self {
         Self {
             bytes: Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))),
-            refused: Arc::new(Semaphore::new(REFUSED_BODIES_READ_MAX)),
+            refused: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -79,8 +80,13 @@ async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<
     match take(&mut body, limit, budget).await {
         Ok(taken) => Ok(taken),
         Err(refusal) => {
-            if let Ok(_place) = budget.refused.try_acquire() {
-                let _ = tokio::time::timeout(REFUSED_BODY_READ_MAX, discard(body)).await;
+            if let Ok(place) = budget.refused.clone().try_acquire_owned() {
+                let read = tokio::time::timeout(REFUSED_BODY_READ_MAX, discard(body)).await;
+                let rest = Duration::from_secs_f64(read.unwrap_or(0) as f64 / REFUSED_BYTES_READ_PER_SECOND);
+                tokio::spawn(async move {
+                    tokio::time::sleep(rest).await;
+                    drop(place);
+                });
             }
             Err(refusal)
         }
@@ -114,15 +120,16 @@ async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec
     Ok((bytes, held))
 }
 
-/// Reads on and keeps nothing, so that the client is still there for the answer.
-async fn discard(mut body: Body) {
+/// Reads on and keeps nothing, so that the client is still there for the answer. Returns the bytes that it read.
+async fn discard(mut body: Body) -> usize {
     let mut read = 0;
     while let Some(Ok(frame)) = body.frame().await {
         read += frame.data_ref().map_or(0, Bytes::len);
         if read > REFUSED_BODY_READ_BYTES_MAX {
-            return;
+            break;
         }
     }
+    read
 }
 
 fn broken() -> ApiError {

@@ -36,8 +36,8 @@ pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 pub const REFUSED_BODY_READ_BYTES_MAX: usize = 64 << 20;
 /// And for how long.
 pub const REFUSED_BODY_READ_MAX: Duration = Duration::from_secs(3);
-/// And of how many clients at a time: reading costs a core some 0.3 ms for each MiB.
-pub const REFUSED_BODIES_READ_MAX: usize = 2;
+/// And how fast, over all clients: reading costs a core some 0.5 ms for each MiB, so this is a thirtieth of a core.
+pub const REFUSED_BYTES_READ_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;
 /// Texts below this are tokenized in place (about 1 ms); longer ones on a blocking thread.
 pub const TOKENIZE_INLINE_BYTES_MAX: usize = 16 << 10;
 /// After the last token of the last choice: how long an answer waits for the nodes' last reports. Only one that tells of

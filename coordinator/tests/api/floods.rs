@@ -61,8 +61,8 @@ async fn large_bodies_share_a_budget_and_small_ones_need_none() {
     assert_eq!(get(server.address, "/health").await.status, 200);
     let small = post(server.address, "/tokenize", &json!({"prompt": "hi"})).await;
     assert_eq!(small.json()["count"], 2);
-    // Its announced length is enough: nothing of the body has to come. Two refused clients are waited for, so that they see their
-    // answer; a third is answered at once.
+    // Its announced length is enough: nothing of the body has to come. One refused client is waited for, so that it sees its
+    // answer; the others are answered at once.
     let end = whole
         .windows(4)
         .position(|window| window == b"\r\n\r\n")

@@ -68,7 +68,10 @@ pub fn judge(connection: Connection, seen: &Seen, answer: &Answer) -> Result<Out
         (Some(Ending::Whole), [Terminal::Finished(_)]) if seen.is_done_seen => Ok(Outcome::Completed),
         (Some(Ending::Whole), [Terminal::Error(_)]) if seen.is_done_seen => Ok(Outcome::Failed),
         (Some(Ending::Status(status)), [Terminal::Error(_)]) if *status >= 400 => Ok(Outcome::Failed),
-        (Some(Ending::Broken(_)), []) if connection == Connection::MayBreak => Ok(Outcome::ConnectionLost),
+        // A coordinator that is killed may have written the last token and not yet [DONE].
+        (Some(Ending::Broken(_)), [] | [Terminal::Finished(_)]) if connection == Connection::MayBreak => {
+            Ok(Outcome::ConnectionLost)
+        }
         (Some(Ending::Left), _) => Ok(Outcome::Left),
         (Some(Ending::Stuck), _) => Err(format!("no end within the limit, after {told} tokens")),
         (ending, terminals) => Err(format!(
