@@ -10,6 +10,7 @@ use crate::chat::ChatArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
 use crate::local_cluster::etcd::EtcdArgs;
+use crate::man::ManArgs;
 use crate::model::ModelArgs;
 use crate::observe::nodes::NodesArgs;
 use crate::observe::slo::SloArgs;
@@ -83,6 +84,8 @@ pub enum Command {
     Version(VersionArgs),
     /// Print a shell completion script.
     Completions(CompletionsArgs),
+    /// Write the manual pages into a folder.
+    Man(ManArgs),
     #[command(hide = true, disable_help_flag = true)]
     ServeCoordinator(ServeArgs),
     #[command(hide = true, disable_help_flag = true)]
@@ -117,6 +120,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args),
+        Command::Man(args) => crate::man::run(&args),
     };
     crate::exit::report(outcome)
 }

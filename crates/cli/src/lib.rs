@@ -10,6 +10,7 @@ pub mod completions;
 pub mod exit;
 pub mod http;
 pub mod local_cluster;
+pub mod man;
 pub mod model;
 pub mod observe;
 pub mod operate;
