@@ -4,9 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use engine::{EngineKind, EngineLimits, KernelChoice, Numerics};
+use engine::{
+    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
+    open_engine,
+};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
+use node::{DecodeSettings, NodeSettings, RoleSettings};
+use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::freed_memory::FreedMemory;
 use service_runtime::http_guard::GuardConfig;
@@ -117,6 +122,55 @@ pub struct Config {
 }
 
 impl Config {
+    pub fn settings(&self) -> NodeSettings {
+        NodeSettings {
+            name: self.name.clone(),
+            listen: self.listen.clone(),
+            advertise: self.advertise.clone(),
+            coordinators: self.coordinators.clone(),
+            served_model_name: self.served_model_name.clone(),
+            max_model_len: self.max_model_len,
+            prefix_cache: self.prefix_cache,
+            transports: self.transports.clone(),
+            drain: self.drain(),
+            roles: self.roles.clone(),
+            guard: self.guard.clone(),
+            metrics: self.metrics,
+            version: crate::PROGRAM.version,
+            role: RoleSettings::Decode(DecodeSettings {
+                reservation: self.reservation(),
+                is_co_located: self.co_located,
+                kv_advertise: self.kv_advertise.clone(),
+                direct_secret: self.direct_secret().cloned(),
+                direct_checksums: self.direct_checksums,
+            }),
+        }
+    }
+
+    /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
+    ///
+    /// # Errors
+    /// The configuration's or the model file's fault.
+    pub fn open_engine(&self, kept_weights: KeptWeights) -> Result<OpenedEngine, OpenError> {
+        open_engine(OpenOptions {
+            kind: self.engine,
+            model: self.model.as_deref(),
+            numerics: self.numerics,
+            kernel: self.kernel,
+            threads: self.threads(),
+            block_tokens: self.block_size,
+            kv_bytes: self.kv_cache_memory.bytes(),
+            kv_backing: match self.direct_secret() {
+                Some(_) => KvBacking::Shareable,
+                None => KvBacking::Private,
+            },
+            limits: self.engine_limits(),
+            protocol_version: PROTOCOL_VERSION,
+            kept_weights,
+            progress: None,
+        })
+    }
+
     pub fn engine_limits(&self) -> EngineLimits {
         EngineLimits {
             max_batch_tokens: self.max_num_batched_tokens,

@@ -1,40 +1,33 @@
-//! `DecodeService`: an `Open` becomes loop work, its events become the response stream, its end becomes a cancel.
+//! `DecodeService`: an `Open` becomes a request of the node's loop, and the loop's events the response stream. The end of that
+//! stream, however it comes, cancels the request: there is no other cancel.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures::Stream;
-use proto::messages::{DecodeEvent, OpenRequest, Refused, RefusedReason};
+use node::{Asked, EventStream, Handle, Leg, NodeEvent};
+use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, OpenRequest};
 use proto::status::convert_status;
 use proto::v1;
-use proto::v1::decode_service_server::DecodeService;
-use service_runtime::clock::Clock;
+use proto::v1::decode_service_server::{DecodeService, DecodeServiceServer};
 use service_runtime::telemetry;
-use tokio::sync::mpsc;
+use serving_core::request::LocalPrefillReason;
+use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
-use tracing::Span;
-use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::inbox::{Inbox, OpenJob};
-
-/// Events that may wait for the network. A step gives a request at most one; a reader that is so far behind is cut off.
-pub const EVENTS_QUEUED_MAX: usize = 1024;
-
-/// The gRPC face of the node.
-#[derive(Debug)]
-pub struct DecodeApi {
-    inbox: Arc<Inbox>,
+/// Adds the decode service to a node's port.
+pub fn add_to_routes(routes: &mut RoutesBuilder, node: Handle) {
+    let service = DecodeServiceServer::new(Service { node });
+    routes.add_service(service.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX));
 }
 
-impl DecodeApi {
-    pub fn new(inbox: Arc<Inbox>) -> Self {
-        Self { inbox }
-    }
+#[derive(Debug)]
+struct Service {
+    node: Handle,
 }
 
 #[tonic::async_trait]
-impl DecodeService for DecodeApi {
+impl DecodeService for Service {
     type OpenStream = OpenStream;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<OpenStream>, Status> {
@@ -46,61 +39,33 @@ impl DecodeService for DecodeApi {
             otel.kind = "server",
             request_id = %open.request.id,
             attempt = i64::from(open.attempt.0),
-            prompt_tokens = open.request.prompt.len() as i64,
+            prompt_tokens = i64::from(open.request.prompt_tokens()),
         );
         telemetry::set_parent(&span, parent);
-        // After the span has begun: what is measured from here is drawn inside it.
-        let received_at = Clock::now();
-        let (events, receiver) = mpsc::channel(EVENTS_QUEUED_MAX);
-        let job = OpenJob {
-            open,
-            events,
-            received_at,
-            context: span.context(),
-            answer_parent,
-        };
-        if let Err(job) = self.inbox.open(job) {
-            let detail = "too many requests wait for the node's step loop, or it is shutting down".to_owned();
-            let refused = Refused {
-                reason: RefusedReason::NoCapacity,
-                detail,
-            };
-            // A fresh channel has room.
-            let _ = job.events.try_send(DecodeEvent::Refused(refused));
-        }
-        let inbox = self.inbox.clone();
-        Ok(Response::new(OpenStream {
-            events: receiver,
-            inbox,
-            span,
-        }))
+        Ok(Response::new(OpenStream(
+            match Asked::open(open, span, answer_parent) {
+                Ok(asked) => self.node.submit(asked),
+                Err(refused) => self.node.refuse(&Leg::Whole(LocalPrefillReason::CoLocated), refused),
+            },
+        )))
     }
 }
 
-/// The response stream. Dropping it, for whatever reason, is the cancel: the loop sees the closed channel and is woken.
+/// The response of one request.
 #[derive(Debug)]
-pub struct OpenStream {
-    events: mpsc::Receiver<DecodeEvent>,
-    inbox: Arc<Inbox>,
-    /// The `decode` span lasts as long as the stream.
-    span: Span,
-}
+pub struct OpenStream(EventStream);
 
 impl Stream for OpenStream {
     type Item = Result<v1::DecodeEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let event = ready!(self.events.poll_recv(context));
-        if let Some(DecodeEvent::Failed(failed)) = &event {
-            telemetry::set_failed(&self.span, failed.reason.clone(), failed.detail.clone());
-        }
-        Poll::Ready(event.map(|event| Ok(event.into())))
-    }
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.events.close();
-        self.inbox.wake();
+        self.0.poll_event(context).map(|event| {
+            event.map(|event| match event {
+                NodeEvent::Decode(event) => Ok(event.into()),
+                NodeEvent::Prefill(_) => Err(Status::internal(
+                    "a prefill event on a decode stream; this is a bug in baton",
+                )),
+            })
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! Every key of a prefill node. Keys that both kinds of node have mean the same on both.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use engine::{
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::shm::DirectSecret;
+use node::{NodeSettings, PrefillSettings, RoleSettings};
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
@@ -124,6 +126,30 @@ impl ProcessConfig for Config {
 }
 
 impl Config {
+    pub fn settings(&self) -> NodeSettings {
+        NodeSettings {
+            name: self.name.clone(),
+            listen: self.listen.clone(),
+            advertise: self.advertise.clone(),
+            coordinators: self.coordinators.clone(),
+            served_model_name: self.served_model_name.clone(),
+            max_model_len: self.max_model_len,
+            prefix_cache: self.prefix_cache,
+            transports: self.transports.clone(),
+            drain: self.drain(),
+            roles: self.roles.clone(),
+            guard: self.guard.clone(),
+            metrics: self.metrics,
+            version: crate::PROGRAM.version,
+            role: RoleSettings::Prefill(PrefillSettings {
+                hold: self.hold(),
+                last_chunk_tokens: NonZeroU32::new(self.last_chunk_tokens),
+                direct_secret: self.shm_direct_secret.clone(),
+                push_queue_blocks_max: self.push_queue_blocks_max,
+            }),
+        }
+    }
+
     /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
     ///
     /// # Errors

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
-use decode_node::{Config, DecodeNode};
+use decode_node::Config;
 use engine::{StepRunner, open_engine};
+use node::Node;
+use prometheus_client::registry::Registry;
 use proto::messages::{DecodeEvent, Hello, KvBlockFrame, KvFrame, KvReply, LastFrame, OpenRequest, PROTOCOL_VERSION};
 use proto::v1;
 use proto::v1::decode_service_client::DecodeServiceClient;
@@ -21,6 +23,7 @@ use serving_core::time::Time;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
 
 /// Everything on loopback answers in milliseconds; a test that waits longer has failed.
@@ -46,7 +49,7 @@ pub fn config(extra: &[&str]) -> Config {
 }
 
 pub struct TestNode {
-    pub node: DecodeNode,
+    pub node: Node,
     pub record: NodeRecord,
     pub status: watch::Receiver<NodeStatus>,
     pub channel: Channel,
@@ -58,24 +61,27 @@ impl TestNode {
     pub async fn start(extra: &[&str]) -> Self {
         let config = config(extra);
         let (listener, bound) = serve::bind("127.0.0.1:0").await.expect("a free port");
-        let node = DecodeNode::open(&config, &bound.to_string(), engine::KeptWeights::default())
-            .await
-            .expect("the stand-in opens");
+        let opened = config.open_engine(Default::default()).expect("the stand-in opens");
+        let mut registry = Registry::default();
+        let node = Node::start(&config.settings(), (opened, &bound.to_string()), &mut registry).expect("starts");
+        let mut routes = RoutesBuilder::default();
+        decode_node::add_to_routes(&mut routes, node.handle());
+        node.add_to_routes(&mut routes);
         let ops = Ops {
             role: "decode",
             name: config.name.clone(),
             version: "test",
             health: Health::new("test"),
-            metrics: node.registry(),
+            metrics: Arc::new(registry),
             ledger: None,
             guard: Default::default(),
         };
         let stop = Shutdown::new();
-        tokio::spawn(serve::serve_node(listener, node.routes(), ops, stop.clone()));
+        tokio::spawn(serve::serve_node(listener, routes.routes(), ops, stop.clone()));
         let channel = serve::endpoint(&bound.to_string()).expect("an address").connect_lazy();
         Self {
-            record: node.record(),
-            status: node.status(),
+            record: node.record.clone(),
+            status: node.status.clone(),
             node,
             channel,
             config,

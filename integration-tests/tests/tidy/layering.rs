@@ -30,8 +30,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "service-runtime",
         ],
     ),
-    ("prefill-node", NODE),
-    ("decode-node", NODE),
+    (
+        "crates/node",
+        &["serving-core", "proto", "service-runtime", "engine", "kv-transfer"],
+    ),
+    ("prefill-node", ROLE),
+    ("decode-node", ROLE),
     (
         "crates/cli",
         &[
@@ -44,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "kv-transfer",
             "simulator",
             "coordinator",
+            "node",
             "prefill-node",
             "decode-node",
         ],
@@ -61,13 +66,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
 ];
 
-const NODE: &[&str] = &[
+const ROLE: &[&str] = &[
     "serving-core",
     "proto",
-    "model-files",
     "service-runtime",
     "engine",
     "kv-transfer",
+    "node",
 ];
 
 /// External crates the core may use; dev-dependencies may add test tools.

@@ -12,7 +12,8 @@ use engine::{
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
 use kv_transfer::shm::{self, ShmConfig};
-use prefill_node::{Config, Node};
+use node::Node;
+use prefill_node::Config;
 use prometheus_client::registry::Registry;
 use proto::messages::{PROTOCOL_VERSION, PrefillEvent, PrefillRequest};
 use proto::v1::prefill_service_client::PrefillServiceClient;
@@ -105,9 +106,10 @@ impl Prefill {
         };
         let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
         let mut registry = Registry::default();
-        let mut node = Node::start(&config, (opened, address.to_string()), &mut registry).unwrap();
+        let node = Node::start(&config.settings(), (opened, &address.to_string()), &mut registry).unwrap();
         let registry = Arc::new(registry);
-        let routes = std::mem::take(&mut node.routes);
+        let mut routes = RoutesBuilder::default();
+        prefill_node::add_to_routes(&mut routes, node.handle());
         let stop = serve_routes(listener, routes, registry.clone());
         let channel = serve::endpoint(&address.to_string()).unwrap().connect_lazy();
         Self {

@@ -18,9 +18,7 @@ pub enum NodeError {
     #[error(transparent)]
     Settings(#[from] ConfigError),
     #[error(transparent)]
-    Prefill(#[from] prefill_node::RunError),
-    #[error(transparent)]
-    Decode(#[from] decode_node::RunError),
+    Run(#[from] node::RunError),
 }
 
 /// Runs a node until `shutdown`, or until it has been drained for good. A node that cannot start in its next role ends: its

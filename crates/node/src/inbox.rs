@@ -1,35 +1,32 @@
-//! What waits for the step thread: one mailbox, bounded, that neither loses an end of a transfer nor blocks a sender.
+//! What waits for the loop: one mailbox, bounded, that neither loses an end of a handoff nor blocks a sender.
 //!
-//! Bounds: `OPENS_MAX` requests (the rest is refused); at most one commit and one end per reservation that is out, so
-//! no more than the scheduler has sequences; signs of life are sets, at most one entry per reservation.
+//! Bounds: `REQUESTS_MAX` requests (the rest is refused); at most one commit and one end for each handoff, so no more than the
+//! scheduler has sequences; signs of life are sets, at most one entry for each handoff.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, ReceiveEnd, RefuseReason};
-use proto::messages::{DecodeEvent, OpenRequest};
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
-use service_runtime::telemetry::opentelemetry::Context;
 use serving_core::ids::TransferId;
 use serving_core::scheduler::BlockReport;
 use serving_core::time::Time;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
+
+use crate::handoff_out::PushEnded;
+use crate::request::NewRequest;
 
 /// Requests that may wait for the loop. It takes them all between two steps, so this is what may arrive in one step.
-const OPENS_MAX: usize = 256;
+const REQUESTS_MAX: usize = 256;
 
-/// One `Open` on its way to the loop.
-#[derive(Debug)]
-pub struct OpenJob {
-    pub open: OpenRequest,
-    pub events: mpsc::Sender<DecodeEvent>,
-    pub received_at: Time,
-    /// Trace context of the request's `decode` span.
-    pub context: Context,
-    /// Of the caller's span that ends with `Opened`.
-    pub answer_parent: Option<Context>,
+/// Why the mailbox did not take a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    Full,
+    /// The loop has ended.
+    Closed,
 }
 
 /// A transfer that is complete and verified; the loop answers.
@@ -42,11 +39,12 @@ pub struct CommitJob {
 /// Everything that arrived since the loop last looked, to be applied in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Arrivals {
-    pub opens: Vec<OpenJob>,
+    pub requests: Vec<NewRequest>,
     pub began: BTreeSet<TransferId>,
     pub progressed: BTreeSet<TransferId>,
     pub commits: Vec<CommitJob>,
-    pub ended: Vec<(TransferId, TransportKind, ReceiveEnd)>,
+    pub receive_ends: Vec<(TransferId, TransportKind, ReceiveEnd)>,
+    pub push_ends: Vec<PushEnded>,
     /// Who asked for a block report.
     pub questions: Vec<oneshot::Sender<BlockReport>>,
     /// Set once: finish what runs until then, take nothing new.
@@ -70,14 +68,16 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Gives the job back when the mailbox is full or the loop has ended.
-    #[allow(clippy::result_large_err, reason = "the caller needs its job back")]
-    pub fn open(&self, job: OpenJob) -> Result<(), OpenJob> {
+    /// Gives the request back when it is not taken.
+    pub fn request(&self, new: NewRequest) -> Result<(), (Box<NewRequest>, NotTaken)> {
         let mut state = self.lock();
-        if state.is_closed || state.arrivals.opens.len() >= OPENS_MAX {
-            return Err(job);
+        if state.is_closed {
+            return Err((Box::new(new), NotTaken::Closed));
         }
-        state.arrivals.opens.push(job);
+        if state.arrivals.requests.len() >= REQUESTS_MAX {
+            return Err((Box::new(new), NotTaken::Full));
+        }
+        state.arrivals.requests.push(new);
         self.wake_locked(state);
         Ok(())
     }
@@ -99,10 +99,17 @@ impl Inbox {
             self.wake_locked(state);
         }
     }
-    pub fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
+    pub fn receive_ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
         let mut state = self.lock();
         if !state.is_closed {
-            state.arrivals.ended.push((transfer, transport, end));
+            state.arrivals.receive_ends.push((transfer, transport, end));
+            self.wake_locked(state);
+        }
+    }
+    pub fn push_ended(&self, ended: PushEnded) {
+        let mut state = self.lock();
+        if !state.is_closed {
+            state.arrivals.push_ends.push(ended);
             self.wake_locked(state);
         }
     }
@@ -118,7 +125,7 @@ impl Inbox {
             self.wake_locked(state);
         }
     }
-    /// Something outside the mailbox changed: a client has gone.
+    /// Something outside the mailbox changed: a client has gone, the push queue has room, a pair is up or down.
     pub fn wake(&self) {
         self.wake_locked(self.lock());
     }
@@ -173,11 +180,12 @@ mod tests {
     fn an_end_is_not_lost_and_wakes_the_loop() {
         let inbox = Arc::new(Inbox::default());
         let sender = inbox.clone();
-        let thread = std::thread::spawn(move || sender.ended(TransferId(1), TransportKind::Grpc, ReceiveEnd::PairLost));
+        let thread =
+            std::thread::spawn(move || sender.receive_ended(TransferId(1), TransportKind::Grpc, ReceiveEnd::PairLost));
         let work = inbox.take(Some(Clock::now() + Duration::from_secs(20)));
-        assert_eq!(work.ended.len(), 1);
+        assert_eq!(work.receive_ends.len(), 1);
         thread.join().expect("no panic");
-        assert!(inbox.take(None).ended.is_empty());
+        assert!(inbox.take(None).receive_ends.is_empty());
     }
 
     #[test]

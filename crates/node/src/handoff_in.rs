@@ -17,13 +17,13 @@ use crate::inbox::{CommitJob, Inbox};
 /// Lives between the step thread, which offers reservations, and the receiver's tasks, which claim them. Holds at most
 /// one entry per request that waits for its KV.
 #[derive(Debug)]
-pub struct HandoffDesk {
+pub struct Reservations {
     kv: Arc<KvMemory>,
     inbox: Arc<Inbox>,
     offers: Mutex<BTreeMap<TransferId, Reservation>>,
 }
 
-impl HandoffDesk {
+impl Reservations {
     pub fn new(kv: Arc<KvMemory>, inbox: Arc<Inbox>) -> Self {
         Self {
             kv,
@@ -45,7 +45,7 @@ impl HandoffDesk {
 }
 
 #[async_trait]
-impl HandoffSink for HandoffDesk {
+impl HandoffSink for Reservations {
     /// Only the prefill node that the coordinator named gets the reservation; for anybody else it stays on offer.
     fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason> {
         let mut offers = self.lock();
@@ -86,7 +86,7 @@ impl HandoffSink for HandoffDesk {
     }
 
     fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
-        self.inbox.ended(transfer, transport, end);
+        self.inbox.receive_ended(transfer, transport, end);
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
             dtype: KvDtype::F16,
         };
         let kv = Arc::new(KvMemory::new(geometry, 2).expect("small"));
-        let desk = HandoffDesk::new(kv, Arc::default());
+        let reservations = Reservations::new(kv, Arc::default());
         let reservation = |id: u128| Reservation {
             transfer: TransferId(id),
             key: AttemptKey {
@@ -127,12 +127,15 @@ mod tests {
             layer_count: 1,
             layer_bytes: geometry.layer_bytes(),
         };
-        desk.offer(reservation(1));
-        desk.offer(reservation(2));
-        assert!(desk.claim(TransferId(1), &node(2)).is_err(), "another life of the node");
-        assert!(desk.claim(TransferId(1), &node(1)).is_ok());
-        assert!(desk.claim(TransferId(1), &node(1)).is_err(), "only once");
-        desk.withdraw(TransferId(2));
-        assert!(desk.claim(TransferId(2), &node(1)).is_err(), "withdrawn");
+        reservations.offer(reservation(1));
+        reservations.offer(reservation(2));
+        assert!(
+            reservations.claim(TransferId(1), &node(2)).is_err(),
+            "another life of the node"
+        );
+        assert!(reservations.claim(TransferId(1), &node(1)).is_ok());
+        assert!(reservations.claim(TransferId(1), &node(1)).is_err(), "only once");
+        reservations.withdraw(TransferId(2));
+        assert!(reservations.claim(TransferId(2), &node(1)).is_err(), "withdrawn");
     }
 }

@@ -1,23 +1,27 @@
-//! The step loop over a transport that is as slow, and breaks, as a test wants it.
+//! The loop over a transport that is as slow, and breaks, as a test wants it.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
 
+use std::time::Instant;
+
 use engine::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
-use kv_transfer::choice::Fallbacks;
+use kv_transfer::choice::{Fallbacks, TransportKind};
 use kv_transfer::transport::{
-    PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
+    AbortReason, PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
 };
 use prometheus_client::registry::Registry;
-use proto::messages::{PrefillOutcome as ToldOutcome, PrefillRequest};
-use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeName, RequestId, TokenId, TransferId};
+use proto::messages::{PrefillEvent, PrefillOutcome, PrefillRequest};
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeName, RequestId, TokenId};
 use serving_core::node::Ticket;
 use serving_core::request::{Lane, Request, SamplingParams, StopConditions, TokenEvent};
 use serving_core::scheduler::{NodeLimits, SchedulerConfig};
-use tokio::runtime::Handle;
+use tokio::runtime::Handle as RuntimeHandle;
 
 use super::*;
-use crate::handoff::PushQueue;
+use crate::handoff_out::PushQueue;
+use crate::request::{Asked, EventStream, Handle, NodeEvent};
 
+const EPOCH: NodeEpoch = NodeEpoch(2);
 const PATIENCE: Duration = Duration::from_secs(20);
 const BLOCK_TOKENS: u32 = 16;
 const POOL_BLOCKS: u32 = 32;
@@ -84,7 +88,7 @@ impl SendTransfer for ScriptedTransfer {
 }
 
 struct Rig {
-    inbox: mpsc::Sender<Command>,
+    handle: Handle,
     status: watch::Receiver<NodeStatus>,
     _pairs: watch::Sender<Vec<PairHealth>>,
 }
@@ -117,47 +121,50 @@ impl Rig {
             prefix_cache: true,
         };
         let scheduler = Scheduler::new(SchedulerConfig::prefill(node_limits, hold, None));
-        let metrics = Metrics::new(&mut Registry::default(), Arc::new(Fallbacks::default()), None);
-        let (inbox, commands) = mpsc::channel(INBOX_MAX);
+        let metrics = Metrics::of_prefill(&mut Registry::default(), Arc::new(Fallbacks::default()), None);
+        let inbox: Arc<Inbox> = Arc::default();
         let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (pairs_in, pairs) = watch::channel(Vec::new());
-        let step_loop = StepLoop::new(StepLoopParts {
-            handoffs: Handoffs {
-                transport: Arc::new(transport),
-                kv: runner.engine().kv().clone(),
-                queue: Arc::new(PushQueue::new(POOL_BLOCKS as usize)),
-                step_loop: inbox.downgrade(),
-                metrics: metrics.clone(),
-                runtime: Handle::current(),
-            },
+        let node = NodeId {
+            name: NodeName::new("prefill-0"),
+            epoch: EPOCH,
+        };
+        let handoffs = Handoffs {
+            transport: Arc::new(transport),
+            kv: runner.engine().kv().clone(),
+            queue: Arc::new(PushQueue::new(POOL_BLOCKS as usize)),
+            inbox: inbox.clone(),
+            metrics: metrics.clone(),
+            runtime: RuntimeHandle::current(),
+        };
+        let node_loop = NodeLoop::new(LoopParts {
+            node,
             runner,
             scheduler,
-            inbox: commands,
+            inbox: inbox.clone(),
+            metrics,
             status: status_in,
             prefixes: watch::channel(PrefixLog::default()).0,
-            pairs,
-            metrics,
+            outgoing: Some(Outgoing { handoffs, pairs }),
+            incoming: None,
         });
-        std::thread::spawn(move || step_loop.run());
-        Self {
+        std::thread::spawn(move || node_loop.run());
+        let handle = Handle {
             inbox,
+            epoch: EPOCH,
+            block_tokens: BLOCK_TOKENS,
+        };
+        Self {
+            handle,
             status,
             _pairs: pairs_in,
         }
     }
 
-    /// Sends a request that hands so many blocks over; its leg is number 1.
-    async fn hand_over(&self, blocks: u32) -> mpsc::Receiver<Told> {
-        let (events, told) = mpsc::channel(64);
-        let new = NewPrefill {
-            message: message(blocks),
-            leg: 1,
-            events,
-            received_at: Clock::now(),
-            span: tracing::Span::none(),
-        };
-        self.inbox.send(Command::Prefill(Box::new(new))).await.unwrap();
-        told
+    /// Sends a request that hands so many blocks over.
+    fn hand_over(&self, blocks: u32) -> EventStream {
+        self.handle
+            .submit(Asked::prefill(message(blocks), tracing::Span::none()))
     }
 
     async fn until(&mut self, wanted: impl FnMut(&NodeStatus) -> bool) {
@@ -168,13 +175,24 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.handle.inbox.drain(Clock::now());
+    }
+}
+
+async fn next(stream: &mut EventStream) -> Option<NodeEvent> {
+    let next = std::future::poll_fn(|context| stream.poll_event(context));
+    tokio::time::timeout(PATIENCE, next).await.unwrap()
+}
+
 fn message(blocks: u32) -> PrefillRequest {
     let prompt: Arc<[TokenId]> = (0..blocks * BLOCK_TOKENS).map(|i| TokenId(i % 64)).collect();
     PrefillRequest {
         attempt: Attempt(0),
         permit_tokens: prompt.len() as u32,
         coordinator_epoch: NodeEpoch(1),
-        node_epoch: NodeEpoch(2),
+        node_epoch: EPOCH,
         request: Request {
             id: RequestId(1),
             client_prompt_tokens: prompt.len() as u32,
@@ -218,14 +236,16 @@ async fn a_push_that_takes_longer_than_a_hold_is_no_dead_decode_node_while_block
         panics_in_abort: false,
     };
     let rig = Rig::start(transport, hold);
-    let mut told = rig.hand_over(BLOCKS).await;
+    let mut stream = rig.hand_over(BLOCKS);
     loop {
-        match tokio::time::timeout(PATIENCE, told.recv()).await.unwrap() {
-            Some(Told::Finished(finished)) => {
-                assert_eq!(finished.outcome, ToldOutcome::HandedOver);
+        match next(&mut stream).await {
+            Some(NodeEvent::Prefill(PrefillEvent::Finished(finished))) => {
+                assert_eq!(finished.outcome, PrefillOutcome::HandedOver);
                 break;
             }
-            Some(Told::Accepted { .. } | Told::FirstToken { .. } | Told::Tokens(_)) => {}
+            Some(NodeEvent::Prefill(
+                PrefillEvent::Accepted { .. } | PrefillEvent::FirstToken { .. } | PrefillEvent::Tokens(_),
+            )) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -238,16 +258,9 @@ async fn blocks_of_a_push_that_ended_without_a_word_leave_quarantine() {
         panics_in_abort: true,
     };
     let mut rig = Rig::start(transport, PATIENCE);
-    let _told = rig.hand_over(4).await;
+    let stream = rig.hand_over(4);
     rig.until(|status| status.kv_blocks.in_transfer == 4).await;
-    let (leg, key) = (
-        1,
-        AttemptKey {
-            request: RequestId(1),
-            attempt: Attempt(0),
-        },
-    );
-    rig.inbox.send(Command::Cancel { key, leg }).await.unwrap();
+    drop(stream);
     rig.until(|status| status.kv_blocks.in_transfer == 0 && status.kv_blocks.quarantined == 0)
         .await;
 }

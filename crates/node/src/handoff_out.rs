@@ -1,7 +1,7 @@
 //! Pushing finished blocks to a decode node while later chunks compute: one task per handoff, a bounded queue for all.
 //!
-//! A handoff ends exactly once, with [`Command::PushEnded`]: acknowledged, failed, or aborted. When it is sent nothing
-//! reads the blocks any more, whatever an export thread was doing. The step loop never waits for any of this.
+//! A handoff ends exactly once, with [`PushEnded`]: acknowledged, failed, or aborted. When it is sent nothing
+//! reads the blocks any more, whatever an export thread was doing. The loop never waits for any of this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +18,7 @@ use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry::OpenSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
+use serving_core::ids::TransferId;
 use serving_core::node::Ticket;
 use serving_core::request::{AttemptKey, TokenEvent};
 use serving_core::scheduler::{PushBlock, PushEnd};
@@ -27,7 +28,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::inbox::Command;
+use crate::inbox::Inbox;
 use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
@@ -90,13 +91,12 @@ pub struct Handoffs {
     pub transport: Arc<dyn Transport>,
     pub kv: Arc<KvMemory>,
     pub queue: Arc<PushQueue>,
-    /// Weak: the loop owns this and must end when everybody else has let go of it.
-    pub step_loop: mpsc::WeakSender<Command>,
+    pub inbox: Arc<Inbox>,
     pub metrics: Metrics,
     pub runtime: Handle,
 }
 
-/// The step loop's end of one handoff. Dropping it aborts the handoff.
+/// The loop's end of one handoff. Dropping it aborts the handoff.
 #[derive(Debug)]
 pub struct Handoff {
     work: mpsc::Sender<Work>,
@@ -108,7 +108,7 @@ pub struct Handoff {
 }
 
 /// When a block last left for the decode node, in nanoseconds of [`Time`]; before the first, 0. Only the latest counts, so
-/// nothing queues up for the step loop.
+/// nothing queues up for the loop.
 #[derive(Debug, Default)]
 struct Progress(AtomicU64);
 
@@ -149,11 +149,20 @@ impl Handoff {
 #[derive(Debug)]
 pub struct NewHandoff {
     pub key: AttemptKey,
-    /// Which stream of this node it belongs to.
-    pub leg: u64,
     pub ticket: Ticket,
     /// Parent of its span.
     pub trace: Context,
+}
+
+/// The end of a handoff, for the loop.
+#[derive(Clone, Debug)]
+pub struct PushEnded {
+    pub key: AttemptKey,
+    /// Tells it from a handoff of an earlier life of the key.
+    pub transfer: TransferId,
+    pub end: PushEnd,
+    /// With `Acked`.
+    pub report: Option<PushReport>,
 }
 
 /// What an acknowledged push brought.
@@ -236,16 +245,12 @@ impl Driver {
                 (PushEnd::Failed { reason, detail }, None)
             }
         };
-        let ended = Command::PushEnded {
+        self.handoffs.inbox.push_ended(PushEnded {
             key: self.new.key,
-            leg: self.new.leg,
+            transfer: self.new.ticket.transfer,
             end,
             report,
-        };
-        // Gone only when the node has stopped.
-        if let Some(step_loop) = self.handoffs.step_loop.upgrade() {
-            let _ = step_loop.send(ended).await;
-        }
+        });
     }
 
     /// Label in metrics and spans.
@@ -319,7 +324,7 @@ impl Driver {
                 }
             }
         }
-        // The hold deadline is the step loop's timer: it aborts.
+        // The hold deadline is the loop's timer: it aborts.
         let acked = tokio::select! {
             biased;
             reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
@@ -344,12 +349,8 @@ impl Driver {
             self.progress.note();
             self.pushed_blocks += 1;
             self.between_blocks()?;
-            if was_full
-                && !self.handoffs.queue.is_full()
-                && let Some(step_loop) = self.handoffs.step_loop.upgrade()
-            {
-                // A full inbox wakes the loop anyway.
-                let _ = step_loop.try_send(Command::Wake);
+            if was_full && !self.handoffs.queue.is_full() {
+                self.handoffs.inbox.wake();
             }
         }
         Ok(())
@@ -375,7 +376,7 @@ impl Driver {
     fn count(&self, driven: &Result<TransferReport, Stop>) {
         let (metrics, transport) = (&self.handoffs.metrics, self.transport());
         match driven {
-            Ok(report) => metrics.handed_over(transport, report.kv_bytes, report.moving),
+            Ok(report) => metrics.handoff_done((transport, "handed_over"), report.kv_bytes, report.moving),
             Err(Stop::Failed(error)) => metrics.transfer_failed(transport, error.name()),
             Err(Stop::Aborted(AbortReason::HoldExpired)) => metrics.transfer_failed(transport, "hold_expired"),
             Err(Stop::Aborted(reason)) => metrics.handoff(transport, reason.name()),
@@ -407,7 +408,7 @@ impl Driver {
     }
 }
 
-/// Ends when the step loop wants the handoff to end; a dropped handle is a cancel.
+/// Ends when the loop wants the handoff to end; a dropped handle is a cancel.
 async fn aborted(aborted: &mut watch::Receiver<Option<AbortReason>>) -> AbortReason {
     match aborted.wait_for(Option::is_some).await {
         Ok(reason) => *reason,

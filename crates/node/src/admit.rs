@@ -1,0 +1,153 @@
+//! A request that wants to be let in, and what it is told first: its ticket, its prefix, or why not.
+
+use kv_transfer::choice::TransportKind;
+use proto::messages::{DecodeEvent, Opened, PrefillEvent, Refused, RefusedReason};
+use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
+use service_runtime::telemetry::MeasuredSpan;
+use service_runtime::telemetry::opentelemetry::KeyValue;
+use service_runtime::telemetry::opentelemetry::trace::SpanKind;
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::reservation::Reservation;
+use serving_core::node::Ticket;
+use serving_core::request::AttemptKey;
+use serving_core::scheduler::{Admission, Admitted, PushPlan, Work};
+use serving_core::time::Time;
+
+use crate::node_loop::NodeLoop;
+use crate::request::{Leg, NewRequest, NodeEvent, Told};
+use crate::streams::Stream;
+
+impl NodeLoop {
+    pub(crate) fn admit(&mut self, now: Time, new: NewRequest) {
+        if self.drain_until.is_some() {
+            let detail = "this node is leaving".to_owned();
+            let reason = RefusedReason::Draining;
+            return self.refuse(&new, Refused { reason, detail });
+        }
+        let key = new.key();
+        let work = match &new.leg {
+            Leg::Prefill(ticket) => Work::Prefill(ticket.as_ref().map(|ticket| PushPlan {
+                skip_blocks: ticket.prefix_blocks,
+                is_streamed: self.streams_to(&ticket.decode_node),
+            })),
+            Leg::Decode(_) => Work::Decode(TransferId(rand::random())),
+            Leg::Whole(_) => Work::Whole,
+        };
+        let admission = Admission {
+            request: new.request.clone(),
+            attempt: new.attempt,
+            permits: new.permits,
+            coordinator: new.coordinator,
+            work,
+        };
+        match self.parts.scheduler.admit(now, admission) {
+            Ok(admitted) => self.admitted((now, key, work), new, &admitted),
+            Err(refusal) => {
+                let refused = Refused::from(&refusal);
+                event_log::record(key, || Step::Refused {
+                    reason: refused.reason.name().to_owned(),
+                });
+                self.refuse(&new, refused);
+            }
+        }
+    }
+
+    fn admitted(&mut self, (now, key, work): (Time, AttemptKey, Work), new: NewRequest, admitted: &Admitted) {
+        let mut stream = Stream::new(now, new);
+        let (at, cached_tokens) = (stream.received_at, admitted.cached_tokens);
+        let first = match &stream.leg {
+            Leg::Prefill(_) => {
+                event_log::record(key, || Step::Accepted);
+                NodeEvent::Prefill(PrefillEvent::Accepted { cached_tokens, at })
+            }
+            Leg::Decode(_) | Leg::Whole(_) => {
+                let ticket = self.mint((key, work), &stream.leg, admitted);
+                let transfer = ticket.as_ref().map(|ticket| ticket.transfer);
+                event_log::record(key, || Step::Opened {
+                    transfer: transfer.map(|transfer| transfer.to_string()),
+                });
+                self.transfers.extend(transfer.map(|transfer| (transfer, key)));
+                stream.decode.transfer = transfer;
+                if let Leg::Whole(reason) = &stream.leg {
+                    self.parts.metrics.local_prefill(*reason);
+                }
+                record_open(&stream, admitted);
+                failpoints::hit(FaultPoint::DecodeReserved);
+                NodeEvent::Decode(DecodeEvent::Opened(Opened {
+                    prefix_blocks: admitted.prefix_blocks,
+                    cached_tokens,
+                    ticket,
+                    at,
+                }))
+            }
+        };
+        let is_prefill = stream.is_prefill();
+        // A fresh channel has room.
+        stream.tell_last(first);
+        self.streams.insert(key, stream);
+        if is_prefill {
+            failpoints::hit(FaultPoint::PrefillScheduled);
+        }
+    }
+
+    /// As far as the pair is settled; the first prompts of a new pair are taken to go through shared memory.
+    fn streams_to(&self, decode_node: &NodeId) -> bool {
+        let Some(outgoing) = &self.parts.outgoing else {
+            return false;
+        };
+        let pairs = outgoing.pairs.borrow();
+        let pair = pairs.iter().find(|pair| pair.decode_node == *decode_node);
+        pair.is_some_and(|pair| pair.transport.as_deref() == Some(TransportKind::Grpc.name()))
+    }
+
+    fn refuse(&self, new: &NewRequest, refused: Refused) {
+        tracing::debug!(
+            reason = refused.reason.name(),
+            detail = refused.detail,
+            "refused a request"
+        );
+        if let Leg::Prefill(_) = new.leg {
+            self.parts.metrics.request("none", refused.reason.name());
+        }
+        // A fresh channel has room; a client that has gone needs no answer.
+        let _ = new.events.try_send(new.leg.event(Told::Refused(refused)));
+    }
+
+    /// The ticket of a handoff, and the reservation that it is good for.
+    fn mint(&self, (key, work): (AttemptKey, Work), leg: &Leg, admitted: &Admitted) -> Option<Ticket> {
+        let (Work::Decode(transfer), Leg::Decode(sender)) = (work, leg) else {
+            return None;
+        };
+        let incoming = self.parts.incoming.as_ref()?;
+        let geometry = *self.kv.geometry();
+        incoming.reservations.offer(Reservation {
+            transfer,
+            key,
+            sender: sender.clone(),
+            blocks: admitted.ticket_blocks.clone(),
+            layer_count: geometry.layer_count,
+            layer_bytes: geometry.layer_bytes(),
+        });
+        Some(Ticket {
+            transfer,
+            decode_node: self.parts.node.clone(),
+            decode_address: incoming.kv_address.clone(),
+            total_bytes: admitted.ticket_blocks.len() as u64 * geometry.block_bytes() as u64,
+            blocks: admitted.ticket_blocks.clone(),
+            prefix_blocks: admitted.prefix_blocks,
+            expires_in: incoming.reservation,
+        })
+    }
+}
+
+fn record_open(stream: &Stream, admitted: &Admitted) {
+    let mut span = MeasuredSpan::new("decode.open", stream.received_at, Clock::now());
+    span.kind = SpanKind::Server;
+    span.attributes
+        .push(KeyValue::new("prefix_blocks", i64::from(admitted.prefix_blocks)));
+    span.attributes
+        .push(KeyValue::new("local_prefill", stream.decode.transfer.is_none()));
+    span.record_later(stream.answer_parent.as_ref().unwrap_or(&stream.trace));
+}

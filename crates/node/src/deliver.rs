@@ -1,0 +1,392 @@
+//! Carries out what the scheduler has decided: tokens and ends to response streams, pushes, copies, hashes, closed transfers.
+
+use kv_transfer::choice::TransportKind;
+use kv_transfer::receiver::{ReceiveEnd, RefuseReason};
+use kv_transfer::transport::AbortReason;
+use proto::messages::{DecodeEvent, DecodeFinished, PrefillEvent, StepNote, TokenBatch};
+use service_runtime::clock::Clock;
+use service_runtime::event_log::{self, Step};
+use service_runtime::failpoints::{self, FaultPoint};
+use serving_core::ids::TransferId;
+use serving_core::request::AttemptKey;
+use serving_core::scheduler::{Commit, CommitError, NodeFailure, Outcome, PushBlock, PushEnd, Report, SchedulerEvent};
+use serving_core::stage::{Stage, StageTimings};
+use serving_core::time::Time;
+
+use crate::handoff_out::{Handoffs, NewHandoff, PushEnded};
+use crate::inbox::CommitJob;
+use crate::node_loop::NodeLoop;
+use crate::request::{Leg, NodeEvent, Told};
+use crate::streams::{Stream, sampled_at};
+
+/// How an attempt ends here.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Finished(Outcome),
+    Cancelled,
+    Failed(&'static str),
+}
+
+impl End {
+    /// As metrics count it; a failure has its cause's name.
+    fn name(self) -> &'static str {
+        match self {
+            End::Finished(Outcome::HandedOver) => "handed_over",
+            End::Finished(Outcome::Complete) => "ended_at_first_token",
+            End::Cancelled => "cancelled",
+            End::Failed(cause) => cause,
+        }
+    }
+
+    fn log(self, key: AttemptKey) {
+        event_log::record(key, || match self {
+            End::Finished(_) => Step::Finished,
+            End::Cancelled => Step::Cancelled,
+            End::Failed(cause) => Step::Failed {
+                cause: cause.to_owned(),
+            },
+        });
+    }
+}
+
+impl Stream {
+    pub fn is_prefill(&self) -> bool {
+        matches!(self.leg, Leg::Prefill(_))
+    }
+
+    /// First chunk planned: the prefill has begun, and the decode node hears of it.
+    pub fn begin_prefill(&mut self, now: Time, key: AttemptKey, handoffs: &Handoffs) {
+        if let Leg::Prefill(ticket) = &self.leg
+            && self.prefill.begins(now)
+            && let Some(ticket) = ticket
+        {
+            self.prefill.handoff = Some(handoffs.start(NewHandoff {
+                key,
+                ticket: ticket.clone(),
+                trace: self.trace.clone(),
+            }));
+        }
+    }
+}
+
+impl NodeLoop {
+    /// Carries out everything the scheduler has decided.
+    pub(crate) fn deliver(&mut self) {
+        loop {
+            while let Some(event) = self.parts.scheduler.take_event() {
+                self.carry_out(event);
+            }
+            for key in self.streams.take_fresh() {
+                // A prefill leg's first tokens wait for the word that they are all of them.
+                if self.streams.get(key).is_some_and(|stream| !stream.is_prefill()) {
+                    self.tell_tokens(key);
+                }
+            }
+            // A reader that was found too slow fails its request, which is one more event.
+            match self.parts.scheduler.take_event() {
+                Some(event) => self.carry_out(event),
+                None => return,
+            }
+        }
+    }
+
+    /// Clients that have gone: their streams' channels are closed.
+    pub(crate) fn cancel_closed(&mut self) {
+        for key in self.streams.closed() {
+            if let Some(stream) = self.streams.get_mut(key) {
+                stream.prefill.abort = Some(AbortReason::Cancelled);
+            }
+            self.parts.scheduler.cancel(key);
+            self.close(key, End::Cancelled);
+        }
+    }
+
+    fn carry_out(&mut self, event: SchedulerEvent) {
+        match event {
+            SchedulerEvent::BlocksReady { key, blocks } => self.push(key, blocks),
+            SchedulerEvent::Held { key, timings } => self.first_tokens(key, timings, Outcome::HandedOver),
+            SchedulerEvent::AbortPush { key } => self.abort_push(key),
+            SchedulerEvent::CopyBlock { key, from, to } => {
+                if let Err(error) = self.kv.copy_block(from, to) {
+                    let detail = error.to_string();
+                    self.parts.scheduler.fail(key, NodeFailure::Engine { detail });
+                }
+            }
+            SchedulerEvent::HashPrompt { key, blocks } => {
+                let stream = self.streams.get_mut(key);
+                if let Some(Err(failure)) = stream.map(|stream| stream.hash_prompt(&self.kv, &blocks)) {
+                    self.parts.scheduler.fail(key, failure);
+                }
+            }
+            SchedulerEvent::Committed { key, transfer, timings } => {
+                if let Some(stream) = self.streams.get(key) {
+                    event_log::record(key, || Step::Committed {
+                        transfer: transfer.to_string(),
+                    });
+                    stream.tell_last(NodeEvent::Decode(DecodeEvent::Committed { timings }));
+                }
+            }
+            SchedulerEvent::Token { key, event } => self.streams.drawn(key, event),
+            SchedulerEvent::Finished { key, report } => self.finished(key, *report),
+            SchedulerEvent::Failed { key, failure } => self.failed(key, &failure),
+            SchedulerEvent::CloseTransfer { transfer } => self.close_transfer(transfer),
+        }
+    }
+
+    fn push(&mut self, key: AttemptKey, blocks: Vec<PushBlock>) {
+        let stream = self.streams.get(key);
+        if let Some(handoff) = stream.and_then(|stream| stream.prefill.handoff.as_ref()) {
+            handoff.push(blocks);
+        }
+    }
+
+    /// Asked for when a request ends before its push, and with every tick until the push has ended.
+    fn abort_push(&mut self, key: AttemptKey) {
+        if let Some(stream) = self.streams.get(key)
+            && let Some(handoff) = &stream.prefill.handoff
+        {
+            return handoff.abort(stream.prefill.abort_reason());
+        }
+        let was_told = self.ending.values().any(|(ending, _)| *ending == key);
+        if !was_told {
+            self.parts.scheduler.push_ended(key, PushEnd::Aborted);
+        }
+    }
+
+    /// First nobody can claim the transfer, then whoever has is told to stop; the end follows if somebody has.
+    fn close_transfer(&mut self, transfer: TransferId) {
+        self.transfers.remove(&transfer);
+        let Some(incoming) = &self.parts.incoming else {
+            return;
+        };
+        incoming.reservations.withdraw(transfer);
+        if !incoming.receiver.abort(transfer, "closed") {
+            self.parts.scheduler.transfer_ended(transfer);
+        }
+    }
+
+    /// A prefill leg's tokens go to the coordinator at once, and those that go on to the decode node with the last frame.
+    fn first_tokens(&mut self, key: AttemptKey, mut timings: StageTimings, outcome: Outcome) {
+        let Some(stream) = self.streams.get_mut(key) else {
+            return;
+        };
+        timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
+        stream.prefill.forward_ended = Some(std::time::Instant::now());
+        // By the stages' own account, so that they and the way back leave nothing between them.
+        let stage = |stage| timings.get(stage).unwrap_or_default();
+        let sampled_at = stream.received_at + (stage(Stage::PrefillQueue) + stage(Stage::PrefillForward));
+        let continues = outcome == Outcome::HandedOver;
+        failpoints::hit(FaultPoint::PrefillDone);
+        event_log::record(key, || Step::FirstTokens { continues });
+        let tokens = std::mem::take(&mut stream.tokens);
+        if stream.is_unscored {
+            return;
+        }
+        if !continues {
+            stream.prefill.abort = Some(AbortReason::EndedAtFirstToken);
+        } else if let Some(handoff) = &stream.prefill.handoff {
+            handoff.last(tokens.iter().filter(|token| token.finish.is_none()).cloned().collect());
+        }
+        self.parts.metrics.stages(&timings);
+        // `max_tokens` 0 (echo) draws nothing and has no first token.
+        if !tokens.is_empty() {
+            let first = NodeEvent::Prefill(PrefillEvent::FirstToken { timings, sampled_at });
+            let batch = stream
+                .leg
+                .event(Told::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
+            if let Err(failure) = stream.tell(first).and_then(|()| stream.tell(batch)) {
+                self.parts.scheduler.fail(key, failure);
+            }
+        }
+    }
+
+    fn tell_tokens(&mut self, key: AttemptKey) {
+        let step = self.step.map(|(ended, step)| {
+            let preemptions = self.parts.scheduler.preemptions_of(key);
+            (ended, StepNote { preemptions, ..step })
+        });
+        let Some(stream) = self.streams.get_mut(key) else {
+            return;
+        };
+        if let Err(failure) = stream.tell_tokens(sampled_at(step), step.map(|(_, note)| note)) {
+            self.parts.scheduler.fail(key, failure);
+        }
+    }
+
+    fn finished(&mut self, key: AttemptKey, mut report: Report) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        if stream.is_unscored {
+            return self.failed(key, &NodeFailure::Sampling);
+        }
+        let (outcome, is_prefill) = (report.outcome, stream.is_prefill());
+        let end = End::Finished(outcome);
+        if is_prefill {
+            if outcome == Outcome::Complete {
+                self.first_tokens(key, report.timings.clone(), outcome);
+            }
+        } else {
+            failpoints::hit(FaultPoint::LastToken);
+            self.tell_tokens(key);
+        }
+        let Some(stream) = self.streams.get_mut(key) else {
+            return;
+        };
+        report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
+        if is_prefill {
+            if let Some(tail) = stream.prefill.transfer_tail() {
+                self.parts.metrics.stages(&tail);
+                report.timings.extend(&tail);
+            }
+            let mut finished = stream.prefill.finished(outcome, report.cached_tokens, report.timings);
+            finished.kv_hashes = std::mem::take(&mut stream.kv_hashes);
+            stream.tell_last(NodeEvent::Prefill(PrefillEvent::Finished(finished)));
+        } else {
+            // The step's own end, from which the report counts: on a busy machine this line runs tens of milliseconds later.
+            let ended = sampled_at(self.step);
+            stream.decode.record_spans(&report, ended, &stream.trace);
+            self.parts.metrics.stages(&report.timings);
+            let finished = DecodeFinished {
+                timings: report.timings,
+                cached_tokens: report.cached_tokens,
+                preemptions: report.preemptions,
+                kv_hashes: std::mem::take(&mut stream.kv_hashes),
+                kv_bytes: stream.decode.kv_bytes,
+                transport: stream.decode.transport.map_or("", TransportKind::name).to_owned(),
+            };
+            stream.tell_last(NodeEvent::Decode(DecodeEvent::Finished(finished)));
+            failpoints::hit(FaultPoint::TerminalSent);
+        }
+        self.close(key, end);
+    }
+
+    fn failed(&mut self, key: AttemptKey, failure: &NodeFailure) {
+        tracing::debug!(request_id = %key.request, %failure, "a request failed");
+        self.tell_tokens_left(key);
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.prefill.failed(failure);
+            stream.tell_failed(failure);
+        }
+        self.close(key, End::Failed(failure.name()));
+    }
+
+    /// What a decode leg has drawn and not told.
+    fn tell_tokens_left(&mut self, key: AttemptKey) {
+        if self.streams.get(key).is_some_and(|stream| !stream.is_prefill()) {
+            self.tell_tokens(key);
+        }
+    }
+
+    /// The last of a request here: its log line, its spans, its count, and an abort of its push unless that is over.
+    fn close(&mut self, key: AttemptKey, end: End) {
+        let Some(mut stream) = self.streams.remove(key) else {
+            return;
+        };
+        end.log(key);
+        if let Some(transfer) = stream.decode.transfer {
+            self.transfers.remove(&transfer);
+        }
+        let Leg::Prefill(ticket) = &stream.leg else {
+            return;
+        };
+        if let (Some(handoff), Some(ticket)) = (stream.prefill.handoff.take(), ticket) {
+            handoff.abort(stream.prefill.abort_reason());
+            self.ending.insert(ticket.transfer, (key, handoff));
+        }
+        stream.prefill.record_spans(stream.received_at, &stream.trace);
+        let transport = stream.prefill.transport(ticket.as_ref());
+        self.parts.metrics.request(transport, end.name());
+    }
+
+    pub(crate) fn push_ended(&mut self, ended: PushEnded) {
+        let PushEnded {
+            key,
+            transfer,
+            end,
+            report,
+        } = ended;
+        event_log::record(key, || Step::PushEnded {
+            end: end.name().to_owned(),
+        });
+        self.ending.remove(&transfer);
+        if let Some(stream) = self.streams.get_mut(key) {
+            let Leg::Prefill(Some(ticket)) = &stream.leg else {
+                return;
+            };
+            // The end of an earlier life of the key: its blocks went back when it was told to stop.
+            if ticket.transfer != transfer {
+                return;
+            }
+            stream.prefill.report = report;
+            stream.prefill.handoff = None;
+        }
+        self.parts.scheduler.push_ended(key, end);
+        self.deliver();
+    }
+
+    pub(crate) fn commit(&mut self, now: Time, job: CommitJob) {
+        let CommitJob { arrived, answer } = job;
+        let commit = Commit {
+            key: arrived.key,
+            transfer: arrived.transfer,
+            last_frame_at: Clock::time_of(arrived.last_frame),
+            first_tokens: arrived.first_tokens.clone(),
+        };
+        let transport = arrived.transport.name();
+        let committed = match self.parts.scheduler.commit(now, commit) {
+            Ok(()) => {
+                let first = arrived.first_frame.unwrap_or(arrived.last_frame);
+                let moving = arrived.last_frame.saturating_duration_since(first);
+                let metrics = &self.parts.metrics;
+                metrics.handoff_done((transport, "committed"), arrived.kv_bytes, moving);
+                if let Some(stream) = self.streams.get_mut(arrived.key) {
+                    stream.decode.committed(&arrived, &stream.trace);
+                }
+                failpoints::hit(FaultPoint::Committed);
+                Ok(())
+            }
+            Err(error) => {
+                let label = match error {
+                    CommitError::NotHere => "request_gone",
+                    CommitError::NotReceiving => "not_receiving",
+                    CommitError::Invalid(_) => "bad_first_tokens",
+                };
+                let detail = error.to_string();
+                self.parts.metrics.transfer_failed(transport, label);
+                let failure = NodeFailure::Transfer {
+                    reason: label.to_owned(),
+                    detail: detail.clone(),
+                };
+                self.parts.scheduler.fail(arrived.key, failure);
+                Err(RefuseReason::NotCommitted { label, detail })
+            }
+        };
+        // The receiver's task may be gone with its pair: the commit stands all the same.
+        let _ = answer.send(committed);
+        self.deliver();
+    }
+
+    pub(crate) fn receive_ended(&mut self, transfer: TransferId, transport: TransportKind, end: &ReceiveEnd) {
+        event_log::record_transfer(transfer, |transfer| Step::TransferEnded {
+            transfer,
+            end: end.name().to_owned(),
+        });
+        if !matches!(end, ReceiveEnd::AbortedHere(_)) {
+            self.parts.metrics.transfer_failed(transport.name(), end.name());
+        }
+        match (end, self.transfers.get(&transfer)) {
+            // Not a failure: the request ended at its first token, or the prefill leg tells the coordinator why it
+            // stopped. The coordinator closes this leg too; until then, or the reservation's end, the blocks wait.
+            (ReceiveEnd::AbortedBySender(_), _) | (ReceiveEnd::AbortedHere(_), _) | (_, None) => {}
+            (end, Some(key)) => {
+                let (reason, detail) = (end.name().to_owned(), end.to_string());
+                let failure = NodeFailure::Transfer { reason, detail };
+                self.parts.scheduler.fail(*key, failure);
+            }
+        }
+        self.deliver();
+        // Whatever was in quarantine for it: nothing writes any more.
+        self.parts.scheduler.transfer_ended(transfer);
+    }
+}

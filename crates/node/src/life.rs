@@ -1,0 +1,169 @@
+//! The life of a node's process: port, engine, membership, work, drain, goodbye.
+
+use std::sync::Arc;
+
+use engine::{KeptWeights, OpenError, OpenedEngine};
+use prometheus_client::registry::Registry;
+use service_runtime::announce::{Announcement, Listening};
+use service_runtime::health::{Health, ReadyState};
+use service_runtime::http_guard::HttpGuard;
+use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
+use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
+use service_runtime::shutdown::Shutdown;
+use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
+use serving_core::ids::NodeEpoch;
+use serving_core::scheduler::permits::permitted_requests_max;
+use thiserror::Error;
+use tonic::service::RoutesBuilder;
+
+use crate::node::{Drained, Node, NodeError};
+use crate::request::Handle;
+use crate::settings::NodeSettings;
+
+/// Why a node ended with a failure. All but `Loop` and `Task` are the configuration's or the machine's fault.
+#[derive(Debug, Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    Coordinators(#[from] MixedCoordinators),
+    #[error("this node cannot be registered: {0}; fix its name, address or served_model_name")]
+    Registration(#[from] BadRecord),
+    #[error(
+        "another process that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
+    )]
+    Fenced { name: String, by_epoch: NodeEpoch },
+    #[error("cannot open the engine: {0}")]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("the node's loop ended by itself; its last words are on stderr; this is a bug in baton")]
+    Loop,
+    #[error("a task of the node broke: {0}; this is a bug in baton")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// One life of a process that may have another in another role, with the same weights and port.
+pub struct Life<O, S> {
+    pub settings: NodeSettings,
+    /// Opens the engine. Takes seconds for a real model: it runs off the async threads.
+    pub open: O,
+    /// Adds the role's gRPC service to the port.
+    pub service: S,
+    pub kept: (KeptWeights, KeptPort),
+}
+
+impl<O, S> std::fmt::Debug for Life<O, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Life")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs a node until `shutdown`, or until it is to leave or to have another role; then drains.
+///
+/// # Errors
+/// [`RunError`].
+pub async fn live<O, S>(life: Life<O, S>, shutdown: Shutdown) -> Result<LifeEnd, RunError>
+where
+    O: FnOnce(KeptWeights) -> Result<OpenedEngine, OpenError> + Send + 'static,
+    S: FnOnce(&mut RoutesBuilder, Handle),
+{
+    let Life {
+        settings,
+        open,
+        service,
+        kept: (weights, port),
+    } = life;
+    let role = settings.node_role().name();
+    let (listener, bound) = port.bind(&settings.listen).await?;
+    let opened = tokio::task::spawn_blocking(move || open(weights)).await??;
+    let address = serve::reachable_address(bound, settings.advertise.as_deref())?;
+    let mut registry = Registry::default();
+    let mut node = Node::start(&settings, (opened, &address), &mut registry)?;
+    let health = Health::new("no coordinator has welcomed this node yet");
+    let ops = Ops {
+        role,
+        name: settings.name.clone(),
+        version: settings.version,
+        health: health.clone(),
+        metrics: Arc::new(registry),
+        ledger: Some(node.ledger()),
+        guard: HttpGuard::new(&settings.guard, &[&settings.listen, &address]),
+    };
+    let mut routes = RoutesBuilder::default();
+    service(&mut routes, node.handle());
+    node.add_to_routes(&mut routes);
+    let stop_serving = Shutdown::new();
+    let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
+    let calls = Calls::new(routes.routes(), permits_max);
+    let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
+    Announcement::Listening(Listening::node(role, &settings.name, &bound.to_string())).print();
+    let join = JoinConfig {
+        coordinators: CoordinatorsAt::of(&settings.coordinators)?,
+        record: node.record.clone(),
+        prefixes: node.prefixes.clone(),
+        gauges: node.gauges.clone(),
+    };
+    let mut membership = membership::join(join, node.status.clone())?;
+    let mut welcomes = Welcomes::new(role, &node.record, health.clone());
+    let leaving = tokio::select! {
+        () = shutdown.requested() => Ok(None),
+        ended = attend(&mut node, &mut membership, &mut welcomes) => ended,
+        served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served.map(|()| None)?)),
+    };
+    health.set(ReadyState::Draining);
+    let goodbye = async {
+        let drained = match leaving.is_ok() {
+            true => node.drain(settings.drain).await,
+            false => Drained::AtRest,
+        };
+        // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
+        stop_serving.request();
+        if !server.is_finished() {
+            let _ = server.await;
+        }
+        drained
+    };
+    let why = leaving.as_ref().copied().unwrap_or_default();
+    let (why, drained) = welcomes.hear_during(&mut membership, (why, goodbye)).await;
+    if !matches!(why, Some(Leaving::ForRole(_))) {
+        port.release();
+    }
+    membership.leave().await;
+    match leaving.map(|_| why)? {
+        Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
+            name: settings.name,
+            by_epoch,
+        }),
+        // A second engine beside one that still computes: rather a new process.
+        Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::Loop),
+        leaving => Ok(leaving.into()),
+    }
+}
+
+/// Follows membership until the node is to leave.
+async fn attend(
+    node: &mut Node,
+    membership: &mut Membership,
+    welcomes: &mut Welcomes,
+) -> Result<Option<Leaving>, RunError> {
+    let mut peers = membership.peers();
+    loop {
+        tokio::select! {
+            event = membership.next_event() => {
+                let Some(event) = event else { return Ok(None) };
+                if let Some(leaving) = welcomes.take(event) {
+                    return Ok(Some(leaving));
+                }
+            }
+            changed = peers.changed() => {
+                if changed.is_ok() {
+                    node.keep_pairs(&peers.borrow_and_update());
+                }
+            }
+            () = node.loop_ended() => return Err(RunError::Loop),
+        }
+    }
+}

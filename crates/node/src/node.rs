@@ -1,0 +1,370 @@
+//! A node without its port and membership: engine, scheduler, loop, transports. `live` and the tests put it together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{KvMemory, OpenedEngine, SampleError, StepRunner};
+use kv_transfer::choice::TransportKind;
+use kv_transfer::pairs::{PairConfig, PairTransport};
+use kv_transfer::receiver::{MappedPool, Receiver};
+use kv_transfer::shm::{self, DirectOffer, DirectWish, ShmConfig};
+use kv_transfer::transport::{PairPeer, Transport};
+use prometheus_client::registry::Registry;
+use proto::messages::Peer;
+use service_runtime::admin::BlockLedger;
+use service_runtime::clock::Clock;
+use service_runtime::metrics::membership::MembershipGauges;
+use service_runtime::metrics::vllm_node::PoolFacts;
+use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::kv::prefix_log::PrefixLog;
+use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeState, NodeStatus, PairHealth};
+use serving_core::scheduler::{NodeLimits, Scheduler};
+use thiserror::Error;
+use tokio::runtime::Handle as RuntimeHandle;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tonic::service::RoutesBuilder;
+
+use crate::handoff_in::Reservations;
+use crate::handoff_out::{Handoffs, PushQueue};
+use crate::inbox::Inbox;
+use crate::kv_pool::KvPool;
+use crate::metrics::Metrics;
+use crate::node_loop::{Incoming, LoopParts, NodeLoop, Outgoing};
+use crate::request::Handle;
+use crate::settings::{DecodeSettings, NodeSettings, PrefillSettings, RoleSettings};
+
+/// Longer than the loop itself needs after the grace: it must not be cut off while it says goodbye.
+const DRAIN_MARGIN: Duration = Duration::from_secs(3);
+
+/// The configuration's or the machine's fault; nothing to retry.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    #[error("the model cannot be sampled from: {0}")]
+    Sampler(#[from] SampleError),
+    #[error("`max_model_len` is {max_model_tokens}, the model has {context} positions; lower it or leave it out")]
+    BeyondContext { max_model_tokens: u32, context: u32 },
+    #[error("the system started no thread for the node's loop: {0}; raise the process limit")]
+    Thread(std::io::Error),
+}
+
+/// A running node. Dropping it does not stop the loop: `drain` does.
+#[derive(Debug)]
+pub struct Node {
+    pub record: NodeRecord,
+    pub status: watch::Receiver<NodeStatus>,
+    /// What the prefix cache lists.
+    pub prefixes: watch::Receiver<PrefixLog>,
+    pub gauges: MembershipGauges,
+    inbox: Arc<Inbox>,
+    sender: Option<Sender>,
+    receiver: Option<Arc<Receiver>>,
+    /// Prefill nodes of this host may share memory as long as it lives.
+    _shared_memory: Option<shm::Serving>,
+    /// Ends with the loop's thread, however it ends.
+    ended: oneshot::Receiver<()>,
+}
+
+/// The pairs of a node that pushes.
+#[derive(Debug)]
+struct Sender {
+    transport: Arc<dyn Transport>,
+    watch: JoinHandle<()>,
+}
+
+/// How a drain ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    AtRest,
+    /// A step takes longer than the whole drain.
+    StillComputing,
+}
+
+impl Node {
+    /// Starts the loop. `address` is where others reach this node.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn start(
+        settings: &NodeSettings,
+        (opened, address): (OpenedEngine, &str),
+        registry: &mut Registry,
+    ) -> Result<Self, NodeError> {
+        let compatibility = opened.compatibility;
+        let runner = StepRunner::new(opened.engine)?;
+        let limits = node_limits(settings, &runner)?;
+        let record = record(settings, (&runner, &limits), (address, compatibility));
+        let inbox: Arc<Inbox> = Arc::default();
+        let aliases = PoolFacts::if_wanted(settings.metrics, &settings.served_model_name, &limits);
+        let kv = runner.engine().kv().clone();
+        let ends = match &settings.role {
+            RoleSettings::Prefill(prefill) => {
+                sending_end(settings, prefill, (&record, &kv), (registry, aliases), inbox.clone())
+            }
+            RoleSettings::Decode(decode) => {
+                receiving_end(settings, decode, (&record, &kv), (registry, aliases), inbox.clone())
+            }
+        };
+        let scheduler = Scheduler::new(settings.scheduler(limits));
+        let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
+        let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
+        let gauges = ends.metrics.membership();
+        let node_loop = NodeLoop::new(LoopParts {
+            node: record.id.clone(),
+            runner,
+            scheduler,
+            inbox: inbox.clone(),
+            metrics: ends.metrics,
+            status: status_in,
+            prefixes: prefixes_in,
+            outgoing: ends.outgoing,
+            incoming: ends.incoming,
+        });
+        Ok(Self {
+            record,
+            status,
+            prefixes,
+            gauges,
+            inbox,
+            sender: ends.sender,
+            receiver: ends.receiver,
+            _shared_memory: ends.shared_memory,
+            ended: spawn(node_loop)?,
+        })
+    }
+
+    /// For the role's service.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            inbox: self.inbox.clone(),
+            epoch: self.record.id.epoch,
+            block_tokens: self.record.capacity.block_tokens,
+        }
+    }
+
+    pub fn ledger(&self) -> Arc<dyn BlockLedger> {
+        self.inbox.clone()
+    }
+
+    /// Adds the services that move KV to a node's port.
+    pub fn add_to_routes(&self, routes: &mut RoutesBuilder) {
+        if let Some(receiver) = &self.receiver {
+            kv_transfer::grpc::add_to_routes(routes, receiver.clone());
+        }
+    }
+
+    /// Pends until the loop's thread is gone. Cancel-safe; not to be asked again after it ended.
+    pub async fn loop_ended(&mut self) {
+        let _ = (&mut self.ended).await;
+    }
+
+    /// The decode nodes to keep pairs with.
+    pub fn keep_pairs(&self, peers: &[Peer]) {
+        let kept = peers.iter().map(|peer| PairPeer {
+            node: peer.node.clone(),
+            address: peer.address.clone(),
+            compatibility: peer.compatibility,
+        });
+        if let Some(sender) = &self.sender {
+            sender.transport.keep_pairs(kept.collect());
+        }
+    }
+
+    /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the loop and the streams of its pairs.
+    pub async fn drain(&mut self, grace: Duration) -> Drained {
+        self.inbox.drain(Clock::now() + grace);
+        let ended = tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended).await;
+        if let Some(receiver) = &self.receiver {
+            receiver.close();
+        }
+        if let Some(sender) = &self.sender {
+            sender.watch.abort();
+            sender.transport.keep_pairs(Vec::new());
+        }
+        if ended.is_ok() {
+            return Drained::AtRest;
+        }
+        tracing::error!("the node's loop did not end in time");
+        Drained::StillComputing
+    }
+}
+
+/// A role's ends of handoffs.
+struct Ends {
+    metrics: Metrics,
+    outgoing: Option<Outgoing>,
+    incoming: Option<Incoming>,
+    sender: Option<Sender>,
+    receiver: Option<Arc<Receiver>>,
+    shared_memory: Option<shm::Serving>,
+}
+
+type Registering<'a> = (&'a mut Registry, Option<PoolFacts>);
+
+fn sending_end(
+    settings: &NodeSettings,
+    prefill: &PrefillSettings,
+    (record, kv): (&NodeRecord, &Arc<KvMemory>),
+    (registry, aliases): Registering<'_>,
+    inbox: Arc<Inbox>,
+) -> Ends {
+    let geometry = kv.geometry();
+    let direct = prefill.direct_secret.clone().map(|secret| DirectWish {
+        secret,
+        layers: geometry.layer_count,
+        layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
+    });
+    let pairs = PairConfig::new(record.id.clone(), record.compatibility);
+    let pairs = PairTransport::new(pairs.writing_in_place(direct).over(settings.transports.clone()));
+    let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
+    let transport: Arc<dyn Transport> = Arc::new(pairs);
+    let queue_max = prefill.push_queue_blocks_max.unwrap_or(kv.block_count() / 2).max(1);
+    let handoffs = Handoffs {
+        transport: transport.clone(),
+        kv: kv.clone(),
+        queue: Arc::new(PushQueue::new(queue_max as usize)),
+        inbox: inbox.clone(),
+        metrics: metrics.clone(),
+        runtime: RuntimeHandle::current(),
+    };
+    let pairs = transport.health();
+    Ends {
+        metrics,
+        outgoing: Some(Outgoing { handoffs, pairs }),
+        incoming: None,
+        sender: Some(Sender {
+            watch: tokio::spawn(watch_pairs(transport.health(), inbox)),
+            transport,
+        }),
+        receiver: None,
+        shared_memory: None,
+    }
+}
+
+fn receiving_end(
+    settings: &NodeSettings,
+    decode: &DecodeSettings,
+    (record, kv): (&NodeRecord, &Arc<KvMemory>),
+    (registry, aliases): Registering<'_>,
+    inbox: Arc<Inbox>,
+) -> Ends {
+    let reservations = Arc::new(Reservations::new(kv.clone(), inbox));
+    let receiver = Receiver::new(record.id.clone(), record.compatibility, reservations.clone());
+    Ends {
+        metrics: Metrics::of_decode(registry, aliases),
+        outgoing: None,
+        incoming: Some(Incoming {
+            reservations,
+            receiver: receiver.clone(),
+            kv_address: record.kv_address.clone(),
+            reservation: decode.reservation,
+        }),
+        sender: None,
+        shared_memory: share_memory(settings, decode, (&receiver, kv)),
+        receiver: Some(receiver),
+    }
+}
+
+/// A node that cannot share memory is a good node: its pairs use gRPC.
+fn share_memory(
+    settings: &NodeSettings,
+    decode: &DecodeSettings,
+    (receiver, kv): (&Arc<Receiver>, &Arc<KvMemory>),
+) -> Option<shm::Serving> {
+    if !settings.transports.contains(&TransportKind::Shm) {
+        return None;
+    }
+    let direct = decode.direct_secret.clone().and_then(|secret| {
+        let pool: Arc<dyn MappedPool> = Arc::new(KvPool::of(kv)?);
+        let has_checksums = decode.direct_checksums;
+        Some(DirectOffer {
+            secret,
+            pool,
+            has_checksums,
+        })
+    });
+    let shm_config = ShmConfig {
+        direct,
+        ..ShmConfig::new(kv.geometry().layer_bytes())
+    };
+    shm::serve(receiver.clone(), shm_config)
+        .inspect_err(|error| tracing::warn!(%error, "no shared memory for prefill nodes of this host; they use gRPC"))
+        .ok()
+}
+
+/// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.
+fn spawn(node_loop: NodeLoop) -> Result<oneshot::Receiver<()>, NodeError> {
+    let (ending, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("node-loop".to_owned());
+    let spawned = thread.spawn(move || {
+        // Dropped when the loop returns or panics: that is the signal.
+        let _ending: oneshot::Sender<()> = ending;
+        node_loop.run();
+    });
+    spawned.map_err(NodeError::Thread)?;
+    Ok(ended)
+}
+
+/// The loop publishes the pairs' health with its status: it must hear of changes while it sleeps.
+async fn watch_pairs(mut health: watch::Receiver<Vec<PairHealth>>, inbox: Arc<Inbox>) {
+    while health.changed().await.is_ok() {
+        inbox.wake();
+    }
+}
+
+fn node_limits(settings: &NodeSettings, runner: &StepRunner) -> Result<NodeLimits, NodeError> {
+    let (model, limits, kv) = (runner.engine().model(), runner.engine().limits(), runner.engine().kv());
+    let context = model.context_length;
+    let max_model_tokens = settings.max_model_len.unwrap_or(context);
+    if max_model_tokens > context {
+        return Err(NodeError::BeyondContext {
+            max_model_tokens,
+            context,
+        });
+    }
+    Ok(NodeLimits {
+        kv_blocks: kv.block_count(),
+        block_tokens: kv.geometry().block_tokens,
+        max_batch_tokens: limits.max_batch_tokens,
+        max_sequences: limits.max_sequences,
+        max_model_tokens,
+        vocab_size: model.vocab_size,
+        prefix_cache: settings.prefix_cache,
+    })
+}
+
+/// What the node says of itself when it joins.
+fn record(
+    settings: &NodeSettings,
+    (runner, limits): (&StepRunner, &NodeLimits),
+    (address, compatibility): (&str, CompatibilityHash),
+) -> NodeRecord {
+    let (is_co_located, kv_address) = match &settings.role {
+        RoleSettings::Prefill(_) => (false, None),
+        RoleSettings::Decode(decode) => (decode.is_co_located, decode.kv_advertise.clone()),
+    };
+    NodeRecord {
+        id: NodeId {
+            name: NodeName::new(&settings.name),
+            epoch: NodeEpoch(rand::random()),
+        },
+        role: settings.node_role(),
+        is_co_located,
+        address: address.to_owned(),
+        kv_address: kv_address.unwrap_or_else(|| address.to_owned()),
+        compatibility,
+        transports: settings.transports.iter().map(|kind| kind.name().to_owned()).collect(),
+        version: settings.version.to_owned(),
+        capacity: NodeCapacity {
+            kv_blocks: limits.kv_blocks,
+            block_tokens: limits.block_tokens,
+            max_sequences: limits.max_sequences,
+            max_batch_tokens: limits.max_batch_tokens,
+            max_model_tokens: limits.max_model_tokens,
+            block_bytes: runner.engine().kv().geometry().block_bytes() as u64,
+        },
+        model_name: settings.served_model_name.clone(),
+        state: NodeState::Ready,
+        roles: settings.roles.clone(),
+    }
+}

@@ -1,0 +1,304 @@
+//! The node's one loop, on a thread of its own: take what arrived, apply it to the scheduler, carry out, run one engine step.
+//!
+//! It owns the engine, the scheduler and every response stream, and waits for nobody: results go into bounded channels, and a
+//! reader that lets one run full loses its request. It sleeps only when nothing can be computed, at most a second, so that
+//! deadlines are kept on an idle node as on a full one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{KvMemory, StepRunner};
+use kv_transfer::receiver::Receiver;
+use proto::messages::StepNote;
+use service_runtime::clock::Clock;
+use service_runtime::failpoints::{self, FaultPoint};
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::kv::prefix_log::PrefixLog;
+use serving_core::node::{NodeState, NodeStatus, PairHealth};
+use serving_core::request::AttemptKey;
+use serving_core::scheduler::{NodeFailure, Scheduler};
+use serving_core::time::Time;
+use tokio::sync::watch;
+
+use crate::handoff_in::Reservations;
+use crate::handoff_out::{Handoff, Handoffs};
+use crate::inbox::{Arrivals, Inbox};
+use crate::metrics::Metrics;
+use crate::streams::Streams;
+
+/// The reaper's period (PROTOCOL, timers): independent of traffic. An idle loop sleeps no longer.
+const TICK: Duration = Duration::from_secs(1);
+/// After the drain's grace everything has been told to end; handoffs that still read or write get this long to stop.
+const CLOSE_TIME_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the loop is made of.
+#[derive(Debug)]
+pub struct LoopParts {
+    pub node: NodeId,
+    pub runner: StepRunner,
+    pub scheduler: Scheduler,
+    pub inbox: Arc<Inbox>,
+    pub metrics: Metrics,
+    pub status: watch::Sender<NodeStatus>,
+    pub prefixes: watch::Sender<PrefixLog>,
+    /// Where KV goes, on a node that computes prompts for others.
+    pub outgoing: Option<Outgoing>,
+    /// Where KV comes from, on a node that decodes.
+    pub incoming: Option<Incoming>,
+}
+
+#[derive(Debug)]
+pub struct Outgoing {
+    pub handoffs: Handoffs,
+    pub pairs: watch::Receiver<Vec<PairHealth>>,
+}
+
+#[derive(Debug)]
+pub struct Incoming {
+    pub reservations: Arc<Reservations>,
+    pub receiver: Arc<Receiver>,
+    /// host:port of this node's handoff service, for tickets.
+    pub kv_address: String,
+    /// How long a reservation lives, for tickets.
+    pub reservation: Duration,
+}
+
+/// Owned by its thread.
+#[derive(Debug)]
+pub struct NodeLoop {
+    pub(crate) parts: LoopParts,
+    pub(crate) kv: Arc<KvMemory>,
+    pub(crate) streams: Streams,
+    /// Requests that wait for a transfer.
+    pub(crate) transfers: BTreeMap<TransferId, AttemptKey>,
+    /// Pushes whose request is gone, until they say that they have ended. Each was told to.
+    pub(crate) ending: BTreeMap<TransferId, (AttemptKey, Handoff)>,
+    /// The step whose tokens are being told.
+    pub(crate) step: Option<(Time, StepNote)>,
+    pub(crate) drain_until: Option<Time>,
+}
+
+impl NodeLoop {
+    pub fn new(parts: LoopParts) -> Self {
+        // Before the first tick too: to whoever scrapes, a missing series is not zero blocks.
+        let status = parts.scheduler.status(NodeState::Ready);
+        parts.metrics.status(&status, parts.scheduler.stages());
+        Self {
+            kv: parts.runner.engine().kv().clone(),
+            parts,
+            streams: Streams::default(),
+            transfers: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            step: None,
+            drain_until: None,
+        }
+    }
+
+    /// Runs until a drain is over.
+    pub fn run(mut self) {
+        let mut next_tick = Clock::now() + TICK;
+        let mut is_idle = true;
+        while !self.is_over() {
+            let arrivals = self.select(is_idle, next_tick);
+            self.apply(arrivals);
+            self.note_progress();
+            let now = Clock::now();
+            if now >= next_tick || self.parts.scheduler.next_timer().is_some_and(|timer| timer <= now) {
+                self.tick(now);
+                next_tick = now + TICK;
+            }
+            self.give_up_when_late(now);
+            self.cancel_closed();
+            self.deliver();
+            is_idle = !self.step();
+        }
+        self.publish();
+        self.parts.inbox.close();
+    }
+
+    /// Takes what has come; waits for something only when there is nothing to compute.
+    fn select(&mut self, is_idle: bool, next_tick: Time) -> Arrivals {
+        let now = Clock::now();
+        let drain = self.drain_until.map(|until| match until > now {
+            true => until,
+            false => until + CLOSE_TIME_LIMIT,
+        });
+        let timers = [self.parts.scheduler.next_timer(), drain];
+        let wake_at = timers.into_iter().flatten().fold(next_tick, Time::min);
+        self.parts.inbox.take(is_idle.then_some(wake_at))
+    }
+
+    fn apply(&mut self, arrivals: Arrivals) {
+        let now = Clock::now();
+        if let Some(until) = arrivals.drain_until {
+            self.drain_until = Some(until);
+        }
+        self.pause_grants();
+        for new in arrivals.requests {
+            self.admit(now, new);
+        }
+        for transfer in arrivals.began {
+            if let Some(key) = self.transfers.get(&transfer) {
+                self.parts.scheduler.prefill_began(now, *key);
+            }
+        }
+        for transfer in arrivals.progressed {
+            if let Some(key) = self.transfers.get(&transfer) {
+                self.parts.scheduler.frame_arrived(now, *key);
+            }
+        }
+        for job in arrivals.commits {
+            self.commit(now, job);
+        }
+        for (transfer, transport, end) in arrivals.receive_ends {
+            self.receive_ended(transfer, transport, &end);
+        }
+        for ended in arrivals.push_ends {
+            self.push_ended(ended);
+        }
+        for answer in arrivals.questions {
+            // Whoever asked may have left.
+            let _ = answer.send(self.parts.scheduler.block_report(now));
+        }
+    }
+
+    fn pause_grants(&mut self) {
+        let outgoing = self.parts.outgoing.as_ref();
+        let is_queue_full = outgoing.is_some_and(|outgoing| outgoing.handoffs.queue.is_full());
+        let is_paused = is_queue_full || self.drain_until.is_some();
+        self.parts.scheduler.pause_grants(is_paused);
+    }
+
+    /// Before the timers are looked at: a push whose blocks leave is not silent.
+    fn note_progress(&mut self) {
+        for (key, stream) in self.streams.iter() {
+            if let Some(at) = stream.prefill.handoff.as_ref().and_then(Handoff::progressed_at) {
+                self.parts.scheduler.push_progressed(at, *key);
+            }
+        }
+    }
+
+    /// A push that ended without a word, as one whose task has panicked, is forgotten here. The scheduler then asks for the end
+    /// of a push that nobody carries any more, and has its answer.
+    fn tick(&mut self, now: Time) {
+        self.ending.retain(|_, (_, handoff)| !handoff.is_over());
+        self.parts.scheduler.tick(now);
+    }
+
+    fn give_up_when_late(&mut self, now: Time) {
+        if self.drain_until.is_some_and(|until| until <= now) {
+            let keys: Vec<AttemptKey> = self.parts.scheduler.keys().collect();
+            for key in keys {
+                self.parts.scheduler.fail(key, NodeFailure::Draining);
+            }
+        }
+    }
+
+    /// Runs one step; false when nothing waits. What is published meanwhile counts the step's prompts as running.
+    fn step(&mut self) -> bool {
+        let began = Clock::now();
+        self.parts.scheduler.next_step(began);
+        self.publish();
+        let Some(plan) = self.parts.scheduler.running_step() else {
+            return false;
+        };
+        let rows: Vec<(AttemptKey, u32)> = plan.rows().iter().map(|row| (row.key, row.token_count)).collect();
+        for (key, _) in &rows {
+            if let (Some(outgoing), Some(stream)) = (&self.parts.outgoing, self.streams.get_mut(*key)) {
+                stream.begin_prefill(began, *key, &outgoing.handoffs);
+            }
+        }
+        let (tokens, prompt_tokens) = (plan.token_count(), plan.prompt_token_count());
+        if self.parts.outgoing.is_some() {
+            failpoints::hit(FaultPoint::MidChunk);
+        }
+        let ran = self.parts.runner.run(&plan);
+        if self.parts.incoming.is_some() {
+            failpoints::hit(FaultPoint::MidDecode);
+        }
+        let ended = Clock::now();
+        let took = ended.since(began);
+        self.parts.metrics.step(tokens, rows.len(), took);
+        match ran {
+            Ok(()) => self.step_done(ended, &rows),
+            Err(error) => {
+                tracing::error!(%error, "a model step failed");
+                self.parts.scheduler.step_failed(&error.to_string());
+            }
+        }
+        let note = StepNote {
+            took,
+            prompt_tokens,
+            preemptions: 0,
+        };
+        self.step = Some((ended, note));
+        self.deliver();
+        self.step = None;
+        true
+    }
+
+    fn step_done(&mut self, now: Time, rows: &[(AttemptKey, u32)]) {
+        for (key, tokens) in rows {
+            if let Some(stream) = self.streams.get_mut(*key).filter(|stream| stream.is_prefill()) {
+                stream.prefill.chunks.push((now, *tokens));
+            }
+        }
+        let output = self.parts.runner.output();
+        for key in output.unscored.drain(..) {
+            if let Some(stream) = self.streams.get_mut(key) {
+                stream.is_unscored = true;
+            }
+        }
+        let mut failed = Vec::new();
+        for chunk in output.prompt_logprobs.drain(..) {
+            let stream = self.streams.get(chunk.key);
+            let told = stream.map_or(Ok(()), |stream| {
+                stream.tell_prompt_logprobs(chunk.first_position, &chunk.tokens)
+            });
+            failed.extend(told.err().map(|failure| (chunk.key, failure)));
+        }
+        self.parts.scheduler.step_done(now, &mut output.sampled);
+        let unscored = self.streams.unscored().into_iter();
+        failed.extend(unscored.map(|key| (key, NodeFailure::Sampling)));
+        for (key, failure) in failed {
+            self.parts.scheduler.fail(key, failure);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let Some(until) = self.drain_until else {
+            return false;
+        };
+        let blocks = self.parts.scheduler.pool().counts();
+        let is_empty = self.parts.scheduler.keys().next().is_none();
+        is_empty && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
+    }
+
+    fn publish(&mut self) {
+        let parts = &mut self.parts;
+        if let Some(changes) = parts.scheduler.take_prefix_changes() {
+            parts.prefixes.send_modify(|log| log.apply(changes));
+        }
+        let mut status = parts.scheduler.status(match self.drain_until {
+            Some(_) => NodeState::Draining,
+            None => NodeState::Ready,
+        });
+        if let Some(outgoing) = &parts.outgoing {
+            status.pairs = outgoing.pairs.borrow().clone();
+            parts.metrics.push_queue(outgoing.handoffs.queue.waiting_blocks());
+        }
+        parts.metrics.status(&status, parts.scheduler.stages());
+        parts.status.send_if_modified(|published| {
+            let is_changed = *published != status;
+            if is_changed {
+                *published = status;
+            }
+            is_changed
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "node_loop_tests.rs"]
+mod tests;

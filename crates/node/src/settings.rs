@@ -1,0 +1,86 @@
+//! What a role's configuration comes to.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use kv_transfer::choice::TransportKind;
+use kv_transfer::shm::DirectSecret;
+use service_runtime::http_guard::GuardConfig;
+use service_runtime::membership::CoordinatorsAt;
+use service_runtime::metrics::config::MetricsConfig;
+use serving_core::node::{AssignedRole, NodeRole};
+use serving_core::scheduler::{NodeLimits, SchedulerConfig};
+
+/// What nodes of both roles are told.
+#[derive(Clone, Debug)]
+pub struct NodeSettings {
+    pub name: String,
+    /// host:port
+    pub listen: String,
+    /// Where others reach the node, when it is not the listen address.
+    pub advertise: Option<String>,
+    pub coordinators: Vec<CoordinatorsAt>,
+    pub served_model_name: String,
+    /// Prompt and outputs together; `None`: the model's context.
+    pub max_model_len: Option<u32>,
+    pub prefix_cache: bool,
+    pub transports: Vec<TransportKind>,
+    /// Of a drain's time, what running requests get.
+    pub drain: Duration,
+    /// What the process can become.
+    pub roles: Vec<AssignedRole>,
+    pub guard: GuardConfig,
+    pub metrics: MetricsConfig,
+    /// The program's.
+    pub version: &'static str,
+    pub role: RoleSettings,
+}
+
+/// What only one role is told.
+#[derive(Clone, Debug)]
+pub enum RoleSettings {
+    Prefill(PrefillSettings),
+    Decode(DecodeSettings),
+}
+
+#[derive(Clone, Debug)]
+pub struct PrefillSettings {
+    /// As [`SchedulerConfig::hold`].
+    pub hold: Duration,
+    /// As [`SchedulerConfig::last_chunk_tokens`].
+    pub last_chunk_tokens: Option<NonZeroU32>,
+    /// Decode nodes that hold the same are written in place over shared memory.
+    pub direct_secret: Option<DirectSecret>,
+    /// Blocks waiting to be pushed before no further work is asked for; `None`: half the pool.
+    pub push_queue_blocks_max: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct DecodeSettings {
+    /// As [`SchedulerConfig::reservation`].
+    pub reservation: Duration,
+    /// It computes every prompt itself.
+    pub is_co_located: bool,
+    /// Where prefill nodes reach the handoff service, when it is not where everybody else reaches the node.
+    pub kv_advertise: Option<String>,
+    /// Prefill nodes that hold the same write this node's blocks in place over shared memory.
+    pub direct_secret: Option<DirectSecret>,
+    /// Whether what is written in place is summed at both ends.
+    pub direct_checksums: bool,
+}
+
+impl NodeSettings {
+    pub fn node_role(&self) -> NodeRole {
+        match self.role {
+            RoleSettings::Prefill(_) => NodeRole::Prefill,
+            RoleSettings::Decode(_) => NodeRole::Decode,
+        }
+    }
+
+    pub(crate) fn scheduler(&self, limits: NodeLimits) -> SchedulerConfig {
+        match &self.role {
+            RoleSettings::Prefill(prefill) => SchedulerConfig::prefill(limits, prefill.hold, prefill.last_chunk_tokens),
+            RoleSettings::Decode(decode) => SchedulerConfig::decode(limits, decode.reservation),
+        }
+    }
+}
