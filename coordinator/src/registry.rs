@@ -150,7 +150,7 @@ impl Registry {
         (gauges, shutdown): (MembershipGauges, Shutdown),
     ) -> anyhow::Result<Self> {
         let control_address = serve::reachable_address(facts.control, facts.control_advertise)
-            .context("--control-advertise: nodes need an address of the control port")?;
+            .context("nodes have no address of the control port")?;
         let host = control_address.rsplit_once(':').map_or("", |(host, _)| host);
         let http_address = match facts.http.ip().is_unspecified() {
             true => format!("{host}:{}", facts.http.port()),

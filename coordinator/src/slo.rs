@@ -1,8 +1,8 @@
 //! Service level objectives: the built-in profiles, which one a request is judged by, and what is left of the budget.
 //!
-//! The limits are the 99th percentiles by use of the project's source S1 (`BENCH.md`, row 17). A request is good when it
-//! ended well, its first token came in time and its own 99th percentile gap between tokens was short enough; requests
-//! that the client itself broke off, or that were wrong, are nobody's failure and count in neither number.
+//! A request is good when it ended well, its first token came within the profile's TTFT limit, and the 99th percentile of
+//! its own gaps between tokens stayed within the profile's ITL limit. A request that its client cancelled, or that was
+//! invalid, counts neither as good nor as bad.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serving_core::request::Lane;
 use thiserror::Error;
 
-/// Share of good requests that is promised (BENCH row 22).
+/// The share of requests that the service promises to be good.
 pub const OBJECTIVE: f64 = 0.995;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl SloProfile {
     }
 }
 
-/// What a request did wrong (BENCH row 21); the name is a label.
+/// The limit that a request broke. The name is a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Breach {
     Ttft,
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// The table of BENCH.md row 17.
+    /// The limits that the documentation promises.
     #[test]
     fn the_profiles_are_those_of_the_source() {
         let table = PROFILES.map(|p| (p.name, p.ttft_max.as_millis(), p.itl_max.as_millis()));

@@ -1,4 +1,4 @@
-//! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/records.md` is the reference.
+//! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/reference/records.md` is the reference.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<Li
 pub type BadQuery = axum::extract::rejection::QueryRejection;
 
 pub fn bad_query(bad: &BadQuery) -> ApiError {
-    ApiError::bad_request(format!("{}; see docs/records.md.", bad.body_text()))
+    ApiError::bad_request(format!("{}; see docs/reference/records.md.", bad.body_text()))
 }
 
 pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
@@ -226,8 +226,8 @@ pub async fn slo(State(state): State<Arc<AppState>>) -> Json<Value> {
     Json(json!({ "objective": OBJECTIVE, "profiles": profiles, "stages": stage_budgets(&state.insight) }))
 }
 
-/// How a TTFT budget of 400 ms is spent, in ms (BENCH row 20, source S1): net 20, queue 50, prefill 280, tokenise 10,
-/// gateway 15, and 25 for safety that belong to nobody.
+/// How a TTFT budget of 400 ms is split, in ms: network 20, queue 50, prefill 280, tokenise 10, gateway 15. The last 25 ms
+/// are a reserve that belongs to no stage.
 const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
     ("tokenise", 10.0, &["parse", "tokenize"]),
     ("queue", 50.0, &["queue", "prefill_queue"]),

@@ -1,4 +1,4 @@
-//! The names of API.md 2.2: which are built, which are refused by name, and what happens to all others.
+//! The fields of a request body: which are built, which are refused by name, and what happens to all others.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -39,7 +39,8 @@ const COMMON: &[&str] = &[
 const COMPLETIONS_ONLY: &[&str] = &["prompt", "echo"];
 const CHAT_ONLY: &[&str] = &["messages", "max_completion_tokens", "top_logprobs"];
 
-/// Names of API.md 2.2 that are not built: silence would make a client believe in them.
+/// Fields that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would otherwise believe
+/// that the field had an effect.
 const UNSUPPORTED: &[&str] = &[
     "include_stop_str_in_output",
     "skip_special_tokens",

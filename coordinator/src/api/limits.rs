@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Choices per prompt. OpenAI allows 128; each costs a sequence of KV, and a node of this size runs 16 sequences.
+/// Choices per prompt. OpenAI allows 128. Each choice is a sequence with its own KV, and a node runs 16 sequences unless set.
 pub const CHOICES_MAX: u32 = 16;
 /// Prompts in one completions request: each is a request of its own in the admission queue.
 pub const PROMPTS_MAX: usize = 128;

@@ -98,8 +98,8 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// The root span of one generation request. Both spellings of the GenAI names: OpenTelemetry's and vLLM's
-/// (TELEMETRY 3.1); values come as they are known. Numbers are recorded as `i64`: an unsigned one is exported as text.
+/// The root span of one generation request. Its attributes have OpenTelemetry's names and vLLM's; each value is recorded
+/// when it is known. Numbers are recorded as `i64`, because an unsigned number would be exported as text.
 pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
     use tracing::field::Empty;
     tracing::info_span!(

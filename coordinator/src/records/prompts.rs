@@ -19,7 +19,7 @@ pub struct PromptRecord {
     pub summary: RequestSummary,
 }
 
-/// The JSON of one: `docs/records.md`.
+/// The JSON of one: `docs/reference/records.md`.
 #[derive(Clone, Debug, Serialize)]
 pub struct PromptShape {
     pub choices: Vec<u32>,

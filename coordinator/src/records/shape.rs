@@ -1,4 +1,4 @@
-//! The JSON of a record: `docs/records.md` is its reference.
+//! The JSON of a record: `docs/reference/records.md` is its reference.
 
 use std::time::Duration;
 

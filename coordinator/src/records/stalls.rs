@@ -12,9 +12,9 @@ use serving_core::stage::{Stage, StageTimings};
 
 use crate::request_handle::TokenTimes;
 
-/// TELEMETRY: a stall is a gap longer than this many times the request's median one.
+/// A gap between two tokens is a stall when it is longer than this many times the request's median gap.
 const STALL_OVER_MEDIAN: u32 = 4;
-/// What nobody sees is no stall: a frame of a 60 Hz screen.
+/// A shorter gap is no stall, because nobody sees it: this is one frame of a 60 Hz screen.
 const STALL_MIN: Duration = Duration::from_micros(16_667);
 /// Gaps that count for the median: an answer longer than this has its median from its first ones.
 const GAPS_KEPT: usize = 16_384;

@@ -65,13 +65,15 @@ pub enum EngineError {
     },
     #[error("a head dimension of {head_dim} is not supported: it must be a multiple of 16; choose another model")]
     UnsupportedHeadDim { head_dim: usize },
-    #[error("the {kernel} kernel needs {needs}, which this CPU lacks; choose another kernel or `auto`")]
+    #[error("the {kernel} kernel needs {needs}, which this CPU lacks; choose another --kernel, such as auto")]
     KernelUnsupported { kernel: &'static str, needs: &'static str },
-    #[error("an engine runs on 1 to {most} threads, not {threads}; change the thread count")]
+    #[error("an engine runs on 1 to {most} threads, not {threads}; change --threads")]
     BadThreadCount { threads: usize, most: usize },
-    #[error("the system started no further thread: {source}; lower the thread count or raise the process limit")]
+    #[error("the system started no further thread: {source}; lower --threads or raise the process limit")]
     ThreadStart { source: std::io::Error },
-    #[error("the system refused {bytes} bytes for weights or scratch memory; use a smaller model or smaller limits")]
+    #[error(
+        "the system refused {bytes} bytes for weights or scratch memory; use a smaller model, --max-num-batched-tokens or --max-num-seqs"
+    )]
     OutOfMemory { bytes: usize },
 }
 

@@ -32,12 +32,12 @@ pub enum KvMemoryError {
     #[error("the KV geometry {0:?} has a zero or an absurd dimension; check the model file")]
     BadGeometry(KvGeometry),
     #[error(
-        "a KV block of {block_tokens} tokens is not supported: it must be a multiple of {TILE_TOKENS}, at most {BLOCK_TOKENS_MAX}; change the block size"
+        "a KV block of {block_tokens} tokens is not supported: it must be a multiple of {TILE_TOKENS}, at most {BLOCK_TOKENS_MAX}; change --block-size"
     )]
     BadBlockSize { block_tokens: u32 },
-    #[error("a KV memory needs at least one block; raise the KV memory size")]
+    #[error("a KV memory needs at least one block; raise --kv-cache-memory")]
     NoBlocks,
-    #[error("the system refused {bytes} bytes of KV memory; lower the KV memory size")]
+    #[error("the system refused {bytes} bytes of KV memory; lower --kv-cache-memory")]
     OutOfMemory { bytes: usize },
     #[error(
         "the system gave no {bytes} bytes of shareable memory: {error}; start the node without `shm_direct_secret`"

@@ -1,7 +1,7 @@
 //! Runs the model. Owns: the [`Engine`] contract, KV memory, the CPU transformer, sampling, the stand-in engine.
 //!
 //! Never does: scheduling, block accounting, networking, text. The batcher decides what a step runs, this crate runs it.
-//! Promise (DESIGN section 9): a token's KV and logits depend on its own sequence only, not on batch mates, chunk
+//! Promise: a token's KV and logits depend on its own sequence only, not on batch mates, chunk
 //! boundaries, threads, instruction set or phase. `numerics.rs` defines the arithmetic that makes this hold.
 //! Read first: this file, then `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
 //! Tests: beside the code, and `tests/` for the whole model (goldens, invariance).

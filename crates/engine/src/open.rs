@@ -67,7 +67,9 @@ impl std::fmt::Debug for OpenedEngine {
 
 #[derive(Debug, Error)]
 pub enum OpenError {
-    #[error("the cpu engine needs a model file: give --model FILE (a GGUF), or `baton model pull smollm2-135m` first")]
+    #[error(
+        "the cpu engine needs a model file: give --model FILE, a GGUF; `baton model pull smollm2-135m` fetches one and prints its path"
+    )]
     NoModel,
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use rand::Rng as _;
 
-/// etcd answers a lone request in under a millisecond; a lost lease is granted again after this, not after a TTL.
+/// The first pause. A lost lease is granted again after it, not after a whole TTL.
 const FIRST: Duration = Duration::from_millis(50);
-/// What a recovered etcd may have to wait for a client, as on the status streams (`service-runtime/src/membership.rs`).
+/// The longest pause: a recovered etcd hears of each client within this time. `service-runtime/src/membership/link.rs` has a
+/// similar limit for the status streams.
 pub(crate) const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]

@@ -71,7 +71,7 @@ pub enum ConfigError {
     #[error("the tensor \"{tensor}\" asks for something this build does not compute; choose a plain llama model")]
     UnexpectedTensor { tensor: String },
     #[error(
-        "the tensor \"{tensor}\" has shape {found:?}, expected {expected:?}; the file is damaged: download it again with `baton model pull`"
+        "the tensor \"{tensor}\" has shape {found:?}, expected {expected:?}; the file is damaged: download it again with `baton model pull --force`"
     )]
     WrongShape {
         tensor: String,

@@ -1,6 +1,6 @@
 //! A GGUF file, memory-mapped and checked from end to end before anybody sees a tensor.
 //!
-//! Source of the layout: ggml's `docs/gguf.md`, versions 2 and 3, little endian. The file is untrusted input.
+//! Source of the layout: the page gguf.md of ggml's documentation, versions 2 and 3, little endian. The file is untrusted input.
 
 mod error;
 mod metadata;

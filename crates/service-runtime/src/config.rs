@@ -226,6 +226,9 @@ pub fn print_config<T: Serialize>(config: &T, origins: &BTreeMap<String, Origin>
 fn command_of<T: clap::Args>(program: Program) -> Command {
     let command = Command::new(program.name).about(program.about).version(program.version);
     T::augment_args(command)
+        // The documentation of a flattened struct would take the place of the program's own line.
+        .about(program.about)
+        .long_about(None)
         .arg(
             Arg::new(CONFIG_KEY)
                 .long("config")

@@ -2,7 +2,7 @@
 //!
 //! A node receives each frame of a gRPC stream into a buffer of its own. By default glibc gives the memory behind such buffers back
 //! to the kernel again and again, and takes it again, zeroed and page by page, for the next frame: 8,000 page faults for a transfer
-//! of 47 MB, and half its throughput (docs/reliability.md).
+//! of 47 MB, and half its throughput (docs/measurements/reliability.md).
 //!
 //! A coordinator holds large buffers for a moment only, for large request bodies. By default glibc takes such blocks from its
 //! arenas as soon as one of them has been freed, and the arenas keep them: a flood of bodies cost 100 MiB where 40 MiB are in use.

@@ -56,7 +56,7 @@ pub enum ServeError {
     #[error("cannot listen on {address}: {source}; is another process using the port?")]
     Bind { address: String, source: std::io::Error },
     #[error(
-        "listening on {bound}, all addresses of this host, but others need one to reach it: give --advertise HOST:PORT (an address of this host that they reach), or listen on that address"
+        "listening on {bound}, which is every address of this host; other processes need one address that they can reach: give it as --advertise HOST:PORT (a coordinator: --control-advertise HOST:PORT), or listen on that address"
     )]
     NoAddress { bound: SocketAddr },
     #[error("the server on {address} failed: {source}")]

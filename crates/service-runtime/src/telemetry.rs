@@ -57,7 +57,7 @@ pub struct Identity<'a> {
 
 #[derive(Debug, Error)]
 pub enum TelemetryError {
-    #[error("RUST_LOG is not a filter: {0}; write for example `info` or `info,baton=debug`")]
+    #[error("RUST_LOG is not a filter: {0}; write for example `info` or `info,coordinator=debug`")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
     #[error("the OTLP exporter cannot be set up: {0}; check OTEL_EXPORTER_OTLP_ENDPOINT, or unset it to run without")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),

@@ -121,7 +121,7 @@ impl AdminClient {
         let path = path.join("/");
         let base = &self.base;
         format!(
-            "{base} has no page /{path}: give --url the coordinator, not a node, and see `baton version` for its age"
+            "{base} has no page /{path}: --url must name the coordinator, not a node, and its version ({base}/version) must not be older than that of `baton version`"
         )
     }
 
@@ -143,7 +143,9 @@ impl AdminClient {
 pub fn parse<T: DeserializeOwned>(path: &[&str], page: &Value) -> anyhow::Result<T> {
     records::parse(page).with_context(|| {
         let path = path.join("/");
-        format!("/{path} is not as docs/records.md says; are client and server of one version? `-o json` shows it")
+        format!(
+            "/{path} is not as docs/reference/records.md says; are client and server of one version? `-o json` shows it"
+        )
     })
 }
 

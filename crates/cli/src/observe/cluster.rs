@@ -1,4 +1,4 @@
-//! The page `/admin/cluster`, as it comes: docs/records.md. Everything may be absent.
+//! The page `/admin/cluster`, as it comes: docs/reference/records.md. Everything may be absent.
 
 use std::collections::BTreeMap;
 

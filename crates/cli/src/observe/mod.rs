@@ -1,5 +1,5 @@
 //! The verbs that look at a live cluster: `trace`, `tap`, `top`, `status`, `nodes`, `slo`. They read the pages of
-//! docs/records.md and nothing else; what is drawn is a pure function of a page and of the terminal's [`look::Look`].
+//! docs/reference/records.md and nothing else; what is drawn is a pure function of a page and of the terminal's [`look::Look`].
 
 pub(crate) mod client;
 pub(crate) mod cluster;

@@ -1,4 +1,4 @@
-//! What the coordinator says of requests, as it comes: docs/records.md. Everything may be absent.
+//! What the coordinator says of requests, as it comes: docs/reference/records.md. Everything may be absent.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

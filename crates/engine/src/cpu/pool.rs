@@ -1,12 +1,12 @@
-//! The engine's threads: they take tiles of work from one counter, so that an absent thread delays nobody.
+//! The engine's threads. They take tiles of work from one counter, so that a suspended thread delays no other thread.
 //!
-//! A phase is over when all its **tiles** are done, not when all threads have come by: a thread that the system has
-//! suspended between two tiles holds up nothing, and the others take what it would have taken (ENGINE.md measured
-//! llama.cpp, which waits for threads, falling to 5-20 % of its speed beside a competing job). Waiting threads spin
-//! shortly and then park; the caller of [`Pool::parallel`] works too.
+//! A phase ends when all its **tiles** are done, not when all threads have arrived. When the system suspends a thread
+//! between two tiles, the other threads take its share. (An engine that waits for all threads of a phase becomes many
+//! times slower beside a competing job.) A waiting thread spins for a short time and then parks. The caller of
+//! [`Pool::parallel`] works too.
 //!
-//! The claim word packs (phase number, tile count, next tile), so a claim always knows what it belongs to: a late
-//! thread either gets a tile of the phase that runs now or learns that there is none.
+//! The claim word packs (phase number, tile count, next tile). A late thread therefore either gets a tile of the phase
+//! that runs now or learns that there is none.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,4 +1,4 @@
-//! `docs/metrics.md`, made from the tables. `cargo run -p service-runtime --example metrics_doc` prints it.
+//! `docs/reference/metrics.md`, made from the tables. `cargo run -p service-runtime --example metrics_doc` prints it.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ whose labels are closed lists has every series from the start, at 0. No label ha
 and `baton_itl_seconds` carry the trace id of a request as exemplar.
 
 This page is made from `crates/service-runtime/src/metrics/`, and a test fails when it is not:
-`cargo run -p service-runtime --example metrics_doc > docs/metrics.md`.
+`cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`.
 ";
 
 const ALIASES: &str = "
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn the_page_is_what_the_tables_say() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
-        let written = std::fs::read_to_string(path).expect("docs/metrics.md");
-        let advice = "run `cargo run -p service-runtime --example metrics_doc > docs/metrics.md`";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
+        let written = std::fs::read_to_string(path).expect("docs/reference/metrics.md");
+        let advice = "run `cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`";
         assert!(
             written == page(),
-            "docs/metrics.md is not what the tables say: {advice}"
+            "docs/reference/metrics.md is not what the tables say: {advice}"
         );
     }
 

@@ -1,8 +1,8 @@
 //! The table of baton's own metrics. Their names, helps, labels and edges stand here and nowhere else.
 //!
-//! `docs/metrics.md` is made from it, and the tests of the three processes compare what they expose with it. To add a
+//! `docs/reference/metrics.md` is made from it, and the tests of the three processes compare what they expose with it. To add a
 //! metric: a line here, its registration in the process, then
-//! `cargo run -p service-runtime --example metrics_doc > docs/metrics.md`.
+//! `cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`.
 
 use super::Unit::{Blocks, Bytes, Events, Fact, Nodes, Permits, Ratio, Requests, Seconds, Sequences, Tasks, Tokens};
 use super::labels::*;
