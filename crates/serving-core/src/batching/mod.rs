@@ -159,7 +159,7 @@ pub enum InvalidRequest {
     FirstTokens,
 }
 
-/// More choices than any client may ask for (API: n is at most 128).
+/// The wire's limit. A client may ask for 16 choices at most (`coordinator/src/api/limits.rs`).
 pub const MOST_CHOICES: u32 = 128;
 
 fn check_request(request: &Request, limits: &NodeLimits) -> Result<(), InvalidRequest> {

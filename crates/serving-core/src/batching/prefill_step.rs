@@ -15,8 +15,9 @@ use crate::ids::ChoiceIndex;
 use crate::request::{Request, TokenEvent};
 use crate::time::Time;
 
-/// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
-/// over gRPC (docs/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
+/// A prompt is halved only when each half pushes at least this many last chunks. One more step costs some 3 ms, and the KV
+/// of 512 tokens takes 10 ms over gRPC (docs/measurements/latency.md). Both take as long at 256 tokens: two halves of four
+/// last chunks of 32.
 const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
 
 impl RowSource for BTreeMap<u64, PrefillEntry> {
