@@ -261,7 +261,7 @@ fn format_of(tensor: &Tensor<'_>, numerics: Numerics) -> Result<Format, EngineEr
         (Numerics::Int8Blocks, GgmlType::F16 | GgmlType::F32) => Err(EngineError::UnsupportedTensor {
             tensor: tensor.name.to_owned(),
             kind: tensor.kind.name(),
-            why: "8-bit numerics run Q4_1 and Q8_0 weights: use such a file, or the exact numerics",
+            why: "8-bit numerics run Q4_1 and Q8_0 weights: use such a file, or --numerics exact",
         }),
     }
 }
