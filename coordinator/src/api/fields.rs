@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::json::{Fields, whole};
 use super::limits::IGNORED_NAMES_LOGGED_MAX;
 
-/// Names both endpoints take. `include_metrics` and `return_kv_hashes` are baton's own; see `shapes`.
+/// Names that both endpoints take. `include_metrics` and `return_kv_hashes` are baton's own; see `shapes`.
 const COMMON: &[&str] = &[
     "model",
     "max_tokens",
@@ -59,7 +59,7 @@ const UNSUPPORTED: &[&str] = &[
     "suffix",
 ];
 
-/// SDKs and frameworks send these along with values that ask for what happens anyway.
+/// SDKs and frameworks send these fields with values that ask for the default behaviour.
 fn asks_for_nothing(name: &str, value: Option<&Value>) -> bool {
     match (name, value) {
         (_, Some(Value::Null)) => true,
@@ -86,7 +86,7 @@ impl Endpoint {
     }
 }
 
-/// Remembers which ignored names were logged: once per name, a bounded number of names.
+/// Remembers which ignored names were logged: each name once, and a limited number of names.
 #[derive(Debug, Default)]
 pub struct IgnoredNames(Mutex<BTreeSet<String>>);
 
@@ -102,7 +102,7 @@ impl IgnoredNames {
     }
 }
 
-/// Refuses what is known and not built; notes what is unknown.
+/// Refuses fields that are known and not built, and notes fields that are unknown.
 pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNames) -> Result<(), ApiError> {
     let (own, other, other_path) = match endpoint {
         Endpoint::Completions => (COMPLETIONS_ONLY, CHAT_ONLY, "/v1/chat/completions"),
@@ -116,7 +116,7 @@ pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNam
             return Err(ApiError::unsupported(name));
         }
         if other.contains(&name) {
-            // SDKs send `echo: false` along; only asking for something is an error.
+            // SDKs send `echo: false` along. Only a value that asks for something is an error.
             if fields.get(name).and_then(Value::as_bool) == Some(false) {
                 continue;
             }
