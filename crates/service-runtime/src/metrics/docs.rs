@@ -80,7 +80,7 @@ fn section<'a>(page: &mut String, (title, level): (&str, &str), metrics: impl It
     lists(page, "Edges of buckets:", metrics.iter().filter_map(|m| edges(m)));
 }
 
-/// As a query names it.
+/// The name that a query uses.
 fn as_seen(metric: &Metric) -> String {
     match metric.kind {
         Kind::Counter => format!("{}_total", metric.name),
@@ -88,7 +88,7 @@ fn as_seen(metric: &Metric) -> String {
     }
 }
 
-/// A list with one line for each text, and the names it holds for.
+/// A list with one line for each text, and the names for which it holds.
 fn lists<'a>(page: &mut String, title: &str, lines: impl Iterator<Item = (String, &'a str)>) {
     let mut texts: Vec<(String, Vec<&str>)> = Vec::new();
     for (text, name) in lines {
@@ -107,7 +107,7 @@ fn lists<'a>(page: &mut String, title: &str, lines: impl Iterator<Item = (String
     }
 }
 
-/// Each label of a metric with its values, where they differ by process for each.
+/// Each label of a metric with its values; for each process where they differ.
 fn values(metric: &Metric) -> Vec<(String, &'static str)> {
     let words = |values: Vec<&str>| {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();

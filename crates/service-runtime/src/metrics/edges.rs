@@ -1,4 +1,4 @@
-//! Edges of the histograms' buckets, and where they come from.
+//! Edges of the histograms' buckets, and the reason for each.
 
 /// Every TTFT limit of an SLO profile is an edge, so that the share of requests within the limit is exact.
 pub const TTFT: &[f64] = &[
@@ -9,7 +9,7 @@ pub const TTFT: &[f64] = &[
 pub const ITL: &[f64] = &[
     0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5,
 ];
-/// Ours, from a short answer of a small model to the longest time limit a request may have by default.
+/// Our own, from a short answer of a small model to the longest time limit that a request has by default.
 pub const E2E: &[f64] = &[
     0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0,
