@@ -1,4 +1,5 @@
-//! How long to wait before etcd is tried again: doubling, capped, with jitter so that a whole cluster does not return at once.
+//! How long to wait before etcd is tried again. The pause doubles up to a limit and has jitter, so that not all processes
+//! of a cluster return at once.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ impl BackOff {
     }
 }
 
-/// Between half of a duration and all of it.
+/// A random time between half of a duration and all of it.
 pub(crate) fn jittered(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.5..=1.0))
 }

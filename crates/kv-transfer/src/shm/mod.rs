@@ -12,11 +12,11 @@
 //! it could write any block. Its timing need not be trusted. A sender that was paused in the middle of a store finishes the
 //! store when it wakes, whatever was decided meanwhile. Therefore:
 //! - It writes no block before the receiver has said that the reservation is claimed (`Begun`): the blocks of an expired
-//! ticket may belong to another request by then.
+//!   ticket may belong to another request by then.
 //! - A claimed transfer that does not commit ends (`HandoffSink::ended`, the end of its quarantine) only when the sender
-//! has said that it stores no more (its `Abort`, sent when its running copy is over, also as the answer to a refusal or to
-//! the receiver's abort), when it has unmapped the pool (`Goodbye`), or when its process has exited (pidfd). A closed
-//! socket proves nothing.
+//!   has said that it stores no more (its `Abort`, sent when its running copy is over, also as the answer to a refusal or to
+//!   the receiver's abort), when it has unmapped the pool (`Goodbye`), or when its process has exited (pidfd). A closed
+//!   socket proves nothing.
 //!
 //! The memory cannot be resized once passed (the sender verifies the seals), so no access can fault. The socket's name is
 //! abstract, and memfds have no name in the file system: whatever process dies, the kernel leaves nothing behind.
