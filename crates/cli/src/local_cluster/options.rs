@@ -141,7 +141,7 @@ pub struct ClusterSettings {
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
-    /// In whose words spans speak: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
+    /// Naming conventions of span attributes: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
     #[arg(long, value_name = "NAMES")]
     pub otel_flavor: Option<String>,
 }

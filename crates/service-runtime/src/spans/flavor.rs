@@ -20,7 +20,7 @@ pub enum OtelFlavor {
 /// To be flattened into a process's configuration.
 #[derive(Clone, Debug, Default, clap::Args, Serialize)]
 pub struct OtelConfig {
-    /// In whose words spans speak
+    /// Naming conventions of span attributes
     #[arg(long, value_enum, value_delimiter = ',', default_value = "otel,vllm")]
     pub otel_flavor: Vec<OtelFlavor>,
 }
