@@ -1,4 +1,4 @@
-//! Compiles the protos with protox (pure Rust): building baton's own protos needs no protoc.
+//! Compiles the protos with protox (pure Rust), so the build needs no protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [

@@ -1,4 +1,4 @@
-//! What the brain knows, as metrics: a snapshot the control loop replaces, and its encoding at scrape time.
+//! The state of the brain as metrics: a snapshot that the control loop replaces, and its encoding at scrape time.
 
 use std::collections::BTreeMap;
 use std::fmt::Error;
@@ -30,17 +30,17 @@ pub struct NodeSnapshot {
     pub transports: Vec<String>,
     pub block_tokens: u32,
     pub assigned_role: AssignedRole,
-    /// What its process can become.
+    /// The roles that its process can take.
     pub roles: Vec<AssignedRole>,
     pub role: &'static str,
     pub health: NodeHealth,
     pub is_suspected: bool,
     pub lease_left: Duration,
-    /// Since it was last renewed.
+    /// Time since the lease was last renewed.
     pub lease_age: Duration,
-    /// That the node says it is connected to.
+    /// The number of coordinators that the node says it is connected to.
     pub coordinators: u32,
-    /// As last reported; at most a status interval old while the node is connected.
+    /// As the node last reported it. The report is at most a status interval old while the node is connected.
     pub kv_blocks: KvBlockCounts,
     pub running_sequences: u32,
     pub waiting_sequences: u32,
@@ -48,20 +48,20 @@ pub struct NodeSnapshot {
     pub preemptions_total: u64,
     pub prefix_query_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
-    /// In the prefix directory.
+    /// Keys of this node in the prefix directory.
     pub prefix_blocks: usize,
-    /// A prefill node's links: decode node, and whether it reports the link as usable.
+    /// A prefill node's links: each decode node, and whether the prefill node reports the link as usable.
     pub pairs: Vec<PairSnapshot>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PairSnapshot {
     pub decode_node: String,
-    /// `None` while it can be used.
+    /// `None` while the link can be used.
     pub unusable_reason: Option<String>,
 }
 
-/// Everything the brain exports.
+/// Everything that the brain exports.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterSnapshot {
     pub policy: &'static str,
@@ -112,7 +112,7 @@ impl ClusterSnapshot {
                 },
                 lease_age: now.since(n.status_at),
                 coordinators: status.map_or(0, |s| s.coordinators),
-                // What a node that is gone holds is unknown, and no longer memory of this cluster.
+                // What a lost node holds is unknown, and is no longer memory of this cluster.
                 kv_blocks: status.filter(|_| !is_over).map(|s| s.kv_blocks).unwrap_or_default(),
                 running_sequences: status.filter(|_| !is_over).map_or(0, |s| s.running_sequences),
                 waiting_sequences: status.filter(|_| !is_over).map_or(0, |s| s.waiting_sequences),
@@ -141,7 +141,7 @@ fn pairs(status: &NodeStatus) -> Vec<PairSnapshot> {
 #[derive(Debug)]
 pub(crate) struct ClusterCollector {
     snapshot: Arc<Mutex<ClusterSnapshot>>,
-    /// The served model, where vLLM's names were asked for.
+    /// The served model, if vLLM's names were asked for.
     alias_model: Option<String>,
 }
 
@@ -166,7 +166,7 @@ impl Writer<'_, '_> {
         })
     }
 
-    /// A counter with one closed label: every value has its series from the start, as `Metrics` says why.
+    /// A counter with one closed label. Every value has its series from the start; `Metrics` says why.
     fn each<K: Ord>(
         &mut self,
         (metric, label): (&Metric, &'static str),
@@ -223,7 +223,7 @@ impl Collector for ClusterCollector {
 
 fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let stats = &s.stats;
-    // Before the brain has said what its policy is there is none to count for.
+    // The brain has not yet said what its policy is, so there is no policy to count for.
     let reasons = RouteReason::ALL.into_iter().filter(|_| !s.policy.is_empty());
     w.counters(
         &table::ROUTING_DECISIONS,
@@ -281,7 +281,7 @@ fn queue(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     w.gauge(&table::UNFINISHED_REQUESTS, s.unfinished as f64)
 }
 
-/// Every stage that can be told, none being 0.
+/// Every stage that can be shown; the stages without requests are 0.
 fn stages(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let count = |stage| s.in_cluster.get(stage).or(s.at_edge.get(stage)).copied().unwrap_or(0);
     let stages = labels::live_stages(Role::Coordinator).iter();
@@ -294,7 +294,7 @@ fn stages(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     )
 }
 
-/// What runs and what waits, under vLLM's names.
+/// The numbers of running and waiting requests, under vLLM's names.
 fn aliases(s: &ClusterSnapshot, model: &str, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let labels = || vec![("model_name", model), ("engine", vllm_node::ENGINE)];
     let waiting = s.waiting_interactive + s.waiting_batch;
@@ -325,7 +325,7 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         }),
     )?;
     let per_node = |value: fn(&NodeSnapshot) -> f64| {
-        // A lost one stays to be seen, with a lease of 0; one that has left is no news.
+        // A lost node stays visible, with a lease of 0. A node that has left is not shown.
         let shown = nodes.iter().filter(|n| n.health != NodeHealth::Left);
         shown.map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
     };
@@ -363,7 +363,7 @@ fn pairs_up(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error>
     )
 }
 
-/// What nodes count since they started.
+/// Totals that nodes count since they started.
 fn node_totals(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let counts = |value: fn(&NodeSnapshot) -> u64| {
         nodes

@@ -91,7 +91,7 @@ pub struct Config {
     /// Longest silence on both legs of a running request while its node reports no computing either
     #[arg(long, default_value_t = 60_000)]
     pub stream_silence_ms_max: u64,
-    /// How long a drain takes at most. Running requests get it less half a second, in which what is left is told so
+    /// How long a drain takes at most. Running requests get it less half a second for goodbyes
     #[arg(long, default_value_t = 30_000)]
     pub drain_ms_max: u64,
     /// Which SLO profile judges a request without an `x-slo` header: model:NAME=PROFILE or lane:interactive=PROFILE
@@ -144,7 +144,7 @@ impl ProcessConfig for Config {
     }
 }
 
-/// A few reports may be late or lost before a lease is.
+/// A few reports may be late or lost before a lease ends.
 const STATUSES_PER_LEASE: u32 = 20;
 
 impl Config {
@@ -157,7 +157,7 @@ impl Config {
             UnsplitIs::NotReady => WhenUnsplit::NotReady,
         }
     }
-    /// How often nodes report at least.
+    /// The longest time between two reports of a node.
     pub fn status_interval(&self) -> Duration {
         self.lease() / STATUSES_PER_LEASE
     }

@@ -1,4 +1,4 @@
-//! The outside's hold on the control loop: submissions, cancels, readiness.
+//! The handle by which all other tasks reach the control loop: submissions, cancels, readiness.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,12 +13,12 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use crate::membership::NodeStream;
 use crate::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
 
-/// What a client that meets a full or stopping loop is told to wait.
+/// A client that meets a full or stopping loop is told to wait for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) type Reply = oneshot::Sender<Result<RequestHandle, Rejected>>;
 
-/// Everything the loop can be told.
+/// Every message that the loop takes.
 #[derive(Debug)]
 pub(crate) enum Input {
     Submit {
@@ -37,12 +37,12 @@ pub(crate) enum Input {
     },
 }
 
-/// What an operator wants of one node: that it leaves, for good or to come back in another role.
+/// An operator's order to one node: leave for good, or come back in another role.
 #[derive(Clone, Debug)]
 pub struct NodeOrder {
     pub name: NodeName,
     pub next_role: Option<AssignedRole>,
-    /// Also when nobody is left who decodes.
+    /// Obey also when no node that decodes is left.
     pub is_forced: bool,
 }
 
@@ -53,7 +53,7 @@ pub enum OrderRefused {
     Stopping,
 }
 
-/// What may not wait and may not be lost: cancels and stop strings. Bounded by the handles that exist.
+/// Messages that may neither wait nor be lost: cancels and stop strings. The existing handles bound their number.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     rung: Mutex<Rung>,
@@ -89,7 +89,7 @@ impl RequestControl for Bell {
     }
 }
 
-/// The outside's hold on the loop.
+/// The handle of the loop.
 #[derive(Clone, Debug)]
 pub struct ControlHandle {
     inbox: mpsc::Sender<Input>,
@@ -121,7 +121,7 @@ impl ControlHandle {
     /// Asks a node, by name, to drain, and to come back in another role where one is given. Unknown names change nothing.
     ///
     /// # Errors
-    /// Nobody would be left who decodes, or this coordinator stops; nothing has changed then.
+    /// No node that decodes would be left, or this coordinator stops. Nothing has changed then.
     pub async fn drain_node(&self, order: NodeOrder) -> Result<(), OrderRefused> {
         let (reply, answer) = oneshot::channel();
         let sent = self.inbox.send(Input::Drain { order, reply }).await;

@@ -1,4 +1,4 @@
-//! One task: take what happened, ask the brain, carry out its actions. Nothing here decides.
+//! One task: take an event, ask the brain, carry out its actions. Nothing here decides.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,17 +30,17 @@ use crate::running_leg::RunningLeg;
 use crate::standstill::{Standstill, WAKE_INTERVAL};
 use crate::token_stream::RequestStream;
 
-/// What waits for the loop. Legs wait when it is full; new requests are turned away.
+/// Events that wait for the loop. A leg waits when the queue is full; a new request is refused.
 const INBOX_MAX: usize = 4096;
-/// What nodes say that waits for the loop. Readers of membership streams wait when it is full, so at most this many
-/// statuses are looked at before a leg's event is.
+/// Reports of nodes that wait for the loop. Readers of membership streams wait when the queue is full. So at most this many
+/// statuses are handled before the event of a leg.
 const MEMBERSHIP_INBOX_MAX: usize = 256;
 
-/// One request as the shell sees it: its stream to the client and its running legs.
+/// One request in the shell: its stream to the client and its running legs.
 #[derive(Debug)]
 struct Live {
     stream: Arc<RequestStream>,
-    /// Until the submitter has its handle.
+    /// `Some` until the submitter has its handle.
     waiting: Option<(Reply, mpsc::Receiver<ClientEvent>)>,
     legs: BTreeMap<(AttemptKey, Leg), RunningLeg>,
     parent: opentelemetry::Context,
@@ -57,13 +57,13 @@ enum Woken {
     /// A client left, or a stop string was found.
     Bell,
     Input(Input),
-    /// Something that the brain waits for is due.
+    /// A timer of the brain is due.
     Timer,
-    /// The gauges of an idle cluster are to be refreshed.
+    /// The gauges of an idle cluster must be refreshed.
     Refresh,
 }
 
-/// What the loop is made of.
+/// The parts from which the loop is built.
 #[derive(Clone, Debug)]
 pub(crate) struct LoopParts {
     pub cluster: ClusterConfig,
@@ -116,7 +116,7 @@ impl ControlLoop {
         (control, handle)
     }
 
-    /// Runs until `stop`. `drain` stops admission; what runs goes on.
+    /// Runs until `stop`. `drain` stops admission; running requests go on.
     pub(crate) async fn run(mut self, drain: Shutdown, stop: Shutdown) {
         let mut refresh = tokio::time::interval(WAKE_INTERVAL);
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -140,7 +140,7 @@ impl ControlLoop {
         }
     }
 
-    /// What nodes say comes before legs and timers: a lease that a waiting status renews must not run out.
+    /// Reports of nodes come before legs and timers: a lease that a waiting status renews must not end.
     async fn woken(&mut self, refresh: &mut tokio::time::Interval, (drain, stop): (&Shutdown, &Shutdown)) -> Woken {
         let wake = self
             .cluster
@@ -194,7 +194,7 @@ impl ControlLoop {
         }
     }
 
-    /// Asked and carried out in one step, so that of two drains at the same moment the second one sees the first.
+    /// The question and its effect are one step, so of two drains at the same moment the second sees the first.
     fn drain_node(&mut self, order: NodeOrder, reply: oneshot::Sender<Result<(), LastDecodeNode>>) {
         let checked = self.cluster.check_drain(Clock::now(), &order.name);
         let checked = if order.is_forced { Ok(()) } else { checked };
@@ -204,7 +204,7 @@ impl ControlLoop {
                 next_role: order.next_role,
             });
         }
-        // Whoever asked may have gone: the node drains all the same.
+        // The caller may have gone. The node drains all the same.
         let _ = reply.send(checked);
     }
 
@@ -229,8 +229,8 @@ impl ControlLoop {
             submitted: Clock::time_of(submitted_at),
             lane: request.lane.name(),
         };
-        // Ids are random 128-bit numbers of this process: a second one would be a bug of the edge, and must not take
-        // over the first one's stream. Its reply is dropped, which the submitter sees as a refusal.
+        // Ids are random 128-bit numbers of this process. A repeated id would be a bug of the edge and must not take over
+        // the first request's stream. Its reply is dropped, which the submitter sees as a refusal.
         if let std::collections::btree_map::Entry::Vacant(slot) = self.live.entry(request.id) {
             slot.insert(live);
             self.handle(ClusterEvent::RequestArrived { request });
@@ -238,7 +238,7 @@ impl ControlLoop {
         }
     }
 
-    /// Applies one event and everything that follows from it at once.
+    /// Applies one event and all events that follow from it at once.
     fn handle(&mut self, event: ClusterEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -290,7 +290,7 @@ impl ControlLoop {
         });
     }
 
-    /// An action that is answered at once returns the answer.
+    /// Carries out one action. An action that is answered at once returns the answer as an event.
     fn carry_out(&mut self, now: Time, action: ClusterAction) -> Option<ClusterEvent> {
         match action {
             ClusterAction::Place { key, placement } => self.place(now, key, placement),
@@ -361,12 +361,12 @@ impl ControlLoop {
         self.hand_out(key.request);
     }
 
-    /// The submitter gets its handle, once.
+    /// Gives the submitter its handle, once.
     fn hand_out(&mut self, id: RequestId) {
         let control: Arc<dyn RequestControl> = self.bell.clone();
         let waiting = self.live.get_mut(&id).and_then(|live| live.waiting.take());
         if let Some((reply, events)) = waiting {
-            // A submitter that went away drops the handle, and that cancels.
+            // A submitter that went away drops the handle, and that cancels the request.
             let _ = reply.send(Ok(RequestHandle::new(id, events, control)));
         }
     }
@@ -453,7 +453,7 @@ impl ControlLoop {
     }
 
     fn end(&mut self, id: RequestId, tell: impl FnOnce(&RequestStream)) {
-        // A request may break before it was placed: its submitter still gets a handle that says so.
+        // A request may break before it was placed. Its submitter still gets a handle that says so.
         self.hand_out(id);
         if let Some(live) = self.live.remove(&id) {
             drop(live.legs);
@@ -463,7 +463,7 @@ impl ControlLoop {
 }
 
 impl Drop for ControlLoop {
-    /// Legs end with the loop, and with them what runs on the nodes.
+    /// The legs end with the loop, and so does their work on the nodes.
     fn drop(&mut self) {
         for live in self.live.values() {
             live.stream
@@ -472,7 +472,7 @@ impl Drop for ControlLoop {
     }
 }
 
-/// Deadlines travel as what is left of them.
+/// The time that is left until the deadline, which is what travels.
 fn with_time_left(request: &Request, time_left: Duration) -> Request {
     Request {
         time_limit: time_left,

@@ -1,5 +1,5 @@
-//! Carries work to nodes: one task per leg (`running_leg`), one gRPC stream per task. Dropping the task ends the stream, and
-//! that is the cancel (PROTOCOL rule 8).
+//! Carries work to nodes: one task per leg (`running_leg`), one gRPC stream per task. Dropping the task ends the stream,
+//! which is the cancel (PROTOCOL rule 8).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ use crate::node_clocks::NodeClocks;
 use crate::running_leg::RunningLeg;
 use crate::token_stream::{Delivery, ReceivedTokens, RequestStream};
 
-/// How often a leg tells the brain that tokens still come. A tenth of a second would do for any silence limit; this
-/// keeps a thousand streams at four thousand events a second.
+/// How often a leg tells the brain that tokens still come. This is far below any silence limit, and a thousand streams cause
+/// only four thousand events a second.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// One channel per life of a node; connected when first used, closed when the life is over.
+/// One channel for each life of a node. It connects when it is first used and closes when the life ends.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
     by_node: BTreeMap<NodeId, Channel>,
@@ -68,7 +68,7 @@ pub(crate) struct LegContext {
     pub stream: Arc<RequestStream>,
     pub inbox: mpsc::Sender<Input>,
     pub clocks: NodeClocks,
-    /// The request's root span.
+    /// The root span of the request.
     pub parent: opentelemetry::Context,
 }
 
@@ -79,7 +79,7 @@ enum Next {
     Over,
 }
 
-/// What one leg remembers while it runs.
+/// The state of one running leg.
 #[derive(Debug, Default)]
 struct Progress {
     had_tokens: bool,
@@ -185,20 +185,20 @@ fn stream_error(status: &tonic::Status) -> LegError {
 }
 
 impl LegContext {
-    /// A leg has failed, by its own account or the brain's.
+    /// A leg has failed, by its own report or by a verdict of the brain.
     pub(crate) fn failed(&self, error: &LegError) {
         let (leg, node) = (self.leg.name(), &self.node);
         tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
         self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
     }
 
-    /// Waits when the control loop is behind: this leg's stream then stands still, and nothing piles up.
+    /// Waits when the control loop is behind. The stream of this leg then stands still, and no queue grows.
     pub(crate) async fn tell(&self, event: LegEvent) {
         self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
     }
 
     async fn tell_cluster(&self, event: ClusterEvent) {
-        // The loop is gone only when the process ends.
+        // The loop ends only with the process.
         let _ = self.inbox.send(Input::Event(event)).await;
     }
 
@@ -269,7 +269,8 @@ impl LegContext {
         Ok(Next::GoOn)
     }
 
-    /// Tokens go straight to the client; the brain hears of the first ones, of ends, and now and then that more came.
+    /// Tokens go straight to the client. The brain hears of the first tokens, of ends, and from time to time that more
+    /// tokens came.
     async fn tokens(&self, batch: TokenBatch, progress: &mut Progress) -> Result<Next, LegError> {
         let count = u32::try_from(batch.tokens.len()).unwrap_or(u32::MAX);
         if !progress.had_tokens {

@@ -1,4 +1,4 @@
-//! Everything about requests and nodes that is looked at from outside: records, service levels, clocks, the cluster.
+//! Everything about requests and nodes that can be looked at from outside: records, service levels, clocks, the cluster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::records::shape::ClockShape;
 use crate::registry::RegistryView;
 use crate::slo::{SloLedger, SloRules};
 
-/// Where the cluster's state is read from; the coordinator's metrics implement it.
+/// The source of the cluster's state. The coordinator's metrics implement it.
 pub trait ClusterView: Send + Sync {
     fn snapshot(&self) -> ClusterSnapshot;
 }
 
-/// Shared by the HTTP edge and what serves `/admin`.
+/// Shared by the HTTP edge and the pages under `/admin`.
 #[derive(Default)]
 pub struct Insight {
     pub records: Arc<RecordStore>,
     pub slo_rules: SloRules,
     pub slo: Arc<SloLedger>,
     pub node_clocks: NodeClocks,
-    /// `None` where there is no cluster behind the edge: its tests.
+    /// `None` where there is no cluster behind the edge, as in its tests.
     pub cluster: Option<Arc<dyn ClusterView>>,
     /// This coordinator's name.
     pub name: String,
@@ -37,17 +37,17 @@ pub struct Insight {
     pub listen: String,
     /// host:port where nodes join.
     pub control: String,
-    /// For questions to nodes.
+    /// The client that asks nodes.
     pub http: reqwest::Client,
-    /// Followers of the events leave when the process is to: a drain does not wait for them.
+    /// Followers of the events leave when the process ends, so a drain does not wait for them.
     pub drain: Shutdown,
     pub registry: RegistryView,
-    /// Drains nodes; `None` where there is no cluster behind the edge.
+    /// Gives drain orders to nodes. `None` where there is no cluster behind the edge.
     pub nodes: Option<ControlHandle>,
     pub exporting: Exporting,
 }
 
-/// Traces that are being exported after all, at once: more are let go.
+/// Traces that are exported afterwards at the same time, at most. Further ones are skipped.
 #[derive(Clone, Debug)]
 pub struct Exporting(Arc<Semaphore>);
 
@@ -58,15 +58,15 @@ impl Default for Exporting {
 }
 
 const EXPORTING_MAX: usize = 16;
-/// The most a node's answer can be: 512 spans, generously.
+/// The largest answer of a node: 512 spans of generous size.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Asks nodes and nobody else: no proxy, and no other address that an answer names.
+/// A client that asks nodes only: no proxy, and no redirect to another address.
 pub fn node_client() -> reqwest::Client {
     let client = reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none());
-    // Without TLS nothing can fail here.
+    // Without TLS nothing here can fail.
     client.build().unwrap_or_default()
 }
 
@@ -78,13 +78,13 @@ impl fmt::Debug for Insight {
     }
 }
 
-/// A node that has not answered by then has other worries.
+/// A node that has not answered within this time is not waited for.
 const NODE_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The nodes' spans of a request end with its last messages, a moment after the answer.
 const SPANS_END_WITHIN: Duration = Duration::from_millis(500);
 
 impl Insight {
-    /// name and address of every node that is there.
+    /// Name and address of each node that is a member.
     pub fn nodes(&self) -> Vec<(String, String)> {
         let snapshot = self.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
         let here = snapshot.nodes.into_iter().filter(|node| !node.health.is_over());
@@ -94,7 +94,7 @@ impl Insight {
     /// The body of a node's page.
     ///
     /// # Errors
-    /// In words, for people: nothing is decided by it.
+    /// The error is text for people. Nothing is decided by it.
     pub async fn ask_node(&self, address: &str, path: &str) -> Result<Vec<u8>, String> {
         let words = |error: reqwest::Error| error.without_url().to_string();
         let asked = async {
@@ -118,10 +118,11 @@ impl Insight {
         answered.unwrap_or_else(|_| Err("no answer within 2 s".to_owned()))
     }
 
-    /// A request of these nodes went wrong whose trace nobody had sampled: every process hands its spans of it to the
-    /// collector now. Best effort, and in the background: no request waits for it, and a storm of them is let go.
+    /// A request of these nodes went wrong, and its trace was not sampled. Every process hands its spans of it to the
+    /// collector now. This is best effort and runs in the background: no request waits for it, and under many such requests
+    /// some are skipped.
     pub fn export_anyway(self: &Arc<Self>, trace: TraceId, nodes: Vec<String>) {
-        // Outside of a runtime there is nobody to ask.
+        // Outside of a runtime no task can be started.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
@@ -147,7 +148,7 @@ impl Insight {
         });
     }
 
-    /// Of every node that has told its offset.
+    /// The clock of each node that has reported its offset.
     pub fn clocks(&self) -> Vec<ClockShape> {
         let shape = |(node, offset): (serving_core::ids::NodeId, proto::messages::ClockOffset)| ClockShape {
             node: node.name.to_string(),

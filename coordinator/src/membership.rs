@@ -1,4 +1,4 @@
-//! The membership endpoint: nodes join here, report, and are told of leases, peers and drains. The brain decides.
+//! The membership endpoint: nodes join here, report, and get leases, peers and drain orders. The brain decides.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -24,19 +24,19 @@ use crate::node_notes::NodeNotes;
 
 /// A new stream must register within this time.
 const REGISTER_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// A node is told of its renewed lease this many times within one: statuses come far more often than it needs to know.
+/// A node hears of its renewed lease this many times within one lease. Statuses come more often than that.
 const RENEWALS_PER_LEASE: u32 = 4;
 
-/// One node's side of the conversation, as the control loop holds it. Dropping it ends the stream.
+/// The coordinator's end of one node's stream, as the control loop holds it. Dropping it ends the stream.
 #[derive(Debug)]
 pub(crate) struct NodeStream {
     pub node: NodeId,
     pub notes: NodeNotes,
-    /// Dropped with this: the reader stops too.
+    /// Dropped with this struct, which stops the reader.
     pub _closed: oneshot::Sender<()>,
 }
 
-/// Implements the service; hands everything to the control loop.
+/// Implements the gRPC service and hands everything to the control loop.
 #[derive(Debug)]
 pub(crate) struct MembershipEndpoint {
     inbox: mpsc::Sender<Input>,
@@ -114,7 +114,7 @@ struct Reader {
 impl Reader {
     async fn run(self, incoming: Streaming<v1::NodeReport>, is_closed: oneshot::Receiver<()>) {
         self.read(incoming, is_closed).await;
-        // Of a stream that was never admitted, too. A node that is still there tells anew on its next stream.
+        // This also covers a stream that was never admitted. A node that is still there reports again on its next stream.
         self.clocks.forget(&self.node);
     }
 
@@ -147,12 +147,12 @@ impl Reader {
             .await;
     }
 
-    /// A report that breaks the contract ends the stream: the node reconnects, and its log says why. `None`: nothing that
-    /// anything is decided by.
+    /// Turns a report into an event. A report that breaks the contract ends the stream: the node reconnects, and its log
+    /// says why. `None` is a report that decides nothing.
     fn event(&self, message: v1::NodeReport) -> Result<Option<ClusterEvent>, String> {
         let stream = self.stream;
         if message.report.is_none() {
-            // A kind of report that only later versions have: a node that is upgraded first stays a member.
+            // Only later versions have this kind of report. A node that is upgraded first stays a member.
             return Ok(None);
         }
         match NodeReport::try_from(message).map_err(|error| error.to_string())? {
@@ -176,7 +176,7 @@ impl Reader {
     }
 }
 
-/// What every node is told on joining.
+/// What each node is told when it joins.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub coordinator: NodeId,
@@ -190,7 +190,7 @@ struct Open {
     renewed_at: Instant,
 }
 
-/// The control loop's hand on all membership streams.
+/// The control loop's handle of all membership streams.
 #[derive(Debug)]
 pub(crate) struct NodeStreams {
     terms: Terms,
@@ -228,7 +228,8 @@ impl NodeStreams {
         tracing::info!(node = %open.stream.node, "node joined");
         open.stream.notes.verdict(CoordinatorReport::Welcome(welcome));
         // A node that dialled several times while this coordinator stood still may be found here in another order than it
-        // dialled. Only the last stream counts from now on, so its other ones end: if it is the wrong one, the node dials again.
+        // dialled. Only the last stream counts from now on, so its other streams end. If that is the wrong one, the node
+        // dials again.
         let node = open.stream.node.clone();
         self.open.retain(|other, open| *other == id || open.stream.node != node);
     }
@@ -300,7 +301,7 @@ impl NodeStreams {
     }
 }
 
-/// To whoever reads the log.
+/// Text for the log.
 pub(crate) fn tell_dropped(node: &NodeId, cause: DropCause) {
     match cause {
         DropCause::Left => tracing::info!(%node, "a node left after its drain"),

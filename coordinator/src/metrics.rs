@@ -1,4 +1,4 @@
-//! The coordinator's registry: what the HTTP edge reports, what the streams measure, what the brain counts.
+//! The coordinator's registry: reports of the HTTP edge, measurements of the streams, counts of the brain.
 
 mod aliases;
 mod labels;
@@ -30,7 +30,7 @@ use crate::slo::{Breach, OBJECTIVE, PROFILES};
 use aliases::Aliases;
 use labels::{BreachLabels, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
 
-/// All of it, shared by the edge, the streams and the control loop. Recording never blocks for long: short locks only.
+/// The whole registry, shared by the edge, the streams and the control loop. Recording holds short locks only.
 pub struct Metrics {
     requests: Family<OutcomeLabels, Counter>,
     ttft: HistogramsWithExemplars<LaneLabel, TraceLabel>,
@@ -49,7 +49,7 @@ pub struct Metrics {
     last_token_to_end: Histogram,
     panics: Counter,
     membership: MembershipGauges,
-    /// Under vLLM's names, where that was asked for.
+    /// The same under vLLM's names, if they were asked for.
     aliases: Option<Aliases>,
     cluster: Arc<Mutex<ClusterSnapshot>>,
     registry: Arc<Registry>,
@@ -104,7 +104,7 @@ impl Metrics {
         self.membership.clone()
     }
 
-    /// For the `/metrics` of the membership port.
+    /// The exposition for `/metrics` of the membership port.
     pub fn registry(&self) -> Arc<Registry> {
         self.registry.clone()
     }
@@ -128,7 +128,8 @@ impl Metrics {
         table::HANDLER_PANICS.register(r, self.panics.clone());
     }
 
-    /// A series that appears with its first event shows no increase for it, and `rate` shows nothing until its second.
+    /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
+    /// `rate` shows nothing until the second.
     fn start_series_at_zero(&self, served_model: &str) {
         let outcomes = table::REQUESTS.closed_values("outcome", Role::Coordinator);
         for lane in Lane::ALL.map(Lane::name) {
@@ -255,7 +256,7 @@ impl EdgeMetrics for Metrics {
 
     fn render(&self) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail; what was written is still worth showing if a collector gave up.
+        // Writing to a String cannot fail. If a collector gave up, the text so far is still worth showing.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
     }

@@ -1,4 +1,4 @@
-//! What the nodes have measured of their clocks against this process's: turns a time of a node into one of ours.
+//! The measured offsets of the nodes' clocks. They turn a time of a node into a time of this process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,7 +9,7 @@ use service_runtime::clock::Clock;
 use serving_core::ids::NodeId;
 use serving_core::time::Time;
 
-/// Shared by the membership streams, which write, and the legs, which read.
+/// Shared by the membership streams, which write it, and the legs, which read it.
 #[derive(Clone, Debug, Default)]
 pub struct NodeClocks {
     by_node: Arc<RwLock<BTreeMap<NodeId, ClockOffset>>>,
@@ -21,7 +21,7 @@ impl NodeClocks {
         clocks.insert(node.clone(), offset);
     }
 
-    /// The life of a node is over: its clock's starting point goes with it.
+    /// The life of the node is over, and the starting point of its clock with it.
     pub fn forget(&self, node: &NodeId) {
         self.by_node
             .write()
@@ -34,10 +34,10 @@ impl NodeClocks {
         clocks.get(node).copied()
     }
 
-    /// A time of the node on this process's clock; `None` until its offset is known.
+    /// A time of the node on this process's clock. `None` until the offset is known.
     pub fn instant(&self, node: &NodeId, node_time: Time) -> Option<Instant> {
         let time = self.offset(node)?.map(node_time)?;
-        // A node that lies about its clock must not make an instant that cannot be compared with others.
+        // A node that reports a wrong clock must not produce an instant that cannot be compared with others.
         (time <= Clock::now())
             .then(|| Clock::instant_of(time))
             .or_else(|| Some(Instant::now()))

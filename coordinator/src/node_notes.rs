@@ -1,4 +1,5 @@
-//! What a node has yet to be told: the latest note of each kind, so that a node that reads late misses nothing that counts.
+//! The notes that a node has not read yet: the latest of each kind, so that a node that reads late still gets all that
+//! counts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,15 +9,15 @@ use proto::messages::{CoordinatorReport, Peer};
 use serving_core::node::{AssignedRole, PermitNote};
 use tokio::sync::Notify;
 
-/// At most one note of each kind, and told in the order of the fields.
+/// At most one note of each kind. They are sent in the order of the fields.
 #[derive(Debug, Default)]
 struct Pending {
-    /// The welcome or the refusal. There is one on each stream, and it comes before everything else.
+    /// The welcome or the refusal. Each stream has one, and it comes before everything else.
     verdict: Option<CoordinatorReport>,
-    /// The outer `None`: no order is pending. The brain has judged which order counts, and it is the latest.
+    /// The outer `None` means that no order is pending. The brain has decided which order counts: the latest.
     drain: Option<Option<AssignedRole>>,
     peers: Option<Vec<Peer>>,
-    /// With the time at which it was true.
+    /// The permits, with the time at which the number was true.
     permits: Option<(PermitNote, Instant)>,
     renewed: Option<Duration>,
     is_over: bool,
@@ -57,13 +58,13 @@ struct Shared {
     changed: Notify,
 }
 
-/// The control loop's end. It never waits, and a later note replaces an earlier one of its kind: permits are told in totals,
-/// peers as the whole list, a lease as what is left from now. Dropping it ends the stream once the last notes are told.
+/// The control loop's end. It never waits. A later note replaces an earlier note of its kind: permits are totals, peers are
+/// the whole list, a lease is the time that is left from now. When the loop drops it, the stream ends after the last notes.
 #[derive(Debug, Default)]
 pub(crate) struct NodeNotes(Arc<Shared>);
 
 impl NodeNotes {
-    /// The notes as the node's stream tells them. To be asked for once.
+    /// The notes as the node's stream sends them. Call it once.
     pub(crate) fn told(&self) -> impl Stream<Item = CoordinatorReport> + Send + use<> {
         stream::unfold(self.0.clone(), |shared| async move {
             loop {

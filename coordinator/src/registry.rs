@@ -1,5 +1,5 @@
-//! This coordinator in etcd: its own entry, who else is registered, and what to tell people about it.
-//! Never decides who serves: nodes find this coordinator by its entry, and their streams say the rest.
+//! This coordinator in etcd: its own entry, the other entries, and the page about them. It never decides which node serves:
+//! nodes find this coordinator by its entry, and the status streams decide the rest.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 /// How nodes and coordinators find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MembershipKind {
-    /// Nodes are told where their coordinators are.
+    /// Nodes get the addresses of their coordinators from their settings.
     Embedded,
     Etcd(EtcdAddress),
 }
@@ -56,7 +56,7 @@ impl Serialize for MembershipKind {
     }
 }
 
-/// What the entry says.
+/// The facts for the entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts<'a> {
     pub id: NodeId,
@@ -65,18 +65,18 @@ pub(crate) struct Facts<'a> {
     pub http: SocketAddr,
 }
 
-/// How it stands with etcd now, for `/admin/cluster`.
+/// The state of etcd now, for `/admin/cluster`.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegistryPage {
     pub kind: &'static str,
-    /// Without its password; `None` when embedded.
+    /// The address without its password; `None` when embedded.
     pub etcd: Option<String>,
     pub registered: bool,
     pub is_stale: bool,
-    /// Names in etcd, those that have vanished with etcd's trouble included.
+    /// Names in etcd, and those that vanished because of trouble in etcd.
     pub nodes: Vec<String>,
     pub coordinators: Vec<String>,
-    /// Records that were not understood.
+    /// The number of records that could not be read.
     pub skipped_records: u64,
     pub trouble: Option<String>,
 }
@@ -96,7 +96,7 @@ impl Default for RegistryPage {
     }
 }
 
-/// Where the page is read from. Cloning shares it.
+/// The source of the page. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryView(Option<Arc<Views>>);
 
@@ -150,7 +150,7 @@ impl Registry {
         (gauges, shutdown): (MembershipGauges, Shutdown),
     ) -> anyhow::Result<Self> {
         let control_address = serve::reachable_address(facts.control, facts.control_advertise)
-            .context("--control-advertise: nodes need an address of the control port")?;
+            .context("nodes have no address of the control port")?;
         let host = control_address.rsplit_once(':').map_or("", |(host, _)| host);
         let http_address = match facts.http.ip().is_unspecified() {
             true => format!("{host}:{}", facts.http.port()),
@@ -196,7 +196,7 @@ impl Registry {
         self.view.clone()
     }
 
-    /// Takes the entry back. The epoch that took the name over, if one did.
+    /// Removes the entry. Returns the epoch that took the name over, if one did.
     pub(crate) async fn leave(self) -> Option<NodeEpoch> {
         self.follower.abort();
         let _ = self.follower.await;

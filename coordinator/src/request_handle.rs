@@ -1,4 +1,4 @@
-//! The seam between the HTTP edge (`api/`) and the control loop: a validated request goes in, its events come out.
+//! The boundary between the HTTP edge (`api/`) and the control loop: a validated request goes in, its events come out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,43 +17,43 @@ use tokio::sync::mpsc;
 #[derive(Debug)]
 pub struct Submission {
     pub request: Arc<Request>,
-    /// When the first byte of the HTTP request was read: TTFT counts from here.
+    /// When the first byte of the HTTP request was read. TTFT counts from here.
     pub received_at: Instant,
-    /// When the edge was done with it: waiting for a place counts from here.
+    /// When the edge was done with it. The wait for a place counts from here.
     pub tokenized_at: Instant,
-    /// Stages the edge itself measured: parse and tokenize.
+    /// Stages that the edge measured: parse and tokenize.
     pub edge_timings: StageTimings,
-    /// W3C trace context of the request's root span, handed on to the nodes as `traceparent` metadata.
+    /// W3C trace context of the request's root span. It goes to the nodes as `traceparent` metadata.
     pub traceparent: Option<String>,
 }
 
-/// What a client stream is told. Each (choice, index) comes exactly once and in order per choice;
-/// exactly one of `Done` and `Failed` ends the stream.
+/// The events of a client stream. Each (choice, index) comes exactly once, in order for each choice. Exactly one of `Done`
+/// and `Failed` ends the stream.
 #[derive(Debug)]
 pub enum ClientEvent {
-    /// The nodes were chosen (again, after a retry). First event of an accepted request.
+    /// The nodes were chosen, for the first time or again after a retry. It is the first event of an accepted request.
     Placed(Placement),
     PromptLogprobs {
         first_position: u32,
         tokens: Vec<TokenLogprobs>,
     },
     Token(TokenEvent, TokenTimes),
-    /// What is known so far: comes before the first token, and again after the last one. The nodes' last reports are not in
+    /// The facts so far. It comes before the first token, and again after the last one. The nodes' last reports are not in
     /// it.
     Known(Box<RequestSummary>),
-    /// All choices have ended, and the nodes' last reports are there, or their time is over.
+    /// All choices have ended, and the nodes' last reports have come or are no longer awaited.
     Done(Box<RequestSummary>),
     Failed(RequestError),
-    /// What is known of a request that fails: comes right before `Failed`.
+    /// The facts about a request that fails. It comes right before `Failed`.
     BrokeOff(Box<RequestSummary>),
 }
 
-/// When a token was where: all on this process's clock.
+/// The moments of a token. All are on this process's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenTimes {
-    /// By the coordinator, from the leg that brought it first.
+    /// When the coordinator received it, from the leg that brought it first.
     pub received_at: Instant,
-    /// On the node; `None` while that node's clock offset is not known.
+    /// When the node sampled it; `None` while the offset of the node's clock is not known.
     pub sampled_at: Option<Instant>,
     /// `None` for a token that came with a handoff.
     pub step: Option<StepNote>,
@@ -61,7 +61,7 @@ pub struct TokenTimes {
 }
 
 impl TokenTimes {
-    /// Of a token about whose making nothing is known.
+    /// The times of a token about whose making nothing is known.
     pub fn received(received_at: Instant) -> Self {
         Self {
             received_at,
@@ -77,7 +77,7 @@ pub struct Placement {
     pub attempt: Attempt,
     /// `None` with local prefill.
     pub prefill_node: Option<NodeName>,
-    /// `None` when the request ends at its first token on the prefill node.
+    /// `None` when the request ends at its first token, on the prefill node.
     pub decode_node: Option<NodeName>,
     /// Policy and reason of the choice, for the access log and the trace.
     pub route_reason: String,
@@ -85,7 +85,7 @@ pub struct Placement {
     pub queued_for: Duration,
 }
 
-/// What is known when a request has ended well: the request record's raw material.
+/// The facts about a request that has ended well. The request's record is made from them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestSummary {
     pub timings: StageTimings,
@@ -100,15 +100,15 @@ pub struct RequestSummary {
     pub failed_legs: Vec<String>,
 }
 
-/// Events of one request, bounded. Dropping it cancels the request on every leg; so does `finish_choice` for the last
-/// choice that was still running (a stop string was found).
+/// The events of one request; the queue is bounded. Dropping the handle cancels the request on every leg. `finish_choice`
+/// for the last running choice does so too (a stop string was found).
 pub struct RequestHandle {
     events: mpsc::Receiver<ClientEvent>,
     control: Arc<dyn RequestControl>,
     id: RequestId,
 }
 
-/// What a handle can still tell the control loop. The loop implements it; tests put a recorder in its place.
+/// What a handle can tell the control loop. The loop implements it; tests use a recorder.
 pub trait RequestControl: Send + Sync {
     /// Idempotent, never blocks.
     fn cancel(&self, id: RequestId);
@@ -146,10 +146,11 @@ impl fmt::Debug for RequestHandle {
     }
 }
 
-/// How the edge hands a request over. Implemented by the control loop; the edge's tests use a scripted one.
+/// The way in which the edge hands a request over. The control loop implements it; the tests of the edge use a scripted
+/// one.
 #[async_trait::async_trait]
 pub trait Submit: Send + Sync {
-    /// Ends within the lane's queue limit. `Err` is policy saying no: a value, mapped to 429, 503 or 400.
+    /// Returns within the queue limit of the lane. `Err` is a refusal by policy: a value that is mapped to 429, 503 or 400.
     async fn submit(&self, submission: Submission) -> Result<RequestHandle, Rejected>;
     /// PROTOCOL rule 15: at least one decode node with a working way to prefill.
     fn readiness(&self) -> Readiness;
@@ -158,14 +159,14 @@ pub trait Submit: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     pub reason: RejectReason,
-    /// When trying again may help; `None` when it never will.
+    /// When to try again; `None` when another attempt never helps.
     pub retry_after: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     Ready(Reach),
-    /// What is missing, in words a person can act on.
+    /// What is missing, in words on which a person can act.
     NotReady(String),
     Draining,
 }

@@ -1,4 +1,4 @@
-//! The control loop's hold on a leg that runs: it may cancel it, or fail it by a verdict of its own.
+//! The control loop's handle of a running leg. By it the loop can cancel the leg, or fail it by a verdict of its own.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::dispatch::LegContext;
 pub(crate) struct RunningLeg {
     context: Arc<LegContext>,
     task: AbortHandle,
-    /// Until it is given.
+    /// The sender of the verdict; `Some` until the verdict is given.
     verdict: Option<oneshot::Sender<LegError>>,
 }
 
 impl RunningLeg {
-    /// Runs `leg`, which tells the control loop of all but its failure, in `span`, below the request's root.
+    /// Runs `leg` in `span`, below the request's root. `leg` tells the control loop everything except its failure.
     pub(crate) fn start(
         context: Arc<LegContext>,
         span: Span,
@@ -36,7 +36,7 @@ impl RunningLeg {
                 ended = leg => ended,
             };
             verdict.close();
-            // Given in this very moment: then that is how it ended.
+            // The verdict was given in this very moment, so it decides how the leg ended.
             if let Ok(error) = verdict.try_recv() {
                 return mark_span(&error);
             }
@@ -54,11 +54,11 @@ impl RunningLeg {
         }
     }
 
-    /// Ends the leg's stream. One that has ended by itself meanwhile has said why.
+    /// Ends the leg's stream with a verdict. A leg that has ended by itself in the meantime has reported its own end.
     pub(crate) fn fail(mut self, error: LegError) {
         let verdict = self.verdict.take();
         if verdict.is_some_and(|verdict| verdict.send(error.clone()).is_ok()) {
-            // Here and not in its task: the request may end with this very verdict.
+            // This is done here and not in the leg's task, because the request may end with this verdict.
             self.context.failed(&error);
         }
     }
@@ -66,7 +66,7 @@ impl RunningLeg {
 
 impl Drop for RunningLeg {
     fn drop(&mut self) {
-        // After a verdict the task ends at once, and only it can say so on its span.
+        // After a verdict the task ends at once, and only the task can note the verdict on its span.
         if self.verdict.is_some() {
             self.task.abort();
         }

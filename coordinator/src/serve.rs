@@ -38,7 +38,7 @@ pub const PROGRAM: Program = Program {
     version: env!("CARGO_PKG_VERSION"),
 };
 
-/// The control loop and its membership listener, without the HTTP edge: what `run` starts, and what tests start.
+/// The control loop and its membership listener, without the HTTP edge. `run` starts it, and tests start it alone.
 #[derive(Debug)]
 pub struct Coordinator {
     pub handle: ControlHandle,
@@ -46,7 +46,7 @@ pub struct Coordinator {
     pub clocks: NodeClocks,
     pub health: Health,
     pub control_address: SocketAddr,
-    /// This life of this coordinator.
+    /// The epoch of this life of the coordinator.
     pub id: NodeId,
     stop: Shutdown,
     tasks: Vec<JoinHandle<()>>,
@@ -109,13 +109,14 @@ impl Coordinator {
     pub async fn stop(self) {
         self.stop.request();
         for task in self.tasks {
-            // The readiness task ends when the loop's sender is gone; none takes longer than the streams' own limit.
+            // The readiness task ends when the loop's sender is dropped. Each of these tasks ends within the streams' own
+            // limit.
             let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
         }
     }
 }
 
-/// What nodes and operators call the membership endpoint.
+/// The name under which nodes and operators call the membership endpoint.
 fn control_names(config: &Config) -> Vec<&str> {
     let advertised = config.control_advertise.as_deref();
     advertised.into_iter().chain([config.control_listen.as_str()]).collect()
@@ -143,11 +144,12 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
     }
 }
 
-/// Of a drain: late probes are answered, connections closed, nodes told, the entry in etcd taken back. 30 ms where everybody
-/// listens.
+/// Time of a drain after the requests: late probes are answered, connections closed, nodes told, the entry in etcd removed.
+/// It takes 30 ms when everybody listens.
 const GOODBYE_TIME: Duration = Duration::from_millis(500);
 
-/// Runs a coordinator until `shutdown`, then drains: nothing new is admitted, running requests get most of `drain_ms_max`.
+/// Runs a coordinator until `shutdown`, then drains: no new request is admitted, and running requests get most of
+/// `drain_ms_max`.
 ///
 /// # Errors
 /// A wrong address, a port in use, or a model file that cannot be used; each says what to do.
@@ -201,10 +203,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
     let listener = (http_listener, config.connections_max);
     api::serve_http(listener, api::router(state), shutdown.requested(), drain).await;
-    // Answers are out; their records end with their nodes' last reports.
+    // The answers are sent. Their records end with the nodes' last reports.
     closing.settled().await;
     coordinator.stop().await;
-    // What did not come in time is known to come no more.
+    // A report that did not come in time is no longer awaited.
     closing.settled().await;
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,

@@ -1,8 +1,8 @@
-//! Service level objectives: the built-in profiles, which one a request is judged by, and what is left of the budget.
+//! Service level objectives: the built-in profiles, the profile that judges a request, and the budget that is left.
 //!
-//! The limits are the 99th percentiles by use of the project's source S1 (`BENCH.md`, row 17). A request is good when it
-//! ended well, its first token came in time and its own 99th percentile gap between tokens was short enough; requests
-//! that the client itself broke off, or that were wrong, are nobody's failure and count in neither number.
+//! A request is good when it ended well, its first token came within the profile's TTFT limit, and the 99th percentile of
+//! its own gaps between tokens stayed within the profile's ITL limit. A request that its client cancelled, or that was
+//! invalid, counts neither as good nor as bad.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serving_core::request::Lane;
 use thiserror::Error;
 
-/// Share of good requests that is promised (BENCH row 22).
+/// The share of requests that the service promises to be good.
 pub const OBJECTIVE: f64 = 0.995;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +44,16 @@ impl SloProfile {
     }
 }
 
-/// What a request did wrong (BENCH row 21); the name is a label.
+/// The limit that a request broke. The name is a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Breach {
     Ttft,
     Itl,
     /// The answer broke off in mid-stream.
     Incomplete,
-    /// The request's own time limit, or the queue's, was over.
+    /// The request's own time limit, or that of the queue, had passed.
     HardTimeout,
-    /// It failed before the first token, by no fault of the client.
+    /// The request failed before its first token, through no fault of the client.
     ServerError,
 }
 
@@ -77,17 +77,17 @@ impl Breach {
     }
 }
 
-/// How a request ended, as far as it is judged.
+/// How a request ended, as far as the judgement needs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
-    /// Of `baton_requests_total`.
+    /// The outcome label of `baton_requests_total`.
     pub outcome: &'a str,
     pub status: u16,
     pub ttft: Option<Duration>,
     pub itl_p99: Option<Duration>,
 }
 
-/// `None`: the request is not judged. Else what it did wrong, nothing being good.
+/// `None` when the request is not judged. Else the limits that it broke; none means good.
 pub fn judge(profile: &SloProfile, ended: &Ended<'_>) -> Option<Vec<Breach>> {
     let had_tokens = ended.ttft.is_some();
     match ended.outcome {
@@ -121,7 +121,7 @@ pub enum SloRuleError {
     UnknownLane { name: String },
 }
 
-/// Which profile a request is judged by: its `x-slo` header, else its model's, else its lane's.
+/// Decides which profile judges a request: that of its `x-slo` header, else of its model, else of its lane.
 #[derive(Clone, Debug, Default)]
 pub struct SloRules {
     by_model: BTreeMap<String, SloProfile>,
@@ -203,7 +203,7 @@ impl SloCounts {
             .retain(|kept, _| slot.saturating_sub(*kept) < SLOTS_PER_HOUR);
     }
 
-    /// Share of bad requests over the promised share; 1 spends the budget exactly.
+    /// The share of bad requests over the share that is allowed. 1 spends the budget exactly.
     fn burn(&self, now_slot: u64, slots: u64) -> Option<f64> {
         let recent = self
             .by_slot
@@ -215,7 +215,7 @@ impl SloCounts {
         (total > 0).then(|| (total - good) as f64 / total as f64 / (1.0 - OBJECTIVE))
     }
 
-    /// Of what may go wrong in as many requests as there were; below zero when more did.
+    /// The part of the allowed bad requests that is left, for the requests so far. It is below zero when more were bad.
     pub fn budget_left(&self) -> Option<f64> {
         let allowed = self.total as f64 * (1.0 - OBJECTIVE);
         (self.total > 0).then(|| 1.0 - (self.total - self.good) as f64 / allowed)
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// The table of BENCH.md row 17.
+    /// The limits that the documentation promises.
     #[test]
     fn the_profiles_are_those_of_the_source() {
         let table = PROFILES.map(|p| (p.name, p.ttft_max.as_millis(), p.itl_max.as_millis()));
@@ -353,7 +353,7 @@ mod tests {
         }
         let (key, counts, burn) = ledger.report(now).remove(0);
         assert_eq!((key, counts.total, counts.good), (("chat", "interactive"), 200, 198));
-        // One in 200 may fail: two are twice the budget.
+        // One in 200 may be bad. Two are twice the budget.
         assert!((burn.over_5m.unwrap() - 2.0).abs() < 1e-9);
         assert!((counts.budget_left().unwrap() + 1.0).abs() < 1e-9);
         let (_, _, later) = ledger.report(now + Duration::from_secs(600)).remove(0);

@@ -1,14 +1,15 @@
-//! Takes one request's time at the coordinator apart. Every stage lies between two marks; where these are of two
-//! processes, the node's mark has been put on this process's clock by its measured offset (`node_clocks`).
+//! Splits one request's time at the coordinator into stages. Every stage lies between two marks. Where the two marks are of
+//! two processes, the node's mark has been put on this process's clock by its measured offset (`node_clocks`).
 //!
 //! ```text
 //! submitted -queue-> placed -route-> sent -reserve-> opened -dispatch-> accepted there -(node)-> sampled there -return-> received
 //! ```
-//! `queue` runs to the placement whose attempt brought the first token: attempts that failed before were waiting for a
-//! place that works. The node's part (`prefill_queue`, `prefill_forward`) is the node's own duration. With local prefill
-//! the decode node begins as soon as it has reserved: `reserve` ends there, not when `Opened` has come back. No stage is a
-//! remainder: what the stages leave of TTFT is `unattributed`, a field of its own. While a node's offset is not known yet
-//! (its first tens of milliseconds as a member) `first_token_return` and a local `reserve` are not known either.
+//! `queue` ends at the placement whose attempt brought the first token: attempts that failed before it were still waiting
+//! for a place that works. The node's part (`prefill_queue`, `prefill_forward`) is a duration that the node measured. With
+//! local prefill the decode node begins as soon as it has reserved, so `reserve` ends there and not when `Opened` has come
+//! back. No stage is a remainder: the part of TTFT that no stage covers is `unattributed`, a field of its own. While the
+//! offset of a node's clock is unknown (its first tens of milliseconds as a member), `first_token_return` and a local
+//! `reserve` are unknown too.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -32,11 +33,11 @@ struct Marks {
 #[derive(Debug)]
 pub struct StageClock {
     submitted: Instant,
-    /// Of the attempt that brought the first token, or of the latest one until then.
+    /// The marks of the attempt that brought the first token, or of the latest attempt until then.
     marks: Marks,
     first_token: Option<Instant>,
     sampled_there: Option<Instant>,
-    /// A later attempt than the first token's has started: its time is not part of TTFT.
+    /// An attempt after the first token has started. Its time is not part of TTFT.
     is_past_first_token: bool,
     second_token_seen: bool,
     nodes: BTreeMap<Stage, Duration>,
@@ -69,7 +70,7 @@ impl StageClock {
         };
     }
 
-    /// The `queue` stage if this placement brings the first token; `None` once there is one.
+    /// The `queue` stage, if this placement brings the first token. `None` once there is a first token.
     pub fn waited_until(&self, placed_at: Instant) -> Option<Duration> {
         let is_before = self.first_token.is_none();
         is_before.then(|| placed_at.saturating_duration_since(self.submitted))
@@ -81,29 +82,29 @@ impl StageClock {
             self.marks.sent.get_or_insert(at);
         }
     }
-    /// `Opened` came back at `at`; the node had received `Open` at `there`.
+    /// `Opened` came back at `at`. The node had received `Open` at `there`.
     pub fn opened(&mut self, at: Instant, there: Option<Instant>) {
         if !self.is_past_first_token && self.marks.opened.is_none() {
             self.marks.opened = Some(at);
             self.marks.opened_there = there;
         }
     }
-    /// `Accepted` came back at `at`; the node had received `Prefill` at `there`.
+    /// `Accepted` came back at `at`. The node had received `Prefill` at `there`.
     pub fn accepted(&mut self, at: Instant, there: Option<Instant>) {
         if !self.is_past_first_token && self.marks.accepted.is_none() {
             self.marks.accepted = Some(at);
             self.marks.accepted_there = there;
         }
     }
-    /// Received at `at`, by a node that had it at `there`.
+    /// The first token was received at `at`, from a node that had it at `there`.
     pub fn first_token(&mut self, at: Instant, there: Option<Instant>) {
         if self.first_token.is_none() {
             self.first_token = Some(at);
             self.sampled_there = self.sampled_there.or(there);
         }
     }
-    /// The prefill node's word on when it was sampled. It may come after the token itself: that may have come by the
-    /// decode node's door, and what it waited there belongs to its way back.
+    /// The prefill node says when the token was sampled. This may come after the token itself, because the token may have
+    /// come through the decode node. The time that it waited there belongs to its way back.
     pub fn sampled(&mut self, there: Option<Instant>) {
         if !self.is_past_first_token {
             self.sampled_there = there.or(self.sampled_there);
@@ -141,7 +142,7 @@ impl StageClock {
             push(Stage::Reserve, between(m.sent, m.opened_there));
         } else {
             push(Stage::Reserve, m.opened.and(between(m.sent, m.opened)));
-            // Without an offset the node's answer stands for its acceptance: one way too long.
+            // Without an offset the node's answer stands for its acceptance. That is too long by the way back.
             let accepted = m.accepted_there.or(m.accepted);
             push(Stage::Dispatch, between(m.opened.or(m.sent), accepted));
         }
@@ -187,7 +188,7 @@ mod tests {
         clock.placed(false, t + ms(3));
         clock.sent(t + ms(4));
         clock.opened(t + ms(9), Some(t + ms(6)));
-        // 12 ms there, 30 back: the message `Accepted` comes late, and must not count as dispatch.
+        // 12 ms there, 30 ms back. `Accepted` comes late, and this delay must not count as dispatch.
         clock.accepted(t + ms(60), Some(t + ms(21)));
         clock.node_reported(&node(5, 100));
         clock.first_token(t + ms(156), Some(t + ms(126)));

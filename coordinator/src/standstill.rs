@@ -1,14 +1,15 @@
-//! Notices that the control loop stood still: the process was stopped, the machine frozen, the CPU taken by others.
+//! Notices that the control loop stood still: the process was stopped, the machine was frozen, or other programs took the
+//! CPU.
 
 use std::time::Duration;
 
 use serving_core::time::Time;
 
-/// The loop wakes at least this often by itself (it refreshes the gauges): what goes beyond is standing still.
+/// The loop wakes at least this often by itself, to refresh the gauges. A longer pause is a standstill.
 pub(crate) const WAKE_INTERVAL: Duration = Duration::from_millis(250);
-/// Less than this is the scheduler's everyday delay, and no lease is as short.
+/// A shorter pause is the scheduler's normal delay, and no lease is that short.
 const STILLNESS_MIN: Duration = Duration::from_millis(50);
-/// Below this nobody needs to read about it: the shortest lease that is in use is longer.
+/// A shorter standstill is not logged. The shortest lease in use is longer.
 const STILLNESS_TOLD: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -21,7 +22,7 @@ impl Standstill {
         Self { woke_at: now }
     }
 
-    /// Called at each wake: how long the loop stood still before it, if it did.
+    /// Called at each wake. Returns how long the loop stood still before it, if it did.
     pub(crate) fn woke(&mut self, now: Time) -> Option<Duration> {
         let away = now.since(std::mem::replace(&mut self.woke_at, now));
         let stillness = away.saturating_sub(WAKE_INTERVAL);

@@ -1,5 +1,5 @@
-//! Data plane of one request: merges what its legs bring, hands each token to the client once and in order, and keeps
-//! the figures that become the request's summary. Tokens never pass through the control loop.
+//! Data plane of one request. It merges the tokens of the request's legs, hands each token to the client once and in order,
+//! and keeps the figures for the request's summary. Tokens never pass through the control loop.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,34 +16,34 @@ use crate::metrics::Metrics;
 use crate::request_handle::{ClientEvent, Placement, RequestSummary, TokenTimes};
 use crate::stage_clock::StageClock;
 
-/// Tokens a client may be behind; then its request is ended. At 100 tokens a second this is 40 s of silence, and the
-/// edge gives a connection up after 30 s without a byte; with 20 logprobs a token it is about 1.5 MB.
+/// Tokens that a client may be behind; then its request is ended. At 100 tokens a second this is 40 s of silence, and the
+/// edge closes a connection after 30 s without a byte. With 20 logprobs for each token it is about 1.5 MB.
 const TOKENS_BEHIND_MAX: usize = 4096;
 /// Room besides tokens: placements, prompt logprobs, the end.
 const EVENTS_BESIDES_TOKENS: usize = 64;
 /// Tokens that came before their turn. Each leg is in order and starts at the first index, so one step is enough.
 const REORDER_MAX: usize = 64;
 
-/// What became of a batch of tokens.
+/// The result of a batch of tokens.
 #[derive(Debug, PartialEq)]
 pub enum Delivery {
-    /// The attempt is over: its tokens reach nobody.
+    /// The attempt is over. Its tokens reach no client.
     Stale,
     Delivered {
-        /// Choices whose last token was in it.
+        /// Choices whose last token was in the batch.
         finished: Vec<ChoiceIndex>,
     },
-    /// The client cannot go on.
+    /// The client is gone or too slow.
     Broken(RequestError),
     /// The node broke the contract.
     Violation(String),
 }
 
-/// Tokens of one message of a node, with what it says of their making.
+/// The tokens of one message of a node, with the node's report on the step that made them.
 #[derive(Clone, Debug, Default)]
 pub struct ReceivedTokens {
     pub tokens: Vec<TokenEvent>,
-    /// On this process's clock; `None` while the node's offset is not known.
+    /// On this process's clock; `None` while the offset of the node's clock is not known.
     pub sampled_at: Option<Instant>,
     pub step: Option<StepNote>,
 }
@@ -67,17 +67,17 @@ pub struct RequestStream {
 #[derive(Debug)]
 struct State {
     sender: mpsc::Sender<ClientEvent>,
-    /// Only this attempt's tokens are taken; `None` between attempts and after the end.
+    /// Only tokens of this attempt are taken. `None` between attempts and after the end.
     live: Option<Attempt>,
     choices: Vec<Choice>,
-    /// Choice 0's tokens of the live attempt: the next attempt's prompt grows by them.
+    /// The tokens of choice 0 of the live attempt. They are added to the prompt of the next attempt.
     attempt_tokens: Vec<TokenId>,
     attempt_token_count: u64,
     prompt_logprobs_from: u32,
     clock: StageClock,
     summary: RequestSummary,
     first_token_at: Option<Instant>,
-    /// Since when the client has not been level with the stream.
+    /// The time since when the client has been behind.
     behind_since: Option<Instant>,
 }
 
@@ -125,12 +125,12 @@ impl RequestStream {
         s.attempt_tokens.clear();
         s.attempt_token_count = 0;
         s.summary.attempts += 1;
-        // What an earlier attempt moved was for nothing, and between other nodes.
+        // The bytes that an earlier attempt moved are of no use, and went between other nodes.
         (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
         for choice in &mut s.choices {
             choice.early.clear();
         }
-        // Before the first token every failed attempt was waiting too; afterwards only this placement's own wait counts.
+        // Before the first token each failed attempt was also waiting. After it only the wait of this placement counts.
         let queued_for = s.clock.waited_until(placed_at).unwrap_or(facts.queued_for);
         s.clock.placed(facts.local.is_some(), placed_at);
         let placement = Placement {
@@ -187,11 +187,11 @@ impl RequestStream {
         if s.summary.kv_bytes == 0 {
             s.summary.kv_bytes = finished.kv_bytes;
         }
-        // The prefill node says so, too, but not always before the answer is over.
+        // The prefill node says so too, but not always before the answer is over.
         if s.summary.transport.is_none() {
             s.summary.transport = Some(finished.transport).filter(|transport| !transport.is_empty());
         }
-        // The decode node's are those of the blocks that were read back while answering.
+        // The decode node's hashes are those of the blocks that were read back while answering.
         if !finished.kv_hashes.is_empty() {
             s.summary.kv_hashes = finished.kv_hashes;
         }
@@ -202,7 +202,7 @@ impl RequestStream {
         let end = logprobs
             .first_position
             .saturating_add(u32::try_from(logprobs.tokens.len()).unwrap_or(u32::MAX));
-        // Each position once: a retry computes them again.
+        // Each position counts once, because a retry computes them again.
         if s.live != Some(attempt) || logprobs.first_position < s.prompt_logprobs_from {
             return;
         }
@@ -213,7 +213,7 @@ impl RequestStream {
         });
     }
 
-    /// Each (choice, index) reaches the client once, whichever leg brings it first.
+    /// Each (choice, index) reaches the client once, from whichever leg brings it first.
     pub fn deliver(&self, key: AttemptKey, leg: Leg, batch: impl Into<ReceivedTokens>) -> Delivery {
         let now = Instant::now();
         let batch = batch.into();
@@ -258,7 +258,7 @@ impl RequestStream {
         }
     }
 
-    /// Nothing of this attempt reaches the client any more; says what did.
+    /// Nothing of this attempt reaches the client any more. Returns the tokens that did.
     pub fn end_attempt(&self, attempt: Attempt) -> Delivered {
         let mut s = self.state();
         if s.live == Some(attempt) {
@@ -271,7 +271,7 @@ impl RequestStream {
         }
     }
 
-    /// For the record of the request.
+    /// The facts for the record of the request.
     pub fn leg_failed(&self, what: String) {
         self.state().summary.failed_legs.push(what);
     }
@@ -291,14 +291,14 @@ impl RequestStream {
         s.tell(ClientEvent::Failed(error));
     }
 
-    /// The client is gone: nothing is told any more.
+    /// The client is gone. It gets no more events.
     pub fn forget(&self) {
         self.state().live = None;
     }
 }
 
 impl State {
-    /// A gone client is noticed by its handle's drop, not here.
+    /// A client that is gone is noticed when its handle is dropped, not here.
     fn tell(&mut self, event: ClientEvent) {
         let _ = self.sender.try_send(event);
     }
@@ -315,7 +315,7 @@ impl State {
         self.tell(ClientEvent::Known(Box::new(summary)));
     }
 
-    /// Sorts one token in: the tokens that can be handed over now, in order.
+    /// Sorts one token in. Returns the tokens that can be handed over now, in order.
     fn accept(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
         let choice_number = token.choice;
         let Some(choice) = self.choices.get_mut(choice_number.0 as usize) else {
@@ -394,7 +394,7 @@ impl State {
     }
 }
 
-/// Stages the summary must not claim twice are the clock's business; see `stage_clock`.
+/// `stage_clock` makes sure that the summary claims no stage twice.
 pub(crate) fn is_node_stage(stage: Stage) -> bool {
     matches!(
         stage,

@@ -1,4 +1,4 @@
-//! The long runs under faults, for docs/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
+//! The long runs under faults, for docs/measurements/reliability.md. Needs the binary with failpoints (`scripts/build-failpoints`).
 //!
 //! `USAGE` below lists them, for `faults --help` too. Exit status 1 when a promise was broken, 2 for words that are not understood.
 

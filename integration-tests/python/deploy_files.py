@@ -36,7 +36,7 @@ def load(path):
 
 @functools.cache
 def fetched(name, *words):
-    """What scripts/get-NAME prints, as a dictionary."""
+    """What scripts/get-* prints, as a dictionary."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     done = run(REPOSITORY / f"scripts/get-{name}", target / name, *words)
     if done.returncode:

@@ -1,7 +1,7 @@
 """What in deploy/ starts processes: units, image, compose, chart. Checked by the programs that read such files, and against baton.
 
 BATON_BIN names the `baton` that the files are for; BATON_UP_JSON a file with what `baton up --json` printed for a running
-cluster. Tests with a marker need the program of that name, in PATH or fetched by scripts/get-NAME.
+cluster. Tests with a marker need the program of that name, in PATH or fetched by scripts/get-*.
 """
 
 import functools

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::MODEL;
 
-/// Output tokens of a request, unless a run says otherwise: TARGETS asks for at least 64 in a test that compares modes.
+/// Output tokens of a request, unless a run says otherwise. A test that compares modes needs at least 64.
 pub const OUTPUT_TOKENS: u32 = 64;
 /// Requests in flight at once.
 pub const CONCURRENCY: usize = 16;

@@ -98,7 +98,7 @@ pub fn names(trace: &Value) -> BTreeMap<String, usize> {
     names
 }
 
-/// Everything that is not as TELEMETRY 3.5 has it, for a request of one attempt that ended well.
+/// Everything that is wrong in the trace of a request of one attempt that ended well.
 pub fn faults(trace: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     let spans = list(&trace["spans"]);

@@ -1,6 +1,6 @@
-//! KV frames on their gRPC stream without the two copies a general codec makes: a block's bytes leave as the buffer they
-//! were exported to and arrive as a slice of what HTTP/2 received. Byte for byte what any gRPC library sends and reads
-//! (a length-prefixed message: a zero byte, the length as u32 big endian, the message;
+//! KV frames on their gRPC stream, without the two copies that a general codec makes. A block's bytes leave as the buffer
+//! into which they were exported, and arrive as a slice of what HTTP/2 received. The bytes are those that any gRPC library
+//! sends and reads (a length-prefixed message: a zero byte, the length as u32 big endian, the message;
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
 
 use std::collections::VecDeque;
@@ -19,15 +19,16 @@ use crate::v1;
 pub const SERVICE: &str = "baton.v1.HandoffService";
 pub const PUSH_PATH: &str = "/baton.v1.HandoffService/Push";
 
-/// A compression flag and a length stand before each message.
+/// A compression flag and a length precede each message.
 const PREFIX_BYTES: usize = 5;
-/// Numbers of handoff.proto. `data` is the block's last field, so it may be written behind all the others.
+/// Field numbers of handoff.proto. `data` is the block's last field, so it may be written after all others.
 const KV_FRAME_BLOCK: u32 = 3;
 const KV_BLOCK_DATA: u32 = 9;
 /// A key below 16 and a varint of a length.
 const FIELD_START_BYTES_MAX: usize = 1 + 10;
 
-/// A frame as it goes on the stream: the second part is a block's bytes, uncopied, and empty for every other frame.
+/// A frame in the form in which it goes on the stream. The second part is a block's bytes, uncopied, and empty for every
+/// other frame.
 pub fn encode(frame: KvFrame) -> [Bytes; 2] {
     let mut wire = v1::KvFrame::from(frame);
     let Some(v1::kv_frame::Frame::Block(block)) = &mut wire.frame else {
@@ -55,16 +56,16 @@ pub fn encode(frame: KvFrame) -> [Bytes; 2] {
     [head.freeze(), data]
 }
 
-/// A buffer for `room_bytes` of a message that says it has `message_bytes`.
+/// A buffer for `room_bytes` of a message whose length is `message_bytes`.
 fn start(message_bytes: usize, room_bytes: usize) -> BytesMut {
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + room_bytes);
     head.put_u8(0);
-    // No frame of ours comes near 4 GiB: a layer is the largest that is never cut.
+    // No frame comes near 4 GiB: a single layer is the largest part that is never cut.
     head.put_u32(u32::try_from(message_bytes).unwrap_or(u32::MAX));
     head
 }
 
-/// Why a stream cannot be read on.
+/// Why a stream cannot be read further.
 #[derive(Debug, Error)]
 pub enum StreamError {
     #[error("a frame is marked as compressed on a stream that has no compression")]
@@ -88,7 +89,7 @@ impl StreamError {
     }
 }
 
-/// Cuts a stream's bytes into frames. Holds at most one frame and what came with its end.
+/// Cuts a stream's bytes into frames. Holds at most one frame and the bytes that came with its end.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     chunks: Chunks,
@@ -101,15 +102,15 @@ impl FrameReader {
         self.chunks.add(chunk);
     }
 
-    /// The stream may end here: no frame has begun.
+    /// Whether the stream may end here: no frame has begun.
     pub fn is_between_frames(&self) -> bool {
         self.message_bytes.is_none() && self.chunks.bytes == 0
     }
 
-    /// The next whole frame; `None` until more bytes have come. A block's bytes are copied only when they came in pieces.
+    /// The next whole frame. `None` until more bytes have come. A block's bytes are copied only when they came in pieces.
     ///
     /// # Errors
-    /// [`StreamError`]: nothing of this stream can be read any more.
+    /// [`StreamError`]: nothing more of this stream can be read.
     pub fn next_frame(&mut self) -> Result<Option<KvFrame>, StreamError> {
         let message_bytes = match self.message_bytes {
             Some(bytes) => bytes,
@@ -140,14 +141,14 @@ fn checked_length(bytes: u32) -> Result<usize, StreamError> {
         .ok_or(StreamError::TooLong { bytes })
 }
 
-/// A smaller piece is copied to its neighbours: each piece that is kept keeps all of what it was received with.
+/// A smaller piece is copied to its neighbours, because each kept piece keeps the whole buffer with which it came.
 const PIECE_BYTES_MIN: usize = 1024;
 
-/// Bytes as they came, in order. None is empty.
+/// Bytes in the order in which they came. No piece is empty.
 #[derive(Debug, Default)]
 struct Chunks {
     queue: VecDeque<Bytes>,
-    /// Small pieces behind the queue.
+    /// Small pieces after the queue.
     tail: BytesMut,
     bytes: usize,
 }
@@ -163,7 +164,7 @@ impl Chunks {
         self.queue.push_back(chunk);
     }
 
-    /// Reading goes through the queue alone.
+    /// Reading uses the queue alone.
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
             self.queue.push_back(self.tail.split().freeze());
@@ -193,7 +194,7 @@ impl Buf for Chunks {
         }
     }
 
-    /// What lies in one piece is not copied.
+    /// Bytes in one piece are not copied.
     fn copy_to_bytes(&mut self, length: usize) -> Bytes {
         assert!(length <= self.bytes, "{length} of {} bytes", self.bytes);
         match self.queue.front_mut() {
@@ -314,7 +315,7 @@ mod tests {
         #[test]
         fn no_turned_bit_panics(which in 0usize..7, bit in any::<prop::sample::Index>(), cut in 1usize..3000) {
             let mut whole: Vec<u8> = joined(frames().swap_remove(which));
-            // The header and the end: the rest of a large frame is the block's bytes.
+            // The header and the end. The rest of a large frame is the block's bytes.
             let bits = whole.len().min(200) * 8;
             let bit = bit.index(bits);
             whole[bit / 8] ^= 1 << (bit % 8);
@@ -322,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Reads what there is to read of bytes that come in such pieces.
+    /// Reads all that can be read from bytes that come in such pieces.
     fn read_all(bytes: &[u8], cut: usize) {
         let mut reader = FrameReader::default();
         for chunk in bytes.chunks(cut) {

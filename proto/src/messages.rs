@@ -1,4 +1,4 @@
-//! The messages between processes in core types: what `convert` makes of the wire, and what every other crate names.
+//! The messages between processes in core types. `convert` makes them from the wire, and all other crates use them.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogpro
 use serving_core::stage::StageTimings;
 use serving_core::time::Time;
 
-/// Version of the wire as a whole; equal on both ends of a stream, part of the compatibility hash.
+/// Version of the whole wire. It is equal on both ends of a stream, and part of the compatibility hash.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Largest control message (Open, Prefill, Join, token events). A prompt of 700,000 tokens of 5-byte varints fits.
 pub const CONTROL_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Largest KV frame: a block of a 70B-class model (80 layers, 8 KV heads, dim 128, f16: 5 MiB) fits whole.
 pub const KV_FRAME_BYTES_MAX: usize = 8 << 20;
-/// Largest message of a pair that shares memory: a header, a last frame with the first tokens of every choice, a refusal
+/// Largest message of a pair that shares memory: a header, a last frame with the first tokens of every choice, or a refusal
 /// with its detail.
 pub const STAGED_MESSAGE_BYTES_MAX: usize = 256 << 10;
 
@@ -26,12 +26,12 @@ pub const STAGED_MESSAGE_BYTES_MAX: usize = 256 << 10;
 pub struct OpenRequest {
     pub attempt: Attempt,
     pub request: Request,
-    /// Another epoch refuses.
+    /// A node with another epoch refuses.
     pub node_epoch: NodeEpoch,
     pub permit_blocks: u32,
-    /// The life of the coordinator whose permits these are.
+    /// The life of the coordinator that owns these permits.
     pub coordinator_epoch: NodeEpoch,
-    /// Set: the decode node computes the prompt itself and mints no ticket.
+    /// When set, the decode node computes the prompt itself and mints no ticket.
     pub local_prefill: Option<LocalPrefillReason>,
     /// Only this node may write the reservation; `None` with local prefill.
     pub prefill_node: Option<NodeId>,
@@ -44,9 +44,9 @@ pub struct PrefillRequest {
     pub request: Request,
     pub node_epoch: NodeEpoch,
     pub permit_tokens: u32,
-    /// The life of the coordinator whose permits these are.
+    /// The life of the coordinator that owns these permits.
     pub coordinator_epoch: NodeEpoch,
-    /// `None`: the request ends at its first token, nothing is handed over.
+    /// `None`: the request ends at its first token, and nothing is handed over.
     pub ticket: Option<Ticket>,
 }
 
@@ -56,7 +56,7 @@ pub enum DecodeEvent {
     Opened(Opened),
     Tokens(TokenBatch),
     PromptLogprobs(PromptLogprobs),
-    /// The handoff is verified and committed: the prefill leg is no longer needed.
+    /// The handoff is verified and committed. The prefill leg is no longer needed.
     Committed {
         timings: StageTimings,
     },
@@ -71,7 +71,7 @@ pub struct Opened {
     pub ticket: Option<Ticket>,
     pub prefix_blocks: u32,
     pub cached_tokens: u32,
-    /// On the node's clock: [`ClockOffset`] maps it.
+    /// On the node's clock; [`ClockOffset`] converts it.
     pub at: Time,
 }
 
@@ -79,9 +79,9 @@ pub struct Opened {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenBatch {
     pub tokens: Vec<TokenEvent>,
-    /// On the node's clock: [`ClockOffset`] maps it.
+    /// On the node's clock; [`ClockOffset`] converts it.
     pub sampled_at: Time,
-    /// `None` for tokens that no step of this node sampled: they came with a handoff.
+    /// `None` for tokens that no step of this node sampled, because they came with a handoff.
     pub step: Option<StepNote>,
 }
 
@@ -96,7 +96,7 @@ impl TokenBatch {
     }
 }
 
-/// The step that sampled a token, for whoever asks why it came late.
+/// The step that sampled a token, for a reader who asks why the token was late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepNote {
     pub took: Duration,
@@ -123,7 +123,7 @@ pub struct DecodeFinished {
 pub enum PrefillEvent {
     Accepted {
         cached_tokens: u32,
-        /// On the node's clock: [`ClockOffset`] maps it.
+        /// On the node's clock; [`ClockOffset`] converts it.
         at: Time,
     },
     Tokens(TokenBatch),
@@ -131,7 +131,7 @@ pub enum PrefillEvent {
     /// Stage timings up to the first token.
     FirstToken {
         timings: StageTimings,
-        /// On the node's clock: [`ClockOffset`] maps it.
+        /// On the node's clock; [`ClockOffset`] converts it.
         sampled_at: Time,
     },
     Finished(PrefillFinished),
@@ -185,7 +185,7 @@ pub enum Fault {
     Draining,
 }
 
-/// Policy said no before anything was held. Ends the stream.
+/// A policy refused before anything was held. Ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub reason: RefusedReason,
@@ -232,10 +232,10 @@ pub enum NodeReport {
     Prefixes(PrefixReport),
 }
 
-/// How far a node's clocks are from the coordinator's: node's time + offset = coordinator's time, within `error`.
+/// The offset between a node's clocks and the coordinator's: node's time + offset = coordinator's time, within `error`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockOffset {
-    /// Between the two monotonic clocks, whose starting points have nothing to do with each other.
+    /// Between the two monotonic clocks, whose starting points are unrelated.
     pub monotonic_ns: i64,
     /// Between the two wall clocks.
     pub unix_ns: i64,
@@ -250,7 +250,7 @@ pub struct ClockReading {
 }
 
 impl ClockOffset {
-    /// A time of the node on the coordinator's clock; `None` when it lies before that clock's start.
+    /// A time of the node on the coordinator's clock. `None` when it lies before that clock's start.
     pub fn map(&self, node_time: Time) -> Option<Time> {
         let nanoseconds = i128::from(node_time.0) + i128::from(self.monotonic_ns);
         u64::try_from(nanoseconds).ok().map(Time)
@@ -272,7 +272,7 @@ pub enum CoordinatorReport {
     },
     Drain {
         reason: String,
-        /// What to join again as; `None`: the process is to end.
+        /// The role in which to join again. `None`: the process must end.
         next_role: Option<AssignedRole>,
     },
     /// To a node that has other coordinators too.
@@ -284,7 +284,7 @@ pub struct Welcome {
     pub coordinator: NodeId,
     pub lease: Duration,
     pub status_interval: Duration,
-    /// Whether it can read [`NodeReport::Prefixes`]: coordinators of versions before cannot.
+    /// Whether the coordinator can read [`NodeReport::Prefixes`]. Coordinators of earlier versions cannot.
     pub takes_prefixes: bool,
 }
 
@@ -310,7 +310,7 @@ impl RegisterRefusedReason {
     }
 }
 
-/// A decode node as a prefill node must know it.
+/// The facts about a decode node that a prefill node needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub node: NodeId,
@@ -340,7 +340,7 @@ pub enum KvFrame {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub from: NodeId,
-    /// The epoch the sender believes the receiver has.
+    /// The epoch that the sender believes the receiver has.
     pub to: NodeId,
     pub protocol_version: u32,
     pub compatibility: CompatibilityHash,
@@ -364,7 +364,7 @@ pub struct KvBlockFrame {
     pub data: Bytes,
 }
 
-/// Ends a transfer: what arrived must now equal what was promised.
+/// Ends a transfer. The bytes that arrived must now equal what was promised.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LastFrame {
     pub transfer: TransferId,
@@ -407,10 +407,10 @@ pub struct HelloReply {
     pub shared_memory: Option<SharedMemoryOffer>,
 }
 
-/// Where a peer of the same host finds a node's shared memory.
+/// The address at which a peer of the same host finds a node's shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedMemoryOffer {
-    /// Of the kernel: equal on the same host only.
+    /// The kernel's boot id. It is equal on the same host only.
     pub boot_id: String,
     /// Name of an abstract Unix socket.
     pub socket: String,

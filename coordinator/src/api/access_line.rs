@@ -1,4 +1,4 @@
-//! The access log: one line for each request, when all is known of it.
+//! The access log: one line for each request, written when its record ends.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::probes::is_probe;
 use super::record::{Facts, Generation};
 use super::shapes::ms;
 
-/// What one is made of.
+/// The facts of which a line is made.
 pub struct Line<'a> {
     pub facts: &'a Facts,
     pub request_id: &'a str,
@@ -17,7 +17,7 @@ pub struct Line<'a> {
     pub e2e: Duration,
 }
 
-/// Of a generation request.
+/// The line of a generation request.
 pub fn generation_line(line: &Line<'_>, g: &Generation) {
     let placement = g.placement.as_ref();
     let error = line.facts.error.clone().unwrap_or_default();
@@ -43,7 +43,7 @@ pub fn generation_line(line: &Line<'_>, g: &Generation) {
         local_prefill = placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
         attempts = g.summary.attempts,
         failed_legs = (!g.summary.failed_legs.is_empty()).then(|| g.summary.failed_legs.join(" ")),
-        // Of a request that was broken off only the placement is known.
+        // The nodes' stages of a request that was broken off are unknown; only the placement is known.
         queue_ms = g.stages().get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
         ttft_ms = g.ttft.map(ms),
         unattributed_ms = g.unattributed_ms(),
@@ -53,13 +53,13 @@ pub fn generation_line(line: &Line<'_>, g: &Generation) {
     );
 }
 
-/// Of any other.
+/// The line of any other request.
 pub fn plain_line(line: &Line<'_>) {
     let trace_id = line.facts.trace.trace_id_hex();
     let (method, path, e2e_ms) = (line.facts.method.as_str(), line.facts.path.as_str(), ms(line.e2e));
     let (request_id, status, outcome) = (line.request_id, line.status, line.outcome);
-    // Probes and scrapes come every few seconds for ever: theirs are worth a line only to who asks for it.
-    // A probe's 503 is an answer, too, and comes again each second.
+    // Probes and scrapes come every few seconds, so their lines are debug output.
+    // A probe's 503 is a normal answer and comes again each second.
     if is_probe(path) && (status < 400 || status == 503) {
         tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
     } else {

@@ -1,4 +1,4 @@
-//! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/records.md` is the reference.
+//! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/reference/records.md` is the reference.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::slo::{Breach, OBJECTIVE, PROFILES, SloProfile};
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
-/// `Filter` with what else a list can be asked. One flat struct: flattened ones lose their types in a query string.
+/// `Filter` with the other parameters of a list. It is one flat struct, because flattened structs lose their types in a
+/// query string.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ListQuery {
@@ -83,7 +84,7 @@ pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<Li
 pub type BadQuery = axum::extract::rejection::QueryRejection;
 
 pub fn bad_query(bad: &BadQuery) -> ApiError {
-    ApiError::bad_request(format!("{}; see docs/records.md.", bad.body_text()))
+    ApiError::bad_request(format!("{}; see docs/reference/records.md.", bad.body_text()))
 }
 
 pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
@@ -94,7 +95,7 @@ pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>)
     }
 }
 
-/// Never was here, or is forgotten.
+/// The record never existed, or it was removed for newer ones.
 pub fn unknown_request(id: &str) -> ApiError {
     let message = format!(
         "No request `{}` is remembered: it never was here, or newer ones have taken its place (--request-records). See GET /admin/requests.",
@@ -110,7 +111,7 @@ pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<Value> {
     Json(cluster_page(&state))
 }
 
-/// The page, and what followers of the events get once a second.
+/// The page, which followers of the events get once a second as well.
 pub fn cluster_page(state: &AppState) -> Value {
     let insight = &state.insight;
     let snapshot = insight.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
@@ -142,7 +143,7 @@ pub fn cluster_page(state: &AppState) -> Value {
     })
 }
 
-/// For readers whose own clock is another one.
+/// The coordinator's wall clock, for readers whose own clock differs.
 fn now_unix_ms() -> f64 {
     ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
@@ -226,8 +227,8 @@ pub async fn slo(State(state): State<Arc<AppState>>) -> Json<Value> {
     Json(json!({ "objective": OBJECTIVE, "profiles": profiles, "stages": stage_budgets(&state.insight) }))
 }
 
-/// How a TTFT budget of 400 ms is spent, in ms (BENCH row 20, source S1): net 20, queue 50, prefill 280, tokenise 10,
-/// gateway 15, and 25 for safety that belong to nobody.
+/// How a TTFT budget of 400 ms is split, in ms: network 20, queue 50, prefill 280, tokenise 10, gateway 15. The last 25 ms
+/// are a reserve that belongs to no stage.
 const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
     ("tokenise", 10.0, &["parse", "tokenize"]),
     ("queue", 50.0, &["queue", "prefill_queue"]),
@@ -235,10 +236,10 @@ const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
     ("prefill", 280.0, &["prefill_forward"]),
     ("net", 20.0, &["first_token_return", "egress"]),
 ];
-/// Ended requests whose stages are looked at.
+/// The number of ended requests whose stages are looked at.
 const BUDGET_SAMPLE: usize = 1_000;
 
-/// The parts of the budget against their 99th percentiles, over the last requests; scaled to each request's own limit.
+/// The parts of the budget against their 99th percentiles over the last requests, scaled to each request's own limit.
 fn stage_budgets(insight: &Insight) -> Vec<Value> {
     let ended = insight.records.last_ended(BUDGET_SAMPLE);
     let limit = |name: &str| SloProfile::by_name(name).map_or(Duration::from_millis(400), |profile| profile.ttft_max);

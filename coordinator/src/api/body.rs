@@ -1,4 +1,5 @@
-//! Request bodies: bounded one by one and all together, in time, UTF-8, a JSON object.
+//! Request bodies: each is limited in size and time, all together share one budget, and each must be UTF-8 and a JSON
+//! object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,16 @@ use super::limits::{
 };
 
 /// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
-/// Who finds it full is refused at once and gives back what it holds, so that the others come through.
+/// A body that finds the budget full is refused at once and gives back what it holds, so that other bodies can finish.
 #[derive(Clone, Debug)]
 pub struct BodyBudget {
     bytes: Arc<Semaphore>,
-    /// The one place to read a refused body to its end. Without it the connection is closed under the client, who then rarely
-    /// gets to see the answer; under a flood that is cheaper for everybody else.
+    /// The one place in which a refused body is read to its end. Without it the connection is closed at once, and its client
+    /// rarely gets to read the answer. Under a flood that is better for all other clients.
     refused: Arc<Semaphore>,
 }
 
-/// A body's part of the budget. Goes with the text, also onto a blocking thread that outlives the client.
+/// A body's part of the budget. It is given back with the text, also when a blocking thread outlives the client.
 #[derive(Debug, Default)]
 pub struct HeldBytes(Option<OwnedSemaphorePermit>);
 
@@ -40,8 +41,8 @@ impl BodyBudget {
         }
     }
 
-    /// Refuses a body that would not come through, before any of it is read. It takes nothing: who announces much and sends
-    /// little must not keep others out.
+    /// Refuses a body that has no room, before any of it is read. This takes nothing from the budget: a client that
+    /// announces much and sends little must not keep other clients out.
     fn check(&self, announced: usize) -> Result<(), ApiError> {
         let has_room = announced.saturating_sub(BODY_UNCOUNTED_BYTES) <= self.bytes.available_permits();
         has_room.then_some(()).ok_or_else(ApiError::busy_with_bodies)
@@ -99,7 +100,8 @@ async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec
         return Err(ApiError::body_too_large(limit));
     }
     budget.check(announced)?;
-    // The whole at once, or the buffer would double while it grows. What is never sent never becomes memory.
+    // The whole capacity is reserved at once, because a growing buffer would double. Pages that are never written never
+    // become memory.
     let (mut bytes, mut held) = (Vec::with_capacity(announced), HeldBytes::default());
     let mut counted = BODY_UNCOUNTED_BYTES;
     while let Some(frame) = body.frame().await {
@@ -120,7 +122,7 @@ async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec
     Ok((bytes, held))
 }
 
-/// Reads on and keeps nothing, so that the client is still there for the answer. Returns the bytes that it read.
+/// Reads the rest and drops it, so that the client is still there to read the answer. Returns the bytes that it read.
 async fn discard(mut body: Body) -> usize {
     let mut read = 0;
     while let Some(Ok(frame)) = body.frame().await {

@@ -1,4 +1,5 @@
-//! JSON whose size in memory is bounded while it is read: a list of zeros would become 35 times as large as its text.
+//! JSON whose size in memory is limited while it is read. Without the limit a list of zeros would take 35 times the size of
+//! its text.
 
 use std::cell::Cell;
 use std::fmt;
@@ -8,7 +9,7 @@ use serde_json::{Map, Number, Value};
 
 use super::limits::{COUNTED_CONTEXTS, JSON_LIST_MAX, JSON_VALUES_MAX, PROMPTS_MAX};
 
-/// A limit that a body has passed. Reading ends there.
+/// A limit that a body has passed. Reading stops there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excess {
     /// A list in `prompt` has far more elements than the context has tokens.
@@ -23,7 +24,7 @@ pub enum JsonError {
     Excess(Excess),
 }
 
-/// Reads one value. serde_json stops at 128 levels of nesting: no body can overflow the stack.
+/// Reads one value. serde_json stops at 128 levels of nesting, so no body can overflow the stack.
 pub fn read(text: &str, context_tokens: u32) -> Result<Value, JsonError> {
     let bounds = Bounds {
         prompt_list_max: prompt_list_max(context_tokens as usize),
@@ -42,7 +43,8 @@ pub fn read(text: &str, context_tokens: u32) -> Result<Value, JsonError> {
     }
 }
 
-/// As many as are counted for the refusal of a prompt that is too long; a long context alone may need more than that.
+/// The number of elements that are counted for the refusal of a prompt that is too long. A long context alone may need
+/// more.
 fn prompt_list_max(context_tokens: usize) -> usize {
     let counted = (context_tokens * COUNTED_CONTEXTS).min(JSON_LIST_MAX);
     counted.max(context_tokens).max(PROMPTS_MAX + 1)

@@ -1,4 +1,4 @@
-//! One client connection's stream: when its bytes came and went, and an end to writes that nobody reads.
+//! The stream of one client connection: it notes when bytes came and went, and ends writes that nobody reads.
 
 use std::future::Future;
 use std::io;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// The moments of a connection that requests are measured by. HTTP/1.1 has one request at a time on it.
+/// The moments of a connection that requests are measured by. HTTP/1.1 has one request at a time on a connection.
 #[derive(Debug)]
 pub struct ConnectionTimes {
     opened_at: Instant,
@@ -36,11 +36,11 @@ impl ConnectionTimes {
     pub fn first_read(&self) -> Option<Instant> {
         self.instant(&self.first_read)
     }
-    /// The request is read: the next byte belongs to the next one.
+    /// The request has been read. The next byte belongs to the next request.
     pub fn forget_first_read(&self) {
         self.first_read.store(0, Ordering::Relaxed);
     }
-    /// From now on: note when the socket next takes bytes.
+    /// Notes from now on when the socket next takes bytes.
     pub fn await_write(&self) {
         self.awaited_write.store(0, Ordering::Relaxed);
         self.is_write_awaited.store(true, Ordering::Relaxed);
@@ -71,13 +71,14 @@ impl ConnectionTimes {
     }
 }
 
-/// A client that has bytes waiting must take so many in each [`READ_WINDOW`]: 128 bytes a second, which is a slow reader of one
-/// stream of tokens. One that takes less is gone, stuck, or means to hold its place and its buffer for ever.
+/// A client that has bytes waiting must take this many in each [`READ_WINDOW`]: 128 bytes a second, which is a slow reader
+/// of one stream of tokens. A client that takes less is gone, is stuck, or wants to hold its place and its buffer for ever.
 const READ_FLOOR_BYTES: usize = 128 * 30;
 const READ_WINDOW: Duration = Duration::from_secs(30);
-/// A client that has kept up for so long begins anew.
+/// A client that has kept up for this long begins anew.
 const CAUGHT_UP_AFTER: Duration = Duration::from_secs(5);
-/// Bytes that may wait for all clients together. Beyond it, who has been behind for [`BEHIND_MAX`] is cut off.
+/// Bytes that may wait for all clients together. Above this sum a client that has been behind for [`BEHIND_MAX`] is cut
+/// off.
 const BUFFERED_BYTES_MAX: usize = 64 << 20;
 const BEHIND_MAX: Duration = Duration::from_secs(1);
 
@@ -85,7 +86,7 @@ const BEHIND_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct ResponseBuffers(Arc<AtomicUsize>);
 
-/// A client that does not take its bytes: since when they wait, how many do, and how many it has taken meanwhile.
+/// A client that does not take its bytes: since when bytes wait, how many wait, and how many it has taken meanwhile.
 #[derive(Debug)]
 struct Behind {
     since: Instant,
@@ -95,8 +96,8 @@ struct Behind {
     window_ends: Pin<Box<Sleep>>,
 }
 
-/// A TCP stream that stamps its reads and writes and fails when its client reads too slowly: the connection then ends, and with
-/// it the request (a reader that stopped reading holds KV blocks).
+/// A TCP stream that stamps its reads and writes. It fails when its client reads too slowly. Then the connection ends, and
+/// with it the request, because a reader that stopped reading holds KV blocks.
 #[derive(Debug)]
 pub struct TimedStream {
     stream: TcpStream,
@@ -120,7 +121,7 @@ impl TimedStream {
         self.times.clone()
     }
 
-    /// Judges a write of `offered` bytes by what became of it.
+    /// Judges a write of `offered` bytes by its result.
     fn watch_write(
         &mut self,
         cx: &mut Context<'_>,

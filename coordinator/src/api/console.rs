@@ -1,4 +1,4 @@
-//! `/ui`: the web console's files, embedded in the binary. They read nothing but the public pages of this server.
+//! `/ui`: the files of the web console, embedded in the binary. They read only the public pages of this server.
 
 use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -11,7 +11,8 @@ use super::error::ApiError;
 #[folder = "console"]
 struct Files;
 
-/// Nothing inline, nothing from elsewhere: text that a client chose and the console shows cannot become a script.
+/// The policy forbids inline scripts and scripts from elsewhere, so text that a client chose and the console shows cannot
+/// become a script.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const INDEX: &str = "index.html";
 
@@ -49,7 +50,7 @@ fn answer(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
     };
     let fixed = [
         (header::CONTENT_TYPE, content_type(path)),
-        // Asked again each time, answered from the cache while the binary is the same.
+        // The browser asks each time, and its cache answers while the binary is the same.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -64,7 +65,7 @@ fn answer(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
     response
 }
 
-/// Of the kinds of files that the console has.
+/// The content type of each kind of file that the console has.
 fn content_type(path: &str) -> &'static str {
     match path.rsplit_once('.').map_or("", |(_, extension)| extension) {
         "html" => "text/html; charset=utf-8",

@@ -13,9 +13,10 @@ use crate::request_handle::{Readiness, Rejected};
 use serving_core::cluster::Reach;
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
-/// Read by OpenAI's SDKs: overrides their own rule (they retry 408, 409, 429 and 5xx).
+/// OpenAI's SDKs read this header. It overrides their own rule, which retries 408, 409, 429 and 5xx.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-/// What a client is told when policy gave no time: one membership lease is 3 s, so 1 s sees a returning node soon.
+/// What a client is told when the policy gave no time. A membership lease is a few seconds, so 1 s sees a returning node
+/// soon.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 
 /// An answer other than success. `outcome` is its label in `baton_requests_total` and the access log.
@@ -32,9 +33,9 @@ pub struct ApiError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// The same request fails the same way.
+    /// The same request fails in the same way.
     Never,
-    /// Nothing is known of when, but another attempt may succeed.
+    /// Another attempt may succeed, but nobody knows when.
     Maybe,
     After(Duration),
 }
@@ -259,7 +260,8 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let outcome = error.name();
         let (status, kind, code, retry) = match &error {
-            // No retry: the work of a deadline that passed is lost, and repeating it under load makes load.
+            // No retry: the work of a request whose deadline has passed is lost, and to repeat it under load makes more
+            // load.
             RequestError::DeadlineExceeded { .. } => (StatusCode::GATEWAY_TIMEOUT, "timeout", "timeout", Retry::Never),
             RequestError::NoPlaceAgain { .. } => {
                 (StatusCode::GATEWAY_TIMEOUT, "timeout", "no_place_again", Retry::Maybe)
@@ -305,7 +307,7 @@ impl From<RequestError> for ApiError {
     }
 }
 
-/// What `/ready` says: what can be used, or what is missing.
+/// The answer of `/ready`: what can be used, or what is missing.
 pub fn reach_of(readiness: Readiness) -> Result<Reach, ApiError> {
     match readiness {
         Readiness::Ready(reach) => Ok(reach),
@@ -315,7 +317,7 @@ pub fn reach_of(readiness: Readiness) -> Result<Reach, ApiError> {
 }
 
 fn not_ready(missing: &str, retry: Retry) -> ApiError {
-    // Nodes come and go by themselves: not ready is never permanent.
+    // Nodes come and go by themselves, so "not ready" is never permanent.
     let retry = if retry == Retry::Never {
         Retry::After(RETRY_AFTER_DEFAULT)
     } else {

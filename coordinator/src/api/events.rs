@@ -1,4 +1,4 @@
-//! `/admin/events`: requests as they move, and the cluster once a second, as server-sent events.
+//! `/admin/events`: requests as they change state, and the cluster once a second, as server-sent events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::records::shape::Summary;
 
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Ends with its connection.
+/// The task that ends with its connection.
 struct Follower {
     state: Arc<AppState>,
     requests: Option<Receiver<Arc<Summary>>>,
@@ -68,7 +68,7 @@ impl Follower {
                 },
                 () = tick(&mut self.cluster) => Event::default().event("cluster").json_data(cluster_page(&self.state)),
             };
-            // Numbers that JSON has no word for cannot occur: all come from counters and durations.
+            // All numbers come from counters and durations, so none is a number that JSON cannot express.
             if let Ok(event) = event {
                 return Some(event);
             }

@@ -1,4 +1,4 @@
-//! The names of API.md 2.2: which are built, which are refused by name, and what happens to all others.
+//! The fields of a request body: which are built, which are refused by name, and what happens to all others.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::json::{Fields, whole};
 use super::limits::IGNORED_NAMES_LOGGED_MAX;
 
-/// Names both endpoints take. `include_metrics` and `return_kv_hashes` are baton's own; see `shapes`.
+/// Names that both endpoints take. `include_metrics` and `return_kv_hashes` are baton's own; see `shapes`.
 const COMMON: &[&str] = &[
     "model",
     "max_tokens",
@@ -39,7 +39,8 @@ const COMMON: &[&str] = &[
 const COMPLETIONS_ONLY: &[&str] = &["prompt", "echo"];
 const CHAT_ONLY: &[&str] = &["messages", "max_completion_tokens", "top_logprobs"];
 
-/// Names of API.md 2.2 that are not built: silence would make a client believe in them.
+/// Fields that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would otherwise believe
+/// that the field had an effect.
 const UNSUPPORTED: &[&str] = &[
     "include_stop_str_in_output",
     "skip_special_tokens",
@@ -58,7 +59,7 @@ const UNSUPPORTED: &[&str] = &[
     "suffix",
 ];
 
-/// SDKs and frameworks send these along with values that ask for what happens anyway.
+/// SDKs and frameworks send these fields with values that ask for the default behaviour.
 fn asks_for_nothing(name: &str, value: Option<&Value>) -> bool {
     match (name, value) {
         (_, Some(Value::Null)) => true,
@@ -85,7 +86,7 @@ impl Endpoint {
     }
 }
 
-/// Remembers which ignored names were logged: once per name, a bounded number of names.
+/// Remembers which ignored names were logged: each name once, and a limited number of names.
 #[derive(Debug, Default)]
 pub struct IgnoredNames(Mutex<BTreeSet<String>>);
 
@@ -101,7 +102,7 @@ impl IgnoredNames {
     }
 }
 
-/// Refuses what is known and not built; notes what is unknown.
+/// Refuses fields that are known and not built, and notes fields that are unknown.
 pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNames) -> Result<(), ApiError> {
     let (own, other, other_path) = match endpoint {
         Endpoint::Completions => (COMPLETIONS_ONLY, CHAT_ONLY, "/v1/chat/completions"),
@@ -115,7 +116,7 @@ pub fn check_names(fields: &Fields<'_>, endpoint: Endpoint, ignored: &IgnoredNam
             return Err(ApiError::unsupported(name));
         }
         if other.contains(&name) {
-            // SDKs send `echo: false` along; only asking for something is an error.
+            // SDKs send `echo: false` along. Only a value that asks for something is an error.
             if fields.get(name).and_then(Value::as_bool) == Some(false) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Completions and chat: parse, tokenize, submit, answer. The one path both endpoints take.
+//! Completions and chat: parse, tokenize, submit, answer. Both endpoints take this path.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -73,14 +73,14 @@ async fn generate(
     }
 }
 
-/// An answer about to begin: its first token is there already.
+/// An answer that is about to begin: its first token has come.
 pub struct Answering {
     pub run: Run,
     pub reply: Reply,
     pub pace: Pace,
     pub record: Arc<RequestRecord>,
     pub first: Option<OutToken>,
-    /// Ends with the answer.
+    /// The parts that end with the answer.
     pub egress: Span,
 }
 
@@ -110,7 +110,7 @@ impl Call {
         self.record.update(|generation| generation.is_submitted = true);
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
         let reply = self.reply(&plan, prompts);
-        // No header leaves before the first token is there: until then a failure still has a status of its own.
+        // No header leaves before the first token has come, so that a failure until then still has a status of its own.
         let first = run.next().await;
         self.record.update(|generation| run.note(generation));
         let first = first?;
@@ -132,7 +132,8 @@ impl Call {
         Ok(response)
     }
 
-    /// Reading, JSON and field checks. The stage begins with the request's first byte, so that the stages' sum does.
+    /// Reads the body and checks JSON and fields. The stage begins with the request's first byte, so that the sum of all
+    /// stages begins there.
     async fn parse(&self, body: Body) -> Result<(Plan, HeldBytes), ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
@@ -162,7 +163,7 @@ impl Call {
     async fn tokenize(&self, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
-        // Where parsing ended: nothing lies between the two.
+        // The stage begins where parsing ended, so that no time lies between the two.
         let began = self.parsed_at();
         let prompts = prompts(&self.state, plan, held).instrument(span).await;
         let tokenized_at = Instant::now();
@@ -313,7 +314,7 @@ fn insert(response: &mut Response, name: HeaderName, value: &str) {
     }
 }
 
-/// The stages to the first token as a `Server-Timing` header: browsers and curl show it.
+/// The stages to the first token as a `Server-Timing` header, which browsers and curl show.
 fn server_timing(times: &EdgeTimes) -> String {
     let stages = times.stages.0.iter().map(|(stage, took)| {
         let rest = if stage.is_before_first_token() { "" } else { "_rest" };

@@ -14,10 +14,10 @@ use super::error::ApiError;
 use super::{PROCESSING_MS, TRACEPARENT};
 use crate::api::record::REQUEST_ID;
 
-/// How long a browser remembers what a preflight said: two hours is the most that Chromium takes.
+/// How long a browser remembers the answer to a preflight. Chromium takes two hours at most.
 const PREFLIGHT_KEPT: Duration = Duration::from_secs(7200);
 
-/// For the pages of chosen origins; `None` when none was chosen, and then no answer has a CORS header.
+/// CORS for the pages of chosen origins. `None` when no origin was chosen: then no answer has a CORS header.
 pub fn cors(origins: &[WebOrigin]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins
         .iter()

@@ -1,10 +1,11 @@
-//! Typed access to the fields of a JSON object: every mistake names the field, what came and what is wanted.
+//! Typed access to the fields of a JSON object. Each error names the field, the value that came and the value that is
+//! wanted.
 
 use serde_json::{Map, Number, Value};
 
 use super::error::ApiError;
 
-/// The object a client sent. Null and absent are the same thing.
+/// The object that a client sent. Null and absent mean the same.
 #[derive(Debug)]
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
@@ -86,17 +87,17 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The number as a whole one, when it is one and fits.
+/// The number as a whole number, when it is one and fits.
 pub fn whole(value: &Value) -> Option<i64> {
     let number: &Number = value.as_number()?;
     number.as_i64().or_else(|| {
         let float = number.as_f64()?;
-        // 2^53: beyond it not every whole number is a double, and the client's number may not be this one.
+        // 2^53: above it not every whole number is a double, so the parsed number may differ from the client's.
         (float.fract() == 0.0 && float.abs() <= 9_007_199_254_740_992.0).then_some(float as i64)
     })
 }
 
-/// A value in a message: its kind, and itself when it is short.
+/// A value for a message: its kind, and the value itself when it is short.
 pub fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -109,7 +110,7 @@ pub fn describe(value: &Value) -> String {
     }
 }
 
-/// What a client wrote, cut to a length that a message may repeat.
+/// Text of a client, cut to a length that a message may repeat.
 pub fn short(text: &str) -> String {
     const CHARS_MAX: usize = 80;
     match text.char_indices().nth(CHARS_MAX) {

@@ -1,4 +1,5 @@
-//! What the nodes report after an answer's end: waited for beside it, so that the record has it and no client waits.
+//! Waits for the nodes' reports that come after the end of an answer, so that the record has them and no client waits for
+//! them.
 
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use tokio::runtime::Handle;
 use super::record::RequestRecord;
 use super::run::Run;
 
-/// The answer is written. What is left of its run is waited for until the nodes' last reports are in the record, which
-/// ends then; the legs are held meanwhile. When the process ends, or too many wait, the record ends with what is known.
+/// The answer is written. The run is held, with its legs, until the nodes' last reports are in the record; then the record
+/// ends. When the process ends, or too many records wait, the record ends with what is known.
 pub fn answered(record: &Arc<RequestRecord>, run: &mut Run) {
     record.answered();
     let Some(mut unreported) = run.take_unreported() else {

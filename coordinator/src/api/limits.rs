@@ -1,62 +1,65 @@
-//! Every cap of the HTTP edge, with where the number comes from.
+//! Every limit of the HTTP edge, with where the number comes from.
 
 use std::time::Duration;
 
-/// Choices per prompt. OpenAI allows 128; each costs a sequence of KV, and a node of this size runs 16 sequences.
+/// Choices per prompt. OpenAI allows 128. Each choice is a sequence with its own KV, and a node runs 16 sequences unless set.
 pub const CHOICES_MAX: u32 = 16;
-/// Prompts in one completions request: each is a request of its own in the admission queue.
+/// Prompts in one completions request. Each is a request of its own in the admission queue.
 pub const PROMPTS_MAX: usize = 128;
-/// Messages of one chat. Far above any real conversation that fits a context; bounds the template's work.
+/// Messages of one chat. It is far above any real conversation that fits a context, and limits the template's work.
 pub const MESSAGES_MAX: usize = 4096;
-/// OpenAI allows 4 stop strings, vLLM any number; every token is searched for every one of them.
+/// OpenAI allows 4 stop strings, vLLM any number. Every token is searched for each of them.
 pub const STOP_STRINGS_MAX: usize = 16;
-/// A stop string this long holds back as much text.
+/// A stop string of this length holds back as much text.
 pub const STOP_STRING_CHARS_MAX: usize = 256;
-/// Tokens that end a sequence: looked through at every token.
+/// Tokens that end a sequence. Each generated token is compared with all of them.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
-/// OpenAI's limit for chat (5 for completions); each alternative is carried with every token.
+/// OpenAI's limit for chat (5 for completions). Each alternative travels with every token.
 pub const LOGPROBS_MAX: u32 = 20;
-/// OpenAI documents -100..100 for the values and 1,024 is what vLLM's tests go to; the list travels to the nodes.
+/// OpenAI documents -100 to 100 for the values. vLLM's tests use up to 1,024 entries. The list travels to the nodes.
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
 pub const LOGIT_BIAS_MAX: f64 = 100.0;
 /// OpenAI's range.
 pub const TEMPERATURE_MAX: f64 = 2.0;
 /// OpenAI's range of presence and frequency penalty.
 pub const PENALTY_MAX: f64 = 2.0;
-/// Multiplies logits; beyond this every repeated token is out of reach already.
+/// The penalty multiplies logits. A larger value changes nothing more: repeated tokens are already out of reach.
 pub const REPETITION_PENALTY_MAX: f64 = 10.0;
 /// `user` and other labels that are kept with a request.
 pub const LABEL_CHARS_MAX: usize = 128;
 /// An hour: longer than any stream of this model's context takes on one core.
 pub const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-/// A body must arrive within this time: a client that sends a byte a second holds a connection, not a place.
+/// A body must arrive within this time. A client that sends a byte a second therefore holds a connection for a limited
+/// time.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
-/// How much of a refused body is read and thrown away, so that the client gets to read the 413 or the 503 instead of a reset
-/// connection. The 50 MB body of the acceptance tests fits.
+/// How much of a refused body is read and dropped, so that the client can read the 413 or the 503 instead of getting a
+/// reset connection. The 50 MB body of the acceptance tests fits.
 pub const REFUSED_BODY_READ_BYTES_MAX: usize = 64 << 20;
-/// And for how long.
+/// How long a refused body is read at most.
 pub const REFUSED_BODY_READ_MAX: Duration = Duration::from_secs(3);
-/// And how fast, over all clients: reading costs a core some 0.5 ms for each MiB, so this is a thirtieth of a core.
+/// How fast refused bodies are read, over all clients. Reading costs a core some 0.5 ms for each MiB, so this is a thirtieth of
+/// a core.
 pub const REFUSED_BYTES_READ_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;
-/// Texts below this are tokenized in place (about 1 ms); longer ones on a blocking thread.
+/// Texts below this size are tokenized in place (about 1 ms). Longer texts go to a blocking thread.
 pub const TOKENIZE_INLINE_BYTES_MAX: usize = 16 << 10;
-/// After the last token of the last choice: how long an answer waits for the nodes' last reports. Only one that tells of
-/// them does.
+/// How long an answer waits for the nodes' last reports after the last token of its last choice. Only an answer that shows
+/// these reports waits.
 pub const REPORTS_WAIT_MAX: Duration = Duration::from_millis(500);
-/// How long a record that is not complete waits for them when its answer has ended. The control loop waits for a second
-/// after the decode node's, which itself comes with the last token.
+/// How long a record waits for the nodes' last reports when its answer has ended. The control loop waits for a second after
+/// the decode node's report, which comes with the last token.
 pub const LATE_REPORTS_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Different ignored field names logged over the life of the process; more are ignored in silence.
+/// Ignored field names that are logged over the life of the process. Further names are ignored without a log line.
 pub const IGNORED_NAMES_LOGGED_MAX: usize = 256;
-/// Elements of one list of a body, but for the token ids of a prompt, which the context length bounds. Also the most tokens
-/// that a `/detokenize` call may send.
+/// Elements of one list of a body, except the token ids of a prompt, which the context length limits. It is also the most
+/// tokens that a `/detokenize` call may send.
 pub const JSON_LIST_MAX: usize = 1 << 16;
-/// Values in one body. Each takes up to 72 bytes while the fields are checked: 18 MiB at most, on no more threads than cores.
+/// Values in one body. Each takes up to 72 bytes while the fields are checked: 18 MiB at most, on at most as many threads
+/// as cores.
 pub const JSON_VALUES_MAX: usize = 1 << 18;
-/// A text of up to so many context lengths is counted to its end, so that the refusal can say how many tokens it has.
+/// A text of up to this many context lengths is counted to its end, so that the refusal can say how many tokens it has.
 pub const COUNTED_CONTEXTS: usize = 4;
-/// Tokens of a text that `/tokenize` counts, or a context length where that is more: texts are prepared with it before they are
-/// cut to size. Digits, the dearest text, take about 50 ms of one core for so many.
+/// Tokens of a text that `/tokenize` counts (or a context length where that is more). A text is prepared with this limit
+/// before it is cut to size. Digits, the slowest text, take about 50 ms of one core for this many tokens.
 pub const TOKENIZE_TOKENS_MAX: usize = 1 << 15;
-/// Bodies up to this size are not counted against the budget of bytes in flight: connections bound them.
+/// Bodies up to this size do not count against the budget of bytes in flight. The number of connections limits them.
 pub const BODY_UNCOUNTED_BYTES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! Logprobs in the two shapes OpenAI has: the legacy object of completions, the content list of chat.
+//! Logprobs in OpenAI's two shapes: the old object of completions, and the content list of chat.
 
 use serde_json::{Map, Value, json};
 use serving_core::ids::TokenId;
@@ -7,7 +7,7 @@ use serving_core::request::TokenLogprobs;
 use super::run::OutToken;
 use crate::text::{TextModel, Utf8Decoder};
 
-/// What OpenAI sends for "so unlikely that the number means nothing"; JSON has no infinity.
+/// OpenAI sends this value for "so unlikely that the number means nothing". JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
 fn finite(logprob: f32) -> Value {
@@ -46,7 +46,7 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// The prompt's tokens (`echo`); the first has no logprob, nothing stands before it.
+    /// The prompt's tokens (`echo`). The first one has no logprob, because nothing stands before it.
     pub fn push_prompt(&mut self, text: &TextModel, prompt: &[TokenId], logprobs: &[Option<TokenLogprobs>]) {
         let mut decoder = Utf8Decoder::new();
         let mut sink = String::new();
@@ -64,7 +64,7 @@ impl CompletionLogprobs {
         }
     }
 
-    /// `offset`: characters before the generated text.
+    /// `offset` counts the characters before the generated text.
     pub fn push_token(&mut self, text: &TextModel, out: &OutToken, offset: usize) {
         if let Some(token) = out.token {
             let offset = offset + out.text_offset;
@@ -94,7 +94,7 @@ impl CompletionLogprobs {
                     .iter()
                     .map(|(id, logprob)| (token_text(text, *id), finite(*logprob)))
                     .collect();
-                // The chosen token is always among them, also when it was none of the best.
+                // The chosen token is always in the list, also when it was not among the best.
                 top.entry(string.clone()).or_insert_with(|| finite(entry.logprob));
                 self.top_logprobs.push(Value::Object(top));
             }
@@ -115,7 +115,7 @@ impl CompletionLogprobs {
 /// `{"content": [{token, logprob, bytes, top_logprobs}]}` of some tokens of one chat choice.
 pub fn chat_logprobs<'a>(text: &TextModel, tokens: impl Iterator<Item = &'a OutToken>) -> Value {
     let item = |id: TokenId, logprob: f32| {
-        // A control token has a name and no bytes: what clients join is then exactly the text.
+        // A control token has a name and no bytes, so the bytes that a client joins are exactly the text.
         let bytes = text.codec().token_bytes(id).filter(|_| !text.codec().is_special(id));
         json!({"token": token_text(text, id), "logprob": finite(logprob), "bytes": bytes})
     };

@@ -1,11 +1,13 @@
-//! Work on a text: in place when it is short, on a blocking thread when it is long, on no more of them than there are cores.
+//! Work on a text: a short text is handled in place, a long one on a blocking thread. At most as many of these threads run
+//! as there are cores.
 
 use super::AppState;
 use super::body::HeldBytes;
 use super::error::ApiError;
 use super::limits::TOKENIZE_INLINE_BYTES_MAX;
 
-/// The place and the body's bytes go with the work: a client that leaves does not end it, and must not make room for another.
+/// The work holds its place and the body's bytes. A client that leaves does not end the work, and must not make room for
+/// another.
 pub async fn on_text<T: Send + 'static>(
     state: &AppState,
     (bytes, held): (usize, HeldBytes),

@@ -1,4 +1,4 @@
-//! What the edge tells the metrics registry; the coordinator's `metrics` implements it.
+//! What the edge reports to the metrics registry. The coordinator's `metrics` module implements the trait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use serving_core::stage::{Stage, StageTimings};
 use crate::records::stalls::StallCause;
 use crate::slo::Breach;
 
-/// Where the edge reports to. Calls never block.
+/// The receiver of the edge's reports. Calls never block.
 pub trait EdgeMetrics: Send + Sync {
-    /// Once per generation request, whatever its end.
+    /// Called once for each generation request, however it ends.
     fn request_ended(&self, ended: &EndedRequest<'_>);
     /// The gap between two tokens of one choice, as they were handed to the client's connection. The trace id is for
     /// exemplars.
     fn token_gap(&self, lane: Lane, gap: Duration, trace_id: &str);
     /// A request is in this stage of the edge from now on.
     fn stage_entered(&self, stage: Stage);
-    /// And no longer, however it ended.
+    /// The request has left the stage, for whatever reason.
     fn stage_left(&self, stage: Stage);
     /// A handler panicked and was answered with 500.
     fn handler_panicked(&self);
@@ -48,11 +48,11 @@ pub struct EndedRequest<'a> {
     pub output_tokens: u32,
     /// Every stage that was measured, the edge's own included, each once.
     pub stages: &'a StageTimings,
-    /// For exemplars.
+    /// The trace id for exemplars.
     pub trace_id: &'a str,
-    /// What each of its stalls was caused by.
+    /// The cause of each stall.
     pub stalls: &'a [StallCause],
-    /// The profile it was judged by, and what it broke; `None` when it is nobody's failure.
+    /// The SLO profile that judged the request, and the limits that it broke. `None` when the request is not judged.
     pub slo: Option<(&'static str, &'a [Breach])>,
 }
 

@@ -71,9 +71,9 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 #[derive(Clone, Debug)]
 pub struct ApiLimits {
     pub body_bytes_max: usize,
-    /// Of all bodies together that are being read or tokenized.
+    /// Budget for all bodies together that are being read or tokenized.
     pub request_bytes_in_flight_max: usize,
-    /// From arrival to last token, where `x-request-timeout-ms` does not say otherwise.
+    /// Time from arrival to the last token, where `x-request-timeout-ms` does not say otherwise.
     pub request_time_limit: Duration,
 }
 
@@ -81,14 +81,14 @@ pub struct ApiLimits {
 pub struct AppParts {
     pub submit: Arc<dyn Submit>,
     pub text: Arc<TextModel>,
-    /// At least one: clients name one of them in `model`.
+    /// At least one name. Clients name one of them in `model`.
     pub served_models: Vec<String>,
     pub metrics: Arc<dyn EdgeMetrics>,
     pub limits: ApiLimits,
     pub insight: Arc<Insight>,
-    /// Who may ask.
+    /// Decides which hosts and origins may ask.
     pub guard: HttpGuard,
-    /// Whose pages may read the answers.
+    /// Origins whose pages may read the answers.
     pub cors_origins: Vec<WebOrigin>,
 }
 
@@ -103,7 +103,7 @@ pub struct AppState {
     guard: HttpGuard,
     cors_origins: Vec<WebOrigin>,
     ignored_names: fields::IgnoredNames,
-    /// Long texts are tokenized on blocking threads, no more of them at once than there are cores.
+    /// Long texts are tokenized on blocking threads, at most as many at once as there are cores.
     long_texts: Arc<Semaphore>,
     bodies: body::BodyBudget,
     started_at_unix_s: u64,
@@ -190,7 +190,7 @@ pub fn router(state: AppState) -> Router {
         .with_state(state)
 }
 
-/// Around every request: its record, and the headers every answer has.
+/// Wraps every request: its record, and the headers that every answer has.
 async fn edge(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let connection = request.extensions().get::<Arc<ConnectionTimes>>().cloned();
     let received_at = connection

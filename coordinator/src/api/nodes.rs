@@ -1,4 +1,4 @@
-//! `POST /admin/nodes/{name}/...`: what an operator asks of one node.
+//! `POST /admin/nodes/{name}/...`: orders of an operator to one node.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::error::{ApiError, draining};
 use crate::cluster_metrics::NodeSnapshot;
 use crate::control_handle::{ControlHandle, NodeOrder, OrderRefused};
 
-/// `?force=true`: also when nobody is left who decodes.
+/// `?force=true`: do it also when no node that decodes is left.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Force {
@@ -31,8 +31,8 @@ fn is_forced(asked: AskedForce) -> Result<bool, ApiError> {
     asked.map(|Query(asked)| asked.force).map_err(|bad| bad_query(&bad))
 }
 
-/// Takes the node out of service: nothing new goes there, what runs there ends, then its process exits with 0. Answers at
-/// once; `/admin/cluster` shows how far it is. Asking again changes nothing.
+/// Takes the node out of service: nothing new goes there, what runs there ends, then its process exits with 0. The answer
+/// comes at once; `/admin/cluster` shows the progress. Asking again changes nothing.
 pub async fn drain(State(state): State<Arc<AppState>>, Path(name): Path<String>, force: AskedForce) -> Response {
     let drained = async {
         let is_forced = is_forced(force)?;
@@ -75,8 +75,8 @@ async fn give(control: &ControlHandle, order: NodeOrder) -> Result<(), ApiError>
     }
 }
 
-/// Drains the node as [`drain`] does; then its process joins again under the same name as `role`, with the weights it has.
-/// Answers at once: the new life has another epoch. 200 and no drain when it has that role already.
+/// Drains the node as [`drain`] does. Then its process joins again under the same name as `role`, with the weights that it
+/// has. The answer comes at once; the new life has another epoch. A node that has the role already gets 200 and no drain.
 pub async fn change_role(
     State(state): State<Arc<AppState>>,
     Path((name, role)): Path<(String, String)>,
@@ -108,7 +108,7 @@ fn role_to_take(
     state: &AppState,
     (name, role): (&str, &str),
 ) -> Result<(NodeSnapshot, AssignedRole, ControlHandle), ApiError> {
-    // The command line's spelling, too.
+    // The command line spells it `colocated`.
     let role = if role == "colocated" { "co-located" } else { role };
     let Some(role) = AssignedRole::by_name(role) else {
         let names = AssignedRole::ALL.map(AssignedRole::name).join(", ");
@@ -134,7 +134,7 @@ fn role_to_take(
     Ok((node, role, control))
 }
 
-/// The node of that name while it lives, and whom to ask.
+/// The node of that name while it lives, and the handle that gives it orders.
 fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, ControlHandle), ApiError> {
     let insight = &state.insight;
     let (Some(view), Some(control)) = (&insight.cluster, &insight.nodes) else {

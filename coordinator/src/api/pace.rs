@@ -1,4 +1,4 @@
-//! When an answer's tokens went out: TTFT, the gaps between tokens, TPOT, and both egress stages.
+//! When an answer's tokens were sent: TTFT, the gaps between tokens, TPOT, and both egress stages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use super::run::OutToken;
 use super::shapes::EdgeTimes;
 use crate::records::stalls::{Gaps, Left};
 
-/// Kept beside a running answer. Without a connection's own stamps (or without streaming) a token counts as written
-/// when it is handed over.
+/// The clock of a running answer. Without a connection's own stamps, or without streaming, a token counts as written when
+/// it is handed over.
 #[derive(Debug)]
 pub struct Pace {
     record: Arc<RequestRecord>,
     lane: Lane,
-    /// For the exemplars of its gaps.
+    /// The trace id for the exemplars of its gaps.
     trace_id: String,
     choices: Vec<ChoicePace>,
     gaps: Gaps,
     first: Option<First>,
-    /// When the last chunk was handed to the connection: until it asks again it is writing.
+    /// When the last chunk was handed to the connection. Until the connection asks again, it is writing.
     handed_over: Option<Instant>,
     writing: Duration,
 }
@@ -97,7 +97,7 @@ impl Pace {
         }
         if self.record.token_left() {
             let received_at = self.record.received_at;
-            // Until the end says when it was written.
+            // A preliminary value: at the end of the answer it is known when the token was written.
             self.record.update(|generation| {
                 generation.ttft = Some(now.saturating_duration_since(received_at));
             });
@@ -105,7 +105,7 @@ impl Pace {
         }
     }
 
-    /// What is known at the end; also puts it into the record.
+    /// The figures at the end of the answer. They are put into the record as well.
     pub fn close(&mut self, is_streaming: bool) -> EdgeTimes {
         self.asked();
         let received_at = self.record.received_at;
@@ -148,7 +148,7 @@ impl Pace {
         }
     }
 
-    /// The answer's end goes to the connection now.
+    /// The end of the answer goes to the connection now.
     pub fn ended(&self) {
         let last = self.choices.iter().filter_map(|choice| Some(choice.last?.at)).max();
         if let Some(last) = last {

@@ -1,4 +1,5 @@
-//! Who may have a connection: a number in all, a part of it for one address, and a few places that only probes can use.
+//! Which client may have a connection: there is a limit in all, a limit for one address, and a few places that only probes
+//! can use.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -7,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-/// Connections beyond the limit that are served probes only. A probe asks at once and leaves, so the newest have the places: one
-/// more closes the oldest, and none outlives its answer or two seconds without a question.
+/// Connections beyond the limit that are served probes only. A probe asks at once and leaves, so the newest connections get
+/// these places: one more connection closes the oldest. A place ends with its answer, or after two seconds without a
+/// request.
 const PROBE_PLACES: usize = 64;
-/// One address may have this part of all connections: a proxy in front has one address, and should be given a limit to match.
+/// The part of all connections that one address may have. A proxy in front has one address, so the limit must suit it.
 const OF_ONE_ADDRESS: (usize, usize) = (3, 4);
 
 #[derive(Debug)]
@@ -31,18 +33,18 @@ pub struct Places {
     of_one_address_max: usize,
 }
 
-/// What a connection may ask.
+/// Which requests a connection may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serves {
     Everything,
     Probes,
 }
 
-/// A connection's place; dropping it gives the place back.
+/// A connection's place. Dropping it gives the place back.
 #[derive(Debug)]
 pub struct Place {
     pub serves: Serves,
-    /// `None` of a probe.
+    /// `None` for a connection that is served probes only.
     counted: Option<(OwnedSemaphorePermit, Arc<Taken>, IpAddr)>,
 }
 

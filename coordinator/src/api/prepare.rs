@@ -1,4 +1,4 @@
-//! A checked plan to validated requests: template, tokenizer, and the context length they must fit.
+//! Turns a checked plan into validated requests: template, tokenizer, and the context length that they must fit.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::record::RequestLabels;
 use super::validate::Plan;
 use crate::text::{TextError, TextModel};
 
-/// What vLLM and OpenAI generate on /v1/completions when the client does not say.
+/// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
 const COMPLETIONS_MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// One prompt, tokenized.
@@ -26,7 +26,7 @@ pub struct Prompt {
     pub echo_text: Option<String>,
 }
 
-/// Tokenizes what may fit the context; a text that cannot is refused before, or as soon as that shows.
+/// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
 pub async fn prompts(state: &AppState, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.input.param();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
@@ -165,7 +165,7 @@ fn request(state: &AppState, plan: &Plan, prompt: &Prompt, labels: &RequestLabel
     })
 }
 
-/// The output budget: asked for, or the default, and in either case inside the context.
+/// The output budget: the client's number or the default, in both cases limited by the context.
 fn max_tokens(state: &AppState, plan: &Plan, prompt_tokens: usize) -> Result<u32, ApiError> {
     let param = if plan.max_tokens.is_some() {
         plan.max_tokens_field
@@ -208,7 +208,7 @@ fn plan_param(plan: &Plan) -> &'static str {
     }
 }
 
-/// The lanes of `x-lane`.
+/// The lanes that `x-lane` names.
 pub fn lane(name: &str) -> Option<Lane> {
     [Lane::Interactive, Lane::Batch]
         .into_iter()

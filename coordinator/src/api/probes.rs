@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 use super::AppState;
 use super::error::reach_of;
 
-/// What monitoring asks: it is answered where nobody else is any more.
+/// The paths that monitoring asks for. They are answered also where all other requests are refused.
 pub fn is_probe(path: &str) -> bool {
     matches!(path, "/health" | "/ready" | "/ping" | "/metrics")
 }
 
-/// This process lives and answers; nothing about nodes.
+/// This process lives and answers. The answer says nothing about nodes.
 pub async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// A request sent now has a way through the cluster (PROTOCOL rule 15).
+/// A request that is sent now has a way through the cluster (PROTOCOL rule 15).
 pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
     match reach_of(state.submit.readiness()) {
         Ok(reach) => Json(json!({
@@ -40,7 +40,7 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
 pub async fn version() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
-        // Set by release builds; a build from a checkout says so itself.
+        // Release builds set it. A build from a checkout answers `unknown`.
         "git": option_env!("BATON_GIT_SHA").unwrap_or("unknown"),
         "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
         "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),

@@ -138,7 +138,7 @@ fn chat_turn(message: &Value, index: usize) -> Result<ChatTurn, ApiError> {
     }
     let role = match fields.string("role")? {
         Some(role @ ("system" | "user" | "assistant")) => role,
-        // OpenAI's newer name for the same thing; the models served here know only "system".
+        // OpenAI's newer name for the system role. The models that are served here know only "system".
         Some("developer") => "system",
         Some(other) => {
             let text = format!(

@@ -1,4 +1,4 @@
-//! What is known of one HTTP request, gathered while it runs; its end writes the access line and the metrics.
+//! The facts of one HTTP request, gathered while it runs. Its end writes the access line and the metrics.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -33,10 +33,10 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const LANE: HeaderName = HeaderName::from_static("x-lane");
 const SLO: HeaderName = HeaderName::from_static("x-slo");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
-/// nginx's number for "client closed the request": it is only ever logged.
+/// nginx's number for "client closed the request". It is only logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
 
-/// What a client may say about a request outside its body.
+/// What a client may say about a request in its headers.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLabels {
     pub lane: Lane,
@@ -81,7 +81,7 @@ impl RequestLabels {
     }
 }
 
-/// The client's `x-request-id` where it can be put into a header and a log line again.
+/// The client's `x-request-id`, made fit for a header and a log line.
 pub fn request_id(headers: &HeaderMap) -> String {
     headers
         .get(REQUEST_ID)
@@ -90,8 +90,8 @@ pub fn request_id(headers: &HeaderMap) -> String {
         .map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
 }
 
-/// Shared by the handler, the answer's body and the middleware; the last of them to go writes the access line. A
-/// request whose outcome nobody has set by then was left by its client.
+/// The record is shared by the handler, the answer's body and the middleware. The last one to drop it writes the access
+/// line. When no outcome was set by then, the client has left.
 pub struct RequestRecord {
     pub request_id: String,
     pub received_at: Instant,
@@ -103,7 +103,7 @@ pub struct RequestRecord {
     tokens_out: AtomicU32,
     answered_at: OnceLock<Instant>,
     facts: Mutex<Facts>,
-    /// Of an answer whose nodes report later. Dropped after the record has ended.
+    /// For an answer whose nodes report later: dropped after the record has ended.
     closing: OnceLock<Closing>,
 }
 
@@ -113,9 +113,9 @@ pub struct Facts {
     pub path: String,
     pub status: Option<u16>,
     pub outcome: Option<&'static str>,
-    /// What the client was told.
+    /// The answer that the client got.
     pub error: Option<ToldError>,
-    /// The rest is filled for generation requests only.
+    /// The rest is set for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,
 }
@@ -124,7 +124,7 @@ pub struct Facts {
 #[derive(Clone, Debug, Default)]
 pub struct ToldError {
     pub code: Option<&'static str>,
-    /// The field it is about.
+    /// The field that the error is about.
     pub param: Option<String>,
     pub message: String,
 }
@@ -147,16 +147,17 @@ pub struct Generation {
     pub output_tokens: u32,
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
-    /// Of a request with several; `placement` and `summary` are then those of the first that the client heard of.
+    /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
+    /// first.
     pub prompts: Vec<PromptRecord>,
     pub tokenized_at: Option<Instant>,
-    /// Measured at the edge: parse, tokenize, both egress stages.
+    /// Stages measured at the edge: parse, tokenize, both egress stages.
     pub edge: StageTimings,
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
     /// From the last token's write to the write of the answer's end.
     pub last_token_to_end: Option<Duration>,
-    /// Of an answer that was sent whole.
+    /// Set for an answer that was sent whole.
     pub finish: Option<&'static str>,
 }
 
@@ -187,7 +188,7 @@ impl Generation {
         }
     }
 
-    /// Every stage once: the edge's own, and those of the nodes and the control loop.
+    /// Each stage once: those of the edge, of the nodes and of the control loop.
     pub fn stages(&self) -> StageTimings {
         let is_edges = |stage: Stage| {
             matches!(
@@ -207,9 +208,9 @@ impl Generation {
         all
     }
 
-    /// TTFT less every stage before the first token, in ms: what nobody measured (PROTOCOL: at most 1 ms). Below zero
-    /// when something was counted twice, which must show.
-    /// `None` while the nodes have not told their stages: what they did is not what nobody measured.
+    /// TTFT less every stage before the first token, in ms: the time that no stage measured (PROTOCOL: at most 1 ms). It is
+    /// below zero when something was counted twice, and is shown then, too. It is `None` while the nodes have not reported
+    /// their stages.
     pub fn unattributed_ms(&self) -> Option<f64> {
         let stages = self.stages();
         stages.get(Stage::Queue).and(stages.get(Stage::PrefillForward))?;
@@ -263,7 +264,7 @@ impl RequestRecord {
         let told = ToldError {
             code: error.code,
             param: error.param.as_ref().map(|param| short(param, 64)),
-            // What is wrong with a request is said in words that may quote it: the client has them, nobody else needs them.
+            // A message may quote the client's text. The client gets it; no log line does.
             message: match error.outcome {
                 "invalid_request" => {
                     let field = error
@@ -284,7 +285,7 @@ impl RequestRecord {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `change` on the generation's facts, if this request is one.
+    /// Runs `change` on the facts of the generation, if this request is one.
     pub fn update(&self, change: impl FnOnce(&mut Generation)) {
         if let Some(generation) = self.facts().generation.as_mut() {
             change(generation);
@@ -303,12 +304,12 @@ impl RequestRecord {
         self.tokens_out.load(Ordering::Relaxed)
     }
 
-    /// A token's chunk went to the connection. True for the first.
+    /// A token's chunk went to the connection. Returns true for the first one.
     pub fn token_left(&self) -> bool {
         self.tokens_out.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// The client has all of its answer: what comes later is not part of its time.
+    /// The client has its whole answer. What comes later is not part of its time.
     pub fn answered(&self) {
         if self.answered_at.set(Instant::now()).is_ok()
             && let Some(generation) = &self.facts().generation
@@ -317,20 +318,20 @@ impl RequestRecord {
         }
     }
 
-    /// The record will end later, with what the nodes report; false when too many do already.
+    /// The record will end later, with the nodes' reports. Returns false when too many records wait already.
     pub fn close_later(&self) -> bool {
         let seq = self.facts().generation.as_ref().map(|generation| generation.seq);
         let closing = seq.and_then(|seq| self.insight.records.closing.begin(seq));
         closing.is_some_and(|closing| self.closing.set(closing).is_ok())
     }
 
-    /// First byte received to the answer's end, or to now.
+    /// The time from the first byte to the end of the answer, or to now.
     pub fn e2e(&self) -> Duration {
         let end = self.answered_at.get().copied().unwrap_or_else(Instant::now);
         end.saturating_duration_since(self.received_at)
     }
 
-    /// From now on the request can be looked at, and is in the list.
+    /// From now on the request can be looked at and is in the list.
     pub fn begin(self: &Arc<Self>, generation: Generation) {
         let seq = generation.seq;
         self.facts().generation = Some(generation);
@@ -339,7 +340,7 @@ impl RequestRecord {
         self.tell();
     }
 
-    /// Tells followers of the records where this request is now.
+    /// Tells followers of the records the state of this request.
     pub fn tell(&self) {
         if self.insight.records.has_followers()
             && let Some(detail) = self.detail()

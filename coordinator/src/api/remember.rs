@@ -1,4 +1,4 @@
-//! What is kept of a request: its record's facts as the JSON of `records`, while it runs and when it has ended.
+//! What is kept of a request: the facts of its record as the JSON of `records`, while it runs and when it has ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,11 +19,11 @@ pub struct End {
     pub status: u16,
 }
 
-/// All that can be said of a request now.
+/// All that is known of a request now.
 pub struct Remembered {
     pub detail: Detail,
     pub stalls: Vec<Stall>,
-    /// `None`: it is not judged, or has not ended.
+    /// `None` when it is not judged, or has not ended.
     pub breaches: Option<Vec<Breach>>,
 }
 
@@ -133,7 +133,7 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
     }
 }
 
-/// The wall clock is read now and the age taken off: a clock that is set meanwhile moves the start, never a duration.
+/// The start is the wall clock now less the age. So a clock that is set meanwhile moves the start, never a duration.
 fn unix_ms(age: Duration) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     ms(now.saturating_sub(age))
@@ -150,7 +150,7 @@ fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
     }
 }
 
-/// Of the nodes that took part.
+/// The clocks of the nodes that took part.
 fn clocks(insight: &Insight, detail: &Detail) -> Vec<ClockShape> {
     let took_part = |clock: &ClockShape| detail.nodes().any(|node| node == clock.node);
     insight.clocks().into_iter().filter(took_part).collect()

@@ -1,4 +1,4 @@
-//! Tokens to the JSON a client sees: one chunk per token when streaming, one body otherwise.
+//! Turns tokens into the JSON that a client sees: one chunk per token when streaming, else one body.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use super::shapes::{
 use super::validate::ReplyOptions;
 use crate::text::TextModel;
 
-/// Everything about the look of one answer.
+/// Everything that decides the form of one answer.
 #[derive(Debug)]
 pub struct Reply {
     pub head: Head,
@@ -74,14 +74,14 @@ impl Reply {
         }
     }
 
-    /// The chunk after the last token: `choices: []`. `None` when the client asked for nothing that goes there.
+    /// The chunk after the last token: `choices: []`. `None` when the client asked for nothing that belongs there.
     pub fn last_chunk(&self, run: &Run, times: &EdgeTimes) -> Option<Answer<'_>> {
         let usage = self.options.include_usage.then(|| self.usage(run, true));
         let extras = self.with_extras(self.answer(Vec::new(), usage), run, times);
         (extras.usage.is_some() || extras.metrics.is_some() || extras.kv_hashes.is_some()).then_some(extras)
     }
 
-    /// The whole answer; `tokens` holds each choice's steps.
+    /// The whole answer. `tokens` holds the steps of each choice.
     pub fn whole(&self, run: &Run, tokens: &[Vec<OutToken>], times: &EdgeTimes) -> Answer<'_> {
         let bodies = tokens
             .iter()

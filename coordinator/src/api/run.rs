@@ -1,4 +1,4 @@
-//! One HTTP request in flight: its submissions, their events merged, and the text of every choice.
+//! One HTTP request that runs: its submissions, their merged events, and the text of each choice.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -19,22 +19,22 @@ use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};
 
-/// One step of one choice, as the client is to see it.
+/// One step of one choice, in the form in which the client sees it.
 #[derive(Clone, Debug)]
 pub struct OutToken {
     pub prompt: usize,
-    /// Counted over all prompts, prompt by prompt, as OpenAI does.
+    /// The index over all prompts, prompt by prompt, as OpenAI counts.
     pub choice: u32,
-    /// The choice's first: it carries the role, the echo and the prompt's ids.
+    /// The first step of the choice: it carries the role, the echo and the prompt's ids.
     pub is_first: bool,
-    /// `None` only where no token was asked for (`max_tokens: 0` with echo).
+    /// `None` only when no token was asked for (`max_tokens: 0` with echo).
     pub token: Option<TokenId>,
     pub text: String,
     /// Characters of generated text before this token.
     pub text_offset: usize,
     pub logprobs: Option<TokenLogprobs>,
     pub finish: Option<FinishReason>,
-    /// When it was where.
+    /// The moments of this token in the node, here and at the client.
     pub times: TokenTimes,
 }
 
@@ -59,11 +59,11 @@ pub struct PromptRun {
     told: Told,
 }
 
-/// How much of a summary is there.
+/// How complete a summary is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Nothing,
-    /// All that an answer says of itself, but not the nodes' last reports.
+    /// Everything that an answer shows; only the nodes' last reports are missing.
     SoFar,
 }
 
@@ -73,30 +73,30 @@ struct Choice {
     is_finished: bool,
 }
 
-/// Dropping it drops every handle, and with them the requests: that is how a client's leaving cancels.
+/// Dropping the run drops each handle and so cancels the requests. This is how a client that leaves cancels.
 pub struct Run {
     text: Arc<TextModel>,
     pub prompts: Vec<PromptRun>,
     ready: VecDeque<OutToken>,
-    /// Where polling starts, so that no prompt starves the others.
+    /// Where polling starts, so that no prompt keeps the others waiting.
     turn: usize,
-    /// Whose token or failure came first: the time to the first token is this one's.
+    /// The prompt whose token or failure came first. The time to the first token is that of this prompt.
     leading: Option<usize>,
-    /// Whose placements are shown while the request runs.
+    /// The prompt whose placements are shown while the request runs.
     record: Option<Arc<RequestRecord>>,
     ends_with: EndsWith,
-    /// Runs once every choice has ended.
+    /// Called once when every choice has ended.
     reports_wait: Option<Pin<Box<Sleep>>>,
 }
 
 /// When an answer is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndsWith {
-    /// Nobody waits for what the nodes report after it.
+    /// Nobody waits for the nodes' reports after the end.
     LastToken,
-    /// The answer tells their figures, as far as they come within `REPORTS_WAIT_MAX`.
+    /// The answer shows figures of these reports, as far as they come within `REPORTS_WAIT_MAX`.
     Figures,
-    /// Every report is there, or the control loop waits for it no more.
+    /// Every report has come, or the control loop no longer waits for one.
     LastReports,
 }
 
@@ -154,7 +154,7 @@ impl Run {
         }
     }
 
-    /// What is left of a run when its answer has ended, if there are reports to wait for; this one has nothing any more.
+    /// The rest of a run whose answer has ended, if there are reports to wait for. This run is empty afterwards.
     pub fn take_unreported(&mut self) -> Option<Self> {
         let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, Leg::Ended));
         let emptied = Self {
@@ -173,14 +173,14 @@ impl Run {
         })
     }
 
-    /// Waits for the nodes' last reports when every token has been had. What has not come by then never will: dropping
-    /// this run ends what is left of its requests.
+    /// Waits for the nodes' last reports when every token has come. A report that has not come by then never comes:
+    /// dropping this run ends its requests.
     pub async fn reports(&mut self) {
         let all = async { while let Ok(Some(_)) = self.next().await {} };
         let _ = tokio::time::timeout(LATE_REPORTS_WAIT_MAX, all).await;
     }
 
-    /// The next token of any choice; `None` when every request has ended well.
+    /// The next token of any choice. `None` when every request has ended well.
     pub async fn next(&mut self) -> Result<Option<OutToken>, ApiError> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -218,7 +218,7 @@ impl Run {
         }
     }
 
-    /// Nothing has come that could be taken: whether the answer ends without what is missing.
+    /// Whether the answer ends now although reports are missing. Called when no event can be taken.
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
         if self.ends_with == EndsWith::LastReports || !self.prompts.iter().all(PromptRun::has_all_tokens) {
             return false;
@@ -248,7 +248,7 @@ impl Run {
             }
             ClientEvent::BrokeOff(summary) => prompt.summary = *summary,
             ClientEvent::PromptLogprobs { first_position, tokens } => prompt.note_prompt(first_position, tokens),
-            // Its client has all it asked for.
+            // The client has all that it asked for.
             ClientEvent::Failed(_) if prompt.has_all_tokens() => prompt.leg = Leg::Ended,
             ClientEvent::Failed(error) => return Err(error.into()),
             ClientEvent::Done(summary) => {
@@ -347,7 +347,7 @@ impl PromptRun {
             return broken("a token came for a choice that does not exist");
         };
         if choice.is_finished {
-            // Under way when a stop string ended the choice.
+            // A token that was under way when a stop string ended the choice.
             return Ok(None);
         }
         if event.index.0 != choice.tokens {
@@ -397,12 +397,12 @@ impl PromptRun {
         matches!(self.leg, Leg::Ended) || self.choices.iter().all(|choice| choice.is_finished)
     }
 
-    /// All that an answer says of it is there, but for what is in the nodes' last reports.
+    /// Everything that an answer shows has come, except figures of the nodes' last reports.
     fn is_answered(&self) -> bool {
         matches!(self.leg, Leg::Ended) || (self.told == Told::SoFar && self.has_all_tokens())
     }
 
-    /// `Done` before any finish is right only where no token was asked for: each choice then ends in one empty step.
+    /// `Done` before any finish is right only when no token was asked for. Each choice then ends in one empty step.
     fn end_without_tokens(&mut self, prompt: usize) -> Result<Vec<OutToken>, ApiError> {
         let choice_count = self.request.choice_count;
         let open: Vec<u32> = self

@@ -1,4 +1,4 @@
-//! The HTTP listener: binding, one task per connection, limits on slow and silent clients, graceful stop.
+//! The HTTP listener: it binds, runs one task per connection, limits slow and silent clients, and stops gracefully.
 
 use std::future::Future;
 use std::io;
@@ -22,21 +22,21 @@ use super::error::ApiError;
 use super::places::{Place, Places, ProbeConnections, Serves};
 use super::probes::is_probe;
 
-/// A connection that is served probes only has to ask within this time.
+/// A connection that is served probes only must ask within this time.
 const PROBE_READ_MAX: Duration = Duration::from_secs(2);
-/// Headers of one request must come within this time; an idle kept-alive connection is closed after it too. OpenAI's
+/// The headers of a request must come within this time. An idle kept-alive connection is closed after it as well. OpenAI's
 /// client keeps idle connections for 5 s, so it closes first.
 const HEADER_READ_MAX: Duration = Duration::from_secs(30);
-/// hyper's read and write buffer for one connection: the most a request's headers may be, and the most that can pile
-/// up unsent before a stream stops taking tokens. 64 KiB is nginx's and Envoy's order of magnitude.
+/// hyper's read and write buffer for one connection. It is the most that the headers of a request may take, and the most
+/// unsent bytes before a stream stops taking tokens. nginx and Envoy use a similar size.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
-/// After an accept error that is not the connection's own (out of descriptors): wait instead of spinning.
+/// Wait after an accept error that is not the connection's own (no descriptors left), instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// The operator's: another process has the port.
+    /// The operator's mistake: another process has the port.
     #[error(
         "port {port} on {host} is already in use. Stop the process that has it (`ss -ltnp 'sport = :{port}'` shows \
          it), or choose another address with --listen, for example --listen {host}:0 for any free port"
@@ -59,12 +59,12 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     })
 }
 
-/// What a probe or a refusal that came during the drain gets to be written, once the last request has ended.
+/// Time for probes and refusals that came during the drain to be written, once the last request has ended.
 const LATE_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
-/// Serves until `shutdown` ends, then lets open requests finish for at most `drain_max` and closes the rest. Meanwhile
-/// connections are still taken: whoever asks is told that this server drains.
-/// HTTP/1.1 only: a gateway in front speaks whatever else is wanted. Beyond `connections_max` only probes are answered.
+/// Serves until `shutdown`, then lets open requests finish for at most `drain_max` and closes the rest. New connections are
+/// taken meanwhile and told that this server drains. HTTP/1.1 only: a gateway in front can speak other versions. Beyond
+/// `connections_max` only probes are answered.
 pub async fn serve_http(
     (listener, connections_max): (TcpListener, usize),
     router: Router,
@@ -133,7 +133,7 @@ async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::
     match listener.accept().await {
         Ok((stream, peer)) => {
             let place = places.take(peer.ip());
-            // Every token is a small write of its own: Nagle would hold it back for the peer's delayed ack.
+            // Every token is a small write. Nagle's algorithm would hold it back until the peer's delayed ack.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "TCP_NODELAY could not be set");
             }
@@ -182,7 +182,7 @@ async fn connection(stream: TimedStream, router: Router, watcher: hyper_util::se
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = watcher.watch(served).await {
-        // Clients that vanish are daily life; the request's own access line tells what became of it.
+        // Clients that vanish are normal. The access line of the request says what happened to it.
         tracing::debug!(%error, "connection ended");
     }
 }

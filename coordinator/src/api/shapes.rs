@@ -1,4 +1,4 @@
-//! The JSON of answers. Field order is the order on the wire; a stream's chunks carry the same head every time.
+//! The JSON of answers. The order of fields is their order on the wire. All chunks of a stream have the same head.
 //!
 //! Beyond OpenAI, only where the request asks for it:
 //! - `return_token_ids`: `choices[i].token_ids`, `choices[i].prompt_token_ids` and, with one prompt, `prompt_token_ids`;
@@ -73,7 +73,7 @@ pub struct Usage {
     /// Tokens delivered, over all choices, end tokens included.
     pub completion_tokens: u32,
     pub total_tokens: u32,
-    /// Absent while a stream runs: prefix hits are known at its end.
+    /// Absent while a stream runs, because prefix hits are known at its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }
@@ -83,14 +83,15 @@ pub struct PromptTokensDetails {
     pub cached_tokens: u32,
 }
 
-/// `metrics` of an answer, for one prompt. Times in milliseconds with three decimals; null means not passed through.
+/// `metrics` of an answer, for one prompt. Times are milliseconds with three decimals; null means that the request did not
+/// pass through the stage.
 #[derive(Debug, Serialize)]
 pub struct Metrics {
     /// Waiting for permits and a place.
     pub queue_ms: Option<f64>,
     /// Prefill side: accepted to first token sampled.
     pub prefill_ms: Option<f64>,
-    /// First KV byte sent to last one acknowledged; overlaps with prefill.
+    /// From the first KV byte sent to the last one acknowledged. It overlaps with prefill.
     pub kv_transfer_ms: Option<f64>,
     /// Decode node: joined the batch to last token sampled.
     pub decode_ms: Option<f64>,
@@ -98,7 +99,7 @@ pub struct Metrics {
     pub ttft_ms: Option<f64>,
     /// First byte of the request to this object being written.
     pub e2e_ms: f64,
-    /// Output tokens after the first by the time after it.
+    /// Output tokens after the first one, divided by the time after it.
     pub tokens_per_second: Option<f64>,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
@@ -112,10 +113,10 @@ pub struct Metrics {
     pub preemptions: u32,
     pub transport: Option<String>,
     pub kv_bytes: u64,
-    /// Every stage by name (PROTOCOL's list), those of the time to first token and those after.
+    /// Every stage by name (the list in PROTOCOL): those of the time to first token, and those after it.
     pub stages_ttft_ms: serde_json::Map<String, Value>,
     pub stages_rest_ms: serde_json::Map<String, Value>,
-    /// TTFT less its stages: what nobody measured.
+    /// TTFT less its stages: the time that no stage measured.
     pub unattributed_ms: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Server-sent events: one per token, a last one where asked for, `[DONE]`; errors in between as an event of their own.
+//! Server-sent events: one per token, a last one where asked for, `[DONE]`. An error in between is an event of its own.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use super::run::OutToken;
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Dropped with the connection; the run in it cancels then, and the record says so.
+/// Dropped with the connection. Then the run in it cancels, and the record says so.
 struct Events {
     parts: Answering,
     /// Frames after the last token.
@@ -80,7 +80,7 @@ impl Events {
         }
     }
 
-    /// The last frame is the answer's end.
+    /// The last frame is the end of the answer.
     fn next_of_tail(&mut self) -> Option<Bytes> {
         let frame = self.tail.pop_front()?;
         if self.tail.is_empty() && self.parts.record.facts().outcome == Some("ok") {
@@ -119,7 +119,7 @@ impl Drop for Events {
         if is_whole {
             late::answered(&parts.record, &mut parts.run);
         } else {
-            // Left or failed in mid-stream: what was delivered until then still counts.
+            // The client left, or the request failed in mid-stream. What was delivered until then still counts.
             note_end(&parts.record, &parts.run, &mut parts.pace, true);
         }
     }
@@ -128,7 +128,7 @@ impl Drop for Events {
 fn frame(value: &impl Serialize) -> Bytes {
     let mut bytes = b"data: ".to_vec();
     if let Err(error) = serde_json::to_writer(&mut bytes, value) {
-        // Only maps with keys that are no strings cannot be written, and no answer has one.
+        // Writing fails only for maps whose keys are not strings, and no answer has one.
         tracing::error!(%error, "an event could not be written as JSON");
     }
     bytes.extend_from_slice(b"\n\n");

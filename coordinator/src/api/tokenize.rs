@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes: load generators align their prompts with them.
+//! `/tokenize` and `/detokenize`, in vLLM's shapes. Load generators cut their prompts to length with them.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::shapes::ids;
 use super::validate::{model, token_id};
 use crate::text::{ChatTurn, TextError, TextModel};
 
-/// What is to be tokenized.
+/// The text or the messages to tokenize.
 enum Source {
     Text {
         text: String,
@@ -93,7 +93,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     if state.text.fewest_tokens(source.bytes()) > tokens_max(&state.text) {
         return Err(too_long(&state.text, source.param()));
     }
-    // What the fields were read from is not needed while the text waits for its turn.
+    // The parsed body is not needed while the text waits for its turn.
     drop(body);
     let text = state.text.clone();
     let tokens = on_text(&state, (source.bytes(), held), move || source.tokenize(&text)).await?;

@@ -1,4 +1,4 @@
-//! W3C trace context at the edge: taken from the client, handed to the nodes, shown in answers and the access log.
+//! W3C trace context at the edge: it comes from the client, goes to the nodes, and is shown in answers and the access log.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// `None` for anything the standard calls invalid: the request is then traced as if none had come.
+    /// `None` for a header that the standard calls invalid. The request is then traced as if there were no header.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -43,8 +43,8 @@ impl TraceContext {
         })
     }
 
-    /// The context of a request's root span: of the exported span where there is an exporter, else one of our own, so
-    /// that logs of all processes can be joined by trace id without any collector.
+    /// The trace context of a request's root span. With an exporter it is that of the exported span, else it is drawn here,
+    /// so that the logs of all processes can be joined by trace id without a collector.
     pub fn of_root(span: &Span, incoming: Option<Self>) -> Self {
         if let Some(parent) = incoming {
             let remote = SpanContext::new(
@@ -58,7 +58,7 @@ impl TraceContext {
                 true,
                 TraceState::default(),
             );
-            // Fails only where no exporter is installed, and then there is nothing to attach to.
+            // This fails only where no exporter is installed. Then there is nothing to attach to.
             let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(remote));
         }
         let context = span.context();
@@ -98,8 +98,8 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// The root span of one generation request. Both spellings of the GenAI names: OpenTelemetry's and vLLM's
-/// (TELEMETRY 3.1); values come as they are known. Numbers are recorded as `i64`: an unsigned one is exported as text.
+/// The root span of one generation request. Its attributes have OpenTelemetry's names and vLLM's; each value is recorded
+/// when it is known. Numbers are recorded as `i64`, because an unsigned number would be exported as text.
 pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
     use tracing::field::Empty;
     tracing::info_span!(
@@ -178,8 +178,8 @@ pub fn finish_root(g: &Generation, outcome: &str, e2e: Duration) {
     }
 }
 
-/// The root span ends now, whatever is recorded in it later. A span ends when it was last left: the handler left it with the
-/// answer's first byte.
+/// Ends the root span now, whatever is recorded in it later. (A span would otherwise end when it was last left, and the
+/// handler left it with the answer's first byte.)
 pub fn end_span(g: &Generation) {
     g.span.in_scope(|| ());
 }

@@ -24,7 +24,7 @@ pub struct TraceQuery {
     view: Option<String>,
 }
 
-/// All spans that could be had, and which processes could not be asked.
+/// All spans that could be read, and the processes that could not be asked.
 struct Gathered {
     spans: Spans,
     not_asked: Vec<Value>,
@@ -57,7 +57,7 @@ pub async fn trace(
     }
 }
 
-/// Nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
+/// The nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
 fn took_part(record: &Detail) -> BTreeSet<&str> {
     let of_legs = record.failed_legs.iter().filter_map(|leg| leg.split(':').nth(1));
     record.nodes().chain(of_legs).collect()
@@ -100,8 +100,8 @@ fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Opti
     let spans = gathered.spans.views();
     let first = spans.iter().map(|span| span.start_unix_ns).min().unwrap_or(0);
     let base = record.map_or(first, |record| (record.summary.received_unix_ms * 1e6) as u64);
-    // A client may send one trace id with every request: of the roots only this request's is drawn. Its parent may be the
-    // client's own span, which is not ours; any other span without its parent is an orphan, and shown.
+    // A client may send one trace id with every request, so only this request's root is drawn. The root's parent may be the
+    // client's own span, which is not ours. Any other span without its parent is an orphan and is shown.
     let is_root = |span: &SpanView| span.kind == "server" && span.service.ends_with("coordinator");
     let is_other = |span: &SpanView| {
         let id = span.attributes.get("x_request_id").and_then(Value::as_str);
@@ -135,7 +135,7 @@ fn without(order: Vec<(&SpanView, usize)>, is_unwanted: impl Fn(&SpanView) -> bo
     order.into_iter().filter(keep).collect()
 }
 
-/// Parents before children, siblings by start, each with its depth; whatever has no parent here is on top.
+/// Parents before children, siblings by start, each with its depth. A span that has no parent here is at the top.
 fn drawing_order(spans: &[SpanView]) -> Vec<(&SpanView, usize)> {
     let ids: BTreeSet<&str> = spans.iter().map(|span| span.span_id.as_str()).collect();
     let mut below: BTreeMap<&str, Vec<&SpanView>> = BTreeMap::new();
@@ -155,7 +155,7 @@ fn drawing_order(spans: &[SpanView]) -> Vec<(&SpanView, usize)> {
     let mut order = Vec::with_capacity(spans.len());
     while let Some((span, depth)) = waiting.pop() {
         order.push((span, depth));
-        // Taken out: two spans that name each other as parent are never reached, and would not go round.
+        // The span is taken out first. Two spans that name each other as parent are never reached, so the loop ends.
         let children = below.remove(span.span_id.as_str()).unwrap_or_default();
         waiting.extend(children.into_iter().map(|child| (child, depth + 1)));
     }

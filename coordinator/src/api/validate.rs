@@ -1,4 +1,4 @@
-//! A client's JSON to a checked `Plan`: every field typed and in range, nothing tokenized yet.
+//! Turns a client's JSON into a checked `Plan`: every field has a type and a range. Nothing is tokenized yet.
 
 use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
@@ -15,7 +15,7 @@ use super::prompt::{Input, chat_turns, prompt_sources};
 #[derive(Debug)]
 pub struct Plan {
     pub endpoint: Endpoint,
-    /// The served name the client used; answers repeat it.
+    /// The served name that the client used. Answers repeat it.
     pub model: String,
     pub input: Input,
     pub sampling: SamplingParams,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub reply: ReplyOptions,
 }
 
-/// How the answer is to look; nothing a node needs to know.
+/// The form of the answer. The nodes need to know nothing of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplyOptions {
     pub is_streaming: bool,
@@ -110,7 +110,7 @@ fn max_tokens(fields: &Fields<'_>, endpoint: Endpoint, echo: bool) -> Result<(Op
     if endpoint == Endpoint::Chat && fields.get("max_completion_tokens").is_some() {
         name = "max_completion_tokens";
     }
-    // Values beyond any context are no type error: they end as context_length_exceeded, which names the limit.
+    // Values beyond any context are no type error. They end as context_length_exceeded, which names the limit.
     let asked = fields.u32(name, 0, u32::MAX)?;
     if asked == Some(0) && !echo {
         let hint = if endpoint == Endpoint::Completions {
@@ -136,7 +136,7 @@ fn sampling(fields: &Fields<'_>, vocab_size: u32) -> Result<SamplingParams, ApiE
     }
     Ok(SamplingParams {
         temperature: float("temperature", 0.0, TEMPERATURE_MAX, 1.0)?,
-        // vLLM's spelling: 0 and -1 keep all tokens.
+        // In vLLM's spelling 0 and -1 keep all tokens.
         top_k: fields
             .integer("top_k", -1, i64::from(i32::MAX))?
             .and_then(|k| u32::try_from(k).ok())
@@ -182,7 +182,7 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: u32) -> Result<Vec<(TokenId, f32)
         biases.push((TokenId(token), bias as f32));
     }
     biases.sort_by_key(|(token, _)| *token);
-    // "7" and "07" are two keys and one token: which one counts would be a guess.
+    // "7" and "07" are two keys and one token. Which of them counts would be a guess.
     if let Some(pair) = biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         return Err(ApiError::invalid(
             "logit_bias",
@@ -259,7 +259,7 @@ fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.get("seed") else {
         return Ok(None);
     };
-    // Signed and unsigned 64-bit numbers are all seeds; a negative one is taken by its bits.
+    // Signed and unsigned 64-bit numbers are both seeds. A negative one is taken by its bits.
     let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
     seed.map(Some)
         .ok_or_else(|| fields.wrong("seed", "a whole number of at most 64 bits", value))

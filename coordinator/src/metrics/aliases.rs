@@ -1,4 +1,4 @@
-//! What the coordinator measures of requests, under vLLM's names.
+//! The coordinator's measurements of requests under vLLM's names.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct FinishLabels {
     finished_reason: &'static str,
 }
 
-/// vLLM waits in one queue where a request here passes these before a node begins with it.
+/// vLLM waits in one queue. A request of baton passes these stages before a node begins with it.
 const WAITING_STAGES: [Stage; 5] = [
     Stage::Queue,
     Stage::Route,
@@ -30,7 +30,7 @@ const WAITING_STAGES: [Stage; 5] = [
     Stage::PrefillQueue,
 ];
 
-/// One served model, so each family has one set of labels.
+/// There is one served model, so each family has one set of labels.
 #[derive(Debug)]
 pub struct Aliases {
     model: EngineLabels,
@@ -52,7 +52,7 @@ pub struct Aliases {
 impl Aliases {
     pub fn register(registry: &mut Registry, model_name: &str) -> Self {
         let model = EngineLabels::new(model_name);
-        // An old name and a new one are one histogram in two families.
+        // An old name and a new name are one histogram in two families.
         let histogram = |registry: &mut Registry, names: &[Metric]| {
             let family: Histograms<EngineLabels> = names[0].new_histograms();
             for name in names {
@@ -116,7 +116,7 @@ impl Aliases {
         self.ttft.observe(ttft.as_secs_f64());
         let decode = ended.e2e.saturating_sub(ttft);
         self.decode_time.observe(decode.as_secs_f64());
-        // The nodes' stages are unknown of a request that was broken off.
+        // The nodes' stages are unknown for a request that was broken off.
         if let Some(prefill) = ended.stages.get(Stage::PrefillForward) {
             let waited: Duration = WAITING_STAGES.iter().filter_map(|stage| ended.stages.get(*stage)).sum();
             self.queue_time.observe(waited.as_secs_f64());
@@ -126,11 +126,11 @@ impl Aliases {
     }
 }
 
-/// `None` for a request that never ran: vLLM does not count those as finished.
+/// `None` for a request that never ran. vLLM does not count those as finished.
 fn finished_reason(ended: &EndedRequest<'_>) -> Option<&'static str> {
     match ended.outcome {
         "ok" => Some(ended.finish.unwrap_or("stop")),
-        // A client that left before its request was admitted has left nothing to count.
+        // A client that left before its request was admitted leaves nothing to count.
         "cancelled" if ended.stages.get(Stage::Tokenize).is_none() => None,
         "cancelled" => Some("abort"),
         outcome if RejectReason::NAMES.contains(&outcome) => None,

@@ -33,7 +33,7 @@ pub struct BreachLabels {
     pub breach: &'static str,
 }
 
-/// Of exemplars.
+/// The label of exemplars.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct TraceLabel {
     pub trace_id: String,

@@ -1,4 +1,5 @@
-//! Records of answers that have ended while their nodes' last reports are still awaited: so many, and each for a while.
+//! Records of answers that have ended while the nodes' last reports are still awaited. Their number and their time are
+//! limited.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,13 +9,13 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// Further records end with what is known of them. A thousand answers a second, each waiting for
-/// two seconds, would be half of it.
+/// A further record ends with what is known. A thousand answers a second that each wait for two seconds would be half of
+/// this number.
 const CLOSING_MAX: usize = 4096;
-/// What a reader waits for records that are being closed when it asks. They are seldom late by more than a prefill node's step.
+/// How long a reader waits for the records that are being closed. They are seldom later than one step of a prefill node.
 const READERS_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// Which records are being closed, by their numbers.
+/// The records that are being closed, by their numbers.
 #[derive(Clone, Default)]
 pub struct ClosingRecords {
     shared: Arc<Shared>,
@@ -33,7 +34,7 @@ impl Shared {
 }
 
 impl ClosingRecords {
-    /// `None` when too many are being closed: this one is to end with what is known.
+    /// `None` when too many records are being closed. The new one must then end with what is known.
     pub fn begin(&self, seq: u64) -> Option<Closing> {
         let mut closing = self.shared.closing();
         if closing.len() >= CLOSING_MAX {
@@ -44,8 +45,8 @@ impl ClosingRecords {
         Some(Closing { shared, seq })
     }
 
-    /// Waits until the records that are being closed now are closed, for half a second at most: whoever reads right after an
-    /// answer reads all of it.
+    /// Waits until the records that are being closed now are closed, for half a second at most. So a reader that asks right
+    /// after an answer gets the whole record.
     pub async fn settled(&self) {
         let awaited = self.shared.closing().clone();
         let all = async {
@@ -70,7 +71,7 @@ impl fmt::Debug for ClosingRecords {
     }
 }
 
-/// One record is being closed for as long as this lives.
+/// One record is being closed while this value lives.
 pub struct Closing {
     shared: Arc<Shared>,
     seq: u64,
@@ -109,7 +110,7 @@ mod tests {
         assert!(!reader.is_finished());
         drop(first);
         reader.await.expect("the first is closed");
-        // The second never is.
+        // The second record is never closed.
         records.settled().await;
         drop(later);
     }

@@ -1,7 +1,7 @@
 //! The last generation requests, kept in memory: what `/admin/requests`, `baton trace` and the console read.
 //!
-//! Bounded by count and by bytes, the oldest go first. Running requests are looked at where they are; nothing is copied
-//! per token. Whoever follows the events and does not keep up is told how many it has missed.
+//! The number of records and their bytes are limited; the oldest go first. Running requests are read where they are, and
+//! nothing is copied per token. A follower of the events that does not keep up is told how many it has missed.
 
 pub mod closing;
 pub mod prompts;
@@ -17,10 +17,10 @@ use tokio::sync::broadcast;
 use closing::ClosingRecords;
 use shape::{Detail, RecordState, Summary};
 
-/// Events a follower may be behind: ten seconds of a hundred requests a second, three events each.
+/// Events that a follower may be behind: ten seconds of a hundred requests a second, with three events each.
 const EVENTS_BEHIND_MAX: usize = 4096;
 
-/// Limits of the ring; a record of a request with a few stalls takes some 3 KiB.
+/// Limits of the store. The record of a request with a few stalls takes some 3 KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordLimits {
     pub records_max: usize,
@@ -36,12 +36,12 @@ impl Default for RecordLimits {
     }
 }
 
-/// A request that has not ended, seen from the store.
+/// A request that has not ended, as the store sees it.
 pub trait Running: Send + Sync {
     fn detail(&self) -> Option<Detail>;
 }
 
-/// What went over one pair, by the requests that ended.
+/// KV bytes and handoffs of one pair, counted over the requests that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairTotals {
     pub kv_bytes: u64,
@@ -80,14 +80,14 @@ impl Default for RecordStore {
     }
 }
 
-/// Which records a reader wants; all that is set must hold.
+/// The records that a reader wants. All conditions that are set must hold.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(default)]
 pub struct Filter {
     pub outcome: Option<String>,
     pub lane: Option<String>,
     pub model: Option<String>,
-    /// Prefill or decode node.
+    /// Name of the prefill node or of the decode node.
     pub node: Option<String>,
     pub breached: Option<bool>,
     pub stalled: Option<bool>,
@@ -117,19 +117,19 @@ impl Filter {
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     pub records: Vec<Summary>,
-    /// Where the next page begins, while there is one.
+    /// Where the next page begins, if there is one.
     pub next_before: Option<u64>,
     pub kept: usize,
     pub forgotten: u64,
 }
 
-/// What to list.
+/// The order and size of the list.
 #[derive(Clone, Debug)]
 pub struct Listing {
     pub filter: Filter,
     pub limit: usize,
     pub before: Option<u64>,
-    /// By end-to-end time instead of newest first.
+    /// Sort by end-to-end time, instead of newest first.
     pub slowest_first: bool,
 }
 
@@ -147,7 +147,7 @@ impl RecordStore {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request begins: its number. Show it to `began` when it can be looked at.
+    /// A request begins. Returns its number; pass it to `began` when the request can be looked at.
     pub fn next_seq(&self) -> u64 {
         let mut ring = self.ring();
         ring.next_seq += 1;
@@ -162,9 +162,9 @@ impl RecordStore {
         self.events.receiver_count() > 0
     }
 
-    /// Tells followers where a running request is now.
+    /// Tells followers the state of a running request.
     pub fn tell(&self, summary: Summary) {
-        // Without followers there is nobody to tell.
+        // Without followers there is no event to build.
         let _ = self.events.send(Arc::new(summary));
     }
 
@@ -205,7 +205,7 @@ impl RecordStore {
 
     fn running(&self) -> Vec<Detail> {
         let running: Vec<_> = self.ring().running.values().filter_map(Weak::upgrade).collect();
-        // Looked at without the lock: a request that ends meanwhile takes it.
+        // The lock is not held here, because a request that ends meanwhile takes it.
         running.iter().filter_map(|running| running.detail()).collect()
     }
 
@@ -213,7 +213,7 @@ impl RecordStore {
         let running = self.running();
         let ring = self.ring();
         let admits = |s: &Summary| listing.before.is_none_or(|before| s.seq < before) && listing.filter.admits(s);
-        // One that has ended since it was looked at is among the ended now.
+        // A request that has ended in the meantime is in the list of ended ones now.
         let running = running.iter().map(|detail| &detail.summary);
         let running = running.filter(|summary| ring.running.contains_key(&summary.seq));
         let ended = ring.ended.iter().map(|detail| &detail.summary);
@@ -235,7 +235,7 @@ impl RecordStore {
         }
     }
 
-    /// By request id, response id, trace id or number; the newest when several have the id.
+    /// Finds a request by request id, response id, trace id or number; the newest when several have the id.
     pub fn find(&self, id: &str) -> Option<Arc<Detail>> {
         let seq = id.parse::<u64>().ok();
         let is_it =

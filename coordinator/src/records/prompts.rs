@@ -1,5 +1,5 @@
-//! Where each prompt of a request with several ran. To the control loop each is a request of its own, with its own nodes,
-//! attempts and stages; the record speaks of the one that the client heard of first, and lists all of them beside it.
+//! Where each prompt of a request with several prompts ran. To the control loop each prompt is a request with its own
+//! nodes, attempts and stages. The record shows the prompt that the client heard of first, and lists all of them.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub struct PromptRecord {
     pub summary: RequestSummary,
 }
 
-/// The JSON of one: `docs/records.md`.
+/// The JSON of one prompt: `docs/reference/records.md`.
 #[derive(Clone, Debug, Serialize)]
 pub struct PromptShape {
     pub choices: Vec<u32>,
@@ -85,7 +85,7 @@ impl PromptShape {
 }
 
 impl RequestSummary {
-    /// Of a request with several prompts: the times of `leading`, and what all of them took together.
+    /// The record of a request with several prompts: the times of `leading`, and the sums of all prompts.
     pub fn of_all<'a>(leading: &Self, all: impl Iterator<Item = &'a Self>) -> Self {
         let mut whole = Self {
             cached_tokens: 0,

@@ -1,4 +1,4 @@
-//! The JSON of a record: `docs/records.md` is its reference.
+//! The JSON of a record. `docs/reference/records.md` is its reference.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub struct StageShape {
     pub stage: &'static str,
     pub phase: &'static str,
     pub ms: f64,
-    /// Who measured it.
+    /// The process that measured the stage.
     pub process: Option<String>,
 }
 
@@ -90,12 +90,12 @@ pub struct StallShape {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClockShape {
     pub node: String,
-    /// Coordinator's wall clock less the node's.
+    /// The coordinator's wall clock less the node's.
     pub offset_ms: f64,
     pub error_ms: f64,
 }
 
-/// All of a record.
+/// The whole record.
 #[derive(Clone, Debug, Serialize)]
 pub struct Detail {
     #[serde(flatten)]
@@ -103,7 +103,7 @@ pub struct Detail {
     pub stages: Vec<StageShape>,
     pub stalls: Vec<StallShape>,
     pub failed_legs: Vec<String>,
-    /// Empty for one prompt: all is said above.
+    /// Empty for one prompt, because the fields above describe it.
     pub prompts: Vec<PromptShape>,
     pub clocks: Vec<ClockShape>,
 }
@@ -115,14 +115,14 @@ impl StageShape {
 }
 
 impl Detail {
-    /// Every node that worked on the request in the end. One may come twice.
+    /// Each node that worked on the request at the end. A node may occur twice.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         let own = [&self.summary.prefill_node, &self.summary.decode_node];
         let own = own.into_iter().flatten().map(String::as_str);
         own.chain(self.prompts.iter().flat_map(PromptShape::nodes))
     }
 
-    /// What it takes in memory, roughly from above: the ring is bounded by it.
+    /// A rough upper estimate of the memory that the record takes. It bounds the store.
     pub fn bytes(&self) -> usize {
         let s = &self.summary;
         let texts = [
@@ -153,7 +153,7 @@ impl Detail {
     }
 }
 
-/// In the order in which a request goes through them.
+/// The stages in the order in which a request goes through them.
 pub fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
     let shape = |(stage, took): &(Stage, Duration)| StageShape {
         stage: stage.name(),
@@ -166,7 +166,7 @@ pub fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) 
     sorted.iter().map(shape).collect()
 }
 
-/// Who measured a stage.
+/// The process that measured a stage.
 fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<String> {
     let (prefill, decode) = nodes;
     let node = match stage {
@@ -178,7 +178,7 @@ fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<Strin
     node.map(str::to_owned)
 }
 
-/// What took longest, in words: for whoever asks why this one was slow.
+/// The stage that took longest, in words, for a reader who asks why the request was slow.
 pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Option<String> {
     if let (Some(outcome), Some(error)) = (s.outcome, &s.error) {
         return Some(format!("it failed ({outcome}): {error}"));
@@ -187,7 +187,7 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
     let rest = s.e2e_ms - ttft;
     let worst = stalls.iter().max_by_key(|stall| stall.gap);
     let stalled: Duration = stalls.iter().map(|stall| stall.gap).sum();
-    // A third of the time after the first token in a few gaps: those are what a reader has noticed.
+    // A few gaps that take a third of the time after the first token are what a reader notices.
     if let Some(worst) = worst.filter(|_| ms(stalled) * 3.0 > rest && ms(stalled) > ttft / 2.0) {
         return Some(format!(
             "{} of {} ms before token {}: {}",
@@ -200,7 +200,7 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
     let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
     let longest = before.max_by_key(|(_, took)| *took)?;
     let (stage, took) = longest;
-    // Less than a third explains nothing: the nodes' stages are missing, of a request that broke off.
+    // Less than a third explains nothing: the nodes' stages are missing, because the request broke off.
     if ttft >= rest && ms(*took) * 3.0 > ttft {
         return Some(format!(
             "{} took {:.0} ms of the {ttft:.0} ms to the first token",

@@ -1,8 +1,9 @@
-//! Which gaps between a request's tokens were stalls, and what made each: from times measured where they happened.
+//! Finds the gaps between a request's tokens that were stalls, and the cause of each, from times measured where they
+//! happened.
 //!
-//! A gap is what the client's connection saw. It is the sum of three: between the two samplings on the node, between
-//! sampling and arrival here, and between arrival and the connection taking the token. The longest part says where to look,
-//! and what the node said of the step says why.
+//! A gap is what the client's connection saw. It has three parts: between the two samplings on the node, between sampling
+//! and arrival here, and between arrival and the connection taking the token. The longest part says where to look. The
+//! node's report on the step says why.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -12,21 +13,21 @@ use serving_core::stage::{Stage, StageTimings};
 
 use crate::request_handle::TokenTimes;
 
-/// TELEMETRY: a stall is a gap longer than this many times the request's median one.
+/// A gap between two tokens is a stall when it is longer than this many times the request's median gap.
 const STALL_OVER_MEDIAN: u32 = 4;
-/// What nobody sees is no stall: a frame of a 60 Hz screen.
+/// A shorter gap is no stall, because nobody sees it: this is one frame of a 60 Hz screen.
 const STALL_MIN: Duration = Duration::from_micros(16_667);
-/// Gaps that count for the median: an answer longer than this has its median from its first ones.
+/// Gaps that count for the median. A longer answer has the median of its first gaps.
 const GAPS_KEPT: usize = 16_384;
-/// Stalls of one request that are told, the longest first.
+/// Stalls that are shown for one request, the longest first.
 pub const STALLS_MAX: usize = 16;
-/// Fewer gaps have no median worth comparing with.
+/// With fewer gaps there is no median worth comparing with.
 const GAPS_MIN: usize = 3;
 
-/// Closed list; the name is the label in `baton_itl_stalls_total`.
+/// A closed list. The name is the label in `baton_itl_stalls_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StallCause {
-    /// The KV cache of the prompt was not there yet.
+    /// The KV cache of the prompt had not arrived yet.
     TransferTail,
     /// The decode node had too few blocks and computed the sequence again.
     Preemption,
@@ -34,9 +35,9 @@ pub enum StallCause {
     PrefillChunk,
     /// The step itself was slow, or the node stood still.
     StepTime,
-    /// Between the node and the coordinator.
+    /// The time was spent between the node and the coordinator.
     Network,
-    /// The client did not take what was ready.
+    /// The client did not take a token that was ready.
     EgressBackPressure,
     /// The request went on on other nodes.
     Migration,
@@ -78,11 +79,11 @@ pub struct Stall {
     pub words: String,
 }
 
-/// A token as it left.
+/// The times of one token that was sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
     pub times: TokenTimes,
-    /// Handed to the connection.
+    /// The time at which it was handed to the connection.
     pub at: Instant,
 }
 
@@ -100,7 +101,7 @@ impl Gap {
     }
 }
 
-/// All gaps of one request. Bounded: lengths of `GAPS_KEPT`, details of `STALLS_MAX`.
+/// All gaps of one request. The number of lengths is limited by `GAPS_KEPT`, that of details by `STALLS_MAX`.
 #[derive(Clone, Debug, Default)]
 pub struct Gaps {
     lengths_us: Vec<u32>,
@@ -108,7 +109,7 @@ pub struct Gaps {
     max: Duration,
 }
 
-/// What else is known when stalls are explained.
+/// Facts beside the gaps that explain stalls.
 #[derive(Clone, Copy, Debug)]
 pub struct StallFacts<'a> {
     pub stages: &'a StageTimings,
@@ -117,7 +118,7 @@ pub struct StallFacts<'a> {
 }
 
 impl Gaps {
-    /// `token` of `choice` left after the one before it.
+    /// Token `token` of `choice` was sent after the token before it.
     pub fn add(&mut self, (choice, token): (u32, u32), before: Left, after: Left) {
         let gap = Gap {
             choice,
@@ -160,7 +161,7 @@ impl Gaps {
         Some(Duration::from_micros(u64::from(*length)))
     }
 
-    /// In the order in which they happened. `facts` are those of a choice.
+    /// The stalls in the order in which they happened. `facts` are those of a choice.
     pub fn stalls<'a>(&self, facts: impl Fn(u32) -> StallFacts<'a>) -> Vec<Stall> {
         let Some(median) = self.quantile(0.5).filter(|_| self.count() >= GAPS_MIN) else {
             return Vec::new();
@@ -177,7 +178,7 @@ fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// The three parts of a gap. With an unknown clock offset the way is counted with the node.
+/// The three parts of a gap. With an unknown clock offset the way back counts as time on the node.
 fn parts(gap: &Gap) -> (Duration, Duration, Duration) {
     let (before, after) = (&gap.before, &gap.after);
     let egress_of = |left: &Left| left.at.saturating_duration_since(left.times.received_at);
@@ -254,7 +255,7 @@ fn on_the_node(gap: &Gap, node: Duration, facts: StallFacts<'_>) -> (StallCause,
         return (StallCause::StepTime, format!("{decode} took {} ms", ms(node)));
     };
     let outside = node.saturating_sub(step.took);
-    // The first token came from the prefill node; this one had to wait for the KV cache.
+    // The first token came from the prefill node. This token had to wait for the KV cache.
     let is_after_handoff = gap.before.times.step.is_none() && facts.prefill_node.is_some();
     if is_after_handoff && outside > step.took {
         let stage = |stage| facts.stages.get(stage).map_or(0.0, ms);

@@ -6,7 +6,7 @@ use super::utf8::Utf8Decoder;
 /// What one token added to the text of its choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// May be empty: the token was a control token, half a character, or may begin a stop string.
+    /// It may be empty: the token was a control token or half a character, or it may begin a stop string.
     pub text: String,
     pub is_stopped: bool,
 }
@@ -25,7 +25,7 @@ impl ChoiceText {
         }
     }
 
-    /// Characters decoded so far, held ones included: the `text_offset` of the next token.
+    /// Characters decoded so far, including text that is held back. It is the `text_offset` of the next token.
     pub fn chars(&self) -> usize {
         self.decoder.chars()
     }

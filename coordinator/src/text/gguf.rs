@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::{ChatTurn, TextCodec, TextError, TextModel};
 
-/// Why a coordinator cannot start with this model file; the operator's to mend, each says how.
+/// Why a coordinator cannot start with this model file. The operator can mend it, and each text says how.
 #[derive(Debug, Error)]
 pub enum OpenModelError {
     #[error(transparent)]
@@ -30,7 +30,7 @@ pub enum OpenModelError {
 
 struct GgufText {
     tokenizer: Tokenizer,
-    /// Base models have none: they serve completions.
+    /// Base models have no template. They serve completions.
     template: Option<ChatTemplate>,
 }
 

@@ -1,4 +1,5 @@
-//! Text and token ids: the only place of a running cluster that knows both. Pure but for the tokenizer's tables.
+//! Text and token ids. This is the only place of a running cluster that knows both. It is pure except for the tokenizer's
+//! tables.
 
 mod choice;
 mod gguf;
@@ -24,15 +25,16 @@ pub struct ChatTurn {
 
 #[derive(Debug, Error)]
 pub enum TextError {
-    /// The client's text and the tokenizer do not go together; sending it again changes nothing.
+    /// The tokenizer cannot handle the client's text. Sending it again changes nothing.
     #[error("{0}")]
     Tokenize(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The model's own template refused the messages (most do so for a wrong order of roles); change the messages.
+    /// The model's own template refused the messages, mostly for a wrong order of roles. The client must change the
+    /// messages.
     #[error("{0}")]
     Template(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
-    /// Given up before all of it was looked at.
+    /// The count ended before the whole text was looked at.
     #[error("the text has more than {tokens_max} tokens")]
     TooLong { tokens_max: usize },
 }
@@ -55,9 +57,9 @@ pub struct TextModel {
     codec: Box<dyn TextCodec>,
     /// Prompt and output tokens of one sequence together.
     pub max_model_tokens: u32,
-    /// Where the model came from (a path or a name): the `root` of `/v1/models`.
+    /// The path or name that the model came from: the `root` of `/v1/models`.
     pub root: String,
-    /// Tells two builds or models apart: the `system_fingerprint` of every answer.
+    /// Differs between two builds or models: the `system_fingerprint` of every answer.
     pub fingerprint: String,
     longest_token_bytes: usize,
 }
@@ -82,7 +84,8 @@ impl TextModel {
         &*self.codec
     }
 
-    /// The fewest tokens a text of this many bytes can have: turns away hopeless prompts without tokenizing them.
+    /// The fewest tokens that a text of this many bytes can have. Texts that cannot fit are refused without tokenizing
+    /// them.
     pub fn fewest_tokens(&self, text_bytes: usize) -> usize {
         text_bytes.div_ceil(self.longest_token_bytes)
     }

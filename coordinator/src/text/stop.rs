@@ -1,20 +1,20 @@
-//! Stop strings over a stream of text pieces: found across borders, cut before, possible beginnings held back.
+//! Stop strings over a stream of text pieces. They are found across pieces, cut off, and held back while they may begin.
 
-/// What one piece of text led to.
+/// The result of one piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// Text that is certain to stand before any stop string.
+    /// Text that certainly stands before any stop string.
     pub text: String,
-    /// A stop string was completed; nothing more may be pushed.
+    /// A stop string was completed. Nothing more may be pushed.
     pub is_stopped: bool,
 }
 
-/// Finds the stop string that is *completed first* (of two completed by the same character, the one that began
-/// first), so the result is the same however the text is cut into pieces.
+/// Finds the stop string that is *completed first*. (Of two that the same character completes it is the one that began
+/// first.) So the result is the same however the text is cut into pieces.
 #[derive(Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
-    /// The longest tail of the text that a stop string could begin with.
+    /// The longest end of the text with which a stop string could begin.
     held: String,
 }
 
@@ -48,7 +48,7 @@ impl StopMatcher {
         }
     }
 
-    /// No text will follow: what was held is text after all.
+    /// No text follows, so the held text belongs to the answer.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// The definition, written without cleverness: the first end position at which any stop string ends.
+    /// The definition in its simplest form: the first end position at which any stop string ends.
     fn by_definition(stops: &[String], text: &str) -> StopOutcome {
         for end in 0..=text.len() {
             if !text.is_char_boundary(end) {

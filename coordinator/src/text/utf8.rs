@@ -1,4 +1,5 @@
-//! Bytes of tokens to text, token by token: a character split over tokens is held until it is whole.
+//! Turns the bytes of tokens into text, token by token. A character that is split over tokens is held back until it is
+//! whole.
 
 /// Turns a stream of bytes into text. The concatenation of all pieces equals `String::from_utf8_lossy` of all bytes,
 /// however the bytes are cut.
@@ -20,7 +21,7 @@ impl Utf8Decoder {
         self.chars
     }
 
-    /// Appends what has become certain to `out`.
+    /// Appends the text that is certain now to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut String) {
         self.partial.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.partial);
@@ -37,12 +38,12 @@ impl Utf8Decoder {
                         self.emit(text, out);
                     }
                     match error.error_len() {
-                        // Never valid, whatever follows.
+                        // These bytes are never valid, whatever follows.
                         Some(length) => {
                             self.emit("\u{FFFD}", out);
                             rest = &after[length..];
                         }
-                        // Only cut short: wait for the rest.
+                        // The character is only cut short. Wait for the rest.
                         None => {
                             self.partial = after.to_vec();
                             return;
@@ -53,7 +54,7 @@ impl Utf8Decoder {
         }
     }
 
-    /// No byte will follow: a character left unfinished becomes one U+FFFD.
+    /// No byte will follow. An unfinished character becomes one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if !self.partial.is_empty() {
             self.partial.clear();

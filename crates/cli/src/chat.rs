@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 use client::{ChatClient, Ended, Message, Question};
 use timings::Timings;
 
-/// What is piped in as one question; longer texts are refused instead of being cut.
+/// The most text that is piped in as one question. A longer text is refused, not cut.
 const PIPED_BYTES_MAX: u64 = 1 << 20;
 
 const EXAMPLES: &str = "\
@@ -58,7 +58,7 @@ pub fn run(args: ChatArgs) -> anyhow::Result<Exit> {
         .build()
         .context("cannot start the runtime")?;
     let outcome = runtime.block_on(chat(&args));
-    // A blocked read of the terminal must not hold up the exit.
+    // A blocked read of the terminal must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
@@ -145,7 +145,7 @@ impl Chat<'_> {
                 Some("/exit" | "/quit") => return Ok(Exit::Ok),
                 Some(prompt) => {
                     let prompt = prompt.to_owned();
-                    // A refused or failed question does not end the conversation; a server that is gone does.
+                    // A refused or failed question does not end the conversation. A server that is gone does.
                     if let Err(error) = self.ask(prompt).await {
                         if crate::exit::of(&error) == Exit::Unreachable {
                             return Err(error);

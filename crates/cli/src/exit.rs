@@ -1,4 +1,4 @@
-//! Exit statuses of every verb, and how an outcome becomes one.
+//! The exit statuses of all verbs, and how a result becomes one.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub enum Exit {
     Interrupted = 130,
 }
 
-/// The text under `--help` that documents them.
+/// The text under `--help` that documents the statuses.
 pub const EXIT_STATUS_HELP: &str = "Exit status: 0 ok, 1 failure, 2 usage, 3 contract or SLO not met, \
      4 server unreachable, 130 interrupted.";
 
@@ -52,7 +52,7 @@ impl std::error::Error for ExitError {
     }
 }
 
-/// `result.exit(Exit::Unreachable)`: says which status this failure ends with.
+/// `result.exit(Exit::Unreachable)` sets the status with which this failure ends the process.
 pub trait WithExit<T> {
     fn exit(self, exit: Exit) -> anyhow::Result<T>;
 }
@@ -63,7 +63,7 @@ impl<T, E: Into<anyhow::Error>> WithExit<T> for Result<T, E> {
     }
 }
 
-/// The status an error ends the process with: the outermost one that was attached.
+/// The status with which an error ends the process: the outermost status that was attached.
 pub fn of(error: &anyhow::Error) -> Exit {
     error
         .chain()
@@ -83,9 +83,9 @@ pub fn report(outcome: anyhow::Result<Exit>) -> ExitCode {
     }
 }
 
-/// Prints what clap has to say: help and version on stdout with status 0, a usage error on stderr with status 2.
+/// Prints clap's output: help and version on stdout with status 0, a usage error on stderr with status 2.
 pub fn report_usage(error: &clap::Error) -> ExitCode {
-    // A closed pipe (`baton --help | head`) is the reader's choice, not a failure.
+    // When the reader closes the pipe (`baton --help | head`), that is no failure.
     let _ = error.print();
     if error.use_stderr() {
         Exit::Usage.into()

@@ -1,4 +1,4 @@
-//! What every verb that talks to a server shares: the HTTP client, and errors that say what to do.
+//! Shared by all verbs that talk to a server: the HTTP client, and errors that say what to do.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::exit::{Exit, ExitError};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A stream over a dead link is noticed by this, for a request may take minutes to end and nothing is sent until then.
+/// Keepalive notices a dead link under a stream. A request may take minutes, and nothing is sent until it ends.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const ERROR_TEXT_CHARS_MAX: usize = 200;
 
@@ -21,7 +21,7 @@ pub fn client() -> reqwest::Result<reqwest::Client> {
         .build()
 }
 
-/// Without what people leave on it: a slash, the `/v1` of an OpenAI client.
+/// The address without the endings that people leave on it: a slash, or the `/v1` of an OpenAI client.
 pub fn base_url(url: &str) -> String {
     url.trim_end_matches('/')
         .trim_end_matches("/v1")
@@ -47,7 +47,7 @@ pub fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
     anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
 }
 
-/// Turns an error answer into its own words.
+/// Turns an error answer into an error with the server's own words.
 ///
 /// # Errors
 /// The status is not a success.

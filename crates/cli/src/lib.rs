@@ -1,5 +1,5 @@
-//! Owns what a person types: the verbs of the `baton` binary and the launcher of a cluster on one machine.
-//! Never decides anything about serving: requests, routing and KV belong to the processes it starts.
+//! Owns the verbs of the `baton` binary and the launcher of a cluster on one machine.
+//! Never decides anything about serving: requests, routing and KV belong to the processes that it starts.
 //! Read first: `args::Command` (one variant per verb), then `exit` (what the exit status means).
 //! Tests: beside the code; whole-cluster tests in `integration-tests` start clusters through `local_cluster`.
 

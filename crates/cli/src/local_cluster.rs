@@ -1,4 +1,4 @@
-//! A cluster on this machine: one process per node, started, watched, drained. `baton up` and the tests use it alike.
+//! A cluster on this machine: one process per node, started, watched and drained. `baton up` and the tests both use it.
 
 pub mod etcd;
 mod membership;
@@ -22,7 +22,7 @@ use process::{Process, ProcessState};
 
 /// How often `/ready` is asked while the cluster starts.
 const READY_POLL_EVERY: Duration = Duration::from_millis(50);
-/// What a node gets to exit once the coordinator is gone; it has nothing left to finish by then.
+/// The time for a node to exit once the coordinator is gone. By then it has nothing left to finish.
 const NODE_EXIT_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
@@ -43,9 +43,9 @@ pub enum LocalClusterError {
 pub struct NodeExit {
     pub name: String,
     pub pid: u32,
-    /// As the operating system tells it: an exit status or a signal.
+    /// The exit status or the signal, from the operating system.
     pub status: ExitStatusText,
-    /// The end of its stderr.
+    /// The last lines of its stderr.
     pub last_lines: Vec<String>,
 }
 
@@ -82,29 +82,29 @@ pub struct ProcessInfo {
     pub name: String,
     pub role: String,
     pub pid: u32,
-    /// Where it listens: HTTP for the coordinator, gRPC and `/metrics` for a node.
+    /// Its address: HTTP for the coordinator, gRPC and `/metrics` for a node.
     pub address: String,
 }
 
-/// What `/ready` says with a 200.
+/// The words of `/ready` when it answers 200.
 #[derive(serde::Deserialize)]
 struct ReadyAnswer {
     usable_pairs: u32,
 }
 
-/// A running cluster. Dropping it kills what still runs; [`LocalCluster::stop`] drains first.
+/// A running cluster. Dropping it kills the processes that still run; [`LocalCluster::stop`] drains first.
 #[derive(Debug)]
 pub struct LocalCluster {
     options: LocalClusterOptions,
     processes: BTreeMap<String, Process>,
-    /// Start order, for the table.
+    /// The names in start order, for the table.
     order: Vec<String>,
     exits: mpsc::Receiver<String>,
     exits_sender: mpsc::Sender<String>,
-    /// Of each coordinator, the first one first.
+    /// The addresses of each coordinator, the first coordinator first.
     base_urls: Vec<String>,
     control_addresses: Vec<String>,
-    /// Started for this cluster.
+    /// The etcd that was started for this cluster.
     etcd: Option<LocalEtcd>,
 }
 
@@ -131,7 +131,7 @@ impl LocalCluster {
             }
             _ => None,
         };
-        // One slot per process and start; restarts are few and each exit is read or fits.
+        // One slot for each process and start. Restarts are few, and each exit is read or fits.
         let capacity = options.topology.node_count() as usize + options.coordinator_count as usize;
         let (exits_sender, exits) = mpsc::channel(capacity.saturating_mul(4));
         let mut cluster = Self {
@@ -171,12 +171,12 @@ impl LocalCluster {
         self.base_urls.first().map_or("", String::as_str)
     }
 
-    /// The same of every coordinator.
+    /// The addresses of every coordinator's API.
     pub fn base_urls(&self) -> &[String] {
         &self.base_urls
     }
 
-    /// host:port of the first coordinator that further nodes join at.
+    /// host:port of the first coordinator, where further nodes join.
     pub fn control_address(&self) -> &str {
         self.control_addresses.first().map_or("", String::as_str)
     }
@@ -186,7 +186,7 @@ impl LocalCluster {
         self.etcd.as_ref()
     }
 
-    /// Name to address of every process that listens.
+    /// Name and address of every process that listens.
     pub fn node_addresses(&self) -> BTreeMap<String, String> {
         self.processes()
             .into_iter()
@@ -209,7 +209,7 @@ impl LocalCluster {
         self.order.iter().filter_map(info).collect()
     }
 
-    /// Ends when some process has exited without being asked to; yields each such exit once.
+    /// Waits until some process has exited without being asked to. Returns each such exit once.
     pub async fn next_exit(&mut self) -> NodeExit {
         loop {
             // The cluster holds a sender itself, so the channel never ends.
@@ -221,13 +221,13 @@ impl LocalCluster {
         }
     }
 
-    /// A node that ended as a drain ends. Without its coordinator a cluster is none.
+    /// Whether a node ended as it does after a drain. Without its coordinator the cluster has ended.
     pub fn has_left(&self, exit: &NodeExit) -> bool {
         let kind = self.processes.get(&exit.name).map(|process| process.spec.kind);
         exit.status.code() == Some(0) && kind != Some(ProcessKind::Coordinator)
     }
 
-    /// SIGKILL for one process; returns once it is gone.
+    /// Sends SIGKILL to one process. Returns once the process is gone.
     ///
     /// # Errors
     /// No process has that name.
@@ -265,8 +265,8 @@ impl LocalCluster {
         })
     }
 
-    /// Starts a process again that has exited, under the same name and with the same flags, and waits until it is ready.
-    /// A coordinator that nodes do not find by etcd listens where they know it from its last life.
+    /// Starts an exited process again, with the same name and flags, and waits until it is ready. A coordinator that nodes
+    /// do not find by etcd listens at the address of its last life.
     ///
     /// # Errors
     /// As [`LocalCluster::start`].
@@ -286,7 +286,7 @@ impl LocalCluster {
             |known: &&String| self.processes.get(*known).map(|p| p.spec.kind) == Some(ProcessKind::Coordinator);
         let index = self.order.iter().filter(is_coordinator).position(|known| known == name);
         if let Some(index) = index {
-            // With etcd it took any free port: nodes learn it from there.
+            // With etcd it took any free port. Nodes learn the port from etcd.
             let (url, control) = addresses(state);
             self.base_urls[index] = url;
             self.control_addresses[index] = control;
@@ -294,8 +294,9 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Drains: the coordinator stops admitting and finishes what runs, then the nodes leave. Who is not gone after
-    /// `grace` (nodes: a few seconds more) is killed. Returns the names of the killed; no process is left when it ends.
+    /// Drains: the coordinator stops admitting and finishes running requests, then the nodes leave. A process that is not
+    /// gone after `grace` (nodes: a few seconds more) is killed. Returns the names of the killed processes. No process is
+    /// left afterwards.
     pub async fn stop(&self, grace: Duration) -> Vec<String> {
         let is_coordinator = |process: &&Process| process.spec.kind == ProcessKind::Coordinator;
         let (front, nodes): (Vec<&Process>, Vec<&Process>) = self.processes.values().partition(is_coordinator);
@@ -304,7 +305,7 @@ impl LocalCluster {
         killed
     }
 
-    /// SIGKILL for every process; none is left when it ends.
+    /// Sends SIGKILL to every process. No process is left afterwards.
     pub async fn kill_all(&self) {
         for process in self.processes.values() {
             process.kill();
@@ -360,7 +361,7 @@ impl LocalCluster {
         let reached = timeout_at(deadline, state.wait_for(is_reached));
         let exited = async {
             loop {
-                // Exits of an earlier life of a restarted process are not news.
+                // Exits of an earlier life of a restarted process do not count.
                 match self.exits.recv().await {
                     Some(exited) if self.processes.get(&exited).is_some_and(|p| p.exit_status().is_some()) => return,
                     _ => {}

@@ -12,7 +12,7 @@ pub struct Scrape {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// As exposed: a counter ends in `_total`, a histogram's parts in `_bucket`, `_sum`, `_count`.
+    /// The name as exposed: a counter ends in `_total`, a histogram's parts in `_bucket`, `_sum`, `_count`.
     pub name: String,
     pub labels: BTreeMap<String, String>,
     pub value: f64,
@@ -39,7 +39,7 @@ impl Scrape {
             .filter(move |sample| sample.name == name && sample.has(labels))
     }
 
-    /// Sum over all samples of `name` with `labels`; `None` when there is none, which is not the same as zero.
+    /// The sum over all samples of `name` with `labels`. `None` when there is no sample, which is not the same as zero.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let mut found = self.matching(name, labels).peekable();
         found.peek()?;
@@ -78,7 +78,7 @@ impl Sample {
     }
 }
 
-/// Parses `a="b",c="d"} rest` (the opening brace is gone) and yields the labels and the rest.
+/// Parses `a="b",c="d"} rest` (without the opening brace). Returns the labels and the rest.
 fn parse_labels(mut text: &str) -> anyhow::Result<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

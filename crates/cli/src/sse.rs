@@ -1,19 +1,19 @@
-//! Server-sent events out of a byte stream: `event:` and `data:` lines, cut anywhere by the network.
+//! Server-sent events from a byte stream: `event:` and `data:` lines, which the network may cut anywhere.
 
 use anyhow::ensure;
 
-/// One event of a chat stream is a few hundred bytes, the last one with its metrics a few thousand; the page of a cluster
-/// of a hundred nodes stays below this too.
+/// One event of a chat stream is a few hundred bytes, and the last one with its metrics a few thousand. The page of a
+/// cluster of a hundred nodes is smaller than this, too.
 const EVENT_BYTES_MAX: usize = 1 << 20;
 
-/// One event. `name` is empty where the server gave none.
+/// One event. `name` is empty when the server gave none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SseEvent {
     pub name: String,
     pub data: String,
 }
 
-/// Collects bytes, yields each event that is complete and has data.
+/// Collects bytes, and returns each event that is complete and has data.
 #[derive(Debug, Default)]
 pub struct SseReader {
     buffer: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct SseReader {
 
 impl SseReader {
     /// # Errors
-    /// An event of more than 1 MiB, or one that is no UTF-8: not our server.
+    /// An event of more than 1 MiB, or one that is not UTF-8: it is not from our server.
     pub fn push(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<SseEvent>> {
         self.buffer.extend_from_slice(bytes);
         let mut events = Vec::new();
@@ -50,7 +50,7 @@ impl SseReader {
     }
 }
 
-/// Length of the first event and of the empty line behind it.
+/// Length of the first event and of the empty line after it.
 fn event_end(buffer: &[u8]) -> Option<(usize, usize)> {
     let unix = buffer.windows(2).position(|window| window == b"\n\n").map(|at| (at, 2));
     let dos = buffer

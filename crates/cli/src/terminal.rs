@@ -1,8 +1,8 @@
-//! What a terminal can show: colour only on one that wants it.
+//! What a terminal can show. Colour goes only to a terminal that wants it.
 
 use std::io::IsTerminal;
 
-/// A line on stderr. A reader that has gone away (`2>&1 | head`) must not end what runs, as `eprintln!` would.
+/// Prints a line on stderr. A reader that has gone away (`2>&1 | head`) must not end the process, as `eprintln!` would.
 macro_rules! say {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -11,10 +11,10 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Colours of the nodes' names in log lines, told apart on dark and light backgrounds.
+/// Colours of the nodes' names in log lines. They differ on dark and on light backgrounds.
 const NAME_COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 
-/// What a piece of text is, for those who see colours. Whoever does not must find it in the words too.
+/// The meaning of a piece of text, shown by colour. The words must carry the meaning too, for readers without colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Paint {
     #[default]
@@ -24,7 +24,7 @@ pub enum Paint {
     Good,
     Warn,
     Bad,
-    /// The n-th of several things that are told apart.
+    /// The colour of the n-th of several things.
     Nth(usize),
 }
 
@@ -35,14 +35,14 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// From stderr, `NO_COLOR` (any value but empty) and `TERM=dumb`.
+    /// Decides from stderr, `NO_COLOR` (any value but empty) and `TERM=dumb`.
     pub fn stderr() -> Self {
         Self {
             has_colour: std::io::stderr().is_terminal() && is_colour_wanted(),
         }
     }
 
-    /// From stdout and the same variables.
+    /// Decides from stdout and the same variables.
     pub fn stdout() -> Self {
         Self {
             has_colour: std::io::stdout().is_terminal() && is_colour_wanted(),

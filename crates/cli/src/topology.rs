@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// A guard against a typing error that would start a thousand processes, not a limit of the design.
+/// A guard against a typing error that would start a thousand processes. It is no limit of the design.
 const NODES_MAX: u32 = 32;
 
 /// Two pools, or co-located nodes that do both phases themselves.
@@ -40,7 +40,7 @@ impl FromStr for Topology {
             if !is_number {
                 return Err(form());
             }
-            // More digits than a u32 holds are more nodes than a machine holds.
+            // A number with more digits than a u32 holds is more nodes than a machine holds.
             Ok(digits.parse::<u32>().unwrap_or(u32::MAX))
         };
         let topology = if let Some(digits) = lower.strip_suffix('c') {
@@ -99,7 +99,7 @@ impl Topology {
         }
     }
 
-    /// Links between prefill and decode nodes: each prefill node has one to every decode node.
+    /// Links between prefill and decode nodes: each prefill node has one to each decode node.
     pub fn pair_count(self) -> u32 {
         match self {
             Self::Disaggregated {

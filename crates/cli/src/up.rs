@@ -22,11 +22,11 @@ use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
 use signals::{Signals, Stop};
 
-/// Between two lines that say what is still awaited.
+/// The time between two lines that say what is still missing.
 const STILL_WAITING_EVERY: Duration = Duration::from_secs(5);
 /// After a node died the others have nothing to finish for it.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// The coordinator gives requests up by itself at the end of the drain; then it still has to close its streams.
+/// The coordinator gives requests up by itself at the end of the drain. Then it still has to close its streams.
 const EXIT_AFTER_DRAIN: Duration = Duration::from_secs(3);
 
 const EXAMPLES: &str = "\
@@ -89,7 +89,7 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make the log folder {}", dir.display()))?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // Pipes and waiting only; the cores belong to the nodes.
+        // This runtime only reads pipes and waits. The cores belong to the nodes.
         .worker_threads(1)
         .enable_all()
         .build()
@@ -97,7 +97,7 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     runtime.block_on(up(args, executable, model))
 }
 
-/// Says at once what would otherwise be the coordinator's first and last words.
+/// Reports at once an address that the coordinator could not use.
 fn check_listen(listen: &str) -> anyhow::Result<()> {
     match TcpListener::bind(listen) {
         Ok(_) => Ok(()),
@@ -198,7 +198,7 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
     }
 }
 
-/// A process that refused its command line was given it by ours.
+/// This program made the command line that a process refused.
 fn did_not_start(error: LocalClusterError) -> anyhow::Error {
     let is_usage = matches!(&error, LocalClusterError::Exited(exit) if exit.status.code() == Some(Exit::Usage as i32));
     let error = anyhow::Error::new(error).context("the cluster did not start");
@@ -214,7 +214,7 @@ async fn after_failure(cluster: &LocalCluster, exit: &NodeExit) -> anyhow::Error
     error.context("a process died, the others were stopped")
 }
 
-/// The catalogue's name, or what the file is called.
+/// The catalogue's name, or the name of the file.
 fn served_name(model: &str) -> String {
     let path = Path::new(model);
     match path.file_stem().filter(|_| model.contains(['/', '.'])) {
@@ -234,7 +234,7 @@ async fn say_still_waiting(started: Instant) -> std::convert::Infallible {
     }
 }
 
-/// Shows what happens while starting, and the processes' own lines behind their names.
+/// Shows the events of the start, and the processes' own lines behind their names.
 fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
     Observer::new(move |event| {
         let at = started.elapsed().as_secs_f64();

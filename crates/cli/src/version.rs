@@ -20,7 +20,7 @@ pub struct VersionArgs {
 struct VersionReport {
     name: &'static str,
     version: &'static str,
-    /// Set by whoever packages the binary (`BATON_BUILD_COMMIT` at build time); null for a local build.
+    /// Set at build time by a packager (`BATON_BUILD_COMMIT`); null for a local build.
     commit: Option<&'static str>,
     architecture: &'static str,
     os: &'static str,

@@ -10,7 +10,7 @@ use std::time::Duration;
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
 const HEAD: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: ";
 
-/// Answers every page of docs/records.md until the test is over; the stream of events does not end by itself.
+/// Answers every page of docs/reference/records.md until the test is over; the stream of events does not end by itself.
 fn server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));

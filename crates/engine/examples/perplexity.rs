@@ -1,4 +1,4 @@
-//! Perplexity of a model on a text, to compare with the figures in `docs/engine-accuracy.md`.
+//! Perplexity of a model on a text, to compare with the figures in `docs/measurements/engine-accuracy.md`.
 //!
 //! `cargo run --release -p engine --example perplexity -- --numerics int8|exact --chunk 512 [--chunks N]
 //! [--model MODEL.gguf] [--text FILE] [--threads 2]`

@@ -11,7 +11,7 @@ pub struct EngineLimits {
     pub max_sequences: u32,
 }
 
-/// Bounds the scratch memory: 65,536 rows of the largest model in reach need a few GB.
+/// Limits the scratch memory: 65,536 rows of the largest model in reach need a few GB.
 const MOST_BATCH_TOKENS: u32 = 65_536;
 
 impl EngineLimits {
@@ -28,7 +28,7 @@ impl EngineLimits {
     }
 }
 
-/// The figures a batch is checked against.
+/// The figures that a batch is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchBounds {
     pub limits: EngineLimits,
@@ -38,7 +38,7 @@ pub(crate) struct BatchBounds {
 }
 
 impl BatchBounds {
-    /// Checks everything but the block ids, which the claim checks.
+    /// Checks everything except the block ids, which the claim checks.
     pub(crate) fn check(&self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
         let tokens = batch
             .iter()

@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a batch and its logits.
+//! Every error between a batch and its logits.
 
 use model_files::config::ConfigError;
 use model_files::gguf::GgufError;
@@ -9,7 +9,7 @@ use crate::kv_memory::{KvAccessError, KvMemoryError};
 /// Why an engine could not be opened or a step could not run.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The caller's bug: the scheduler must respect the limits it was given.
+    /// The caller's bug: the scheduler must keep the limits that it was given.
     #[error(
         "batch has {tokens} tokens in {sequences} sequences, over the limit of {max_tokens} tokens and {max_sequences} sequences; split it"
     )]
@@ -39,7 +39,7 @@ pub enum EngineError {
     },
     #[error("sequence {sequence} of the batch needs {needed} KV blocks, its block table has {got}")]
     BlockTableTooShort { sequence: usize, needed: usize, got: usize },
-    /// Either a bug in the block accounting or a transfer that is still running; the step wrote nothing and may be retried.
+    /// Either a bug in the block accounting, or a transfer that still runs. The step wrote nothing and may be repeated.
     #[error("the step could not take its KV blocks: {0}")]
     KvAccess(#[from] KvAccessError),
     #[error("the KV memory could not be made: {0}")]
@@ -56,7 +56,7 @@ pub enum EngineError {
     Model(#[from] ConfigError),
     #[error("the model file cannot be read: {0}")]
     ModelFile(#[from] GgufError),
-    /// The file is sound, this engine has no code for it.
+    /// The file is sound, but this engine has no code for it.
     #[error("tensor {tensor} of type {kind} is not supported: {why}")]
     UnsupportedTensor {
         tensor: String,
@@ -65,13 +65,15 @@ pub enum EngineError {
     },
     #[error("a head dimension of {head_dim} is not supported: it must be a multiple of 16; choose another model")]
     UnsupportedHeadDim { head_dim: usize },
-    #[error("the {kernel} kernel needs {needs}, which this CPU lacks; choose another kernel or `auto`")]
+    #[error("the {kernel} kernel needs {needs}, which this CPU lacks; choose another --kernel, such as auto")]
     KernelUnsupported { kernel: &'static str, needs: &'static str },
-    #[error("an engine runs on 1 to {most} threads, not {threads}; change the thread count")]
+    #[error("an engine runs on 1 to {most} threads, not {threads}; change --threads")]
     BadThreadCount { threads: usize, most: usize },
-    #[error("the system started no further thread: {source}; lower the thread count or raise the process limit")]
+    #[error("the system started no further thread: {source}; lower --threads or raise the process limit")]
     ThreadStart { source: std::io::Error },
-    #[error("the system refused {bytes} bytes for weights or scratch memory; use a smaller model or smaller limits")]
+    #[error(
+        "the system refused {bytes} bytes for weights or scratch memory; use a smaller model, --max-num-batched-tokens or --max-num-seqs"
+    )]
     OutOfMemory { bytes: usize },
 }
 

@@ -1,4 +1,4 @@
-//! The shape of the KV cache: what two nodes must have alike before one may use the other's bytes.
+//! The shape of the KV cache. Two nodes must have the same shape before one may use the other's bytes.
 
 use crate::KvMemoryError;
 
@@ -18,7 +18,7 @@ impl KvDtype {
             KvDtype::F32 => 4,
         }
     }
-    /// As it stands in compatibility hashes and logs.
+    /// The name in compatibility hashes and logs.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F16 => "f16",
@@ -27,7 +27,7 @@ impl KvDtype {
     }
 }
 
-/// Shape of the KV cache. Two nodes exchange KV only if theirs are equal.
+/// Shape of the KV cache. Two nodes exchange KV only if their shapes are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvGeometry {
     pub layer_count: u32,
@@ -40,9 +40,9 @@ pub struct KvGeometry {
 
 /// Tokens per block unless a node is told otherwise.
 pub const BLOCK_TOKENS: u32 = 16;
-/// The attention tile of the CPU engine (see `numerics`): a block holds a whole number of them.
+/// The attention tile of the CPU engine (see `numerics`). A block holds a whole number of tiles.
 pub const TILE_TOKENS: u32 = 16;
-/// Larger blocks only waste memory at the ends of sequences; 256 is the most that serving systems offer.
+/// Larger blocks only waste memory at the ends of sequences. Serving systems offer 256 at most.
 pub const BLOCK_TOKENS_MAX: u32 = 256;
 
 /// Refuses a block size that no engine here has code for.
@@ -82,7 +82,7 @@ impl KvGeometry {
         tokens.div_ceil(self.block_tokens.max(1))
     }
 
-    /// [`Self::block_bytes`] with every overflow caught: the numbers may come from a file.
+    /// [`Self::block_bytes`] with every overflow checked, because the numbers may come from a file.
     pub(crate) fn checked_block_bytes(&self) -> Option<usize> {
         let factors = [
             self.layer_count,

@@ -4,15 +4,15 @@
 //! `[block][layer][K | V][kv head][token of the block][head dim]`. So a block is contiguous over all layers, one
 //! (block, layer) is contiguous, and one head's keys of a block are a `block_tokens x head_dim` matrix.
 //!
-//! **Who may touch a block** is decided here, per block, by a claim word: any number of readers or one writer. A step
-//! claims what it reads and writes before it starts and releases after; an export claims as reader, an import as
-//! writer. A conflict is [`KvAccessError::Busy`], never a wait and never a data race. Which block belongs to which
-//! sequence is not decided here (that is `serving_core::kv`).
+//! **Access to a block** is decided here, per block, by a claim word: any number of readers or one writer. A step claims
+//! what it reads and writes before it starts, and releases the claims after it. An export claims as reader, an import as
+//! writer. A conflict is [`KvAccessError::Busy`], never a wait and never a data race. This file does not decide which block
+//! belongs to which sequence (`serving_core::kv` does).
 //!
-//! **Shareable memory** may be mapped by other processes (PROTOCOL rule 11, the direct mode). They know no claim words: a
-//! prefill node stores into the blocks that a reservation gave it. That is no race with anything here, because a block that
-//! is reserved, in transfer or in quarantine is in no sequence's table, so no step touches it, and the handoff reads it
-//! only after the writer has said that the bytes are in place. The writer is trusted to write no other block.
+//! **Shareable memory** may be mapped by other processes (PROTOCOL rule 11, the direct mode). They do not use claim words:
+//! a prefill node stores into the blocks that a reservation gave it. This does not race with anything here. A block that is
+//! reserved, in transfer or in quarantine is in no sequence's table, so no step touches it, and the handoff reads it only
+//! after the writer has said that the bytes are in place. The writer is trusted to write no other block.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -32,12 +32,12 @@ pub enum KvMemoryError {
     #[error("the KV geometry {0:?} has a zero or an absurd dimension; check the model file")]
     BadGeometry(KvGeometry),
     #[error(
-        "a KV block of {block_tokens} tokens is not supported: it must be a multiple of {TILE_TOKENS}, at most {BLOCK_TOKENS_MAX}; change the block size"
+        "a KV block of {block_tokens} tokens is not supported: it must be a multiple of {TILE_TOKENS}, at most {BLOCK_TOKENS_MAX}; change --block-size"
     )]
     BadBlockSize { block_tokens: u32 },
-    #[error("a KV memory needs at least one block; raise the KV memory size")]
+    #[error("a KV memory needs at least one block; raise --kv-cache-memory")]
     NoBlocks,
-    #[error("the system refused {bytes} bytes of KV memory; lower the KV memory size")]
+    #[error("the system refused {bytes} bytes of KV memory; lower --kv-cache-memory")]
     OutOfMemory { bytes: usize },
     #[error(
         "the system gave no {bytes} bytes of shareable memory: {error}; start the node without `shm_direct_secret`"
@@ -45,10 +45,10 @@ pub enum KvMemoryError {
     NotShareable { bytes: usize, error: String },
 }
 
-/// Why a block could not be touched. Nothing was read or written.
+/// Why a block could not be accessed. Nothing was read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KvAccessError {
-    /// A step or a transfer is using the block: retry after the current step, or the accounting gave a block to two owners.
+    /// A step or a transfer is using the block: retry after the current step. Or the accounting gave a block to two owners.
     #[error("KV block {block} is in use by a step or a transfer; retry after the step")]
     Busy { block: BlockId },
     #[error("KV block {block} does not exist: this node has {block_count}")]
@@ -61,17 +61,17 @@ pub enum KvAccessError {
     TooManyTokens { valid_tokens: u32, block_tokens: u32 },
 }
 
-/// Whose the memory is.
+/// The owner of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvBacking {
-    /// This process's alone.
+    /// Memory of this process alone.
     #[default]
     Private,
-    /// In a memfd, for trusted processes of this host.
+    /// Memory in a memfd, for trusted processes of this host.
     Shareable,
 }
 
-/// The memory itself. See the module text for layout and sharing.
+/// The memory itself. The module's documentation describes layout and sharing.
 pub struct KvMemory {
     geometry: KvGeometry,
     block_count: u32,
@@ -98,7 +98,7 @@ impl KvMemory {
         Self::backed(geometry, block_count, KvBacking::Private)
     }
 
-    /// The same, this process's alone or shareable.
+    /// The same, for this process alone or shareable.
     pub fn backed(geometry: KvGeometry, block_count: u32, backing: KvBacking) -> Result<Self, KvMemoryError> {
         if block_count == 0 {
             return Err(KvMemoryError::NoBlocks);
@@ -133,7 +133,7 @@ impl KvMemory {
         self.block_count
     }
 
-    /// Of shareable memory: exactly the blocks, sealed against any change of size.
+    /// For shareable memory: exactly the blocks, sealed against any change of size.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.memory.descriptor()
     }
@@ -149,7 +149,7 @@ impl KvMemory {
         self.read_layers(block, layers, |bytes| out.copy_from_slice(bytes))
     }
 
-    /// Gives `read` the bytes of some layers of a block without a copy; the block stays claimed for reading meanwhile.
+    /// Gives `read` the bytes of some layers of a block without a copy. The block stays claimed for reading meanwhile.
     pub fn read_layers<R>(
         &self,
         block: BlockId,
@@ -176,7 +176,7 @@ impl KvMemory {
         self.write_layers(block, layers, |out| out.copy_from_slice(bytes))
     }
 
-    /// Lets `write` change the bytes of some layers of a block in place; the block stays claimed for writing meanwhile.
+    /// Lets `write` change the bytes of some layers of a block in place. The block stays claimed for writing meanwhile.
     pub fn write_layers<R>(
         &self,
         block: BlockId,
@@ -194,7 +194,7 @@ impl KvMemory {
     /// Copies a whole block onto another: the fork of a partly filled last block.
     pub fn copy_block(&self, from: BlockId, to: BlockId) -> Result<(), KvAccessError> {
         let layers = 0..self.geometry.layer_count;
-        // Copying a block onto itself ends as `Busy`: it would be read and written at once.
+        // Copying a block onto itself ends as `Busy`, because it would be read and written at the same time.
         self.read_layers(from, layers.clone(), |bytes| self.import_layers(to, layers, bytes))?
     }
 
@@ -212,8 +212,8 @@ impl KvMemory {
         })
     }
 
-    /// One hash for each block of a prompt of `prompt_tokens` tokens whose KV begins in the first of `blocks`; blocks
-    /// behind the prompt's last token are left out.
+    /// One hash for each block of a prompt of `prompt_tokens` tokens whose KV begins in the first of `blocks`. Blocks after
+    /// the prompt's last token are left out.
     ///
     /// # Errors
     /// As [`block_hash`](Self::block_hash), of the first block that has no hash.
@@ -359,7 +359,7 @@ impl Drop for BlockClaim<'_> {
     }
 }
 
-/// The blocks of a batch in a fixed order, each with what the step does to it.
+/// The blocks of a batch in a fixed order, each with the step's kind of access.
 fn step_blocks<'a>(
     geometry: &KvGeometry,
     batch: &'a [SequenceRows<'a>],
@@ -389,7 +389,7 @@ fn step_blocks<'a>(
 pub(crate) struct StepClaim<'a> {
     memory: &'a KvMemory,
     batch: &'a [SequenceRows<'a>],
-    /// How many of `step_blocks` are held: all, unless the claim failed half-way.
+    /// How many of `step_blocks` are held: all of them, unless the claim failed half-way.
     taken: usize,
 }
 

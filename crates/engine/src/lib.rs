@@ -1,7 +1,7 @@
 //! Runs the model. Owns: the [`Engine`] contract, KV memory, the CPU transformer, sampling, the stand-in engine.
 //!
 //! Never does: scheduling, block accounting, networking, text. The scheduler decides what a step runs, this crate runs it.
-//! Promise (DESIGN section 9): a token's KV and logits depend on its own sequence only, not on batch mates, chunk
+//! Promise: a token's KV and logits depend on its own sequence only, not on batch mates, chunk
 //! boundaries, threads, instruction set or phase. `numerics.rs` defines the arithmetic that makes this hold.
 //! Read first: this file, then `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
 //! Tests: beside the code, and `tests/` for the whole model (goldens, invariance).
@@ -36,7 +36,8 @@ pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
 pub use stand_in::{StandInConfig, StandInEngine};
 pub use step_runner::StepRunner;
 
-/// What a node must know of the loaded model, and what goes into the compatibility hash of a pair (PROTOCOL rule 13).
+/// The facts about the loaded model that a node needs, and that go into the compatibility hash of a pair (PROTOCOL rule
+/// 13).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFacts {
     /// For people; not part of compatibility.
@@ -44,7 +45,7 @@ pub struct ModelFacts {
     pub vocab_size: u32,
     /// Positions 0..context_length can be computed.
     pub context_length: u32,
-    /// Backend, numeric definition and its version: equal ids promise equal bits.
+    /// Backend, numeric definition and its version. Equal ids promise equal bits.
     pub numerics_id: String,
     /// SHA-256 of the weight file's content.
     pub weights_sha256: [u8; 32],
@@ -64,8 +65,8 @@ pub trait Engine: Send {
     /// batch order. Allocates nothing.
     ///
     /// # Errors
-    /// A batch that breaks the contract (size, token ids, block tables) or a block that somebody else is using is
-    /// refused before anything is written. No error leaves a claim on a block behind.
+    /// A batch that breaks the contract (size, token ids, block tables), or a block that another user holds, is refused
+    /// before anything is written. No error leaves a claim on a block behind.
     fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError>;
 }
 
@@ -74,10 +75,10 @@ pub trait Engine: Send {
 pub struct SequenceRows<'a> {
     /// At least one; they occupy positions `first_position..`.
     pub tokens: &'a [TokenId],
-    /// Everything before it is in the KV blocks already.
+    /// All earlier positions are in the KV blocks already.
     pub first_position: u32,
-    /// Covers positions 0 to the end of `tokens`; further blocks are ignored. A block that a step writes to must
-    /// appear once in the whole batch.
+    /// Covers positions 0 to the end of `tokens`. Further blocks are ignored. A block that a step writes to must appear
+    /// once in the whole batch.
     pub block_table: &'a [BlockId],
     pub logits: LogitsWanted,
 }
@@ -90,7 +91,7 @@ impl SequenceRows<'_> {
     }
 }
 
-/// Which rows of a sequence need the LM head: it costs about a quarter of a small model's row.
+/// The rows of a sequence that need the LM head. It costs about a quarter of a small model's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsWanted {
     /// A chunk that is not the prompt's last.
@@ -101,7 +102,7 @@ pub enum LogitsWanted {
     All,
 }
 
-/// Receives logits while a step runs. The row is scratch: the sink may change it, and it is gone after the call.
+/// Receives logits while a step runs. The row is scratch memory: the sink may change it, and it is gone after the call.
 pub trait LogitsSink {
     /// `sequence` is the index in the batch, `position` the row's token position, `logits` has `vocab_size` values.
     fn row(&mut self, sequence: usize, position: u32, logits: &mut [f32]);

@@ -1,15 +1,15 @@
 //! The elementary functions of this crate, written out so that they give the same bits on every machine.
 //!
-//! `f32::exp` and `f64::ln` call the platform's math library, whose last bit differs between systems; Rust never
-//! contracts `a * b + c` into a fused operation, so what is written here is what every CPU computes, vectorised or not.
+//! `f32::exp` and `f64::ln` call the platform's math library, whose last bit differs between systems. Rust never contracts
+//! `a * b + c` into a fused operation. So every CPU computes exactly what is written here, vectorised or not.
 
 /// Adding and subtracting this rounds an f32 below 2^22 to an integer, halves to even; the sum's low bits then hold
 /// that integer in two's complement.
 pub(crate) const ROUND_F32: f32 = 12_582_912.0; // 1.5 * 2^23
 
-/// Below this the result is 0: no subnormal results, which some CPUs compute slowly.
+/// Below this the result is 0, so there are no subnormal results, which some CPUs compute slowly.
 pub(crate) const EXP_LOWEST: f32 = -87.0;
-/// Above this the result stays at `exp(88)`: finite, so that `1 / (1 + exp(x))` needs no special case.
+/// Above this the result stays at `exp(88)`. It is finite, so `1 / (1 + exp(x))` needs no special case.
 pub(crate) const EXP_HIGHEST: f32 = 88.0;
 /// ln 2 in two parts; the first has 10 significant bits, so its product with an 8-bit integer is exact.
 pub(crate) const LN_2_HIGH: f32 = 355.0 / 512.0;

@@ -1,4 +1,4 @@
-//! One large zeroed allocation that asks for huge pages: the KV cache and the packed weights live in one each.
+//! One large zeroed allocation that asks for huge pages. The KV cache and the packed weights each live in one.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
@@ -8,14 +8,14 @@ use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Transparent huge pages need this alignment to be used from the first byte. Reading 96 MB of weights ran 1.5 times
-/// as fast with them.
+/// Transparent huge pages need this alignment to be used from the first byte. With them, reading 96 MB of weights was 1.5
+/// times as fast.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Name of shareable memory in `/proc/PID/maps`; no file has it.
 const MEMFD_NAME: &std::ffi::CStr = c"baton-kv-pool";
 
-/// Owns the bytes; who may touch which is up to the owner of this value.
+/// Owns the bytes. The owner of this value decides which code may touch them.
 pub(crate) struct HugeMemory {
     start: NonNull<u8>,
     layout: Layout,
@@ -29,7 +29,7 @@ unsafe impl Send for HugeMemory {}
 unsafe impl Sync for HugeMemory {}
 
 impl HugeMemory {
-    /// `None` when the size is zero or absurd, or the system has no such memory.
+    /// `None` when the size is zero or too large, or the system has no such memory.
     pub(crate) fn zeroed(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes, HUGE_PAGE)
             .ok()
@@ -44,10 +44,10 @@ impl HugeMemory {
         })
     }
 
-    /// The same in a memfd that other processes can map when they are given it, and that nobody can resize any more.
+    /// The same in a memfd, which other processes can map when they get it, and which nobody can resize any more.
     ///
     /// # Errors
-    /// The system's, also when the size is zero or absurd.
+    /// An error of the system, also when the size is zero or too large.
     pub(crate) fn shareable(bytes: usize) -> io::Result<Self> {
         let layout = Layout::from_size_align(bytes, 1).map_err(io::Error::other)?;
         let file = sealed_memory(bytes as u64)?;
@@ -61,7 +61,7 @@ impl HugeMemory {
         })
     }
 
-    /// What to give to another process; `None` for memory that is this process's alone.
+    /// The descriptor for another process. `None` for memory of this process alone.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(|(file, _)| file.as_fd())
     }
@@ -96,7 +96,7 @@ impl Drop for HugeMemory {
     }
 }
 
-/// Zeroed memory behind a descriptor; its size is fixed from here on, so that no mapping of it can ever fault.
+/// Zeroed memory behind a descriptor. Its size is fixed from here on, so no mapping of it can ever fault.
 fn sealed_memory(bytes: u64) -> io::Result<File> {
     use std::os::fd::FromRawFd as _;
     // SAFETY: the name is a C string; the call gives a fresh descriptor or -1.

@@ -1,4 +1,4 @@
-//! From a node's settings to a running engine and the hash that says with whom it may exchange KV.
+//! From a node's settings to a running engine, and to the hash that decides with which nodes it may exchange KV.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ pub struct OpenOptions<'a> {
     pub limits: EngineLimits,
     /// Version of the wire; part of the compatibility hash.
     pub protocol_version: u32,
-    /// Of an engine that this process had before; packing takes most of the opening.
+    /// Weights of an engine that this process had before. Packing takes most of the time of opening.
     pub kept_weights: KeptWeights,
     pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
 }
@@ -67,7 +67,9 @@ impl std::fmt::Debug for OpenedEngine {
 
 #[derive(Debug, Error)]
 pub enum OpenError {
-    #[error("the cpu engine needs a model file: give --model FILE (a GGUF), or `baton model pull smollm2-135m` first")]
+    #[error(
+        "the cpu engine needs a model file: give --model FILE, a GGUF; `baton model pull smollm2-135m` fetches one and prints its path"
+    )]
     NoModel,
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -78,7 +80,7 @@ pub enum OpenError {
 /// Context of a stand-in without a model file, and its vocabulary: those of SmolLM2.
 const STAND_IN_CONTEXT: u32 = 8192;
 const STAND_IN_VOCAB: u32 = 49_152;
-/// A block of 2 KiB at 16 tokens: handoffs stay cheap, every byte still counts.
+/// A block has 2 KiB at 16 tokens, so handoffs stay cheap and still move real bytes.
 const STAND_IN_GEOMETRY: KvGeometry = KvGeometry {
     layer_count: 4,
     kv_head_count: 1,
@@ -138,7 +140,7 @@ fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<S
         ..STAND_IN_GEOMETRY
     };
     let blocks = options.kv_bytes / geometry.block_bytes() as u64;
-    // Blocks are tiny: as many as a real model's pool would have are plenty.
+    // Blocks are tiny, so as many as a real model's pool would have are enough.
     const MOST_BLOCKS: u64 = 4096;
     StandInEngine::new(StandInConfig {
         geometry,
@@ -153,7 +155,7 @@ fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<S
     })
 }
 
-/// Equal for two nodes exactly when one may use the other's KV bytes (PROTOCOL rule 13).
+/// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).
 pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protocol_version: u32) -> CompatibilityHash {
     let ModelFacts {
         name: _,

@@ -1,10 +1,10 @@
 //! The stand-in engine: the same contract without weights, for emulated clusters, load tests and protocol tests.
 //!
-//! It is built to betray KV errors. The KV bytes of a position are a function of the token there and of the KV bytes
-//! of the position before it, **read back from memory**, so they depend on every token so far; the logits of a row
-//! hash every KV byte of its sequence. A lost, swapped, stale or corrupt block therefore changes the next tokens,
-//! while chunking, batching and phase do not: equal token ids across two topologies mean that the KV arrived.
-//! Time is modelled, not spent: a step waits until its cost has passed.
+//! It makes KV errors visible. The KV bytes of a position are a function of the token there and of the KV bytes of the
+//! position before it, **read back from memory**, so they depend on every token so far. The logits of a row hash every KV
+//! byte of its sequence. A lost, swapped, stale or corrupt block therefore changes the next tokens, while chunking,
+//! batching and phase do not. Equal token ids across two topologies mean that the KV arrived. Time is modelled: a step
+//! waits until its cost has passed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::{
     ModelFacts, SequenceRows,
 };
 
-/// Everything that defines a stand-in. Two with equal geometry, vocabulary and seed give equal tokens.
+/// Everything that defines a stand-in. Two stand-ins with equal geometry, vocabulary and seed give equal tokens.
 #[derive(Clone, Debug)]
 pub struct StandInConfig {
     pub geometry: KvGeometry,
@@ -30,13 +30,13 @@ pub struct StandInConfig {
     pub limits: EngineLimits,
     /// Modelled cost of each row of a step; 0 runs as fast as the machine can.
     pub nanoseconds_per_token: u64,
-    /// Modelled cost of a step whatever its rows: reading the weights once.
+    /// Modelled cost of a step for any number of rows: reading the weights once.
     pub nanoseconds_per_step: u64,
-    /// Stands for the weights: another seed is another model.
+    /// Stands for the weights. Another seed is another model.
     pub seed: u64,
 }
 
-/// See the module text.
+/// See the module's documentation.
 #[derive(Debug)]
 pub struct StandInEngine {
     config: StandInConfig,

@@ -1,4 +1,4 @@
-//! Where etcd is, as users write it:
+//! The address of etcd, as users write it:
 //! `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?lease_s=10]`, with TLS `etcds://..?ca=FILE&cert=FILE&key=FILE`.
 
 use std::fmt;
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// Of a DNS label, so that a cluster's name can become a host name or a Kubernetes label as it is.
+/// The limit of a DNS label, so that a cluster's name can become a host name or a Kubernetes label unchanged.
 const CLUSTER_NAME_BYTES_MAX: usize = 63;
-/// etcd's own advice is at most seven members; twice that leaves room for a change of all of them.
+/// etcd recommends seven members at most. Twice that leaves room for an exchange of all of them.
 const ENDPOINTS_MAX: usize = 16;
 const ADDRESS_BYTES_MAX: usize = 4096;
 
@@ -30,7 +30,7 @@ pub(crate) struct Credentials {
     pub password: String,
 }
 
-/// Files are read anew for each connection, so that renewed certificates are picked up without a restart.
+/// Files are read again for each connection, so that renewed certificates are used without a restart.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub ca: PathBuf,
@@ -55,13 +55,13 @@ pub struct EtcdAddress {
     pub(crate) lease_ttl: Duration,
 }
 
-/// 10 s: etcd's elections (1 s) and restarts (a few seconds) do not cost a lease, and a dead process is gone soon
-/// enough, since its status streams have told of it long before.
+/// 10 s: etcd's elections (1 s) and restarts (a few seconds) do not cost a lease. A dead process is gone soon enough,
+/// because its status streams have reported it long before.
 const LEASE_TTL: Duration = Duration::from_secs(10);
-/// etcd gives no lease under 2 s of its own accord, and beyond an hour an entry is a matter for a person.
+/// etcd grants no lease below 2 s by default. Beyond an hour an entry needs a person.
 const LEASE_S: std::ops::RangeInclusive<u64> = 2..=3_600;
 
-/// What is wrong with an address, and what to write instead. Never holds the address: it may hold a password.
+/// What is wrong with an address, and what to write instead. It never holds the address, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AddressError {
     #[error("an etcd address starts with etcd:// or, for TLS, etcds://")]
@@ -100,7 +100,7 @@ impl EtcdAddress {
         self.lease_ttl
     }
 
-    /// Of the endpoint at `index`, counted round.
+    /// The endpoint at `index`, counted in a circle.
     pub(crate) fn endpoint_url(&self, index: usize) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let host = self.endpoints.get(index % self.endpoints.len().max(1));
@@ -141,12 +141,12 @@ impl FromStr for EtcdAddress {
             (_, Some(rest)) => (true, rest),
             _ => return Err(AddressError::Scheme),
         };
-        // The query first: a file name has slashes.
+        // The query first, because a file name has slashes.
         let (rest, query) = rest
             .split_once('?')
             .map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (authority, cluster) = rest.split_once('/').ok_or(AddressError::NoCluster)?;
-        // A password with a raw `/` or `?` would be taken apart here, and its first half be shown as a bad endpoint.
+        // A password with a raw `/` or `?` would be cut apart here, and its first half would be shown as a bad endpoint.
         if cluster.contains('@') || query.is_some_and(|query| query.contains('@')) {
             return Err(AddressError::Credentials);
         }
@@ -200,7 +200,7 @@ fn is_host_and_port(text: &str) -> bool {
 
 fn parse_credentials(text: &str) -> Result<Credentials, AddressError> {
     let (user, password) = text.split_once(':').ok_or(AddressError::Credentials)?;
-    // A raw `/` would have ended the authority, a second raw `:` or `@` is as likely a mistake as a password.
+    // A raw `/` would have ended the authority. A second raw `:` or `@` may be a mistake in a password as well.
     if password.contains([':', '@']) || user.contains('@') {
         return Err(AddressError::Credentials);
     }
@@ -215,7 +215,7 @@ fn parse_credentials(text: &str) -> Result<Credentials, AddressError> {
     })
 }
 
-/// What stands behind the `?`.
+/// The settings after the `?`.
 struct Settings {
     lease_ttl: Duration,
     ca: Option<PathBuf>,
@@ -293,7 +293,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// A part of what was written, fit for a log line.
+/// A part of the user's text, fit for a log line.
 fn shown(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_default).collect()
 }

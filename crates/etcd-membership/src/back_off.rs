@@ -1,12 +1,14 @@
-//! How long to wait before etcd is tried again: doubling, capped, with jitter so that a whole cluster does not return at once.
+//! How long to wait before etcd is tried again. The pause doubles up to a limit and has jitter, so that not all processes
+//! of a cluster return at once.
 
 use std::time::Duration;
 
 use rand::Rng as _;
 
-/// etcd answers a lone request in under a millisecond; a lost lease is granted again after this, not after a TTL.
+/// The first pause. A lost lease is granted again after it, not after a whole TTL.
 const FIRST: Duration = Duration::from_millis(50);
-/// What a recovered etcd may have to wait for a client, as on the status streams (`service-runtime/src/membership.rs`).
+/// The longest pause: a recovered etcd hears of each client within this time. `service-runtime/src/membership/link.rs` has a
+/// similar limit for the status streams.
 pub(crate) const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -30,7 +32,7 @@ impl BackOff {
     }
 }
 
-/// Between half of a duration and all of it.
+/// A random time between half of a duration and all of it.
 pub(crate) fn jittered(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.5..=1.0))
 }

@@ -1,27 +1,27 @@
-//! Who owns a name: pure, from what stands at its key. One name has one owner at a time.
+//! Decides which process owns a name, from the record at its key. Pure code. A name has one owner at a time.
 //!
-//! Epochs are random and compared for equality only (PROTOCOL, identities), so which of two is the newer one follows from
-//! the order of events: what a life finds at its name when it first looks is older than it and is taken over; any other
-//! epoch that it finds there later came after it, and it is *fenced*: it never writes again. All writes are guarded by the
-//! revision that was judged, so of two lives that start at once one wins and the other is fenced.
+//! Epochs are random and compared for equality only (PROTOCOL, identities). So the order of events decides which of two
+//! lives is the newer one. What a life finds at its name when it first looks is older and is taken over. Any other epoch
+//! that it finds there later came after it: the life is *fenced* and never writes again. Every write is guarded by the
+//! revision that was judged, so of two lives that start at the same time one wins and the other is fenced.
 
 use serving_core::ids::NodeEpoch;
 
-/// What stands at the key.
+/// The record at the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// `None`: the record is not understood, so no life stands behind it.
+    /// `None`: the record cannot be read, so no life owns it.
     pub epoch: Option<NodeEpoch>,
     pub mod_revision: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing is there: put, provided that there still is nothing.
+    /// The key is empty: put, provided that it is still empty.
     Free,
     /// Our own record.
     Ours { mod_revision: i64 },
-    /// An older life's, or nobody's: put, provided that it is unchanged.
+    /// The record of an older life or of nobody: put, provided that it is unchanged.
     TakeOver { mod_revision: i64 },
     /// A newer life has the name.
     Fenced { by_epoch: NodeEpoch },

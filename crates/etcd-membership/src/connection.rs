@@ -1,11 +1,12 @@
-//! One connection to one etcd endpoint: every call has a time limit, every failure a type, and no answer can panic us.
+//! One connection to one etcd endpoint. Every call has a time limit, every failure has a type, and no answer can cause a
+//! panic.
 //!
-//! A connection talks to one endpoint; when a call fails it is dropped and the next one goes to the next endpoint. (A
-//! balanced channel over all of them would send every other call to the dead one.)
+//! When a call fails, the connection is dropped and the next one goes to the next endpoint. (A balanced channel over all
+//! endpoints would send every other call to the dead one.)
 //!
-//! Traps of etcd-client that are kept away from here: `Event::event_type` panics on a type it does not know and
-//! `TxnResponse::op_responses` unwraps, so neither is called; `connect` succeeds with nothing listening; keep-alive of a
-//! lost lease answers `ttl 0` and no error; HTTP/2 pings more often than every 5 s get the connection closed by etcd.
+//! Traps of etcd-client that this file avoids: `Event::event_type` panics on a type that it does not know, and
+//! `TxnResponse::op_responses` unwraps, so neither is called; `connect` succeeds when nothing listens; the keep-alive of a
+//! lost lease answers `ttl 0` and no error; etcd closes a connection that pings more often than every 5 s.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,24 +19,25 @@ use etcd_client::{
 use crate::address::EtcdAddress;
 use crate::trouble::{Call, EtcdTrouble, trouble};
 
-/// etcd closes connections that ping more often than its `--grpc-keepalive-min-time`, 5 s by default; twice that.
+/// etcd closes connections that ping more often than its `--grpc-keepalive-min-time`, which is 5 s by default. This is
+/// twice that.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// A page of a list: with the largest value that etcd takes by default (1.5 MiB) it stays below the message limit, so
-/// that no record put by hand can make the list fail.
+/// A page of a list. With the largest value that etcd takes by default (1.5 MiB) it stays below the message limit, so that
+/// no record that somebody puts by hand can make the list fail.
 const PAGE_KEYS: i64 = 32;
-/// Of answers to lists and of watch messages, which etcd splits (`fragment`) at about 2 MiB.
+/// The limit for answers to lists and for watch messages, which etcd splits (`fragment`) at about 2 MiB.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Of a TLS file: a chain of certificates is a few KiB.
+/// The limit for a TLS file. A chain of certificates has a few KiB.
 const TLS_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A lease as etcd granted it: its TTL may be longer than what was asked for (at least 2 s by default).
+/// A lease as etcd granted it. Its TTL may be longer than the one that was asked for (at least 2 s by default).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub id: i64,
     pub ttl: Duration,
 }
 
-/// One key and what stands at it.
+/// One key and its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRecord {
     pub key: Vec<u8>,
@@ -49,7 +51,7 @@ pub(crate) struct KeyRecord {
 pub(crate) struct FolderList {
     pub revision: i64,
     pub records: Vec<KeyRecord>,
-    /// There are more, which were not read.
+    /// There are more records, which were not read.
     pub is_cut: bool,
 }
 
@@ -59,7 +61,7 @@ pub(crate) struct GuardedPut<'a> {
     pub key: &'a str,
     pub value: Vec<u8>,
     pub lease: i64,
-    /// The revision that must still stand there; `None`: nothing must.
+    /// The revision that must still be there. `None`: the key must be empty.
     pub expected: Option<i64>,
 }
 
@@ -92,7 +94,7 @@ impl Connection {
     }
 
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<Lease, EtcdTrouble> {
-        // Whole seconds, rounded up: a TTL below what was asked for would lose leases.
+        // Whole seconds, rounded up, because a TTL below the one that was asked for would lose leases.
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
         let mut client = self.client.lease_client();
         let granted = self.timed(client.grant(seconds, None), Call::GrantLease).await?;
@@ -105,14 +107,14 @@ impl Connection {
         }
     }
 
-    /// `false`: etcd does not have the lease any more.
+    /// `false`: etcd no longer has the lease.
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdTrouble> {
         let mut client = self.client.lease_client();
-        // One question on a stream of its own: there is no stream to break between two renewals.
+        // One question on a stream of its own, so there is no stream that could break between two renewals.
         let renewing = async {
             match client.keep_alive(lease).await {
                 Ok(_) => Ok(true),
-                // The client's word for `ttl <= 0`.
+                // The client reports `ttl <= 0` like this.
                 Err(etcd_client::Error::LeaseKeepAliveError(_)) => Ok(false),
                 Err(error) => Err(error),
             }
@@ -131,7 +133,7 @@ impl Connection {
         Ok(answer.kvs().first().map(KeyRecord::of))
     }
 
-    /// `None`: somebody else has written there meanwhile.
+    /// `None`: another process has written there meanwhile.
     pub(crate) async fn put(&self, put: GuardedPut<'_>) -> Result<Option<i64>, EtcdTrouble> {
         let guard = match put.expected {
             Some(revision) => Compare::mod_revision(put.key, CompareOp::Equal, revision),
@@ -151,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// In pages, all of them as of the first page's revision; at most `keys_max` records.
+    /// Reads in pages, all as of the first page's revision, and at most `keys_max` records.
     pub(crate) async fn list(&self, prefix: &str, keys_max: usize) -> Result<FolderList, EtcdTrouble> {
         let end = prefix_end(prefix);
         let mut from = prefix.as_bytes().to_vec();
@@ -179,7 +181,7 @@ impl Connection {
                     is_cut,
                 });
             };
-            // The smallest key behind the last one.
+            // The smallest key after the last one.
             from = [last.key(), b"\0"].concat();
         }
     }
@@ -234,7 +236,7 @@ fn prefix_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// The client's own time limit covers the head of an answer only, so there is one around the whole call.
+/// The client's own time limit covers only the head of an answer, so this limit is around the whole call.
 async fn timed<T>(
     work: impl Future<Output = Result<T, etcd_client::Error>>,
     endpoint: &str,
@@ -256,9 +258,9 @@ async fn connect_options(address: &EtcdAddress, call_limit: Duration) -> Result<
         .with_timeout(call_limit)
         .with_connect_timeout(call_limit)
         .with_keep_alive(PING_INTERVAL, call_limit)
-        // etcd takes pings without an open stream for an attack, too.
+        // etcd also takes pings without an open stream for an attack.
         .with_keep_alive_while_idle(false)
-        // A member that is cut off from its cluster ends its watches in place of keeping silent.
+        // A member that is cut off from its cluster then ends its watches instead of staying silent.
         .with_require_leader(true)
         .with_auto_token_refresh(true);
     if let Some(credentials) = &address.credentials {

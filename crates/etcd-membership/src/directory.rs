@@ -1,4 +1,4 @@
-//! Who is registered, kept up to date by a task of its own: a thin shell around `tracker.rs`.
+//! The registered members, kept up to date by a task of its own: a thin shell around `tracker.rs`.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -15,33 +15,34 @@ use crate::source::{News, Source, SourceTiming};
 use crate::tracker::{Skipped, Tracker, TrackerTiming};
 use crate::view::View;
 
-/// News that wait for the loop, which never waits itself; when they are this many the watch stands still.
+/// News that wait for the loop. The loop itself never waits. When the queue is full the watch stands still.
 const NEWS_QUEUED_MAX: usize = 64;
-/// A silence of two thirds of a lease: somebody who renewed a third of a lease before it may have lost the lease in it.
+/// A silence of two thirds of a lease. A member that renewed a third of a lease before the silence may have lost its lease
+/// in it.
 const SILENCE_PER_LEASE: f64 = 2.0 / 3.0;
 /// Two answers may be late before that.
 const PROGRESS_PER_LEASE: u32 = 4;
-/// A list more often than this is a mistake in a setting, not a need.
+/// A list more often than this is a mistake in a setting.
 const RELIST_INTERVAL_MIN: Duration = Duration::from_secs(1);
 const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct DirectoryConfig {
-    /// The TTL that the members register with.
+    /// The TTL with which the members register.
     pub lease_ttl: Duration,
-    /// How long members are kept whose entries vanished for etcd's sake.
+    /// How long members are kept whose entries vanished because of etcd.
     pub vanished_grace: Duration,
-    /// How often the list is read anew though the watch is healthy; jittered by half.
+    /// How often the list is read again although the watch is healthy. Jittered by half.
     pub relist_interval: Duration,
 }
 
 impl DirectoryConfig {
-    /// etcd's known lost events were one in hours of fault tests: a few minutes of a wrong view, which the status streams
-    /// make good, for a list per process that is a few kilobytes.
+    /// etcd's known cases of lost events were one in hours of fault tests. That costs a few minutes of a wrong view, which
+    /// the status streams make good. A list is a few kilobytes for each process.
     pub const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
-    /// Grace: one lease, for members that notice at their next renewal, and twice the longest back-off, for those that
-    /// find etcd still starting.
+    /// The grace period: one lease, for members that notice at their next renewal, and twice the longest back-off, for
+    /// members that find etcd still starting.
     pub fn for_lease(lease_ttl: Duration) -> Self {
         Self {
             lease_ttl,
@@ -128,7 +129,7 @@ async fn follow<T: Entry>(mut tracker: Tracker<T>, mut news: mpsc::Receiver<News
     }
 }
 
-/// Wakes nobody for a view that only has become younger.
+/// Nobody is woken for a view that has only become younger.
 fn publish<T: Entry>(view: &watch::Sender<View<T>>, next: View<T>) {
     view.send_if_modified(|known| {
         let as_of = next.as_of;

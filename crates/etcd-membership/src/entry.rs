@@ -1,12 +1,12 @@
-//! What stands in etcd: one JSON record per node and per coordinator, at `/baton/<cluster>/<folder>/<name>`.
+//! The entries in etcd: one JSON record per node and per coordinator, at `/baton/<cluster>/<folder>/<name>`.
 //!
-//! **Schema.** A record says `"schema": 1`. Fields that this version does not know are ignored: a newer version may add
-//! some without a new number, so that old and new processes see each other during a rolling upgrade. What is read here
-//! is used to find a process, and the status stream checks all of it again. A new schema number means that old readers
-//! must not use the record: they skip it. Two things stay in every schema: `name`, and `epoch` as 16 hex digits.
+//! **Schema.** A record says `"schema": 1`. Fields that this version does not know are ignored. So a newer version may add
+//! fields without a new number, and old and new processes see each other during a rolling upgrade. A record is only used to
+//! find a process; the status stream checks all of it again. A new schema number means that old readers must not use the
+//! record: they skip it. Two fields stay in every schema: `name`, and `epoch` as 16 hex digits.
 //!
-//! **Trust.** Anybody with write access to the prefix can put anything there. What is not understood is a [`BadRecord`]:
-//! skipped, counted and reported, never fatal.
+//! **Trust.** Anybody with write access to the prefix can put anything there. A record that cannot be read is a
+//! [`BadRecord`]: skipped, counted and reported, never fatal.
 
 use serde::{Deserialize, Serialize};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
@@ -17,7 +17,7 @@ use crate::entry_fields::{
     compatibility, compatibility_text, epoch, epoch_text, name, role, shown, state, text, transports,
 };
 
-/// An honest record has under 1 KiB; 64 times that is still nothing to parse.
+/// An honest record has less than 1 KiB. 64 times that is still quick to parse.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
 const SCHEMA: u32 = 1;
 
@@ -41,15 +41,15 @@ pub enum BadRecord {
 
 /// One kind of record: [`NodeEntry`] or [`CoordinatorEntry`].
 pub trait Entry: Clone + std::fmt::Debug + PartialEq + Send + Sync + 'static {
-    /// Under the cluster's prefix.
+    /// The folder under the cluster's prefix.
     const FOLDER: &'static str;
 
     fn id(&self) -> &NodeId;
     fn state(&self) -> NodeState;
     fn set_state(&mut self, state: NodeState);
-    /// The JSON, or why other processes would skip it.
+    /// The JSON, or the reason for which other processes would skip it.
     fn encode(&self) -> Result<Vec<u8>, BadRecord>;
-    /// Reads a record without looking at the key it was found under.
+    /// Reads a record without looking at its key.
     fn decode(json: &[u8]) -> Result<Self, BadRecord>;
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn decode_at<T: Entry>(name: &[u8], json: &[u8]) -> Result<T, BadReco
     Ok(entry)
 }
 
-/// The epoch of a record of any schema, also of one that is not understood otherwise.
+/// The epoch of a record of any schema, also of one that cannot be read otherwise.
 pub(crate) fn epoch_of(json: &[u8]) -> Option<NodeEpoch> {
     #[derive(Deserialize)]
     struct OnlyEpoch {
@@ -175,7 +175,7 @@ impl Entry for NodeEntry {
                 capacity: json.capacity,
                 model_name: text(json.model_name, "model_name")?,
                 state: state(&json.state)?,
-                // Is asked for over the membership stream, which has it.
+                // The membership stream has it and asks for it.
                 roles: Vec::new(),
             },
         })
@@ -249,7 +249,7 @@ fn id(name_text: &str, epoch_text: &str) -> Result<NodeId, BadRecord> {
     })
 }
 
-/// What is written is read back first: a process whose record everybody would skip hears of it when it starts.
+/// A record is read back before it is written. So a process whose record others would skip learns of it when it starts.
 fn write_json<T: Entry>(json: &impl Serialize) -> Result<Vec<u8>, BadRecord> {
     let bytes = serde_json::to_vec(json).map_err(|error| shape(&error))?;
     T::decode(&bytes)?;

@@ -1,4 +1,5 @@
-//! The fields of a record: as text, and checked on the way back. The limits are those of the wire (`proto`'s convert).
+//! The fields of a record: written as text, and checked when they are read. The limits are those of the wire (`proto`'s
+//! convert).
 
 use std::fmt::Write as _;
 
@@ -7,18 +8,18 @@ use serving_core::node::{CompatibilityHash, NodeRole, NodeState};
 
 use crate::entry::BadRecord;
 
-/// As on the wire: a DNS name with its port fits.
+/// The limit of the wire. A DNS name with its port fits.
 const TEXT_BYTES_MAX: usize = 255;
-/// There are four kinds of transport; more is not a node of ours.
+/// There are four kinds of transport. A record with more is not one of our nodes.
 const TRANSPORTS_MAX: usize = 64;
-/// Of what others wrote, in a log line.
+/// The most characters of others' text in a log line.
 const SHOWN_CHARS_MAX: usize = 200;
 
 fn invalid<T>(field: &'static str, why: &'static str) -> Result<T, BadRecord> {
     Err(BadRecord::Invalid { field, why })
 }
 
-/// Visible ASCII, so that it can stand in logs, labels and addresses.
+/// Visible ASCII, so that it can be part of logs, labels and addresses.
 pub(crate) fn text(text: String, field: &'static str) -> Result<String, BadRecord> {
     match text.len() {
         1..=TEXT_BYTES_MAX if text.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(text),
@@ -59,7 +60,7 @@ pub(crate) fn state(text: &str) -> Result<NodeState, BadRecord> {
     }
 }
 
-/// Text, not a JSON number: other readers of JSON keep only 53 bits of one.
+/// Text, not a JSON number, because other readers of JSON keep only 53 bits of a number.
 pub(crate) fn epoch_text(epoch: NodeEpoch) -> String {
     epoch.to_string()
 }
@@ -94,7 +95,7 @@ pub(crate) fn compatibility(text: &str) -> Result<CompatibilityHash, BadRecord> 
     }
 }
 
-/// A part of what others wrote, fit for one log line.
+/// A part of others' text, fit for one log line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .take(SHOWN_CHARS_MAX)

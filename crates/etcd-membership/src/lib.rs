@@ -1,9 +1,9 @@
-//! Owns membership by etcd: keeping one entry registered (`Registration`) and seeing who else is (`Directory`).
-//! Never decides who serves: load and liveness stay on the status streams, so etcd being away evicts nobody.
-//! Read first: `registration.rs`, its loop of one screen; then `tracker.rs`, which is pure, and `directory.rs`, its shell.
-//! Which failure each part is for (FAILURES E): a registration never gives up (E1, lost leases); a directory lists on each
-//! connect and watches from there (E2, missed deletes), has a clock of its own for silence (E3, paused server), applies
-//! by revision and lists anew every few minutes (E4, events sent late, twice or never).
+//! Owns membership by etcd: it keeps one entry registered (`Registration`) and shows which entries exist (`Directory`).
+//! Never decides who serves: load and liveness stay on the status streams, so an etcd that is away evicts no node.
+//! Read first: the loop of `registration.rs`; then `tracker.rs`, which is pure, and `directory.rs`, its shell.
+//! Failures of etcd: a registration never gives up, so it survives a lost lease. A directory lists all entries on each
+//! connect and watches from there, so it misses no delete. It measures silence by its own clock, so it notices a paused
+//! server. It applies events by revision and lists anew every few minutes, so late, repeated or lost events do no harm.
 //! Tests: beside the code; `tests/against_etcd/` starts a real etcd, which `scripts/get-etcd` fetches.
 
 mod address;

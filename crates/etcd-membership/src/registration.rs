@@ -1,8 +1,8 @@
 //! Keeps one entry registered for as long as it lives, whatever happens to etcd: see [`Registration`].
 //!
-//! The loop does not wait for news of a loss, it looks: each turn, every third of the TTL, renews the lease (or has a new
-//! one granted), reads the own key and writes it if it is not as it should be. So it makes no difference whether the
-//! lease ran out while etcd was paused, etcd lost its data, a person deleted the key, or this process was stopped.
+//! The loop does not wait for news of a loss; it looks. Each turn, every third of the TTL, it renews the lease (or has a
+//! new one granted), reads its own key, and writes the key if it is not as it should be. So it makes no difference whether
+//! the lease ran out while etcd was paused, etcd lost its data, a person deleted the key, or this process was stopped.
 
 use std::time::{Duration, Instant};
 
@@ -20,20 +20,20 @@ use crate::trouble::EtcdTrouble;
 
 /// Three chances to renew within one lease: two may fail.
 const RENEWALS_PER_LEASE: u32 = 3;
-/// A call may take this share of a lease at most, so that a retry still comes in time.
+/// A call may take at most this share of a lease, so that a retry still comes in time.
 const CALLS_PER_LEASE: u32 = 3;
-/// However long the lease: a process should hear within seconds that etcd does not answer.
+/// The limit for any lease: a process should learn within seconds that etcd does not answer.
 const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
-/// Writes to the own key that may be overtaken by somebody else's in one turn.
+/// How often in one turn writes to the own key may lose against another process's write.
 const WRITES_PER_TURN_MAX: usize = 3;
 const LEAVE_TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// What etcd counts in; less would be renewed without a pause.
+/// etcd counts whole seconds. A shorter time would be renewed without a pause.
 pub(crate) const LEASE_TTL_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct RegistrationConfig {
-    /// How long the entry outlives a process that died. etcd counts whole seconds, from 2 on.
+    /// How long the entry outlives a dead process. etcd counts whole seconds, from 2 on.
     pub lease_ttl: Duration,
 }
 
@@ -47,25 +47,25 @@ impl RegistrationConfig {
     }
 }
 
-/// How the registration stands. Only the process can end it.
+/// The state of the registration. Only the process can end it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrationHealth {
     Registered {
         since: Instant,
     },
-    /// Not known to be registered; tried again for ever, at least every 2 s.
+    /// Not known to be registered. It is tried again for ever, at least every 2 s.
     Retrying {
         why: EtcdTrouble,
         since: Instant,
     },
-    /// A process that was started later has the name. Nothing is written any more; what to do the process decides.
+    /// A process that was started later has the name. Nothing is written any more. The process decides what to do.
     Fenced {
         by_epoch: NodeEpoch,
     },
 }
 
-/// An entry that is kept registered by a task of its own, until [`Registration::leave`]. Dropping it stops the task; the
-/// entry then goes with its lease.
+/// An entry that a task of its own keeps registered until [`Registration::leave`]. Dropping it stops the task; the entry is
+/// then removed with its lease.
 #[derive(Debug)]
 pub struct Registration<T> {
     entry: watch::Sender<T>,
@@ -75,7 +75,7 @@ pub struct Registration<T> {
 }
 
 impl<T: Entry> Registration<T> {
-    /// Starts the task on the current Tokio runtime. Fails only for an entry that everybody would skip.
+    /// Starts the task on the current Tokio runtime. It fails only for an entry that all readers would skip.
     pub fn start(address: EtcdAddress, config: RegistrationConfig, entry: T) -> Result<Self, BadRecord> {
         entry.encode()?;
         let key = format!("{}{}", address.prefix(T::FOLDER), entry.id().name);
@@ -105,7 +105,7 @@ impl<T: Entry> Registration<T> {
         })
     }
 
-    /// Tells the others of the process's state. Written at once, or when etcd is back.
+    /// Tells the others the process's state. It is written at once, or when etcd is back.
     pub fn update(&self, state: NodeState) {
         self.entry.send_if_modified(|entry| {
             let is_new = entry.state() != state;
@@ -118,7 +118,7 @@ impl<T: Entry> Registration<T> {
         self.health.clone()
     }
 
-    /// Removes the entry; at most one second, after which it goes with its lease.
+    /// Removes the entry. After one second it gives up, and the entry is removed with its lease.
     pub async fn leave(mut self) {
         self.leave.send_replace(true);
         if let Some(task) = self.task.as_mut() {
@@ -144,11 +144,11 @@ struct Keeper<T> {
     health: watch::Sender<RegistrationHealth>,
     endpoint_index: usize,
     connection: Option<Connection>,
-    /// Outlives connections: an etcd that was only away still has it.
+    /// It outlives connections: an etcd that was only away still has it.
     lease: Option<Lease>,
 }
 
-/// Why turns come to an end.
+/// Why the turns end.
 enum Stop {
     Trouble(EtcdTrouble),
     Fenced(NodeEpoch),
@@ -170,9 +170,9 @@ impl<T: Entry> Keeper<T> {
             tracing::error!(key = %self.key, %by_epoch, "a process started later has this name; no longer registered");
             self.health.send_replace(RegistrationHealth::Fenced { by_epoch });
         }
-        // Of a fenced life, too: its lease holds nothing any more.
+        // This is also right for a fenced life: its lease holds nothing any more.
         self.give_up_lease().await;
-        // `leave` waits for the task's end, and a fenced process may take its time.
+        // `leave` waits for the task's end, and a fenced process may be slow.
         let _ = leaving.wait_for(|is_leaving| *is_leaving).await;
     }
 
@@ -191,7 +191,7 @@ impl<T: Entry> Keeper<T> {
         }
     }
 
-    /// Turns on one connection, until something fails.
+    /// Takes turns on one connection until something fails.
     async fn turns(&mut self, back_off: &mut BackOff) -> Stop {
         loop {
             match self.turn().await {
@@ -236,7 +236,7 @@ impl<T: Entry> Keeper<T> {
     }
 
     async fn hold_key(&mut self, etcd: &Connection, lease: Lease) -> Result<(), Stop> {
-        // Cannot fail but for a state, and those all have names; if it does, nothing is written.
+        // It can fail only for a state without a name, and all states have names. If it fails, nothing is written.
         let value = self.entry.borrow_and_update().encode();
         let value = value.map_err(|error| EtcdTrouble::BadEntry {
             detail: error.to_string(),
@@ -265,7 +265,7 @@ impl<T: Entry> Keeper<T> {
                     tracing::info!(key = %self.key, revision, endpoint = etcd.endpoint(), "registered");
                     return Ok(());
                 }
-                // Somebody wrote in between: look again.
+                // Another process has written in between. Look again.
                 Ok(None) => {}
                 Err(trouble) => {
                     if trouble == EtcdTrouble::LeaseLost {
@@ -278,7 +278,7 @@ impl<T: Entry> Keeper<T> {
         Err(EtcdTrouble::Contended.into())
     }
 
-    /// Best effort within the second that `leave` waits.
+    /// Best effort within the second for which `leave` waits.
     async fn give_up_lease(&mut self) {
         let Some(lease) = self.lease.take() else {
             return;
@@ -307,7 +307,7 @@ impl<T: Entry> Keeper<T> {
         });
     }
 
-    /// The first trouble is logged, and what a person has to mend; the rest of an outage would only repeat itself.
+    /// Logs the first trouble, and any trouble that a person must mend. The rest of an outage would only repeat itself.
     fn tell_trouble(&self, why: EtcdTrouble) {
         self.health.send_if_modified(|health| {
             let (is_first, is_news, since) = match health {

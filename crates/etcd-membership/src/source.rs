@@ -1,4 +1,5 @@
-//! What etcd says of one folder: lists it, watches it from there, asks for a sign of life, and begins anew on any doubt.
+//! etcd's news of one folder. It lists the folder, watches from there, asks for signs of life, and starts again after any
+//! doubt.
 
 use std::time::Duration;
 
@@ -12,18 +13,18 @@ use crate::connection::{Connection, KeyRecord};
 use crate::tracker::{Change, Heard, MEMBERS_MAX};
 use crate::trouble::{Call, EtcdTrouble};
 
-/// What the directory's loop is told.
+/// The messages for the directory's loop.
 pub(crate) type News = Result<Heard, EtcdTrouble>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceTiming {
     pub call_limit: Duration,
-    /// A sign of life is asked for this often, so that a paused server is told from a quiet one (E3). etcd answers
-    /// since 3.4; an older one would be taken for silent.
+    /// How often a sign of life is asked for, so that a paused server differs from a quiet one. etcd answers since version
+    /// 3.4; an older one would count as silent.
     pub progress_interval: Duration,
     /// A watch that was silent for this long is dropped.
     pub silence: Duration,
-    /// A list is read anew this often, for etcd has lost events before (E4).
+    /// How often a list is read again, because etcd has lost events before.
     pub relist_interval: Duration,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Source {
     pub news: mpsc::Sender<News>,
 }
 
-/// Why a connection is not used any more.
+/// Why a connection is no longer used.
 enum Stop {
     Trouble(EtcdTrouble),
     /// The directory is gone.
@@ -78,7 +79,7 @@ impl Source {
         }
     }
 
-    /// `Ok`: the list is to be read anew.
+    /// `Ok`: the list must be read again.
     async fn list_and_watch(&self, etcd: &Connection, back_off: &mut BackOff) -> Result<(), Stop> {
         let list = etcd.list(&self.prefix, MEMBERS_MAX).await?;
         let from_revision = list.revision.saturating_add(1);
@@ -110,7 +111,7 @@ impl Source {
                 }
                 () = tokio::time::sleep_until(ask_at) => {
                     ask_at = Instant::now() + self.timing.progress_interval;
-                    // The queue in front of a stalled connection is long enough; if it is not, silence ends the watch.
+                    // The queue in front of a stalled connection is long enough. If it is not, silence ends the watch.
                     let asking = tokio::time::timeout(self.timing.call_limit, watch.request_progress());
                     if let Ok(asked) = asking.await {
                         asked.map_err(|error| etcd.trouble(Call::Watch, &error))?;
@@ -126,7 +127,7 @@ impl Source {
         }
     }
 
-    /// Behind a compaction a new list is all that is needed; any other reason may come again, so it waits its turn.
+    /// After a compaction only a new list is needed. Any other reason may come again, so it waits for the back-off.
     async fn canceled(&self, etcd: &Connection, message: &WatchResponse, back_off: &mut BackOff) -> Result<(), Stop> {
         match message.compact_revision() {
             0 => Err(watch_ended(etcd, message.cancel_reason()).into()),
@@ -152,7 +153,8 @@ fn watch_ended(etcd: &Connection, detail: &str) -> EtcdTrouble {
 
 fn heard(message: &WatchResponse) -> Heard {
     let changes = message.events().iter().filter_map(|event| event.kv()).map(|kv| {
-        // A deleted key's version is 0, a put's at least 1. (`event_type()` would panic on a type that it does not know.)
+        // The version of a deleted key is 0, that of a put at least 1. (`event_type()` would panic on a type that it does
+        // not know.)
         if kv.version() == 0 {
             Change::Delete {
                 key: kv.key().to_vec(),

@@ -1,12 +1,13 @@
-//! Who is registered, computed from what etcd said and when: pure, so that every order of events can be tested.
+//! Computes the registered members from etcd's messages and their times. Pure code, so that every order of events can be
+//! tested.
 //!
-//! - **By revision (E4).** A list is the truth as of its revision. An event counts only if it is newer than the list and
-//!   than what is known of its key, deleted keys included; so events sent late, twice or out of order change nothing.
-//! - **Gone, or only gone from etcd (E1).** One entry that goes is told at once: its process died or left. Entries that go
-//!   in a way that points to etcd are kept for a grace, marked as vanished: (a) more than half of at least two within one
-//!   lease; (b) any within one lease after a silence of etcd's, during which nobody could renew; (c) all that a list lacks
-//!   whose revision is lower than what was seen before, for that etcd has lost its data. The grace does not run
-//!   while etcd is silent. A member that was draining is never kept: it meant to go.
+//! - **By revision.** A list is the truth as of its revision. An event counts only if it is newer than the list and than
+//!   what is known of its key, deleted keys included. So events that are sent late, twice or out of order change nothing.
+//! - **Gone, or only gone from etcd.** A single entry that goes is reported at once: its process died or left. Entries that
+//!   go in a way that points to etcd are kept for a grace period, marked as vanished: (a) more than half of at least two
+//!   entries within one lease; (b) any entry within one lease after a silence of etcd, during which nobody could renew; (c)
+//!   all entries that are missing in a list whose revision is lower than one seen before, because etcd has lost its data. The
+//!   grace period does not run while etcd is silent. A member that was draining is never kept, because it wanted to leave.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,16 +19,16 @@ use crate::entry::{BadRecord, Entry, decode_at};
 use crate::trouble::EtcdTrouble;
 use crate::view::View;
 
-/// etcd revokes expired leases in bursts, one event each: a single event is shown after this time, so that a burst is
-/// judged as one. Its bursts were done within some 10 ms; a lease counts seconds.
+/// etcd revokes expired leases in bursts, one event each. A single event is therefore shown after this time, so that a
+/// burst is judged as one. The bursts took some 10 ms; a lease takes seconds.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Ten times the largest cluster the design speaks of. What is beyond is skipped and counted.
+/// Ten times the largest cluster that is planned. Further members are skipped and counted.
 pub(crate) const MEMBERS_MAX: usize = 10_000;
-/// Deleted keys remembered between two lists, and bad ones. Beyond it the oldest revision is forgotten: a replay of an
-/// event that old would show until the next list, or a bad record be counted twice.
+/// Deleted keys that are remembered between two lists, and bad records. Beyond this number the oldest revision is
+/// forgotten. Then a replay of an event that old would show until the next list, or a bad record would be counted twice.
 const REVISIONS_MAX: usize = 4096;
 
-/// What etcd said.
+/// A message of etcd.
 #[derive(Clone, Debug)]
 pub(crate) enum Heard {
     Listed {
@@ -46,7 +47,7 @@ pub(crate) enum Change {
     Delete { key: Vec<u8>, mod_revision: i64 },
 }
 
-/// A record that was skipped just now, for the log.
+/// A record that was just skipped, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Skipped {
     pub key: String,
@@ -55,11 +56,11 @@ pub(crate) struct Skipped {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrackerTiming {
-    /// The TTL that members register with.
+    /// The TTL with which members register.
     pub lease: Duration,
     /// How long vanished members are kept.
     pub vanished_grace: Duration,
-    /// A silence from which on leases may have been lost for it.
+    /// A silence of this length may have cost leases.
     pub silence: Duration,
 }
 
@@ -73,7 +74,7 @@ struct Member<T> {
 struct Departed<T> {
     entry: T,
     at: Instant,
-    /// `Some`: vanished, and shown until then.
+    /// `Some`: the member has vanished, and is shown until then.
     kept_until: Option<Instant>,
 }
 
@@ -82,16 +83,16 @@ pub(crate) struct Tracker<T> {
     prefix: Vec<u8>,
     timing: TrackerTiming,
     members: BTreeMap<String, Member<T>>,
-    /// Within the last lease, or vanished.
+    /// Members that went within the last lease, or vanished.
     departed: BTreeMap<String, Departed<T>>,
     deleted_at: BTreeMap<Vec<u8>, i64>,
     bad_at: BTreeMap<Vec<u8>, i64>,
-    /// Of the last list.
+    /// The revision of the last list.
     list_revision: i64,
-    /// The highest seen in anything.
+    /// The highest revision seen in any message.
     seen_revision: i64,
     heard_at: Option<Instant>,
-    /// Who departs until then may have lost its lease to a silence of etcd's.
+    /// A member that goes before this time may have lost its lease to a silence of etcd.
     doubt_until: Option<Instant>,
     skipped: u64,
     trouble: Option<EtcdTrouble>,
@@ -131,7 +132,7 @@ impl<T: Entry> Tracker<T> {
                 is_cut,
             } => {
                 if revision < self.seen_revision {
-                    // Data was lost and revisions begin anew: rule (c).
+                    // Data was lost and revisions start again: rule (c).
                     self.doubt_until = Some(now + self.timing.lease);
                     self.bad_at.clear();
                 }
@@ -154,7 +155,7 @@ impl<T: Entry> Tracker<T> {
         skipped
     }
 
-    /// Forgets what is over. Returns when to call again if nothing is heard.
+    /// Forgets what is over. Returns when to call it again if no message comes.
     pub(crate) fn tick(&mut self, now: Instant) -> Option<Instant> {
         self.judge(now);
         let is_silent = self.is_silent(now);
@@ -220,7 +221,7 @@ impl<T: Entry> Tracker<T> {
         self.deleted_at.clear();
         let mut missing: BTreeMap<String, Member<T>> = std::mem::take(&mut self.members);
         for record in records {
-            // The known entry goes back first: a record that has become unreadable leaves the last good one.
+            // The known entry is put back first: a record that has become unreadable leaves the last good one.
             if let Some((name, member)) = self.name_of(&record.key).and_then(|name| missing.remove_entry(&name)) {
                 self.members.insert(name, member);
             }
@@ -229,7 +230,7 @@ impl<T: Entry> Tracker<T> {
         missing
     }
 
-    /// Who is not in a list that was cut off may be behind its end.
+    /// A member that is not in a cut list may be after its end.
     fn keep_unread(&mut self, revision: i64, missing: BTreeMap<String, Member<T>>, skipped: &mut Vec<Skipped>) {
         self.members.extend(missing);
         let why = BadRecord::TooMany { max: MEMBERS_MAX };
@@ -281,13 +282,13 @@ impl<T: Entry> Tracker<T> {
                 self.members.insert(name, Member { entry, mod_revision });
             }
             (Err(why), name) => {
-                // The last good entry stays, but older events than this record no longer count for it.
+                // The last good entry stays, but events older than this record no longer count for it.
                 if let Some(member) = name.and_then(|name| self.members.get_mut(&name)) {
                     member.mod_revision = revision;
                 }
                 self.skip(record.key, revision, why, skipped);
             }
-            // A record cannot be understood under a key that is no name.
+            // A record under a key that is no name cannot be read.
             (Ok(_), None) => {}
         }
     }
@@ -317,7 +318,8 @@ impl<T: Entry> Tracker<T> {
         self.departed.insert(name, departed);
     }
 
-    /// Rule (a). Those of the last lease that were told as gone come back as vanished: they are part of the loss.
+    /// Rule (a). Members that were reported as gone within the last lease come back as vanished, because they are part of
+    /// the loss.
     fn judge(&mut self, now: Instant) {
         let lease = self.timing.lease;
         let is_recent = |departed: &Departed<T>| now < departed.at + lease;
@@ -331,7 +333,7 @@ impl<T: Entry> Tracker<T> {
         }
     }
 
-    /// `None` for keys of another folder and for names that are not UTF-8: no record can be right there.
+    /// `None` for keys of another folder and for names that are not UTF-8: no record can be valid there.
     fn name_of(&self, key: &[u8]) -> Option<String> {
         let name = key.strip_prefix(self.prefix.as_slice())?;
         String::from_utf8(name.to_vec()).ok()

@@ -1,18 +1,18 @@
-//! Why etcd cannot be used: one type for registrations, directories, logs and health pages.
+//! Why etcd cannot be used. Registrations, directories, logs and health pages share this type.
 
 use thiserror::Error;
 
 use crate::entry_fields::shown;
 
-/// Of etcd's refusals that have a code of something else: InvalidArgument or FailedPrecondition. A wrong password, no
-/// user where one is needed, and a user where etcd has none.
+/// Texts of refusals whose code has another meaning (InvalidArgument or FailedPrecondition): a wrong password, no user
+/// where one is needed, and a user where etcd has none.
 const AUTHENTICATION_WORDS: [&str; 3] = [
     "authentication failed",
     "user name is empty",
     "authentication is not enabled",
 ];
 
-/// What a call was for.
+/// The purpose of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Connect,
@@ -40,7 +40,7 @@ impl Call {
     }
 }
 
-/// Why etcd cannot be used right now. All but [`EtcdTrouble::is_for_a_person`] pass by themselves; none ends a retry.
+/// Why etcd cannot be used right now. All but [`EtcdTrouble::is_for_a_person`] pass by themselves. None ends a retry.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EtcdTrouble {
     #[error("etcd has not answered yet")]
@@ -83,7 +83,7 @@ pub enum EtcdTrouble {
     BadEntry { detail: String },
     #[error("{endpoint} ended the watch: {detail}")]
     WatchEnded { endpoint: String, detail: String },
-    /// Not a failure: what was to be watched is compacted, so the list is read anew.
+    /// No failure: the revision to watch is compacted, so the list is read again.
     #[error("the watch is behind a compaction at revision {compact_revision}")]
     Compacted { compact_revision: i64 },
     #[error("nothing was heard from {endpoint} for {silent_ms} ms")]
@@ -91,7 +91,7 @@ pub enum EtcdTrouble {
 }
 
 impl EtcdTrouble {
-    /// Trying again as things are will end the same way.
+    /// Another attempt will end in the same way.
     pub fn is_for_a_person(&self) -> bool {
         matches!(
             self,
@@ -112,7 +112,7 @@ pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) ->
         .iter()
         .any(|words| status.message().contains(words));
     match status.code() as i32 {
-        // tonic's codes, which are gRPC's: 14 Unavailable; 5 NotFound; 7 PermissionDenied; 16 Unauthenticated.
+        // tonic's codes are gRPC's: 14 Unavailable; 5 NotFound; 7 PermissionDenied; 16 Unauthenticated.
         14 => EtcdTrouble::Unreachable { endpoint, call, detail },
         5 if status.message().contains("lease not found") => EtcdTrouble::LeaseLost,
         7 | 16 => EtcdTrouble::NotAllowed { endpoint, call, detail },
@@ -121,7 +121,7 @@ pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) ->
     }
 }
 
-/// rustls's errors travel as this kind of I/O error, in connecting and, for a refused client certificate, in reading.
+/// rustls's errors travel as this kind of I/O error: when connecting, and when reading for a refused client certificate.
 fn is_tls(status: &impl std::error::Error) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {
@@ -134,7 +134,7 @@ fn is_tls(status: &impl std::error::Error) -> bool {
     false
 }
 
-/// The message with the causes behind it: "transport error" alone helps nobody.
+/// The message with its causes, because "transport error" alone helps nobody.
 fn detail(error: &etcd_client::Error) -> String {
     use std::error::Error as _;
     let etcd_client::Error::GRpcStatus(status) = error else {

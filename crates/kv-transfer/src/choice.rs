@@ -1,18 +1,18 @@
-//! Which ways KV bytes may travel, and why a pair does not take the one its nodes prefer.
+//! The ways in which KV bytes may travel, and why a pair does not take the one that its nodes prefer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use thiserror::Error;
 
-/// A way KV bytes travel. Nodes list those they use in order of preference.
+/// A way in which KV bytes travel. Nodes list the ways that they use in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportKind {
     /// Memory shared by two processes of one host.
     Shm,
-    /// The mode of `Shm` between peers that trust each other: the prefill node writes the decode node's pool in place.
-    /// What a pair of kind `Shm` may turn out to be; never in a list of transports.
+    /// The mode of `Shm` between peers that trust each other: the prefill node writes the decode node's pool in place. A
+    /// pair of kind `Shm` may get this mode; it is never in a list of transports.
     #[value(skip)]
     ShmDirect,
     /// Works everywhere.
@@ -31,21 +31,21 @@ impl TransportKind {
         }
     }
 
-    /// The sender itself writes the receiver's blocks: whoever was given one may still write it until it has said that it
-    /// will not, or is gone (PROTOCOL rule 11).
+    /// Whether the sender itself writes the receiver's blocks. Such a sender may still write a block that it was given,
+    /// until it has said that it will not, or is gone (PROTOCOL rule 11).
     pub fn writes_in_place(self) -> bool {
         self == TransportKind::ShmDirect
     }
 }
 
-/// Why a pair has no shared memory. It is tried again when the pair's stream is made anew.
+/// Why a pair has no shared memory. It is tried again when the pair's stream is made again.
 #[derive(Debug, Error)]
 pub enum ShmFault {
     #[error("the decode node does not offer it; its `transports` leave it out")]
     Disabled,
     #[error("the decode node runs on another host")]
     NotSameHost,
-    /// The name is unknown in this network namespace: another container, or the decode node is just leaving.
+    /// The name is unknown in this network namespace: the decode node runs in another container, or is just leaving.
     #[error("nobody listens at the decode node's socket: {0}; processes in other network namespaces cannot meet")]
     Unreachable(std::io::Error),
     #[error("the other side runs as user {theirs}, this one as {ours}; start both as the same user to share memory")]
@@ -96,7 +96,7 @@ impl ShmFault {
     }
 }
 
-/// Why a pair stages its bytes where the direct mode was wanted.
+/// Why a pair stages its bytes although the direct mode was wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DirectFault {
     #[error("the decode node holds no secret, or its KV memory cannot be mapped by others")]
@@ -135,7 +135,7 @@ impl Fallbacks {
         self.direct[fault as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Totals since the start: what was wanted, [`ShmFault::name`] or [`DirectFault::name`], how often.
+    /// Totals since the start: the wanted transport, [`ShmFault::name`] or [`DirectFault::name`], and the count.
     pub fn totals(&self) -> impl Iterator<Item = (TransportKind, &'static str, u64)> {
         let totals = |kind, names: &'static [&'static str], counts: &[AtomicU64]| {
             let counted = names.iter().zip(counts);

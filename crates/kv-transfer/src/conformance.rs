@@ -1,5 +1,5 @@
-//! The suite every transport must pass, against a receiver that remembers everything. A transport brings a [`Harness`]
-//! and calls `conformance_tests!`; faults are put into its frames by a tap.
+//! The suite that every transport must pass, against a receiver that records everything. A transport brings a [`Harness`]
+//! and calls `conformance_tests!`. A tap puts faults into its frames.
 
 mod memory;
 mod recorder;
@@ -29,18 +29,18 @@ pub(crate) use recorder::{CommitAnswer, Recorder};
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
 pub(crate) const BLOCK_BYTES: usize = LAYERS as usize * LAYER_BYTES;
-/// Every condition of these tests holds within this, or the test fails.
+/// Every condition of these tests must hold within this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a transport brings to be tested.
+/// What a transport must bring to be tested.
 #[async_trait]
 pub(crate) trait Harness: Send + Sync {
-    /// What carries the frames: no pair may fall back to anything else.
+    /// The transport that carries the frames. No pair may fall back to another one.
     fn kind(&self) -> TransportKind;
-    /// Serves `receiver`; `address` as tickets carry it, empty to let the harness choose. `sink` is the receiver's.
+    /// Serves `receiver` at `address`, as tickets carry it; empty lets the harness choose. `sink` is the receiver's.
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served;
     fn transport(&self, setup: Setup) -> Box<dyn Transport>;
-    /// What the KV lies in, at both ends.
+    /// The memory of the KV at both ends.
     fn memory(&self) -> MemoryKind {
         MemoryKind::Host
     }
@@ -67,7 +67,7 @@ impl<H: Harness> Harness for OnDevice<H> {
 
 pub(crate) struct Served {
     pub address: String,
-    /// Called to kill the receiver's process, as far as the transport can tell.
+    /// Kills the receiver's process, as far as the transport can tell.
     pub kill: Box<dyn FnOnce() + Send>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn key(transfer: TransferId) -> AttemptKey {
     }
 }
 
-/// The sender's block `i` for the ticket's place `i`.
+/// The sender's block `i` for place `i` of the ticket.
 pub(crate) fn nth(i: u32) -> PushedBlock {
     PushedBlock {
         ticket_index: i,
@@ -249,7 +249,7 @@ impl<'a> Bench<'a> {
         within("begin", self.transport.begin(start)).await
     }
 
-    /// The whole of a transfer: local blocks 0.. to the ticket's places.
+    /// A whole transfer: local blocks 0.. to the ticket's places.
     async fn send(&self, ticket: &Ticket) -> Result<TransferReport, TransferError> {
         let mut transfer = self.begin(ticket).await?;
         for i in 0..ticket.blocks.len() as u32 {
@@ -259,7 +259,7 @@ impl<'a> Bench<'a> {
         within("acked", transfer.acked()).await
     }
 
-    /// Sends and expects the receiver's refusal with this label, and that nothing was committed.
+    /// Sends, and expects the receiver's refusal with this label and no commit.
     async fn refused(&self, ticket: &Ticket, label: &str) {
         let error = self.send(ticket).await.unwrap_err();
         assert_eq!(error.name(), label, "{error}");
@@ -366,7 +366,7 @@ pub(crate) async fn a_lost_frame_is_refused(harness: &dyn Harness) {
     bench.refused(&ticket, "wrong_frame_count").await;
 }
 
-/// In place the sender has written it, of course: then it never counts as landed.
+/// In place the sender has written it. But then it never counts as arrived.
 pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Harness) {
     let flip = change_block(2, |block| {
         let mut data = block.data.to_vec();
@@ -476,7 +476,7 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let ticket = bench.reserved(1, 2);
     let error = within("begin", other.begin(start(&ticket))).await.unwrap_err();
     assert_eq!(error.name(), "incompatible");
-    // Known from the coordinator's list: not even tried.
+    // The coordinator's list names it, so it is not even tried.
     let peer = PairPeer {
         node: bench.decode.clone(),
         address: bench.address.clone(),
@@ -511,8 +511,8 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
     assert!(bench.sink.written() <= 3);
 }
 
-/// Where a sender writes a block by itself, `ended` is its word that it does so no more; elsewhere nobody can. Either way
-/// the next owner may have the block as soon as the transfer has ended.
+/// Where a sender writes a block in place, `ended` means that it has stopped; elsewhere no sender writes. In both cases the
+/// next owner may have the block as soon as the transfer has ended.
 pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harness: &dyn Harness) {
     let bench = Bench::new(harness, Plan::good()).await;
     for round in 0..20 {
@@ -547,7 +547,7 @@ pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harnes
     }
 }
 
-/// A source whose exports stand at a gate.
+/// A source whose exports wait at a gate.
 #[derive(Debug, Default)]
 pub(crate) struct Gated {
     pub(crate) is_open: AtomicBool,
@@ -636,7 +636,7 @@ pub(crate) async fn an_abort_waits_for_the_running_write(harness: &dyn Harness) 
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
     eventually("claimed", || bench.receiver.abort(ticket.transfer, "cancelled")).await;
-    // The import may have begun before the abort: either it is through before `ended`, or it never happens.
+    // The import may have begun before the abort. Either it is complete before `ended`, or it never happens.
     bench.sink.is_gated.store(false, Ordering::Relaxed);
     eventually("ended", || !bench.sink.ends().is_empty()).await;
     let written = bench.sink.written();
@@ -782,8 +782,8 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
     eventually("the receiver ends it", || !bench.sink.ends().is_empty()).await;
 }
 
-/// Whatever one field of one frame says: the sender hears the truth and no wrong byte is ever committed.
-/// As few as fit into what may be in flight: no push ever waits.
+/// Whatever one field of one frame says, the sender gets the true answer and no wrong byte is ever committed.
+/// Few enough blocks to be in flight at once, so that no push ever waits.
 pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn Harness) {
     let plan = Plan {
         stall_window: Duration::from_millis(300),
@@ -840,7 +840,7 @@ pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harne
     }
 }
 
-/// No transport: the order of the two calls is what matters, and only a direct call fixes it.
+/// This test uses no transport: the order of the two calls matters, and only a direct call fixes it.
 #[tokio::test]
 async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
     use proto::messages::{Hello, KvReply, LastFrame, PROTOCOL_VERSION};

@@ -1,4 +1,4 @@
-//! What both halves must agree on about a frame: its checksum, its size, how a block is cut.
+//! The rules about a frame on which both ends must agree: its checksum, its size, and how a block is cut into frames.
 
 use std::ops::Range;
 
@@ -7,14 +7,15 @@ use proto::messages::{KV_FRAME_BYTES_MAX, KvBlockFrame};
 use serving_core::kv::reservation::FrameHeader;
 use twox_hash::XxHash3_64;
 
-/// Run of KV bytes in one frame of a stream, unless a single layer is larger. Under the size from which the allocator maps
-/// and unmaps each buffer (128 KiB), what iperf3 writes at a time, and little enough to be landed without a change of threads.
+/// KV bytes in one frame of a stream, unless a single layer is larger. It is below the size from which the allocator maps
+/// and unmaps each buffer (128 KiB, which iperf3 writes at a time), and small enough to land without a change of threads.
 pub(crate) const FRAME_DATA_BYTES_MAX: usize = 120 << 10;
-// The largest layer of a frame has the rest: header and growth never matter.
+// The largest layer of a frame has the rest, so header and growth never matter.
 const _: () = assert!(FRAME_DATA_BYTES_MAX < KV_FRAME_BYTES_MAX / 2);
 
-/// XXH3-64, by a crate that chooses the instruction set at run time: copying a block and summing it runs at 13.5 GB/s here,
-/// at 11.5 with one that chooses at compile time. Detects every damaged bit pattern of an honest network; it is no signature: a peer can always send other KV.
+/// XXH3-64, by a crate that chooses the instruction set at run time: copying and summing a block runs at 13.5 GB/s here,
+/// and at 11.5 GB/s with a crate that chooses at compile time. It detects damage on an honest network. It is no signature:
+/// a peer can always send other KV.
 pub(crate) fn checksum(data: &[u8]) -> u64 {
     XxHash3_64::oneshot(data)
 }
@@ -76,7 +77,7 @@ mod tests {
         assert_eq!(layer_ranges(3, 0).collect::<Vec<_>>(), [0..3]);
     }
 
-    /// Old and new nodes must agree: the definition, not the crate, is the wire's.
+    /// Old and new nodes must agree, so the wire fixes the definition and not the crate.
     #[test]
     fn the_checksum_is_xxh3() {
         assert_eq!(checksum(b""), 0x2d06_8005_38d3_94c2);

@@ -1,4 +1,4 @@
-//! One stream at the receiver: each frame checked against the reservation, each transfer ended exactly once.
+//! One stream at the receiver: each frame is checked against its reservation, and each transfer ends exactly once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::frame::{self, FrameData};
 use crate::receiver::{AbortBox, Receiver, lock};
 use crate::sink::{Arrived, MappedPool, ReceiveEnd, RefuseReason};
 
-/// One stream from one prefill node, driven by its transport: `frame` for each frame, `next_reply` in between.
+/// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
 #[derive(Debug)]
 pub struct IncomingPair {
     receiver: Arc<Receiver>,
     transport: TransportKind,
-    /// Known after a good hello; before it no frame is taken.
+    /// Known after a good hello. No frame is taken before it.
     sender: Option<NodeId>,
     transfers: BTreeMap<TransferId, Incoming>,
-    /// Over for this node; the sender may still write their blocks. They stay in `active`, so that an abort is told that
-    /// `ended` follows.
+    /// Transfers that are over for this node, while the sender may still write their blocks. They stay in `active`, so that
+    /// an abort is answered with "`ended` follows".
     lingering: BTreeMap<TransferId, ReceiveEnd>,
     is_writer_gone: bool,
     aborts: Arc<AbortBox>,
@@ -39,7 +39,7 @@ struct Incoming {
     first_frame: Option<Instant>,
 }
 
-/// The sender breaks the protocol in a way that leaves nothing to say on this stream: close it.
+/// The sender breaks the protocol in a way that allows no answer on this stream: close it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PairError {
     #[error("the stream does not begin with a hello")]
@@ -64,7 +64,7 @@ impl IncomingPair {
         }
     }
 
-    /// Takes one frame and says what to answer at once, if anything. An error ends the stream after the answer.
+    /// Takes one frame. Returns the answer to send at once, if there is one. An error ends the stream after the answer.
     ///
     /// # Errors
     /// [`PairError`]; the reply to a refused hello is given by [`Self::hello_reply`].
@@ -98,7 +98,7 @@ impl IncomingPair {
         Ok(self.block(header, data, &sender).await)
     }
 
-    /// Takes a block that the sender has written in place. The pool shows the bytes when they are to be summed.
+    /// Takes a block that the sender has written in place. The pool shows the bytes when they must be summed.
     ///
     /// # Errors
     /// [`PairError::NoHello`].
@@ -116,13 +116,13 @@ impl IncomingPair {
         Ok(self.landed(transfer, placed))
     }
 
-    /// The transport has proof that the sender can write no block any more: drop the pair next.
+    /// The transport has proof that the sender can write no block any more. Drop the pair next.
     pub(crate) fn writer_is_gone(&mut self) {
         self.is_writer_gone = true;
     }
 
-    /// The next answer that no frame asked for: a commit is through, or this node aborts. Pends while there is none;
-    /// cancel-safe.
+    /// The next answer that no frame asked for: a commit is complete, or this node aborts. Waits while there is none.
+    /// Cancel-safe.
     pub async fn next_reply(&mut self) -> KvReply {
         loop {
             if let Some(reply) = self.abort_here() {
@@ -130,7 +130,7 @@ impl IncomingPair {
             }
             tokio::select! {
                 Some(done) = self.commits.join_next() => {
-                    // A commit that panicked has no answer: the sender's hold deadline ends it.
+                    // A commit that panicked has no answer. The sender's hold deadline ends it.
                     if let Ok(reply) = done {
                         return reply;
                     }
@@ -169,7 +169,7 @@ impl IncomingPair {
         }
     }
 
-    /// The transfer's entry; the first frame of a transfer claims its reservation.
+    /// The transfer's entry. The first frame of a transfer claims its reservation.
     fn claimed(&mut self, transfer: TransferId, sender: &NodeId) -> Result<&mut Incoming, RefuseReason> {
         if !self.transfers.contains_key(&transfer) {
             let incoming = self.claim(transfer, sender)?;
@@ -181,7 +181,7 @@ impl IncomingPair {
     fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Incoming, RefuseReason> {
         let mut active = lock(&self.receiver.active);
         if active.contains_key(&transfer) {
-            // Another stream is receiving it: tickets are for one stream of one node.
+            // Another stream is receiving it. A ticket is for one stream of one node.
             return Err(RefuseReason::UnknownTransfer);
         }
         let reservation = self.receiver.sink.claim(transfer, sender)?;
@@ -219,8 +219,8 @@ impl IncomingPair {
         }
     }
 
-    /// Header first, then checksum, and only then a byte is written. What is summed is what is written: bytes that the
-    /// sender can still change are copied before either.
+    /// Checks the header first, then the checksum, and only then writes a byte. The bytes that are summed are the bytes
+    /// that are written: bytes that the sender can still change are copied before.
     async fn land(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Result<(), RefuseReason> {
         let transfer = block.transfer;
         let incoming = self.claimed(transfer, sender)?;
@@ -245,8 +245,8 @@ impl IncomingPair {
         Ok(())
     }
 
-    /// As [`Self::land`], of bytes that are in their block already. Only a claimed transfer may have written any: a frame
-    /// claims nothing here.
+    /// Like [`Self::land`], for bytes that are in their block already. Only a claimed transfer may have written any, so a
+    /// frame claims nothing here.
     async fn place(
         &mut self,
         block: KvBlockFrame,
@@ -282,7 +282,7 @@ impl IncomingPair {
         }
     }
 
-    /// Commits run beside the stream: the node's step loop answers between two steps, other transfers go on.
+    /// Commits run beside the stream: the node's step loop answers between two steps, and other transfers go on.
     fn last(&mut self, last: LastFrame, sender: &NodeId) -> Option<KvReply> {
         let last_frame = Instant::now();
         let transfer = last.transfer;
@@ -328,7 +328,7 @@ impl IncomingPair {
     }
 
     fn abort_by_sender(&mut self, transfer: TransferId, reason: String) -> KvReply {
-        // The sender's last word of it: where it writes in place it does so no more.
+        // The sender's last message about it. A sender that writes in place stores nothing more.
         let end = match self.lingering.remove(&transfer) {
             Some(end) => {
                 lock(&self.receiver.active).remove(&transfer);
@@ -358,7 +358,8 @@ impl IncomingPair {
         KvReply::Aborted { transfer, reason }
     }
 
-    /// The way to a commit. One lock decides between it and an abort: who was told that `ended` follows must hear it.
+    /// The way to a commit. One lock decides between commit and abort: a caller that was told "`ended` follows" must get
+    /// it.
     fn forget_unless_aborted(&mut self, transfer: TransferId) -> Option<Result<Incoming, String>> {
         let incoming = self.transfers.remove(&transfer)?;
         let mut active = lock(&self.receiver.active);
@@ -373,7 +374,7 @@ impl IncomingPair {
         })
     }
 
-    /// Ends a transfer that was claimed; gives the reason back for the reply.
+    /// Ends a claimed transfer. Returns the reason for the reply.
     fn refuse(&mut self, transfer: TransferId, reason: RefuseReason) -> RefuseReason {
         if self.transfers.remove(&transfer).is_some() {
             self.over(transfer, ReceiveEnd::Refused(reason.clone()));
@@ -381,8 +382,8 @@ impl IncomingPair {
         reason
     }
 
-    /// This node is done with a claimed transfer, which is no longer in `transfers` but still in `active`. Where the
-    /// sender writes in place its word must come first.
+    /// This node is done with a claimed transfer, which is no longer in `transfers` but still in `active`. A sender that
+    /// writes in place must confirm first.
     fn over(&mut self, transfer: TransferId, end: ReceiveEnd) {
         if self.is_writer_gone {
             lock(&self.receiver.active).remove(&transfer);
@@ -403,12 +404,13 @@ impl IncomingPair {
     }
 }
 
-/// The stream is over, in whatever way: what it carried is, too. Commits under way run to their end in the node.
+/// The stream is over, for whatever reason, and so are its transfers. Commits under way run to their end in the node.
 impl Drop for IncomingPair {
     fn drop(&mut self) {
         self.commits.detach_all();
         if !self.is_writer_gone {
-            // Only when the runtime goes: what the writer may still touch stays out of use for the rest of this process.
+            // This happens only when the runtime ends. Blocks that the writer may still touch stay out of use for the rest
+            // of this process.
             return;
         }
         for (transfer, end) in std::mem::take(&mut self.lingering) {
@@ -423,12 +425,12 @@ impl Drop for IncomingPair {
     }
 }
 
-/// A sum of so many bytes takes 20 us: as long as two changes of threads, and not too long for an async thread.
+/// Summing this many bytes takes 20 us: as long as two changes of threads, and short enough for an async thread.
 const SUMMED_INLINE_BYTES_MAX: usize = 512 << 10;
-/// A sum and a copy or two of so many bytes take as long.
+/// A sum and one or two copies of this many bytes take as long.
 const LANDED_INLINE_BYTES_MAX: usize = 128 << 10;
 
-/// Runs work on KV bytes on a blocking thread, unless it is so little that going there would take longer.
+/// Runs work on KV bytes on a blocking thread, unless the work is so small that the change of threads would take longer.
 async fn off_the_stream(
     (bytes, inline_bytes_max): (usize, usize),
     work: impl FnOnce() -> Result<(), RefuseReason> + Send + 'static,
@@ -438,7 +440,7 @@ async fn off_the_stream(
     }
     match tokio::task::spawn_blocking(work).await {
         Ok(landed) => landed,
-        // The runtime is being torn down: this process is going, and must not blame the transfer with its last breath.
+        // The runtime is ending, and so is this process. The transfer must not be blamed for it.
         Err(error) if error.is_cancelled() => std::future::pending().await,
         Err(error) => Err(RefuseReason::Import(error.to_string())),
     }

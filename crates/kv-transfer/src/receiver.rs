@@ -1,14 +1,14 @@
-//! The receiver's half, the same for every transport: who may write, is it what was promised, is it undamaged.
+//! The receiver's half, the same for every transport: may this sender write, is it what was promised, is it undamaged?
 //!
 //! A decode node implements [`HandoffSink`] and shares one [`Receiver`]. A transport makes an [`IncomingPair`] per stream
-//! and feeds it frames. For each claimed transfer exactly one of two things happens in the end: `commit` is called, or
-//! `ended` is. After either, nothing of that transfer is written any more. So a node that cancels a request calls
-//! [`Receiver::abort`] and keeps the blocks in quarantine until `ended` comes (or at once lets go when `abort` is false).
+//! and passes frames to it. For each claimed transfer exactly one of two calls comes in the end: `commit` or `ended`. After
+//! either, nothing of that transfer is written any more. So a node that cancels a request calls [`Receiver::abort`] and
+//! keeps the blocks in quarantine until `ended` comes. (When `abort` returns false it can release them at once.)
 //!
-//! Where the sender writes blocks in place (`TransportKind::writes_in_place`) a transfer that is over for this node may
-//! still be written by a sender that has not heard of it, or was paused in the middle of a store. It *lingers*: `ended`
-//! waits for the sender's abort, which says that it stores no more, or for the end of the pair, whose transport must then
-//! have proof that the writer is gone ([`IncomingPair::writer_is_gone`]).
+//! Where the sender writes blocks in place (`TransportKind::writes_in_place`), a transfer that is over for this node may
+//! still be written by a sender that does not know it yet, or that was paused in the middle of a store. Such a transfer
+//! *lingers*: `ended` waits for the sender's abort, which says that it stores no more, or for the end of the pair, whose
+//! transport must then have proof that the writer is gone ([`IncomingPair::writer_is_gone`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,11 +29,11 @@ pub struct Receiver {
     pub(crate) node: NodeId,
     compatibility: CompatibilityHash,
     pub(crate) sink: Arc<dyn HandoffSink>,
-    /// Where each claimed transfer is being received. Held while claiming, so that `abort` never misses one.
+    /// The stream on which each claimed transfer is being received. Held while claiming, so that `abort` never misses one.
     pub(crate) active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
-    /// Told to every sender whose hello is accepted.
+    /// Sent to every sender whose hello is accepted.
     pub(crate) shared_memory: Mutex<Option<SharedMemoryOffer>>,
-    /// The streams of gRPC pairs end with it; shared memory has its own (`shm::Serving`).
+    /// The streams of gRPC pairs end with it. Shared memory has its own (`shm::Serving`).
     pub(crate) closed: CancellationToken,
 }
 
@@ -60,24 +60,24 @@ impl Receiver {
         })
     }
 
-    /// This node has drained: it ends its senders' streams, which would otherwise stay for as long as the senders like.
+    /// This node has drained. It ends its senders' streams, which would otherwise stay for as long as the senders want.
     pub fn close(&self) {
         self.closed.cancel();
     }
 
-    /// What hellos say of this node's shared memory from now on.
+    /// The offer of shared memory that answers to hellos carry from now on.
     pub(crate) fn offer_shared_memory(&self, offer: SharedMemoryOffer) {
         *lock(&self.shared_memory) = Some(offer);
     }
 
-    /// Unless another offer has taken its place.
+    /// Removes the offer, unless another one has replaced it.
     pub(crate) fn withdraw_shared_memory(&self, offer: &SharedMemoryOffer) {
         lock(&self.shared_memory).take_if(|offered| offered == offer);
     }
 
-    /// This node gives a transfer up; idempotent, never blocks. The sink must already refuse to hand its reservation out.
-    /// True: `ended` (never `commit`) follows as soon as no write is running. False: the transfer was never claimed, or
-    /// `commit` or `ended` was called already: nothing is or will be written.
+    /// This node gives a transfer up. Idempotent, never blocks. The sink must already refuse to hand its reservation out.
+    /// True: `ended` (never `commit`) follows as soon as no write runs. False: the transfer was never claimed, or `commit`
+    /// or `ended` was called already; nothing is or will be written.
     pub fn abort(&self, transfer: TransferId, reason: &str) -> bool {
         let active = lock(&self.active);
         let Some(pair) = active.get(&transfer) else {

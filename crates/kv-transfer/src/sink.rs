@@ -1,4 +1,4 @@
-//! What a decode node implements to receive handoffs, and every way one can end there.
+//! What a decode node implements to receive handoffs, and every way in which a handoff can end there.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::receiver::Receiver;
 /// What a decode node does with a handoff. Calls of one transfer come in order; calls of several interleave.
 #[async_trait]
 pub trait HandoffSink: Send + Sync + Debug + 'static {
-    /// Gives out the reservation behind a ticket, once. Must not call back into the [`Receiver`].
+    /// Hands out the reservation behind a ticket, once. It must not call back into the [`Receiver`].
     ///
     /// # Errors
     /// Unknown, expired, cancelled or already claimed: the transfer is refused.
@@ -30,25 +30,25 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     /// A good frame has landed: the reservation timer restarts. Never blocks.
     fn progressed(&self, transfer: TransferId);
 
-    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, small frames on an async one:
-    /// must not wait.
+    /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, for small frames on an async
+    /// one, so it must not wait.
     ///
     /// # Errors
     /// The memory could not be written: the transfer is refused.
     fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError>;
 
-    /// All that was promised has landed; nothing is written any more. `Ok` is acknowledged to the sender.
+    /// Everything that was promised has arrived, and nothing is written any more. `Ok` is acknowledged to the sender.
     ///
     /// # Errors
     /// The request is gone or its first tokens make no sense: the transfer is refused.
     async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason>;
 
-    /// A claimed transfer is over without `commit`; nothing is written any more. Never blocks. Where the sender writes in
-    /// place this waits for its word that it stores no more, or for its exit.
+    /// A claimed transfer is over without `commit`, and nothing is written any more. Never blocks. Where the sender writes
+    /// in place, this call comes after the sender's confirmation that it stores no more, or after its exit.
     fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd);
 }
 
-/// How a node's KV memory is cut: `blocks` of `layers` of `layer_bytes` each, without gaps.
+/// How a node's KV memory is divided: `blocks` of `layers` of `layer_bytes` each, without gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolShape {
     pub blocks: u32,
@@ -65,7 +65,7 @@ impl PoolShape {
         let bytes = self.block_bytes().checked_mul(u64::from(self.blocks))?;
         usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
     }
-    /// Where some layers of a block lie, from the first byte of the pool on.
+    /// The position of some layers of a block, from the first byte of the pool.
     pub(crate) fn span(self, block: BlockId, layers: &Range<u32>) -> Option<Range<usize>> {
         if block.0 >= self.blocks || layers.start > layers.end || layers.end > self.layers {
             return None;
@@ -77,14 +77,14 @@ impl PoolShape {
     }
 }
 
-/// A decode node's KV memory as processes that it trusts may map it: they write the blocks of their tickets in place, in
-/// the wire layout (PROTOCOL rules 11 and 14).
+/// A decode node's KV memory, in the form in which trusted processes may map it. They write the blocks of their tickets in
+/// place, in the wire layout (PROTOCOL rules 11 and 14).
 pub trait MappedPool: Send + Sync + Debug + 'static {
-    /// A memfd that can change its size no more, exactly as long as the shape says.
+    /// A memfd whose size is sealed, exactly as long as the shape says.
     fn memory(&self) -> BorrowedFd<'_>;
     fn shape(&self) -> PoolShape;
-    /// Shows layers of a block, which stays claimed against this process's own writers meanwhile, and gives back what
-    /// `is_good` says. Called on a blocking thread, small frames on an async one: must not wait.
+    /// Shows layers of a block to `is_good` and returns its result. The block stays claimed against this process's own
+    /// writers meanwhile. Called on a blocking thread, for small frames on an async one, so it must not wait.
     ///
     /// # Errors
     /// The block does not exist or this process writes it itself: the transfer is refused.
@@ -106,10 +106,10 @@ pub struct Arrived {
     pub first_tokens: Vec<TokenEvent>,
     pub kv_bytes: u64,
     pub frames: u32,
-    /// First KV frame and last frame received: the sink's spans and its commit stage.
+    /// When the first KV frame and the last frame were received, for the sink's spans and its commit stage.
     pub first_frame: Option<Instant>,
     pub last_frame: Instant,
-    /// Of the sender's span, as it claims.
+    /// The context of the sender's span, as the sender claims.
     pub traceparent: Option<String>,
 }
 
@@ -150,7 +150,7 @@ impl ReceiveEnd {
     }
 }
 
-/// Why a transfer is refused; the name travels to the sender.
+/// Why a transfer is refused. The name travels to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RefuseReason {
     #[error("no reservation has this transfer id: it expired, was cancelled, or never existed")]
@@ -161,7 +161,7 @@ pub enum RefuseReason {
     Checksum { sequence_no: u32 },
     #[error("{0}")]
     Import(String),
-    /// The node's brain did not commit; its own label and words.
+    /// The node's brain did not commit, with its own label and words.
     #[error("not committed ({label}): {detail}")]
     NotCommitted { label: &'static str, detail: String },
 }

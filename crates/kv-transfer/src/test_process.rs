@@ -1,4 +1,4 @@
-//! A receiver of the conformance suite in a runtime of its own: killed at once, as a process is.
+//! A receiver of the conformance suite in a runtime of its own, so that it can be killed at once, as a process is.
 
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;

@@ -1,4 +1,4 @@
-//! The sender's half: what a prefill node asks of any transport, and every way a transfer can end.
+//! The sender's half: what a prefill node asks of any transport, and every way in which a transfer can end.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -44,58 +44,59 @@ pub struct PairPeer {
     pub compatibility: CompatibilityHash,
 }
 
-/// How KV bytes leave a node. Keeps one pair per decode node, reconnecting for ever until told otherwise.
+/// How KV bytes leave a node. It keeps one pair per decode node and reconnects for ever, until told otherwise.
 #[async_trait]
 pub trait Transport: Send + Sync + Debug {
-    /// The decode nodes to keep pairs with: opens what is new (another epoch is another node), closes what is gone.
-    /// Transfers on a closed pair fail. Returns at once.
+    /// The decode nodes to keep pairs with. Opens pairs to new nodes (another epoch is another node) and closes pairs to
+    /// nodes that are not in the list. Transfers on a closed pair fail. Returns at once.
     fn keep_pairs(&self, peers: Vec<PairPeer>);
 
     /// Health of every kept pair, by node.
     fn health(&self) -> watch::Receiver<Vec<PairHealth>>;
 
-    /// Starts a transfer: tells the decode node that the prefill has begun. Opens the pair when it is not kept, and waits
-    /// a bounded time for a pair that is connecting.
+    /// Starts a transfer: tells the decode node that the prefill has begun. Opens the pair when it is not kept, and waits a
+    /// limited time for a pair that is connecting.
     ///
     /// # Errors
     /// No usable pair. Nothing was sent.
     async fn begin(&self, start: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError>;
 }
 
-/// What a transfer starts with.
+/// The facts with which a transfer starts.
 #[derive(Clone, Debug)]
 pub struct TransferStart {
     pub ticket: Ticket,
     pub key: AttemptKey,
     pub source: Arc<dyn KvSource>,
-    /// W3C context of the sender's span: the receiver's links to it.
+    /// W3C context of the sender's span. The receiver's span links to it.
     pub traceparent: Option<String>,
 }
 
-/// One transfer at the sender. Calls come in the order `push`* `last` `acked`; `abort` at any point. All calls are
-/// cancel-safe in this sense: after a dropped `push` or `last` only `abort` may follow (`acked` may be asked again);
-/// dropping the transfer is an abort that nobody waits for. After an error the transfer is over.
+/// One transfer at the sender. Calls come in the order `push`* `last` `acked`; `abort` may come at any point. Calls are
+/// cancel-safe in this sense: after a dropped `push` or `last` only `abort` may follow (`acked` may be called again).
+/// Dropping the transfer is an abort that nobody waits for. After an error the transfer is over.
 #[async_trait]
 pub trait SendTransfer: Send + Debug {
-    /// What carries this transfer.
+    /// The transport that carries this transfer.
     fn transport(&self) -> TransportKind;
 
-    /// Queues one block, whole; waits while the pair has its limit of bytes in flight. The block may still be read when it
-    /// returns; a failure to read it is told by a later call.
+    /// Queues one whole block. Waits while the pair has its limit of bytes in flight. The block may still be read after the
+    /// return; a failure to read it is reported by a later call.
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError>;
 
-    /// Queues the last frame and waits until it is written. Returns when it was.
+    /// Queues the last frame and waits until it is written. Returns the time of writing.
     async fn last(&mut self, first_tokens: Vec<TokenEvent>) -> Result<Instant, TransferError>;
 
-    /// Waits for the decode node's acknowledgement. Has no time limit of its own: the hold deadline is the caller's.
-    /// Ends when the pair is lost. May be asked at any time: before `last` it ends only when the other side ends the transfer.
+    /// Waits for the decode node's acknowledgement, without a time limit of its own: the hold deadline is the caller's.
+    /// Ends when the pair is lost. May be called at any time; before `last` it ends only when the other side ends the
+    /// transfer.
     async fn acked(&mut self) -> Result<TransferReport, TransferError>;
 
-    /// Gives the transfer up. When it returns nothing reads the sender's blocks any more.
+    /// Gives the transfer up. When it returns, nothing reads the sender's blocks any more.
     async fn abort(self: Box<Self>, reason: AbortReason);
 }
 
-/// Where a local block goes: the ticket's place says which block and generation of the decode node.
+/// The target of a local block: the ticket's place names block and generation of the decode node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushedBlock {
     pub ticket_index: u32,
@@ -139,19 +140,19 @@ impl AbortReason {
 pub struct TransferReport {
     pub kv_bytes: u64,
     pub frames: u32,
-    /// Time the pair spent on this transfer's frames alone: waiting behind other transfers is not in it.
+    /// Time that the pair spent on this transfer's frames alone. Waiting behind other transfers is not part of it.
     pub moving: Duration,
     pub last_written: Instant,
 }
 
-/// Every way a transfer ends badly.
+/// Every way in which a transfer can fail.
 #[derive(Debug, Error)]
 pub enum TransferError {
     #[error("no usable pair with {node}: {fault}; place the request anew")]
     NoPair { node: NodeId, fault: PairFault },
     #[error("the pair with {node} was lost: {fault}; place the request anew")]
     PairLost { node: NodeId, fault: PairFault },
-    /// The receiver's check failed, or it does not know the ticket (any more).
+    /// The receiver's check failed, or the receiver does not know the ticket (any more).
     #[error("{node} refused the transfer ({reason}): {detail}; place the request anew")]
     Refused {
         node: NodeId,
@@ -247,7 +248,7 @@ impl PairFault {
         "closed",
     ];
 
-    /// Only another start of one of the nodes can end it.
+    /// Only a new start of one of the nodes can end it.
     pub fn is_lasting(&self) -> bool {
         matches!(
             self,

@@ -16,18 +16,19 @@ use environment::RaisedException;
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const TEMPLATE_NAME: &str = "chat";
-/// Template instructions of one rendering. A turn takes tens to hundreds; this is a hundred thousand turns, and
-/// less than a second of an endless loop.
+/// Template instructions of one rendering. A turn takes tens to hundreds. This is enough for a hundred thousand turns, and
+/// takes less than a second of an endless loop.
 const FUEL: u64 = 10_000_000;
-/// Bytes that a rendering may add to the messages' own, for each message and once: a few hundred in real templates.
+/// Bytes that a rendering may add to the messages' own bytes, for each message and once in all. Real templates add a few
+/// hundred.
 const OUTPUT_BYTES_EXTRA: usize = 16 << 10;
-/// Times that a template may repeat the messages (some print the system prompt in every turn's place).
+/// How often a template may repeat the messages. Some templates print the system prompt again in every turn.
 const OUTPUT_BYTES_FACTOR: usize = 4;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant`, or whatever else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
     pub content: String,
 }
@@ -61,13 +62,13 @@ pub enum ChatTemplateError {
 }
 
 impl ChatTemplateError {
-    /// Whether the client can help it by sending other messages; otherwise the model file is to blame.
+    /// Whether the client can mend it by other messages. Otherwise the model file is to blame.
     pub fn is_client_fault(&self) -> bool {
         matches!(self, ChatTemplateError::Refused { .. })
     }
 }
 
-/// What the template library says, as text with the template's line; keeps the library out of the public types.
+/// The template library's message as text, with the template's line. It keeps the library out of the public types.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct TemplateError {

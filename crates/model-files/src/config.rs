@@ -1,4 +1,4 @@
-//! The numbers of a llama-architecture model, range-checked, with every tensor's shape verified against them.
+//! The numbers of a llama-architecture model. Each is range-checked, and every tensor's shape is checked against them.
 
 use serde::Serialize;
 
@@ -7,8 +7,8 @@ use crate::gguf::{GgmlType, GgufError, GgufFile, MetadataValue, optional};
 /// The one architecture the engine runs.
 const ARCHITECTURE: &str = "llama";
 
-// Upper bounds: a few times the largest published llama-architecture model (Llama 3.1 405B: 126 layers, hidden
-// 16,384, 128 heads, FFN 53,248, vocabulary 128,256, context 131,072). They bound what is allocated for a file.
+// Upper bounds: a few times the largest published llama-architecture model (Llama 3.1 405B: 126 layers, hidden 16,384, 128
+// heads, FFN 53,248, vocabulary 128,256, context 131,072). They limit what is allocated for a file.
 const LAYERS_MAX: u32 = 512;
 const HIDDEN_MAX: u32 = 65_536;
 const HEADS_MAX: u32 = 1_024;
@@ -71,7 +71,7 @@ pub enum ConfigError {
     #[error("the tensor \"{tensor}\" asks for something this build does not compute; choose a plain llama model")]
     UnexpectedTensor { tensor: String },
     #[error(
-        "the tensor \"{tensor}\" has shape {found:?}, expected {expected:?}; the file is damaged: download it again with `baton model pull`"
+        "the tensor \"{tensor}\" has shape {found:?}, expected {expected:?}; the file is damaged: download it again with `baton model pull --force`"
     )]
     WrongShape {
         tensor: String,

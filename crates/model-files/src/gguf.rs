@@ -1,6 +1,7 @@
-//! A GGUF file, memory-mapped and checked from end to end before anybody sees a tensor.
+//! A GGUF file, memory-mapped and completely checked before any tensor can be read.
 //!
-//! Source of the layout: ggml's `docs/gguf.md`, versions 2 and 3, little endian. The file is untrusted input.
+//! Source of the layout: the page gguf.md of ggml's documentation, versions 2 and 3, little endian. The file is untrusted
+//! input.
 
 mod error;
 mod metadata;
@@ -46,7 +47,7 @@ pub struct GgufFile {
     sha256: OnceLock<[u8; 32]>,
 }
 
-/// What the header says, separate from where the bytes live so that tests can parse plain slices.
+/// The content of the header, apart from the bytes, so that tests can parse plain slices.
 pub(crate) struct Contents {
     pub(crate) metadata: BTreeMap<String, MetadataValue>,
     pub(crate) tensors: Vec<TensorEntry>,
@@ -199,7 +200,7 @@ fn read_version(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
 }
 
 fn alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, GgufError> {
-    /// Tensors of f32 must be readable in place, and no writer uses more than a page or two.
+    /// Tensors of f32 must be readable in place, and no writer aligns to more than a page or two.
     const RANGE: std::ops::RangeInclusive<u64> = 8..=65_536;
     let Some(value) = metadata.get(ALIGNMENT_KEY) else {
         return Ok(DEFAULT_ALIGNMENT);

@@ -1,4 +1,4 @@
-//! What `baton model inspect` says about a model file: identity, size, number formats, special tokens.
+//! The content of `baton model inspect`: identity, size, number formats, special tokens.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -56,7 +56,7 @@ pub struct BuiltTensor {
     pub offset: Option<u64>,
 }
 
-/// Writes GGUF files byte by byte. Checks nothing: broken files are what it is for.
+/// Writes GGUF files byte by byte. It checks nothing, because its purpose is broken files.
 #[derive(Clone, Debug)]
 pub struct GgufBuilder {
     pub version: u32,

@@ -28,7 +28,7 @@ pub use special::{SpecialTokens, TokenKind};
 
 /// Most tokens of a vocabulary; the same bound as the model config's.
 const VOCAB_MAX: usize = 1 << 20;
-/// Words that each thread remembers the tokens of. The library's default of 10,000 costs up to about 2 MB a thread.
+/// Words whose tokens each thread remembers. The library's default of 10,000 costs up to about 2 MB a thread.
 const WORD_CACHE_ENTRIES: usize = 4_096;
 
 /// Text to token ids and back. `Send + Sync`: share it in an `Arc`.
@@ -101,9 +101,9 @@ impl Tokenizer {
 
     /// As [`Tokenizer::encode`], and ends as soon as there are more than `tokens_max`.
     ///
-    /// The text is encoded piece by piece, each of about 8 KiB, so memory goes by the tokens that come out. Only a longer run
-    /// without any place to cut (one letter a million times, prose without a space in another script) costs more: up to
-    /// 100 bytes for each of its bytes. Keep long texts off an async thread: a megabyte of prose takes about 0.4 s.
+    /// The text is encoded in pieces of about 8 KiB, so memory grows with the tokens that come out. Only a longer run
+    /// without a place to cut costs more (one letter a million times, or prose without spaces in another script): up to 100
+    /// bytes for each of its bytes. Keep long texts off an async thread: a megabyte of prose takes about 0.4 s.
     ///
     /// # Errors
     /// [`TokenizerError::TooManyTokens`]; [`TokenizerError::Encode`], which no text is known to cause.
@@ -269,7 +269,7 @@ fn build_encoder(
     Ok(encoder)
 }
 
-/// Both halves and the whole must be tokens: the library's builder trusts that they are.
+/// Both halves and the whole must be tokens. The library's builder relies on it.
 fn check_merge(ids: &HashMap<&str, u32>, rank: usize, merge: &str) -> Result<(String, String), TokenizerError> {
     let bad = || TokenizerError::BadMerge {
         rank,
@@ -297,7 +297,7 @@ fn content_hash(file: &GgufFile, tokens: &[&str], merges: &[&str]) -> [u8; 32] {
         add(&list.len().to_string());
         list.iter().for_each(|text| add(text));
     }
-    // Types, special ids, flags and the pre-tokenizer, each with its key so that none can be taken for another.
+    // Types, special ids, flags and the pre-tokenizer, each with its key, so that none can be taken for another.
     let small = file.metadata_keys().filter(|key| key.starts_with("tokenizer.ggml."));
     for key in small.filter(|key| !matches!(*key, "tokenizer.ggml.tokens" | "tokenizer.ggml.merges")) {
         add(key);

@@ -132,14 +132,16 @@ where
         port.release();
     }
     membership.leave().await;
-    match leaving.map(|_| why)? {
-        Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced {
-            name: settings.name,
-            by_epoch,
-        }),
+    end(leaving.map(|_| why)?, drained, settings.name)
+}
+
+/// How the process goes on after a life of `name` that ended well.
+fn end(why: Option<Leaving>, drained: Drained, name: String) -> Result<LifeEnd, RunError> {
+    match why {
+        Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced { name, by_epoch }),
         // A second engine beside one that still computes: rather a new process.
         Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::Loop),
-        leaving => Ok(leaving.into()),
+        why => Ok(why.into()),
     }
 }
 

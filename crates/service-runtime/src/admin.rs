@@ -1,4 +1,4 @@
-//! `/admin/blocks` of a node: who holds which KV blocks, asked of the step thread between two steps.
+//! `/admin/blocks` of a node: which request or transfer holds which KV blocks. The step thread answers between two steps.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::spans;
 
-/// The step thread answers between two steps: longer than any step of a model that is meant to serve.
+/// The step thread answers between two steps. This is longer than any step of a model that is fit to serve.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A node's step thread as the endpoint sees it.
@@ -30,8 +30,8 @@ pub(crate) fn router(ledger: Arc<dyn BlockLedger>) -> axum::Router {
         .with_state(ledger)
 }
 
-/// The spans of one trace that ended in this process: OTLP JSON. `?export=true` hands them to the collector as well,
-/// sampled or not: asked by a coordinator when a request turned out to be worth it.
+/// The spans of one trace that ended in this process, as OTLP JSON. `?export=true` also hands them to the collector,
+/// sampled or not: a coordinator asks for it when a request went wrong.
 pub(crate) async fn spans(Path(trace_id): Path<String>, Query(wish): Query<SpanWish>) -> Response {
     let Ok(trace) = TraceId::from_hex(&trace_id) else {
         let error = json!({ "error": "a trace id is 32 hexadecimal digits" });

@@ -1,16 +1,16 @@
-//! The two lines a process prints on stdout: it listens, it is ready. Everything for people goes to stderr.
+//! The two lines that a process prints on stdout: it listens, and it is ready. All text for people goes to stderr.
 
 use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-/// One JSON line on stdout. `baton up` and the tests read these instead of guessing from logs.
+/// One JSON line on stdout. `baton up` and the tests read these lines instead of guessing from logs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Announcement {
-    /// Once in each life, when every port is bound; the addresses hold the ports the OS picked.
+    /// Printed once in each life, when every port is bound. The addresses hold the ports that the OS picked.
     Listening(Listening),
-    /// Once in each life: a node was welcomed by a coordinator; a coordinator right after `Listening`.
+    /// Printed once in each life: by a node when a coordinator has welcomed it, by a coordinator right after `Listening`.
     Ready { role: String, name: String },
 }
 
@@ -53,7 +53,7 @@ impl Listening {
 }
 
 impl Announcement {
-    /// Writes the line and flushes. A closed stdout (the reader is gone) is not an error: nobody is left to tell.
+    /// Writes the line and flushes. A closed stdout is no error: the reader is gone, so nobody needs the line.
     pub fn print(&self) {
         let _ = self.write(&mut std::io::stdout().lock());
     }

@@ -1,4 +1,4 @@
-//! The process's monotonic clock: the one place where time is read, so that everything below takes it as an argument.
+//! The process's monotonic clock. It is the only place where time is read; all code below takes time as an argument.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use serving_core::time::Time;
 
 static STARTED: OnceLock<Instant> = OnceLock::new();
 
-/// Nanoseconds since this process first asked for the time. One clock per process; its values are never sent.
+/// Nanoseconds since this process first asked for the time. There is one clock per process, and its values are never sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock;
 
@@ -23,7 +23,7 @@ impl Clock {
         Time(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// For timers: the instant at which `now()` will be `time`. Saturates a century ahead.
+    /// The instant at which `now()` will be `time`, for timers. Saturates a century ahead.
     pub fn instant_of(time: Time) -> Instant {
         const CENTURY_SECONDS: u64 = 100 * 365 * 86_400;
         let started = *STARTED.get_or_init(Instant::now);

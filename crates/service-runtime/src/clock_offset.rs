@@ -1,8 +1,10 @@
-//! How far this node's clocks are from its coordinator's: measured for as long as the node is a member, with its error.
+//! The offset between this node's clocks and its coordinator's, measured for as long as the node is a member, with its
+//! error.
 //!
-//! One exchange is Cristian's (1989): ask, and assume that the answer was read half-way between question and answer; then
-//! the error is at most half the round trip. Of the last few exchanges the one with the smallest error counts, its error
-//! grown by what two quartz clocks can drift apart since. No two processes' times are ever compared without this.
+//! One exchange is Cristian's method (1989): ask, and assume that the coordinator read its clock half-way between question
+//! and answer. The error is then at most half the round trip. Of the last few exchanges the one with the smallest error
+//! counts. Its error grows by the drift of two quartz clocks since. Times of two processes are never compared without this
+//! offset.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,9 +26,9 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(20);
 const INTERVAL: Duration = Duration::from_secs(2);
 /// An answer that takes longer says nothing about clocks.
 const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(1);
-/// Samples that are compared: 16 s.
+/// Samples that are compared: those of 16 s.
 const SAMPLES_KEPT: usize = 8;
-/// Two clocks of 50 parts in a million each, the usual tolerance of a board's quartz.
+/// Two clocks of 50 parts in a million each, which is the usual tolerance of a board's quartz.
 const DRIFT_PER_SECOND: f64 = 100e-6;
 
 #[derive(Clone, Copy, Debug)]
@@ -67,20 +69,20 @@ impl Exchange {
     }
 }
 
-/// The best of the last exchanges.
+/// The best one of the last exchanges.
 #[derive(Debug, Default)]
 pub struct Estimate {
     samples: VecDeque<Sample>,
 }
 
 impl Estimate {
-    /// Takes an exchange in; returns what now is the best estimate.
+    /// Adds an exchange. Returns the best estimate now.
     pub fn add(&mut self, exchange: Exchange) -> ClockOffset {
         let newest = Sample {
             offset: exchange.offset(),
             at: exchange.answered_at,
         };
-        // Somebody set a wall clock, or a machine slept: what was measured before is about other clocks.
+        // A wall clock was set, or a machine slept. Earlier samples are about other clocks.
         let agrees = |sample: &Sample| {
             let slack = sample.error_at(newest.at) + newest.offset.error;
             let apart = |a: i64, b: i64| u128::from(a.abs_diff(b)) <= slack.as_nanos() + STEP_TOLERANCE_NS;
@@ -103,7 +105,7 @@ impl Estimate {
     }
 }
 
-/// Reading two clocks of one process one after the other costs less than this.
+/// Reading two clocks of one process one after the other takes less than this.
 const STEP_TOLERANCE_NS: u128 = 1_000_000;
 
 /// Measures and reports to the coordinator until it is dropped.
@@ -116,8 +118,8 @@ impl Drop for Measuring {
     }
 }
 
-/// Starts measuring. Spans are written in the wall clock of one coordinator, the first of those that are connected:
-/// `is_reference` says whether it is this one.
+/// Starts measuring. Spans are written in the wall clock of one coordinator: the first of those that are connected.
+/// `is_reference` says whether it is this coordinator.
 pub(crate) fn measure(
     client: MembershipServiceClient<Channel>,
     reports: mpsc::Sender<v1::NodeReport>,
@@ -127,7 +129,7 @@ pub(crate) fn measure(
         if is_reference() {
             telemetry::set_wall_offset(offset);
         }
-        // Full: the coordinator does not read, and the next one is newer anyway.
+        // The queue is full: the coordinator does not read. The next sample is newer anyway.
         let _ = reports.try_send(NodeReport::Clock(offset).into());
     };
     Measuring(tokio::spawn(keep_measuring(client, report)).abort_handle())
@@ -182,7 +184,7 @@ mod tests {
 
     const HOUR_NS: u64 = 3_600_000_000_000;
 
-    /// The coordinator's monotonic clock is 5 s ahead, its wall clock `wall_ahead_ns`; each way takes as given, in us.
+    /// The coordinator's monotonic clock is 5 s ahead, its wall clock `wall_ahead_ns`. Each way takes the given time in us.
     fn exchange(at_ms: u64, (there_us, back_us): (u64, u64), wall_ahead_ns: u64) -> Exchange {
         let asked = at_ms * 1_000_000;
         let read = asked + there_us * 1_000;

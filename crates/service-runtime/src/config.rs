@@ -1,4 +1,5 @@
-//! One config struct per process, filled from flag > environment > file > default, with every value's origin known.
+//! One config struct per process. A flag wins over the environment, that over the file, that over the default. The origin
+//! of each value is known.
 //!
 //! A config struct is plain: `#[derive(Debug, Clone, clap::Args, serde::Serialize)]`, one field per key, `#[arg(long, ..)]` on each,
 //! no `env` attribute. The field name is the key: `max_num_seqs` is `--max-num-seqs`, `BATON_MAX_NUM_SEQS` and
@@ -22,12 +23,12 @@ pub use crate::units::ByteSize;
 
 const CONFIG_KEY: &str = "config";
 const PRINT_KEY: &str = "print_config";
-/// How a process was started, not what it does: a flag only, and no key of its configuration.
+/// How a process was started: a flag only, and no key of its configuration.
 const STDIN_KEY: &str = "exit_with_stdin";
-/// What the checker of a test run reads; like the config file's path, about this start and not about what the process does.
+/// For the checker of a test run. Like the config file's path it is about this start, not about the process's work.
 const EVENT_LOG_KEY: &str = "event_log";
 const ENV_PREFIX: &str = "BATON_";
-/// A config file is a page of text; anything larger is a mistake such as a model file.
+/// A config file is a page of text. A larger file is a mistake, such as a model file.
 const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a value came from, strongest first.
@@ -50,7 +51,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What a process calls itself in `--help` and `--version`.
+/// The name and version in `--help` and `--version`.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     /// `baton-decode-node`
@@ -62,15 +63,15 @@ pub struct Program {
 #[derive(Debug)]
 pub struct Loaded<T> {
     pub config: T,
-    /// By key; every key of the config is in it.
+    /// By key. Every key of the config is in it.
     pub origins: BTreeMap<String, Origin>,
     /// `--exit-with-stdin` was given.
     pub exit_with_stdin: bool,
-    /// Where the event log goes, when one is wanted.
+    /// The path of the event log, if one is wanted.
     pub event_log: Option<PathBuf>,
 }
 
-/// What the command line asks for.
+/// The result of reading the command line.
 #[derive(Debug)]
 pub enum Outcome<T> {
     Run(Loaded<T>),
@@ -78,7 +79,7 @@ pub enum Outcome<T> {
     Print(String),
 }
 
-/// All are the user's to repair; exit code 2.
+/// The user can repair each of these. The exit code is 2.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     #[error("{0}")]
@@ -104,8 +105,8 @@ pub enum ConfigError {
     Print { source: toml::ser::Error },
 }
 
-/// Loads from the process's own arguments and environment. `Err` is the code to return from `main`: everything that
-/// had to be said is printed (help, version, configuration: 0 on stdout; an error: 2 on stderr).
+/// Loads from the process's own arguments and environment. `Err` is the code to return from `main`; everything has been
+/// printed then (help, version, configuration: 0, on stdout; an error: 2, on stderr).
 ///
 /// # Errors
 /// The exit code.
@@ -135,7 +136,7 @@ pub fn load_args_or_print<T: clap::Args + Serialize>(
     }
 }
 
-/// The whole of it, with the environment passed in.
+/// The same with the environment passed in.
 ///
 /// # Errors
 /// [`ConfigError`]; each names the key and where the value came from.
@@ -193,10 +194,10 @@ pub fn load<T: clap::Args + Serialize>(
     }))
 }
 
-/// The defaults of a process, but for `keys`, which the environment may give.
+/// The defaults of a process, except for `keys`, which the environment may set.
 ///
 /// # Errors
-/// A bad value in the environment, or a key that has to be given.
+/// A bad value in the environment, or a missing key that has no default.
 pub fn without_flags<T: clap::Args + Serialize>(program: Program, keys: &[&str]) -> Result<T, ConfigError> {
     let is_wanted = |name: &str| keys.iter().any(|key| env_name(key) == name);
     let env = |name: &str| std::env::var(name).ok().filter(|_| is_wanted(name));
@@ -226,6 +227,9 @@ pub fn print_config<T: Serialize>(config: &T, origins: &BTreeMap<String, Origin>
 fn command_of<T: clap::Args>(program: Program) -> Command {
     let command = Command::new(program.name).about(program.about).version(program.version);
     T::augment_args(command)
+        // The documentation of a flattened struct would take the place of the program's own line.
+        .about(program.about)
+        .long_about(None)
         .arg(
             Arg::new(CONFIG_KEY)
                 .long("config")
@@ -264,7 +268,7 @@ fn command_of<T: clap::Args>(program: Program) -> Command {
         })
 }
 
-/// Neither the environment nor a file can give it.
+/// Neither the environment nor a file can set it.
 fn is_flag_only(arg: &Arg) -> bool {
     matches!(arg.get_id().as_str(), PRINT_KEY | STDIN_KEY | "help" | "version")
 }
@@ -290,12 +294,12 @@ fn mark_given(command: &Command, matches: &ArgMatches, origins: &mut BTreeMap<St
     }
 }
 
-/// The flags a layer adds, by key: only for keys that no stronger layer gave.
+/// The flags that a layer adds, by key. It adds only keys that no stronger layer has set.
 type Layer = Vec<(String, Vec<OsString>)>;
 
 fn add_layer(args: &mut Vec<OsString>, layer: Layer, origin: &Origin, origins: &mut BTreeMap<String, Origin>) {
     for (key, flags) in layer {
-        // Right behind the program's name: whatever the user wrote, `--` included, stays behind it.
+        // The flags are put right after the program's name, so that the user's own words, also `--`, come after them.
         args.splice(1..1, flags);
         origins.insert(key, origin.clone());
     }
@@ -312,7 +316,7 @@ fn environment_layer(
         if origins.contains_key(&key) {
             continue;
         }
-        // An empty variable counts as not set, as compose files and systemd units write it.
+        // An empty variable counts as not set. Compose files and systemd units write unset variables like this.
         if let Some(value) = env(&env_name(&key)).filter(|value| !value.is_empty()) {
             let flags = flags_of(arg, vec![value], &Origin::Environment)?;
             layer.push((key, flags));

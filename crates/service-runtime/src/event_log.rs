@@ -1,8 +1,8 @@
-//! The event log: one terse JSON line for each step in the life of a request, an attempt or a transfer on this process,
-//! numbered, so that a checker can read the logs of all processes after a run and say whether any step was illegal,
-//! missing or double.
+//! The event log: one short JSON line for each step of a request, an attempt or a transfer on this process. The lines are
+//! numbered. So a checker can read the logs of all processes after a run and find any step that was illegal, missing or
+//! double.
 //!
-//! Off unless `--event-log FILE` names a file. Several processes may append to one file: every line is one `write`.
+//! It is off unless `--event-log FILE` names a file. Several processes may append to one file: every line is one `write`.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::clock::Clock;
 
-/// What happened. The names are the wire between processes and checker.
+/// The kinds of steps. The names are the contract between processes and checker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Step {
@@ -24,25 +24,25 @@ pub enum Step {
     Arrived,
     /// Coordinator: the request's phase changed.
     Phase { from: String, to: String },
-    /// Coordinator: the request is over; nothing of it follows.
+    /// Coordinator: the request is over. No line about it follows.
     Ended,
-    /// Decode node: blocks are reserved; `transfer` when a prefill node will fill them.
+    /// Decode node: blocks are reserved. `transfer` is set when a prefill node will fill them.
     Opened { transfer: Option<String> },
     /// Prefill node: the prompt's blocks are held.
     Accepted,
-    /// Either node said no; it holds nothing.
+    /// Either node: it refused and holds nothing.
     Refused { reason: String },
-    /// Prefill node: first tokens are drawn; `continues` when the decode node goes on from them.
+    /// Prefill node: first tokens are drawn. `continues` is set when the decode node goes on from them.
     FirstTokens { continues: bool },
-    /// Decode node: every byte is verified, the sequence may run.
+    /// Decode node: every byte is verified; the sequence may run.
     Committed { transfer: String },
     /// Decode node: no byte of the transfer will be written any more.
     TransferEnded { transfer: String, end: String },
     /// Prefill node: nothing reads the blocks for the push any more.
     PushEnded { end: String },
-    /// Either node: the attempt is over there, well.
+    /// Either node: the attempt has ended well there.
     Finished,
-    /// Either node: the attempt is over there, badly.
+    /// Either node: the attempt has failed there.
     Failed { cause: String },
     /// Either node: the other end of the attempt's stream went away.
     Cancelled,
@@ -56,7 +56,7 @@ pub struct Line {
     pub epoch: String,
     /// From 1, without gaps.
     pub seq: u64,
-    /// On this process's own clock.
+    /// The time on this process's own clock.
     pub t_us: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
@@ -105,7 +105,7 @@ pub fn open(path: &Path, process: &str) -> Result<(), EventLogError> {
     Ok(())
 }
 
-/// Writes a step of one attempt; free when the log is off.
+/// Writes a step of one attempt. It costs nothing when the log is off.
 pub fn record(key: AttemptKey, step: impl FnOnce() -> Step) {
     if let Some(log) = LOG.get() {
         write(log, (Some(key.request.to_string()), Some(key.attempt.0)), step());
@@ -135,7 +135,7 @@ fn write(log: &Mutex<Open>, (request_id, attempt): (Option<String>, Option<u32>)
         return;
     };
     text.push('\n');
-    // One write a line: lines of several processes do not mix, and a killed process leaves whole lines behind.
+    // One write for each line: lines of several processes do not mix, and a killed process leaves whole lines.
     if let Err(error) = open.file.write_all(text.as_bytes())
         && !std::mem::replace(&mut open.has_failed, true)
     {

@@ -1,40 +1,41 @@
-//! Named places in a request's life at which a fault can be made to happen: the fault matrix is driven by them.
+//! Named places in a request's life at which a test can cause a fault. The fault matrix uses them.
 //!
-//! Compiled to nothing unless the feature `failpoints` is on. Then each process serves a Unix socket in the folder that
-//! `BATON_FAILPOINTS` names, and a line `point=actions` arms a point, in the language of the `fail` crate:
-//! `3*off->1*return(stop)` stops the process at the fourth passage. What a point can be told to do: `sleep(MS)`,
-//! `return(stop)` (the whole process stands still, as under SIGSTOP, until somebody continues or kills it: whoever injects
-//! the fault then acts at exactly this point), `return(fault)` (the point's own fault, see [`FaultPoint`]), `off`.
+//! Compiled to nothing unless the feature `failpoints` is on. With the feature each process serves a Unix socket in the
+//! folder that `BATON_FAILPOINTS` names. A line `point=actions` arms a point, in the language of the `fail` crate:
+//! `3*off->1*return(stop)` stops the process at the fourth passage. Actions: `sleep(MS)`; `return(stop)`, which stops the
+//! whole process as SIGSTOP does until it is continued or killed, so that a test can act at exactly this point;
+//! `return(fault)`, the point's own fault (see [`FaultPoint`]); `off`.
 
-/// Names the folder of the sockets.
+/// The variable with the folder of the sockets.
 pub const FOLDER_VARIABLE: &str = "BATON_FAILPOINTS";
 
-/// F1..F12 of the targets, in the order of a request's life.
+/// F1 to F12, in the order of a request's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultPoint {
-    /// F1, coordinator: the request has arrived and waits for a place, or has just got one.
+    /// F1, coordinator: the request has arrived, and waits for a place or has just got one.
     Queued,
     /// F2, prefill node: the prompt's blocks are held.
     PrefillScheduled,
     /// F3, prefill node: before each step of the engine.
     MidChunk,
-    /// F4, prefill node: the first token is drawn, nobody has heard of it.
+    /// F4, prefill node: the first token is drawn and not sent yet.
     PrefillDone,
-    /// F5, decode node: blocks are reserved, the ticket is not out.
+    /// F5, decode node: blocks are reserved, the ticket is not sent yet.
     DecodeReserved,
     /// F6, prefill node: the first block is on its way.
     TransferBegun,
     /// F6, prefill node: half of the blocks are on their way.
     TransferHalf,
-    /// F6, prefill node: every block is on its way, the last frame is not. Its fault: the transfer breaks here.
+    /// F6, prefill node: every block is on its way, the last frame is not. The point's own fault: the transfer breaks here.
     TransferNearlyDone,
     /// F7, decode node: committed, the acknowledgement is not sent.
     Committed,
-    /// F8, prefill node: the acknowledgement is there, the blocks are not yet released. Its fault: it never came.
+    /// F8, prefill node: the acknowledgement has come, the blocks are not released yet. The point's own fault: it never
+    /// came.
     Acked,
     /// F9, coordinator: a first token has come, the client has not seen it.
     FirstTokenUnflushed,
-    /// F10, decode node: after each step of the engine, its tokens not yet told.
+    /// F10, decode node: after each step of the engine, before its tokens are sent.
     MidDecode,
     /// F11, decode node: the last token is drawn, the end is not sent.
     LastToken,
@@ -60,7 +61,7 @@ impl FaultPoint {
         Self::TerminalSent,
     ];
 
-    /// As scripts and the matrix name it.
+    /// The name in scripts and in the matrix.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -80,7 +81,7 @@ impl FaultPoint {
         }
     }
 
-    /// Role of the process that passes it.
+    /// The role of the process that passes the point.
     pub fn role(self) -> &'static str {
         match self {
             Self::Queued | Self::FirstTokenUnflushed => "coordinator",
@@ -103,7 +104,7 @@ impl FaultPoint {
 #[cfg(feature = "failpoints")]
 pub use armed::{hit, serve};
 
-/// Passes a point. True when its own fault is to happen here.
+/// Passes a point. Returns true when the point's own fault is to happen here.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn hit(_: FaultPoint) -> bool {
@@ -126,10 +127,10 @@ mod armed {
     /// How soon a continued process goes on from its point.
     const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-    /// A client of the socket says its line and leaves; one that does not is left.
+    /// A client of the socket sends its line and leaves. A client that does not is dropped after this time.
     const LINE_TIME_LIMIT: Duration = Duration::from_secs(5);
 
-    /// Passes a point: waits, stops the process, or says that the point's own fault is to happen here.
+    /// Passes a point: waits, stops the process, or returns that the point's own fault is to happen here.
     pub fn hit(point: FaultPoint) -> bool {
         let told = fail::eval(point.name(), |told| told.unwrap_or_default());
         match told.as_deref() {
@@ -145,8 +146,8 @@ mod armed {
     /// How often this process was continued.
     static CONTINUED: AtomicU64 = AtomicU64::new(0);
 
-    /// Stops the process and returns once it was continued. The kernel stops each thread when it next runs, so on a busy
-    /// machine the one that asked for it could go on for milliseconds: it waits for the end of the stop instead.
+    /// Stops the process and returns once it was continued. The kernel stops each thread when that thread next runs, so on
+    /// a busy machine the calling thread could go on for milliseconds. It therefore waits for the end of the stop.
     fn stand_still() {
         let before = CONTINUED.load(Ordering::Relaxed);
         if rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).is_err() {
@@ -175,14 +176,14 @@ mod armed {
         Ok(())
     }
 
-    /// Arms points on behalf of whoever can write to `FOLDER/NAME.sock`, on a thread of its own.
+    /// Arms points for any client that can write to `FOLDER/NAME.sock`, on a thread of its own.
     ///
     /// # Errors
     /// No socket there.
     pub fn serve(folder: &Path, name: &str) -> io::Result<()> {
         count_continues()?;
         let path = folder.join(format!("{name}.sock"));
-        // Of an earlier life of this process.
+        // A socket of an earlier life of this process.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(path)?;
         std::thread::Builder::new()

@@ -1,10 +1,10 @@
-//! Whether a process is ready, told the same way over HTTP (`/health`, `/ready`) and gRPC health.
+//! Whether a process is ready, with one answer for HTTP (`/health`, `/ready`) and gRPC health.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Shared by the task that knows and the endpoints that tell.
+/// Shared by the task that knows it and the endpoints that report it.
 #[derive(Clone, Debug)]
 pub struct Health {
     state: Arc<watch::Sender<ReadyState>>,
@@ -13,7 +13,7 @@ pub struct Health {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadyState {
     Ready,
-    /// Why not, in words a person can act on.
+    /// Why it is not ready, in words on which a person can act.
     NotReady(String),
     Draining,
 }

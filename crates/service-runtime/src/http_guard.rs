@@ -1,8 +1,10 @@
-//! Keeps web pages of other sites away from the HTTP pages of a process: which host names it answers to, and whose writes it takes.
+//! Keeps web pages of other sites away from a process's HTTP pages: it checks the host name of a request and the origin of
+//! a write.
 //!
-//! A browser lets any page send requests to any address, this machine's own too. Two things tell such a request from an
-//! operator's: the name it was sent to (a page whose own name was bound to this machine's address, "DNS rebinding", can also
-//! read the answers), and the origin that the browser states with every write. Programs such as curl and the SDKs state none.
+//! A browser lets any page send requests to any address, also to this machine. Two facts distinguish such a request from an
+//! operator's. One is the host name: a page whose own name was bound to this machine's address ("DNS rebinding") can also
+//! read the answers. The other is the origin, which the browser states with every write. Programs such as curl and the SDKs
+//! state none.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,11 +15,11 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-/// Sent by browsers alone, and never under a page's control: <https://www.w3.org/TR/fetch-metadata/>.
+/// Only browsers send it, and no page controls it: <https://www.w3.org/TR/fetch-metadata/>.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
-/// Probes and scrapes come by whatever name their machine has for this one, and these pages hold nothing that is secret.
+/// Probes and scrapes use any name that their machine has for this one. These pages hold nothing secret.
 const PATHS_FOR_ANY_HOST: [&str; 4] = ["/health", "/ready", "/ping", "/metrics"];
-/// What a refusal repeats of what a client sent.
+/// The length of a client's text that a refusal repeats.
 const SHOWN_CHARS_MAX: usize = 64;
 
 /// To be flattened into a process's configuration.
@@ -30,7 +32,7 @@ pub struct GuardConfig {
     pub allowed_hosts: Vec<HostPattern>,
 }
 
-/// A name as it stands in `--allowed-hosts`.
+/// A name in the form of `--allowed-hosts`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostPattern {
     Any,
@@ -96,12 +98,12 @@ impl HostPattern {
     }
 }
 
-/// An origin as a browser states it.
+/// An origin in the form in which a browser states it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebOrigin {
     scheme: String,
     host: String,
-    /// `None`: the scheme's own.
+    /// `None`: the scheme's own port.
     port: Option<u16>,
 }
 
@@ -138,8 +140,8 @@ impl Serialize for WebOrigin {
 }
 
 impl WebOrigin {
-    /// Whether a page of this origin came from the server that calls itself `(host, port)` here. The scheme does not count: a
-    /// proxy in front may add TLS.
+    /// Whether a page of this origin came from the server that is called `(host, port)` here. The scheme does not count,
+    /// because a proxy in front may add TLS.
     fn is_of(&self, (host, port): &(String, Option<u16>)) -> bool {
         let own = self.port.or(default_port(&self.scheme));
         self.host == *host && own == port.or(default_port(&self.scheme))
@@ -154,7 +156,7 @@ fn default_port(scheme: &str) -> Option<u16> {
     }
 }
 
-/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`, the host in lower case without the root's dot.
+/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`. The host is in lower case, without the root's dot.
 fn split_port(authority: &str) -> Option<(String, Option<u16>)> {
     let end = match authority.strip_prefix('[') {
         Some(rest) => rest.find(']')? + 2,
@@ -172,7 +174,7 @@ fn split_port(authority: &str) -> Option<(String, Option<u16>)> {
     (!host.is_empty() && host.chars().all(is_plain)).then_some((host, port))
 }
 
-/// An address, of which no page can make its own name: a browser asks no name server about it.
+/// An address. No page can make it its own name, because a browser asks no name server about it.
 fn is_address(host: &str) -> bool {
     let v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     match v6 {
@@ -181,7 +183,7 @@ fn is_address(host: &str) -> bool {
     }
 }
 
-/// Why a request was not let in: for the client.
+/// Why a request was refused, for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub status: StatusCode,
@@ -189,7 +191,8 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Decides by a request's head alone. Cloning shares it; the default lets in addresses and localhost, and writes of no other origin.
+/// Decides by the head of a request alone. Clones share it. The default allows addresses and localhost, and no writes of
+/// other origins.
 #[derive(Clone, Debug, Default)]
 pub struct HttpGuard(Arc<Allowed>);
 
@@ -200,7 +203,7 @@ struct Allowed {
 }
 
 impl HttpGuard {
-    /// `own_addresses` are this process's own host:port: a name in one of them was chosen by the operator.
+    /// `own_addresses` are this process's own host:port. The operator chose the names in them.
     pub fn new(config: &GuardConfig, own_addresses: &[&str]) -> Self {
         let own = own_addresses.iter().filter_map(|address| split_port(address));
         let own = own.map(|(host, _)| HostPattern::Name(host));
@@ -220,9 +223,9 @@ impl HttpGuard {
     }
 
     /// # Errors
-    /// The request is not to be answered.
+    /// The request must not be answered.
     pub fn check(&self, head: &request::Parts) -> Result<(), Refusal> {
-        // No browser speaks HTTP/2 without TLS: this is gRPC.
+        // No browser speaks HTTP/2 without TLS, so this is gRPC.
         if head.version == Version::HTTP_2 {
             return Ok(());
         }
@@ -287,7 +290,7 @@ impl HttpGuard {
     }
 }
 
-/// The name that a request was sent to. `None` where there is none: HTTP/1.0, no browser.
+/// The name that a request was sent to. `None` where there is none: HTTP/1.0, and so no browser.
 fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>)>, Refusal> {
     let mut named = headers.get_all(header::HOST).iter();
     let (first, second) = (named.next(), named.next());
@@ -305,7 +308,7 @@ fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>
     }
 }
 
-/// A page can send JSON to another origin only after a preflight has let it.
+/// A page can send JSON to another origin only after a preflight has allowed it.
 fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     let length = headers.get(header::CONTENT_LENGTH);
     let has_body = length.is_some_and(|length| length != "0") || headers.contains_key(header::TRANSFER_ENCODING);

@@ -1,6 +1,6 @@
-//! Owns what every baton process does alike: configuration, start-up announcements, shutdown, time, telemetry,
+//! Owns what every baton process does in the same way: configuration, start-up announcements, shutdown, time, telemetry,
 //! serving a port, and a node's membership of its coordinators.
-//! Never decides where a request goes and never touches KV bytes or weights.
+//! Never decides where a request goes, and never touches KV bytes or weights.
 //! Read first: `process::main`, the life of a process; then `config`, `serve`, `membership`.
 //! Tests: beside the code; `tests/` for what needs a process of its own.
 

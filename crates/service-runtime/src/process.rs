@@ -1,4 +1,4 @@
-//! The life of a process on one screen: configuration, runtime, telemetry, signals, run, flush, exit code.
+//! The life of a process: configuration, runtime, telemetry, signals, run, flush, exit code.
 
 use std::ffi::OsString;
 use std::fmt::{Debug, Display};
@@ -13,14 +13,14 @@ use crate::shutdown::{self, Shutdown};
 use crate::spans::flavor::OtelFlavor;
 use crate::telemetry::{self, Identity};
 
-/// What every process's config can say about itself.
+/// The facts that every process's config can give.
 pub trait ProcessConfig: clap::Args + Serialize + Send + 'static {
     /// `baton-coordinator`, `baton-prefill` or `baton-decode`.
     const SERVICE: &'static str;
-    /// What suits its buffers.
+    /// The policy for freed memory that suits its buffers.
     const FREED_MEMORY: FreedMemory;
     fn name(&self) -> &str;
-    /// In whose words its spans speak.
+    /// The naming conventions of its spans.
     fn otel_flavors(&self) -> &[OtelFlavor];
 }
 

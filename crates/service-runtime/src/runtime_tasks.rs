@@ -1,4 +1,4 @@
-//! The gauge every process exposes of its async runtime: a leak of streams or transfers shows there first.
+//! A gauge of the async runtime that every process exposes. A leak of streams or transfers shows there first.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::metrics::table;
 
-/// Adds the gauge for the runtime this is called on; outside of one there is nothing to count.
+/// Adds the gauge for the runtime of the caller. Outside of a runtime there is nothing to count.
 pub fn register(registry: &mut Registry) {
     if let Ok(runtime) = Handle::try_current() {
         registry.register_collector(Box::new(RuntimeTasks { runtime }));

@@ -27,26 +27,28 @@ mod closable;
 
 use closable::Closable;
 
-/// Enough in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
+/// Enough bytes in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 /// 3.4-4.3 GB/s on loopback against 2.3-2.7 GB/s at the default of 16 KiB.
 pub const HTTP2_FRAME_BYTES_MAX: u32 = 1 << 20;
-/// A server that vanished without a word (power, cable) is noticed within interval + timeout.
+/// A server that vanished silently (power, cable) is noticed within interval + timeout.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// A client that vanished is noticed within interval + timeout, so a coordinator whose host died holds a node's blocks for at most
-/// 30 s (one whose process died: for less than 1 s, its connections close). A server is more patient than a client: a coordinator
-/// that stands still for less than the timeout finds its streams as it left them, and closing them would move every request.
+/// A client that vanished is noticed within interval + timeout. So a coordinator whose host died holds a node's blocks for
+/// 30 s at most. (When only its process died it is less than 1 s, because its connections close.) A server waits longer
+/// than a client: a coordinator that stands still for less than the timeout must find its streams as it left them, because
+/// closing them would move every request.
 pub const SERVER_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub const SERVER_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// A caller may have this many calls open, or cancelled and not yet looked at, where nothing says what its permits allow.
+/// Calls that a caller may have open, or cancelled and not yet handled, where no permits limit them.
 const CALLS_MAX_DEFAULT: u32 = 256;
-/// And never more, whatever a node's permits allow: h2 keeps about a kilobyte of each, so this is 64 MiB for one caller.
+/// The upper limit, whatever a node's permits allow. h2 keeps about a kilobyte for each call, so this is 64 MiB for one
+/// caller.
 const CALLS_MAX: u32 = 1 << 16;
 /// Calls that need no permit, beside those that do: health, clocks, membership.
 const CALLS_WITHOUT_PERMIT_MAX: u32 = 64;
-/// Answers to a call that was cancelled may come for this long, when the caller stood still. After that its connection is dead.
+/// Answers to a cancelled call may come for this long when the caller stood still. After that its connection is dead.
 const LATE_ANSWERS_MAX: Duration = SERVER_KEEPALIVE_INTERVAL.saturating_add(SERVER_KEEPALIVE_TIMEOUT);
 /// Streams that are still open when a process stops get this long to end by themselves.
 const STREAM_END_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -56,7 +58,7 @@ pub enum ServeError {
     #[error("cannot listen on {address}: {source}; is another process using the port?")]
     Bind { address: String, source: std::io::Error },
     #[error(
-        "listening on {bound}, all addresses of this host, but others need one to reach it: give --advertise HOST:PORT (an address of this host that they reach), or listen on that address"
+        "listening on {bound}, which is every address of this host; other processes need one address that they can reach: give it as --advertise HOST:PORT (a coordinator: --control-advertise HOST:PORT), or listen on that address"
     )]
     NoAddress { bound: SocketAddr },
     #[error("the server on {address} failed: {source}")]
@@ -80,13 +82,13 @@ pub async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), ServeError
     Ok((listener, bound))
 }
 
-/// A port that a process keeps from one life to the next: who dials meanwhile waits, and nobody else gets it. Cloning shares
-/// it; the default has none yet.
+/// A port that a process keeps from one life to the next. A caller that dials in between waits, and no other process gets
+/// the port. Clones share it. The default has no port yet.
 #[derive(Clone, Debug, Default)]
 pub struct KeptPort(Arc<Mutex<Option<std::net::TcpListener>>>);
 
 impl KeptPort {
-    /// The port that is kept; else one is bound, and kept.
+    /// The kept port. If there is none yet, a port is bound and kept.
     ///
     /// # Errors
     /// [`ServeError::Bind`].
@@ -110,7 +112,7 @@ impl KeptPort {
         Ok((listener, bound))
     }
 
-    /// Who dials from now on is refused.
+    /// Closes the port. Callers are refused from now on.
     pub fn release(&self) {
         *self.kept() = None;
     }
@@ -120,10 +122,10 @@ impl KeptPort {
     }
 }
 
-/// Where others reach this process: what was given, else what is bound.
+/// The address at which others reach this process: the advertised one, else the bound one.
 ///
 /// # Errors
-/// [`ServeError::NoAddress`] for a wildcard address, which nobody can dial.
+/// [`ServeError::NoAddress`] for a wildcard address, which no process can dial.
 pub fn reachable_address(bound: SocketAddr, advertised: Option<&str>) -> Result<String, ServeError> {
     match advertised {
         Some(address) => Ok(address.to_owned()),
@@ -132,7 +134,7 @@ pub fn reachable_address(bound: SocketAddr, advertised: Option<&str>) -> Result<
     }
 }
 
-/// What the ops endpoints show.
+/// The content of the endpoints for operators.
 #[derive(Clone, Debug)]
 pub struct Ops {
     pub role: &'static str,
@@ -140,9 +142,9 @@ pub struct Ops {
     pub version: &'static str,
     pub health: Health,
     pub metrics: Arc<Registry>,
-    /// `None` on a process without KV blocks: it has no `/admin/blocks`.
+    /// `None` on a process without KV blocks. It has no `/admin/blocks`.
     pub ledger: Option<Arc<dyn BlockLedger>>,
-    /// Who may ask over HTTP/1.1.
+    /// Decides which HTTP/1.1 requests are answered.
     pub guard: HttpGuard,
 }
 
@@ -175,9 +177,9 @@ async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -
 
 /// The services of a port, and how many calls one connection may bring.
 ///
-/// The bound is the server's against a flood of calls that are cancelled at once. h2's own one is 20 calls that were cancelled
-/// before the server looked at them; the connection then ends with every other call on it. A coordinator may find itself there
-/// in all innocence: its node stood still, and its clients went away.
+/// The limit protects the server against a flood of calls that are cancelled at once. h2's own limit is 20 calls that were
+/// cancelled before the server looked at them; then the connection ends with all its other calls. An innocent coordinator
+/// can reach that limit: its node stood still, and its clients went away.
 #[derive(Clone, Debug)]
 pub struct Calls {
     routes: Routes,
@@ -185,8 +187,9 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// `permits_max`: as many calls as one caller can ever have permits for. All of them may be open, or cancelled while this
-    /// process stood still. A caller that has more open waits for the end of one; one that cancels more loses its connection.
+    /// `permits_max`: the most calls for which one caller can have permits. All of them may be open, or cancelled while
+    /// this process stood still. A caller that wants more open calls waits for the end of one. A caller that cancels more
+    /// loses its connection.
     pub fn new(routes: Routes, permits_max: u32) -> Self {
         let per_connection_max = permits_max.clamp(CALLS_MAX_DEFAULT, CALLS_MAX) + CALLS_WITHOUT_PERMIT_MAX;
         Self {
@@ -217,7 +220,7 @@ async fn health(State(ops): State<Ops>) -> Response {
     answer(&ops, StatusCode::OK)
 }
 
-/// The process can be given work.
+/// The process can take work.
 async fn ready(State(ops): State<Ops>) -> Response {
     let status = match ops.health.get().is_ready() {
         true => StatusCode::OK,
@@ -260,7 +263,7 @@ pub async fn serve_node(
         .add_service(health_service)
         .into_axum_router()
         .merge(ops.router());
-    // Around the gRPC services too: over HTTP/1.1 a page could call them.
+    // The guard is around the gRPC services too: a page could call them over HTTP/1.1.
     let router = router.layer(from_fn_with_state(ops.guard.clone(), guarded));
     let over = CancellationToken::new();
     let incoming = TcpListenerStream::new(listener).map(|stream| {
@@ -289,16 +292,16 @@ pub async fn serve_node(
         served = serving => served,
         () = overdue => Ok(()),
     };
-    // The tasks of connections with a stream that never ends are not this one's; they hold the services.
+    // This task does not own the tasks of connections whose stream never ends. Those tasks hold the services.
     over.cancel();
     health_task.abort();
     served.map_err(|source| ServeError::Serve { address, source })
 }
 
-/// A channel to another process with the same windows as the servers here. Connects when it is first used.
+/// A channel to another process, with the same windows as the servers here. It connects when it is first used.
 ///
-/// It remembers every call that it cancelled until no answer can come any more. By default h2 remembers 50 of them for a second,
-/// and ends the connection once the answers to 1,024 others have come late, over its whole life.
+/// It remembers every call that it cancelled until no answer can come any more. By default h2 remembers 50 such calls for a
+/// second, and ends the connection after 1,024 late answers to others over its whole life.
 ///
 /// # Errors
 /// The address is not a host and port.

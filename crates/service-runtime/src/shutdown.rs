@@ -1,10 +1,10 @@
-//! How a process is asked to stop: signals, the end of stdin, or a drain request; everything else only listens.
+//! How a process is asked to stop: by a signal, by the end of stdin, or by a drain request. All other code only listens.
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-/// A request to drain and exit, shared by every task of a process. Cloning shares it; it is never taken back.
+/// A request to drain and exit, shared by all tasks of a process. Clones share it. It cannot be taken back.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
     token: CancellationToken,
@@ -21,25 +21,26 @@ impl Shutdown {
     pub fn is_requested(&self) -> bool {
         self.token.is_cancelled()
     }
-    /// Ends when shutdown is requested; at once when it already was.
+    /// Returns when shutdown is requested, or at once when it already was.
     pub async fn requested(&self) {
         self.token.cancelled().await;
     }
 }
 
-/// What a drained node needs to say goodbye when a peer does not listen: two seconds for streams that are still open, one
-/// for each coordinator's last report and one for its entry in etcd, all of them seen at once only when everybody hangs.
+/// The time that a drained node needs for its goodbyes when a peer does not listen: two seconds for streams that are still
+/// open, one second for the last reports to coordinators, and one for the entry in etcd. A node needs all of it only when
+/// every peer hangs.
 pub const NODE_GOODBYE_TIME: Duration = Duration::from_millis(3_500);
 
-/// Of a drain's whole time, what running requests get: the process is gone when all of it is over.
+/// The part of a drain's time that running requests get. The process is gone when the whole time is over.
 pub fn time_for_requests(drain: Duration, goodbye: Duration) -> Duration {
     drain.saturating_sub(goodbye).max(drain / 2)
 }
 
-/// Exit code after a second signal, as shells give for SIGINT.
+/// The exit code after a second signal, as shells report for SIGINT.
 const INTERRUPTED_EXIT_CODE: i32 = 130;
 
-/// SIGTERM or SIGINT asks for a drain; a second one ends the process at once with code 130.
+/// SIGTERM or SIGINT asks for a drain. A second signal ends the process at once with code 130.
 ///
 /// # Errors
 /// The operating system refused a signal handler.
@@ -70,8 +71,8 @@ pub fn on_signals() -> std::io::Result<Shutdown> {
     Ok(shutdown)
 }
 
-/// `--exit-with-stdin`: drain when stdin ends, which it does when the parent dies, however it dies.
-/// A plain thread: a blocked read must not hold up the runtime's own shutdown.
+/// `--exit-with-stdin`: drain when stdin ends. It ends when the parent dies, however it dies. A plain thread reads stdin,
+/// because a blocked read must not delay the runtime's own shutdown.
 ///
 /// # Errors
 /// No thread could be started.
@@ -87,7 +88,7 @@ pub fn on_stdin_end(shutdown: &Shutdown) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What arrives is ignored; an error ends the stream as the end of file does.
+/// The bytes are ignored. An error ends the stream, as the end of the file does.
 fn wait_for_end(mut input: impl std::io::Read) {
     let mut scratch = [0u8; 256];
     loop {

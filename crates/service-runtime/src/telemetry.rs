@@ -1,11 +1,11 @@
 //! Logs on stderr, spans to an OTLP collector when the standard `OTEL_*` variables name one, and W3C propagation.
 //!
-//! Without an endpoint nothing is exported, but every process keeps its last spans, and every request has a trace id for
-//! logs and the access log. `OTEL_SDK_DISABLED=true` keeps none either: the access log alone has the id then.
+//! Without an endpoint nothing is exported. But every process keeps its last spans, and every request has a trace id for
+//! logs and the access log. With `OTEL_SDK_DISABLED=true` no span is kept, and only the access log has the id.
 //!
-//! Telemetry never costs a request. A span that has ended waits for the thread that keeps it (`spans::recorder`; when its
-//! queue is full, whoever ended the span keeps it), and then, when it is to be exported, for the exporter's own thread (when
-//! that queue is full it is not exported, and still kept).
+//! Telemetry does not delay a request. A span that has ended waits for the thread that keeps it (`spans::recorder`); when
+//! that queue is full, the caller keeps it. A span to be exported then waits for the exporter's own thread; when that queue
+//! is full, the span is not exported, but still kept.
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
@@ -43,7 +43,7 @@ pub use propagation::{
     inject_context, inject_headers, traceparent,
 };
 
-/// Who a process is in traces.
+/// The identity of a process in traces.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
     /// `baton-coordinator`, `baton-prefill` or `baton-decode`; `OTEL_SERVICE_NAME` wins.
@@ -51,13 +51,13 @@ pub struct Identity<'a> {
     /// The node's name: `service.instance.id`.
     pub instance: &'a str,
     pub version: &'static str,
-    /// In whose words its spans speak.
+    /// The naming conventions of its spans.
     pub flavors: &'a [OtelFlavor],
 }
 
 #[derive(Debug, Error)]
 pub enum TelemetryError {
-    #[error("RUST_LOG is not a filter: {0}; write for example `info` or `info,baton=debug`")]
+    #[error("RUST_LOG is not a filter: {0}; write for example `info` or `info,coordinator=debug`")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
     #[error("the OTLP exporter cannot be set up: {0}; check OTEL_EXPORTER_OTLP_ENDPOINT, or unset it to run without")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
@@ -77,16 +77,16 @@ pub enum TelemetryError {
 
 /// Logs of the transport's own crates are noise at `info`.
 const LOG_FILTER: &str = "info,h2=warn,hyper=warn,tonic=warn,tower=warn,opentelemetry=error,opentelemetry_sdk=error";
-/// The exporter's own traffic must not be traced, or it would export itself for ever.
+/// The exporter's own traffic must not be traced. It would cause exports for ever.
 const SPAN_FILTER: &str =
     "info,opentelemetry=off,opentelemetry_sdk=off,h2=off,hyper=off,hyper_util=off,tonic=off,tower=off";
-/// A collector that is down must not hold up the end of a process.
+/// A collector that is down must not delay the end of a process.
 const FLUSH_TIME_LIMIT: Duration = Duration::from_secs(2);
 
-/// Keeps the exporter alive; `shutdown` flushes it.
+/// Keeps the exporter alive. `shutdown` flushes it.
 #[derive(Debug)]
 pub struct Telemetry {
-    /// None where `OTEL_SDK_DISABLED` says so.
+    /// `None` with `OTEL_SDK_DISABLED`.
     provider: Option<SdkTracerProvider>,
 }
 
@@ -137,11 +137,11 @@ pub fn init(identity: Identity<'_>) -> Result<Telemetry, TelemetryError> {
 }
 
 impl Telemetry {
-    /// Sends what is queued. Off the async threads: the flush blocks, and on them it would wait for itself.
+    /// Sends what is queued. It runs off the async threads: the flush blocks, and on them it would wait for itself.
     pub async fn shutdown(self) {
         let Some(provider) = self.provider else { return };
         let flush = move || {
-            // A provider that is shut down makes no span any more.
+            // A provider that is shut down makes no more spans.
             spans::flush(FLUSH_TIME_LIMIT);
             provider.shutdown_with_timeout(FLUSH_TIME_LIMIT)
         };
@@ -180,12 +180,12 @@ where
     }
 }
 
-/// no-color.org, and terminals that cannot.
+/// Follows no-color.org, and terminals without colours.
 fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && std::env::var("TERM").as_deref() != Ok("dumb")
 }
 
-/// For a process that goes on in another role: its spans are another service's from now on.
+/// For a process that goes on in another role: its spans belong to another service from now on.
 ///
 /// # Errors
 /// The exporter cannot be made, although it could at the start.
@@ -202,14 +202,14 @@ pub async fn change_service(identity: Identity<'_>) -> Result<(), TelemetryError
     Ok(())
 }
 
-/// Gives a fresh span its remote parent. A span that has started cannot change its parent: call it at once.
+/// Gives a new span its remote parent. Call it at once, because a span that has started cannot change its parent.
 pub fn set_parent(span: &Span, parent: Context) {
     if parent.span().span_context().is_valid() {
         let _ = span.set_parent(parent);
     }
 }
 
-/// What a span measures did not come to a good end: `kind` is a closed label, `words` say why.
+/// Marks a span whose work failed. `kind` is a closed label, `words` say why.
 pub fn set_failed(span: &Span, kind: impl Into<Value>, words: String) {
     span.set_attribute("error.type", kind);
     span.set_status(Status::error(words));
@@ -222,7 +222,7 @@ pub fn trace_id(span: &Span) -> Option<String> {
     (id != opentelemetry::trace::TraceId::INVALID).then(|| id.to_string())
 }
 
-/// A span that others must know of before it is over: its context travels ahead.
+/// A span whose context other processes need before it is over.
 #[derive(Debug)]
 pub struct OpenSpan {
     span: global::BoxedSpan,
@@ -248,7 +248,7 @@ impl OpenSpan {
         self.span.set_attributes(attributes);
     }
 
-    /// `error`: why what it measures did not come to a good end.
+    /// `error`: why the measured work failed.
     pub fn end(mut self, end: Time, error: Option<String>) {
         if let Some(error) = error {
             self.span.set_status(Status::error(error));
@@ -257,7 +257,7 @@ impl OpenSpan {
     }
 }
 
-/// A span over a period that is known only when it is over: queue waits, the step thread's chunks, transfers.
+/// A span for a period that is known only when it is over: queue waits, chunks of the step thread, transfers.
 /// Times are of this process's clock.
 #[derive(Debug)]
 pub struct MeasuredSpan {
@@ -285,12 +285,12 @@ impl MeasuredSpan {
         }
     }
 
-    /// Records it under `parent` on a thread of telemetry's own, some milliseconds from now: where a request waits.
+    /// Records it under `parent` on telemetry's own thread, some milliseconds later. For places where a request waits.
     pub fn record_later(self, parent: &Context) {
         spans::record_later(self, parent.clone());
     }
 
-    /// Records it under `parent`; returns its own context for children and links.
+    /// Records it under `parent`. Returns its own context for children and links.
     pub fn record(self, parent: &Context) -> SpanContext {
         let anchor = Anchor::now();
         let links = self
@@ -316,7 +316,7 @@ impl MeasuredSpan {
     }
 }
 
-/// Coordinator's wall clock less this process's; none on the coordinator itself.
+/// The coordinator's wall clock less this process's. `None` on the coordinator itself.
 static WALL_OFFSET: Mutex<Option<ClockOffset>> = Mutex::new(None);
 
 /// From now on spans are written in the coordinator's wall clock.
@@ -328,7 +328,7 @@ pub(crate) fn wall_offset() -> Option<ClockOffset> {
     *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One reading of both clocks: times of one span keep their distances to the nanosecond.
+/// One reading of both clocks, so that the times of one span keep their distances to the nanosecond.
 #[derive(Debug)]
 struct Anchor {
     time: Time,

@@ -45,7 +45,7 @@ impl FromStr for ByteSize {
         let (number, unit) = trimmed.split_at(digits);
         let number: u64 = number.parse().map_err(|_| error())?;
         let unit = unit.trim();
-        // A forgotten unit would make a pool of one block out of `--kv-cache-memory 12`.
+        // Without a unit `--kv-cache-memory 12` would make a pool of one block.
         let known = BYTE_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
         let factor = known.ok_or_else(error)?.1;
         number.checked_mul(factor).map(ByteSize).ok_or_else(error)

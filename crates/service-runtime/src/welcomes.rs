@@ -1,4 +1,5 @@
-//! What a node makes of its membership's events: ready while it is welcome at one coordinator at least, and when to leave.
+//! What a node does with its membership's events: it is ready while at least one coordinator has welcomed it, and leaves
+//! when told.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +10,20 @@ use crate::announce::Announcement;
 use crate::health::{Health, ReadyState};
 use crate::membership::{LostReason, Membership, MembershipEvent};
 
-/// Why a node is to leave.
+/// Why a node must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     /// A coordinator asks for it.
     Asked,
-    /// It is to join again as something else.
+    /// It must join again in another role.
     ForRole(AssignedRole),
     /// A process that was started later has its name.
     Fenced { by_epoch: NodeEpoch },
 }
 
 impl Leaving {
-    /// What is heard while the node leaves already: a namesake is stronger than the wish that it be gone for good, and that
-    /// than the wish for another role; of two alike the later one holds.
+    /// An order that comes while the node already leaves. A namesake is stronger than an order to leave for good, and that
+    /// is stronger than a change of role. Of two equal orders the later one counts.
     fn then(self, heard: Leaving) -> Self {
         let strength = |leaving: Leaving| match leaving {
             Leaving::ForRole(_) => 0,
@@ -33,17 +34,17 @@ impl Leaving {
     }
 }
 
-/// How a node's process goes on when a life of it has ended well.
+/// How a node's process goes on when one of its lives has ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifeEnd {
     /// It has left for good.
     Left,
-    /// It is to join again as something else.
+    /// It must join again in another role.
     ForRole(AssignedRole),
 }
 
 impl From<Option<Leaving>> for LifeEnd {
-    /// A fenced node's end is an error, which is its role's to word.
+    /// A fenced node's end is an error. The role words it.
     fn from(leaving: Option<Leaving>) -> Self {
         match leaving {
             Some(Leaving::ForRole(role)) => Self::ForRole(role),
@@ -57,7 +58,7 @@ impl From<Option<Leaving>> for LifeEnd {
 pub struct Welcomes {
     role: &'static str,
     name: String,
-    /// What it may be asked to become.
+    /// The roles that it may be asked to take.
     roles: Vec<AssignedRole>,
     health: Health,
     addresses: BTreeSet<String>,
@@ -65,7 +66,7 @@ pub struct Welcomes {
 }
 
 impl Welcomes {
-    /// `role`: as its announcement has it.
+    /// `role` is the role in its announcement.
     pub fn new(role: &'static str, record: &NodeRecord, health: Health) -> Self {
         Self {
             role,
@@ -77,13 +78,13 @@ impl Welcomes {
         }
     }
 
-    /// Keeps the health true and announces the node at its first welcome.
+    /// Keeps the health up to date, and announces the node at its first welcome.
     pub fn take(&mut self, event: MembershipEvent) -> Option<Leaving> {
         match event {
             MembershipEvent::Welcomed { coordinator, address } => {
                 tracing::info!(%coordinator, address, "welcomed");
                 self.health.set(ReadyState::Ready);
-                // A node that leaves already is welcome too late.
+                // A welcome that comes while the node leaves is too late.
                 if self.welcomed(address) && self.health.get().is_ready() {
                     let (role, name) = (self.role.to_owned(), self.name.clone());
                     Announcement::Ready { role, name }.print();
@@ -100,8 +101,9 @@ impl Welcomes {
         }
     }
 
-    /// Carries the node's `goodbye` to its end and hears what its coordinators say meanwhile: somebody may want it gone for
-    /// good that was to come back, or have its name. A node that leaves by itself (`None`) does so whatever is said.
+    /// Carries out the node's `goodbye` and listens to its coordinators meanwhile: an order may say that the node leaves
+    /// for good instead of coming back, or another process may take its name. A node that leaves by itself (`None`) ignores
+    /// such orders.
     pub async fn hear_during<T>(
         &mut self,
         membership: &mut Membership,
@@ -150,13 +152,13 @@ impl Welcomes {
         }
     }
 
-    /// True for the first welcome of all: that is when a node announces itself.
+    /// True for the first welcome of all. That is when a node announces itself.
     fn welcomed(&mut self, coordinator_address: String) -> bool {
         self.addresses.insert(coordinator_address);
         !std::mem::replace(&mut self.has_been_welcome, true)
     }
 
-    /// What the node is after the loss of one coordinator, or a failed attempt to reach it.
+    /// The state of the node after it lost one coordinator, or could not reach it.
     fn lost(&mut self, coordinator_address: &str, reason: &LostReason) -> ReadyState {
         self.addresses.remove(coordinator_address);
         match self.addresses.is_empty() {

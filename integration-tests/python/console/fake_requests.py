@@ -1,4 +1,4 @@
-"""Requests as a coordinator would remember them (docs/records.md): made up from a seed, with figures that add up."""
+"""Requests as a coordinator would remember them (docs/reference/records.md): made up from a seed, with figures that add up."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""A coordinator for the console's development and tests: serves the files at /ui/ and a fake of docs/records.md.
+"""A coordinator for the console's development and tests: serves the files at /ui/ and a fake of docs/reference/records.md.
 
     python3 mock_server.py --port 8099 [--records 10000] [--quiet]
 

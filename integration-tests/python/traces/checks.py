@@ -91,7 +91,7 @@ def misplaced(trace):
 
 
 def follows(trace):
-    """Pairs of marks of a request of one attempt, in the order of docs/stages.md."""
+    """Pairs of marks of a request of one attempt, in the order of docs/reference/stages.md."""
     of = {(span["name"], span["kind"]): span for span in trace["spans"]}
     is_local = trace["request"]["prefill_node"] is None
     start = lambda name, kind="internal": (of.get((name, kind)), "start_ms")  # noqa: E731

@@ -1,5 +1,5 @@
-//! The fault matrix (TARGETS T2 to T4): real processes, a faulty link, one fault at one exact point of a request's life,
-//! and a judge that compares every token with a fault-free run.
+//! The fault matrix (rows T2 to T4 of `docs/measurements/reliability.md`): real processes, a faulty link, one fault at one
+//! exact point of a request's life, and a judge that compares every token with a fault-free run.
 //!
 //! `campaign` runs many cells, `cells` reads the matrix from its data file, `rig` is a cluster that can be hurt, `client` is one request as a client sees
 //! it, `strike` carries one cell out, `sums` watches the pools meanwhile, `readiness` (T14) what the coordinator says of itself, `verdict` says what was wrong with it, `report` adds up.

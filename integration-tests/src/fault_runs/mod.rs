@@ -1,7 +1,8 @@
-//! Longer runs under faults, each for one line of TARGETS: cancels (T9), deadlines (T8), retries (T22), reuse of blocks and
-//! turned bits (T5), nodes killed (T6) and with them many streams, nodes paused (T7), coordinators killed (T11) and paused, etcd
-//! gone (T12), everything restarted in turn (T20). They use the fault matrix's rig, client and judge; `load` is the open
-//! loop of those with load and `judged` what it came to, `placements` reads from records when the coordinator used a node.
+//! Longer runs under faults. T9 and the like are rows of `docs/measurements/reliability.md`: cancels (T9), deadlines (T8),
+//! retries (T22), reuse of blocks and turned bits (T5), nodes killed (T6), also with many streams, nodes paused (T7),
+//! coordinators killed (T11) and paused, etcd gone (T12), everything restarted in turn (T20). The runs use the rig, the
+//! client and the judge of the fault matrix. `load` sends requests at a fixed rate, `judged` sums up their results, and
+//! `placements` reads from the records when the coordinator used a node.
 
 pub mod cancels;
 pub mod coordinator_kills;

@@ -12,7 +12,7 @@ use crate::fault_matrix::client::{self, Ending, Manner, Terminal};
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::token_exact::tokenize;
 
-/// TARGETS T22.
+/// The limit of row T22 in `docs/measurements/reliability.md`.
 pub const ATTEMPTS_PER_REQUEST_MAX: f64 = 1.2;
 pub const RECOVERED_WITHIN: Duration = Duration::from_secs(10);
 /// Texts are not compared here: the matrix does that.

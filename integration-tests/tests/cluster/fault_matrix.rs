@@ -1,4 +1,4 @@
-//! A seeded sample of the fault matrix, no kind of fault twice. The whole: `examples/fault_matrix.rs`.
+//! A seeded sample of the fault matrix, in which no kind of fault occurs twice. `examples/faults.rs` runs the whole matrix.
 
 use integration_tests::etcd_process;
 use integration_tests::fault_matrix::cells::Victim;

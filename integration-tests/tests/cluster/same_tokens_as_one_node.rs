@@ -1,7 +1,7 @@
 //! Split, co-located, chunked, cached, threaded: the same requests give the same token ids and the same KV bytes.
 //!
 //! A small number of prompts over the whole pairwise cover; `cargo run --release -p integration-tests --example
-//! token_exact -- 200` runs the full number (figures in docs/token-exact.md).
+//! token_exact -- 200` runs the full number (figures in docs/measurements/token-exact.md).
 
 use integration_tests::configurations::PAIRWISE;
 use integration_tests::token_exact::report::{self, HEADER, Row};

@@ -1,6 +1,8 @@
-//! The house rules (STYLE.md) as tests: layering, headers, sizes, banned calls, unsafe code, wire types, file names.
+//! The house rules (STYLE.md) as tests: layering, headers, sizes, banned calls, unsafe code, wire types, file names, and
+//! the paths that pages and comments cite.
 
 mod layering;
+mod pages;
 mod rules;
 mod source;
 
@@ -8,8 +10,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use layering::Manifest;
+use pages::Paths;
 use rules::Violation;
-use source::{SourceFile, files_with, functions, relative, rust_files, workspace_root};
+use source::{SourceFile, all_files, files_with, functions, relative, rust_files, workspace_root};
 
 #[track_caller]
 fn assert_none(rule: &str, violations: &[Violation]) {
@@ -90,7 +93,7 @@ fn lists_of_labels_are_whole() {
 }
 
 #[test]
-fn sibling_nodes_have_the_same_files() {
+fn a_role_is_its_configuration_and_its_service() {
     let files = rust_files();
     let of = |dir: &str| -> BTreeSet<String> {
         let prefix = format!("{dir}/src/");
@@ -100,23 +103,11 @@ fn sibling_nodes_have_the_same_files() {
             .map(str::to_owned)
             .collect()
     };
-    let (prefill, decode) = (of("prefill-node"), of("decode-node"));
-    // Whoever knows one node finds the hops of the other; files of its own a node may have besides.
-    let hops = [
-        "main.rs",
-        "lib.rs",
-        "config.rs",
-        "service.rs",
-        "step_loop.rs",
-        "handoff.rs",
-        "metrics.rs",
-    ];
-    let missing = hops.iter().flat_map(|hop| {
-        let sides = [("prefill-node", &prefill), ("decode-node", &decode)];
-        let lacking = sides.into_iter().filter(|(_, files)| !files.contains(*hop));
-        lacking.map(move |(side, _)| format!("{side}/src/{hop}"))
-    });
-    assert_none("hops missing from a node", &missing.collect::<Vec<Violation>>());
+    // What a node does is `crates/node`, for both roles.
+    let files = ["config.rs", "lib.rs", "main.rs", "service.rs"].map(str::to_owned);
+    for role in ["prefill-node", "decode-node"] {
+        assert_eq!(of(role), BTreeSet::from(files.clone()), "{role}/src");
+    }
 }
 
 #[test]
@@ -128,6 +119,30 @@ fn nothing_reads_outside_the_repository() {
         violations.extend(rules::reads_outside(&relative(&root, &path), &text));
     }
     assert_none("outside", &violations);
+}
+
+#[test]
+fn pages_keep_their_length() {
+    let root = workspace_root();
+    let violations = pages::PAGE_LINES_MAX.iter().flat_map(|(page, lines_max)| {
+        let text = fs::read_to_string(root.join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+        pages::page_length(page, &text, *lines_max)
+    });
+    assert_none("length of pages", &violations.collect::<Vec<_>>());
+}
+
+#[test]
+fn cited_paths_exist() {
+    let root = workspace_root();
+    let known = Paths::of_repository(&root);
+    let mut violations = Vec::new();
+    for path in all_files(&root) {
+        // Pictures and other files that are not text cite nothing.
+        if let Ok(text) = fs::read_to_string(&path) {
+            violations.extend(pages::cited_paths(&relative(&root, &path), &text, &known));
+        }
+    }
+    assert_none("cited paths", &violations);
 }
 
 mod the_rules_themselves {

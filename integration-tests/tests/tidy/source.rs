@@ -94,8 +94,18 @@ pub fn relative(root: &Path, path: &Path) -> String {
     path.to_string_lossy().replace('\\', "/")
 }
 
-/// Files below `root` with one of the extensions, sorted. `target`, hidden folders and virtual environments are skipped.
+/// Files below `root` with one of the extensions, sorted.
 pub fn files_with(root: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut files = all_files(root);
+    files.retain(|path| {
+        let extension = path.extension();
+        extension.is_some_and(|e| extensions.iter().any(|wanted| e == *wanted))
+    });
+    files
+}
+
+/// Files below `root`, sorted. `target`, hidden folders and virtual environments are skipped.
+pub fn all_files(root: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
@@ -105,10 +115,7 @@ pub fn files_with(root: &Path, extensions: &[&str]) -> Vec<PathBuf> {
                 if !name.starts_with('.') && name != "target" && name != "node_modules" {
                     folders.push(path);
                 }
-            } else if path
-                .extension()
-                .is_some_and(|e| extensions.iter().any(|wanted| e == *wanted))
-            {
+            } else {
                 found.push(path);
             }
         }

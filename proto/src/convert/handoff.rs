@@ -1,5 +1,5 @@
-//! KV frames and their replies. Sizes and references are checked here for form only: whether a frame belongs to a
-//! reservation is the receiver's ledger's business.
+//! KV frames and their replies. Sizes and references are checked for form only. The receiver's ledger decides whether a
+//! frame belongs to a reservation.
 
 use serving_core::ids::{Attempt, BlockId, Generation, NodeId};
 use serving_core::node::CompatibilityHash;
@@ -14,7 +14,7 @@ use crate::messages::{
 };
 use crate::v1;
 
-/// Version 00 has 55.
+/// The length of a context of version 00 is 55.
 const TRACEPARENT_BYTES_MAX: usize = 128;
 
 impl From<KvFrame> for v1::KvFrame {
@@ -81,7 +81,7 @@ impl TryFrom<v1::KvFrame> for KvFrame {
                 block_count: last.block_count,
                 frame_count: last.frame_count,
                 first_tokens: tokens_from_wire(last.first_tokens, "last.first_tokens")?,
-                // Anything that is not a context is as none: no transfer fails for its trace.
+                // A text that is no context counts as none. No transfer fails because of its trace.
                 traceparent: Some(last.traceparent).filter(|text| (1..=TRACEPARENT_BYTES_MAX).contains(&text.len())),
             }),
             Frame::Abort(abort) => KvFrame::Abort {

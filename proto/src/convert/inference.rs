@@ -245,7 +245,7 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
     }
 }
 
-/// Empty: nothing was handed over.
+/// Empty when nothing was handed over.
 fn transport(text: String) -> Result<String> {
     match text.as_str() {
         "" => Ok(text),

@@ -147,7 +147,7 @@ fn role_to_wire(role: AssignedRole) -> v1::AssignedRole {
     }
 }
 
-/// `None` for none, and for what a later version may know.
+/// `None` for no value, and for a value that only a later version knows.
 fn role_from_wire(wire: i32) -> Option<AssignedRole> {
     match v1::AssignedRole::try_from(wire) {
         Ok(v1::AssignedRole::Prefill) => Some(AssignedRole::Prefill),
@@ -286,7 +286,7 @@ fn status_from_wire(wire: v1::NodeStatus) -> Result<NodeStatus> {
     })
 }
 
-/// The sum is taken all over the place, so it has to fit.
+/// Other code adds these numbers up, so their sum must fit.
 fn block_counts(wire: v1::KvBlockCounts) -> Result<KvBlockCounts> {
     let parts = [
         wire.free,
@@ -415,7 +415,7 @@ impl TryFrom<v1::CoordinatorReport> for CoordinatorReport {
     }
 }
 
-/// Zero would make a node report or renew without a pause; beyond a day nothing is noticed any more.
+/// Zero would make a node report or renew without a pause. Beyond a day nothing would be noticed any more.
 fn interval(ms: u64, field: &'static str) -> Result<Duration> {
     const DAY_MS: u64 = 86_400_000;
     if (1..=DAY_MS).contains(&ms) {

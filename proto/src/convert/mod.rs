@@ -1,5 +1,5 @@
-//! Wire <-> core in both directions, the only place that names generated types' fields. Everything that comes from the
-//! wire is untrusted: each field is checked, a bad one is a [`ConvertError`] naming it, and nothing panics.
+//! Wire <-> core in both directions. This is the only place that names the fields of generated types. Everything from the
+//! wire is untrusted: each field is checked, a bad one is a [`ConvertError`] that names it, and nothing panics.
 
 mod handoff;
 mod inference;
@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::v1;
 
-/// A message from a peer breaks the contract. Always the sender's fault: the same message will not pass later.
+/// A message from a peer breaks the contract. It is always the sender's fault, and the same message will not pass later.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConvertError {
     #[error("field {field} is missing")]
@@ -64,7 +64,7 @@ type Result<T> = std::result::Result<T, ConvertError>;
 
 /// Names, labels and addresses; a DNS name has at most 253 characters.
 const NAME_BYTES_MAX: usize = 255;
-/// Text for people is cut, not refused: it must never cost a request.
+/// Text for people is cut, not refused, so that it never costs a request.
 const DETAIL_BYTES_MAX: usize = 2048;
 /// Transports, nodes of a pool and the like: far above any real cluster.
 const SMALL_LIST_MAX: usize = 1024;

@@ -1,4 +1,4 @@
-//! How a node's brain says no, or breaks off, in the words of the wire: one table for both kinds of node.
+//! How a node's brain refuses or breaks off, in the labels of the wire. One table serves both kinds of node.
 
 use serving_core::scheduler::{NodeFailure, Refusal};
 
@@ -15,7 +15,7 @@ impl From<&NodeFailure> for Failed {
             NodeFailure::Draining => Fault::Draining,
         };
         let reason = match failure {
-            // The transfer's own label tells more than "transfer_failed", which the fault says already.
+            // The transfer's own label says more than "transfer_failed", which the fault already says.
             NodeFailure::Transfer { reason, .. } => reason.clone(),
             _ => failure.name().to_owned(),
         };

@@ -9,12 +9,12 @@ use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
 use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
 use crate::v1;
 
-/// Far above any context length in reach; the message size limit binds first.
+/// Far above any context length in reach. The message size limit is reached first.
 const PROMPT_TOKENS_MAX: usize = 1 << 20;
 /// OpenAI allows 300 entries; a token list of a whole vocabulary is refused.
 const LOGIT_BIAS_MAX: usize = 4096;
 const STOP_TOKENS_MAX: usize = 4096;
-/// OpenAI's own limit on `n`.
+/// The wire's limit. The HTTP edge allows a client 16 (`coordinator/src/api/limits.rs`).
 const CHOICES_MAX: u32 = 128;
 /// Alternatives per token; clients ask for at most 20.
 pub(super) const TOP_LOGPROBS_MAX: u32 = 256;
@@ -205,7 +205,7 @@ impl Span {
 }
 
 fn within(value: f32, span: Span, field: &'static str) -> Result<f32> {
-    // False for NaN, as it must be.
+    // The comparison is false for NaN, as it must be.
     if value >= span.least && value <= span.most {
         return Ok(value);
     }

@@ -45,7 +45,8 @@ impl TryFrom<v1::TokenEvent> for TokenEvent {
     }
 }
 
-/// Stop strings are the coordinator's own finding and have no wire form: the unspecified kind, refused on arrival.
+/// Only the coordinator finds stop strings, so they have no wire form. The unspecified kind is sent, and refused on
+/// arrival.
 fn finish_to_wire(finish: FinishReason) -> v1::Finish {
     use v1::finish::Kind;
     let (kind, stop_token) = match finish {
@@ -99,7 +100,7 @@ impl TryFrom<v1::TokenLogprobs> for TokenLogprobs {
     }
 }
 
-/// Minus infinity is a probability of zero and allowed; a little above 0 is rounding.
+/// Minus infinity is a probability of zero and is allowed. A value a little above 0 comes from rounding.
 fn logprob(value: f32, field: &'static str) -> Result<f32> {
     if value <= 1e-3 {
         return Ok(value);

@@ -1,4 +1,4 @@
-//! `baton bench transfer`: the same blocks between the same two processes in every way, round by round in turn.
+//! `baton bench transfer`: moves the same blocks between the same two processes in each way, in turn, round by round.
 
 mod memory;
 pub mod peer;
@@ -28,20 +28,20 @@ Examples:
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct TransferArgs {
-    /// Rounds that count; in each every way has its turn. One more goes first to connect and to touch memory.
+    /// Rounds that count; each round measures every way. One more round goes first to connect and to touch memory.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
     #[command(flatten)]
     payload: Payload,
-    /// Only these ways, with the yardsticks.
+    /// Measure only these ways, with the yardsticks.
     #[arg(long, value_enum, value_delimiter = ',')]
     ways: Vec<Way>,
-    /// One JSON object instead of a table.
+    /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }
 
-/// A way for the blocks, in the order of the table.
+/// A way to move the blocks, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Way {
     #[value(skip)]
@@ -64,7 +64,7 @@ impl Way {
         Way::TcpStream,
     ];
 
-    /// The others are yardsticks.
+    /// The transports; the other ways are yardsticks.
     fn is_transport(self) -> bool {
         !matches!(self, Way::Memcpy | Way::TcpStream)
     }
@@ -80,7 +80,7 @@ impl Way {
         }
     }
 
-    /// What the sender, the kernel and the receiver do with each byte: who is slower is the limit.
+    /// What the sender, the kernel and the receiver do with each byte. The slowest of them is the limit.
     fn limit(self) -> &'static str {
         match self {
             Way::Memcpy => "one copy by one thread",
@@ -93,16 +93,16 @@ impl Way {
     }
 }
 
-/// Runs the whole of it.
+/// Runs the whole measurement.
 pub fn run(args: &TransferArgs) -> anyhow::Result<Exit> {
-    // As the nodes do, here and in the other process.
+    // The nodes set this too, here and in the other process.
     freed_memory::set(FreedMemory::Kept);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
     let report = runtime.block_on(measure(args))?;
-    // What the transports leave running must not hold the result back.
+    // Tasks that the transports leave running must not delay the result.
     runtime.shutdown_timeout(Duration::from_secs(1));
     report.print(args.json)?;
     Ok(Exit::Ok)
@@ -122,8 +122,8 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
         if [1, args.rounds.div_ceil(2), args.rounds].contains(&round) {
             iperf3.run().await;
         }
-        // All of a round begin before the first is timed: a node says it when the prefill starts, one chunk or more before
-        // there is a block to send.
+        // All transfers of a round begin before the first one is timed: a node announces a transfer when the prefill
+        // starts, at least one chunk before there is a block to send.
         let mut begun = Vec::new();
         for way in ways.iter().copied().filter(|way| way.is_transport()) {
             begun.push(sender.begin(way).await?);
@@ -144,7 +144,8 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
             ensure!(bytes == args.payload.bytes(), "{}: {bytes} bytes moved", way.name());
             row.moved(bytes);
             match round {
-                // The bytes are what was sent, and not what an earlier way left there. The stream's are thrown away.
+                // The received bytes must be those that were sent, and not those of an earlier way. The bytes of the stream
+                // are thrown away.
                 0 if way != Way::TcpStream => {
                     let (ours, theirs) = (memory::digest(&source)?, peer.digest().await?);
                     ensure!(ours == theirs, "{}: other bytes arrived than were sent", way.name());

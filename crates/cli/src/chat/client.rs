@@ -35,7 +35,7 @@ pub struct Question<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Answered,
-    /// Ctrl-C; the server cancels when the connection closes.
+    /// Ctrl-C. The server cancels when the connection closes.
     Interrupted,
 }
 
@@ -46,7 +46,7 @@ pub struct Answer {
     pub usage: Option<Usage>,
 }
 
-/// The part of a chunk that is used.
+/// The part of a chunk that is used here.
 #[derive(Debug, Deserialize)]
 struct Chunk {
     #[serde(default)]

@@ -1,10 +1,11 @@
-//! The line behind each answer: where its time went, from the server's `metrics` and from what the client saw.
+//! The line behind each answer: where its time went, from the server's `metrics` and from the client's own clock.
 
 use std::time::Instant;
 
 use serde::Deserialize;
 
-/// The part of the server's `metrics` object that is shown. Absent means: not passed through, or an older server.
+/// The part of the server's `metrics` object that is shown. An absent member means that the request did not pass that
+/// stage, or that the server is older.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Metrics {
@@ -25,7 +26,7 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
-/// When the client saw text.
+/// The times at which the client got text.
 #[derive(Debug)]
 pub struct Timings {
     asked: Instant,
@@ -57,7 +58,7 @@ impl Timings {
         add("queue", metrics.queue_ms);
         add("prefill", metrics.prefill_ms);
         add("transfer", metrics.kv_transfer_ms);
-        // The client's own measure has the network in it; it stands in when the server sends none.
+        // The client's own measure includes the network. It is used when the server sends none.
         add("first token", metrics.ttft_ms.or(seen_first));
         if let Some(rate) = metrics.tokens_per_second {
             parts.push(format!("{rate:.1} tokens/s"));

@@ -1,4 +1,4 @@
-//! An etcd of this machine, started for one `baton up`: loopback, free ports, a data folder that goes with it.
+//! An etcd on this machine, started for one `baton up`: loopback, free ports, a temporary data folder.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
@@ -12,12 +12,12 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-/// Where to find the program, when it is not on the path.
+/// The path of the program, when it is not in `PATH`.
 pub const ETCD_VARIABLE: &str = "BATON_ETCD";
-/// etcd elects itself within a second; a busy machine may take a few.
+/// etcd elects itself within a second. A busy machine may take a few seconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
 const POLL_EVERY: Duration = Duration::from_millis(50);
-/// A port that was free may be taken before etcd has it.
+/// Another program may take a port that was free before etcd has it.
 const STARTS_MAX: usize = 3;
 
 /// Killed when dropped, and by the kernel when this process dies.
@@ -34,7 +34,7 @@ impl LocalEtcd {
     /// Starts etcd and waits until it answers. `executable` is this program, which becomes etcd.
     ///
     /// # Errors
-    /// No etcd is installed (how to get one is said), or it does not start.
+    /// No etcd is installed (the error says how to get one), or etcd does not start.
     pub async fn start(executable: &Path) -> anyhow::Result<Self> {
         let program = find()?;
         let mut last = String::new();
@@ -128,7 +128,7 @@ fn find() -> anyhow::Result<PathBuf> {
         .find(|path| path.is_file());
     found.with_context(|| {
         format!(
-            "no etcd is installed. Get one (Debian, Ubuntu: apt-get install etcd-server; macOS: brew install etcd; else https://github.com/etcd-io/etcd/releases), or name it in {ETCD_VARIABLE}; from a checkout: export {ETCD_VARIABLE}=$(scripts/get-etcd). To use an etcd that runs already: --membership etcd://HOST:2379/CLUSTER. Without any: --membership embedded, the default"
+            "no etcd is installed. Get one (Debian, Ubuntu: apt-get install etcd-server; macOS: brew install etcd; else https://github.com/etcd-io/etcd/releases), or name it in {ETCD_VARIABLE}. From a checkout, on Debian or Ubuntu: scripts/get-etcd target/etcd && export {ETCD_VARIABLE}=$PWD/target/etcd/usr/bin/etcd. To use an etcd that runs already: --membership etcd://HOST:2379/CLUSTER. Without any: --membership embedded, the default"
         )
     })
 }
@@ -145,7 +145,7 @@ pub struct EtcdArgs {
     command: Vec<std::ffi::OsString>,
 }
 
-/// Has the kernel end this process with its parent, then becomes etcd: nothing outlives an `up` that was killed.
+/// Asks the kernel to end this process with its parent, then becomes etcd. So no etcd outlives an `up` that was killed.
 pub fn become_etcd(args: &EtcdArgs) -> anyhow::Result<crate::exit::Exit> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))

@@ -7,12 +7,12 @@ use coordinator::registry::MembershipKind;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LocalMembership {
-    /// Nodes are given the coordinators' addresses.
+    /// Nodes get the coordinators' addresses.
     #[default]
     Embedded,
     /// An etcd is started for the cluster, if one is installed.
     StartEtcd,
-    /// One that runs already: its address, as the processes are given it.
+    /// A running etcd: its address, in the form that the processes get.
     Etcd(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a local cluster is made of, and the flags each of its processes gets from that.
+//! The parts of a local cluster, and the flags that each of its processes gets.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,12 +12,12 @@ use service_runtime::announce::Listening;
 use super::membership::LocalMembership;
 use crate::topology::Topology;
 
-/// Loading 98 MB takes a second; ten times a model that barely fits a laptop is still inside two minutes.
+/// Loading 98 MB takes a second. A model ten times as large still loads within two minutes.
 const START_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug)]
 pub struct LocalClusterOptions {
-    /// The `baton` binary; it is started once per node.
+    /// The `baton` binary. It is started once per node.
     pub executable: PathBuf,
     pub topology: Topology,
     /// A GGUF file.
@@ -27,17 +27,17 @@ pub struct LocalClusterOptions {
     pub membership: LocalMembership,
     pub coordinator_count: u32,
     pub settings: ClusterSettings,
-    /// Further flags, for what `ClusterSettings` does not name.
+    /// Further flags, for settings that `ClusterSettings` does not name.
     pub coordinator_flags: Vec<OsString>,
     pub prefill_flags: Vec<OsString>,
     pub decode_flags: Vec<OsString>,
-    /// The same for single processes, by name.
+    /// Further flags for single processes, by name.
     pub flags_by_name: BTreeMap<String, Vec<OsString>>,
     /// Environment of every process, on top of the inherited one.
     pub environment: Vec<(String, String)>,
-    /// Lets the nodes of this start trust each other with their KV memory.
+    /// With it the nodes of this start trust each other with their KV memory.
     pub direct_secret: ClusterSecret,
-    /// Each process's stderr goes to `DIR/NAME.log` too.
+    /// Each process's stderr is also written to `DIR/NAME.log`.
     pub log_dir: Option<PathBuf>,
     /// From start to ready.
     pub start_within: Duration,
@@ -45,7 +45,7 @@ pub struct LocalClusterOptions {
 }
 
 impl LocalClusterOptions {
-    /// Every setting at its process's own default, any free port.
+    /// Every setting has its process's own default, and every port is free to choose.
     pub fn new(executable: PathBuf, topology: Topology, model: PathBuf) -> Self {
         Self {
             executable,
@@ -68,8 +68,8 @@ impl LocalClusterOptions {
     }
 }
 
-/// Known to the nodes of one start only. It is given to them in the environment, which other users cannot read, never on a
-/// command line, which they can.
+/// A secret that only the nodes of one start know. They get it in the environment, which other users cannot read, and never
+/// on a command line, which they can.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterSecret(String);
 
@@ -82,7 +82,8 @@ impl ClusterSecret {
         Self(word.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// What to add to a process's environment. Whoever sets the variable, be it to nothing (no direct mode), has decided.
+    /// The variable to add to a process's environment. When the user has set the variable, even to nothing (no direct
+    /// mode), that counts.
     pub(super) fn variable(&self, kind: ProcessKind, set: &[(String, String)]) -> Option<(&'static str, &str)> {
         let is_decided =
             set.iter().any(|(name, _)| name == Self::VARIABLE) || std::env::var_os(Self::VARIABLE).is_some();
@@ -97,7 +98,8 @@ impl fmt::Debug for ClusterSecret {
     }
 }
 
-/// Settings handed through to the processes; `None` leaves their own default. Names as in the processes' configs.
+/// Settings that are handed on to the processes. `None` leaves a process's own default. The names are those of the
+/// processes' configurations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ClusterSettings {
     /// Threads of each node's engine [default: every core, on each node].
@@ -139,7 +141,7 @@ pub struct ClusterSettings {
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
-    /// In whose words spans speak: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
+    /// Naming conventions of span attributes: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
     #[arg(long, value_name = "NAMES")]
     pub otel_flavor: Option<String>,
 }
@@ -150,7 +152,7 @@ pub enum ProcessKind {
     Coordinator,
     Prefill,
     Decode,
-    /// A decode node that prefills everything itself.
+    /// A decode node that computes every prompt itself.
     CoLocated,
 }
 
@@ -166,7 +168,7 @@ impl fmt::Display for ProcessKind {
 }
 
 impl ProcessKind {
-    /// The hidden verb that runs it.
+    /// The hidden verb that runs the process.
     pub fn verb(self) -> &'static str {
         match self {
             Self::Coordinator => "serve-coordinator",
@@ -185,7 +187,7 @@ pub struct ProcessSpec {
 }
 
 impl ProcessSpec {
-    /// A coordinator's next life takes the addresses of its last one; a node's address is in its registration.
+    /// A coordinator's next life takes the addresses of its last one. A node's address is in its registration.
     pub(super) fn listen_again(&mut self, last: &Listening) {
         if self.kind != ProcessKind::Coordinator {
             return;
@@ -199,7 +201,7 @@ impl ProcessSpec {
     }
 }
 
-/// What happens to a process of the cluster, for whoever shows it to a person.
+/// An event of a process of the cluster, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEvent {
     EtcdStarted {
@@ -218,7 +220,7 @@ pub enum ClusterEvent {
     Ready {
         name: String,
     },
-    /// Every process has started; what the cluster still lacks, told when it changes.
+    /// Every process has started. Sent when the list of what the cluster still lacks changes.
     Waiting {
         what: String,
     },
@@ -229,7 +231,7 @@ pub enum ClusterEvent {
     },
 }
 
-/// Is told every [`ClusterEvent`] in order per process. Must not block: it runs on the readers' tasks.
+/// Gets every [`ClusterEvent`], in order for each process. It must not block, because it runs on the readers' tasks.
 #[derive(Clone, Default)]
 pub struct Observer(Option<Arc<Observe>>);
 
@@ -278,7 +280,7 @@ impl Flags {
 }
 
 impl LocalClusterOptions {
-    /// A lonely one is called `coordinator`; several have numbers.
+    /// A single coordinator is called `coordinator`. Several coordinators have numbers.
     pub(super) fn coordinators(&self) -> Vec<ProcessSpec> {
         let name = |index| match self.coordinator_count {
             1 => "coordinator".to_owned(),
@@ -312,7 +314,7 @@ impl LocalClusterOptions {
         self.spec(ProcessKind::Coordinator, name, flags)
     }
 
-    /// The nodes, given where the coordinators' membership endpoints listen.
+    /// The nodes, with the addresses at which the coordinators' membership endpoints listen.
     pub(super) fn nodes(&self, control_addresses: &str) -> Vec<ProcessSpec> {
         let coordinators = match &self.membership {
             LocalMembership::Etcd(address) => address.as_str(),
@@ -368,7 +370,7 @@ impl LocalClusterOptions {
             ProcessKind::Prefill => &self.prefill_flags,
             ProcessKind::Decode | ProcessKind::CoLocated => &self.decode_flags,
         };
-        // The pipe at its stdin ends when this process does, however it dies: nothing outlives it.
+        // The pipe at the process's stdin ends when this process does, however it dies. So no process outlives it.
         let arguments = [OsString::from(kind.verb()), OsString::from("--exit-with-stdin")];
         let own = self.flags_by_name.get(&name).into_iter().flatten();
         let extra = extra.iter().chain(own).cloned();

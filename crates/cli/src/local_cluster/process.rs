@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::options::{ClusterEvent, LocalClusterOptions, ProcessSpec};
 
-/// Enough to hold a panic with its notes.
+/// Enough lines for a panic with its notes.
 const LAST_LINES_MAX: usize = 20;
-/// A longer line is cut: the ring is for people, and bounded.
+/// A longer line is cut, so that the buffer stays small.
 const LINE_BYTES_MAX: usize = 4096;
-/// After the exit the pipe still holds the last words; a grandchild that inherited it must not hold us up.
+/// After the exit the pipe still holds the last lines. A grandchild that inherited the pipe must not delay us.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 
-/// What is known of a process so far.
+/// The state of a process so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProcessState {
     pub listening: Option<Listening>,
@@ -42,7 +42,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts it. Its name is sent to `exits` once it has exited and its last words are read.
+    /// Starts the process. Its name is sent to `exits` once it has exited and its last lines are read.
     pub fn start(
         spec: ProcessSpec,
         options: &LocalClusterOptions,
@@ -62,7 +62,7 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own: Ctrl-C at the terminal reaches the launcher only, which then drains in order.
+            // A process group of its own: Ctrl-C at the terminal reaches the launcher only, which then drains in order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -102,7 +102,7 @@ impl Process {
         drop(self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         self.kill.cancel();
     }
@@ -113,7 +113,7 @@ impl Process {
 
     pub async fn wait_for_exit(&self) {
         let mut state = self.state.clone();
-        // The sender goes away only after the exit was published.
+        // The sender is dropped only after the exit was published.
         let _ = state.wait_for(|state| state.exit.is_some()).await;
     }
 
@@ -131,7 +131,7 @@ struct Streams {
     last_lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-/// How the one who watches a process is told to end it, and whom it tells of the end.
+/// The channel that tells the watcher of a process to end it, and the channel that reports the end.
 struct Orders {
     kill: CancellationToken,
     exits: mpsc::Sender<String>,
@@ -151,7 +151,7 @@ async fn watch_over(mut child: Child, streams: Streams, state: watch::Sender<Pro
     let exit = tokio::select! {
         exit = child.wait() => exit,
         () = orders.kill.cancelled() => {
-            // It may have exited in between, which is as good.
+            // The process may have exited in between, which is as good.
             let _ = child.start_kill();
             child.wait().await
         }
@@ -203,7 +203,7 @@ async fn read_stderr(stderr: Option<impl AsyncRead + Unpin>, mut streams: Stream
     let mut lines = BufReader::new(stderr).lines();
     while let Ok(Some(mut line)) = lines.next_line().await {
         if let Some(log) = &mut streams.log {
-            // A full disk must not stop the cluster; the ring and the terminal still have the line.
+            // A full disk must not stop the cluster. The buffer and the terminal still have the line.
             let _ = writeln!(log, "{line}");
         }
         let end = (0..=LINE_BYTES_MAX.min(line.len()))

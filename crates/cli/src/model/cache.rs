@@ -1,4 +1,4 @@
-//! Where models are kept, and the lock and the scratch folder of one pull. Nothing half-written ever has a final name.
+//! Where models are kept, and the lock and the scratch folder of one pull. Only a complete file gets its final name.
 
 use std::env;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -11,7 +11,7 @@ use crate::model::catalogue::CatalogueModel;
 use crate::model::error::PullError;
 use crate::model::interrupt::Interrupt;
 
-/// How long a second pull waits for the first; a slow line needs minutes for 100 MB.
+/// How long a second pull waits for the first. A slow line needs minutes for 100 MB.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30 * 60);
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
@@ -47,12 +47,12 @@ impl ModelPlace {
         self.folder.join(self.model.file_name)
     }
 
-    /// Whether the finished file is there. Its size is enough: it got its name only after its hash was right.
+    /// Whether the finished file is there. Its size is enough, because the file got its name only after its hash was right.
     pub fn is_cached(&self) -> bool {
         fs::metadata(self.file()).is_ok_and(|file| file.is_file() && file.len() == self.model.bytes)
     }
 
-    /// Makes the folder, takes the lock and clears what a killed pull may have left.
+    /// Makes the folder, takes the lock and removes what a killed pull may have left.
     ///
     /// # Errors
     /// [`PullError`]: the folder cannot be written, another pull holds the lock too long, or an interrupt.
@@ -97,10 +97,10 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Best effort: the next pull clears the scratch folder too, and an empty folder hurts nobody.
+        // Best effort: the next pull clears the scratch folder too, and an empty folder does no harm.
         let _ = fs::remove_dir_all(&self.scratch);
         let _ = fs::remove_file(&self.lock_path);
-        // These succeed only where nothing was kept.
+        // These calls succeed only where nothing was kept.
         let _ = fs::remove_dir(&self.folder);
         let _ = self.folder.parent().map(fs::remove_dir);
     }
@@ -110,7 +110,7 @@ fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, PullError> {
     let started = Instant::now();
     let mut told = false;
     loop {
-        // The holder may have removed the folder with the lock: make both again each time.
+        // The holder may have removed the folder with the lock, so both are made again each time.
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(PullError::at(folder))?;
         }
@@ -119,7 +119,7 @@ fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, PullError> {
             other => other.map_err(PullError::at(path))?,
         };
         match file.try_lock() {
-            // A lock on a file that the last holder removed meanwhile protects nothing: try the new one.
+            // A lock on a file that the last holder has removed protects nothing. Try the new file.
             Ok(()) if is_same_file(&file, path) => return Ok(file),
             Ok(()) => continue,
             Err(TryLockError::WouldBlock) => {}

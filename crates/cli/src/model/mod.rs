@@ -1,4 +1,4 @@
-//! `baton model`: fetching, listing and describing model files. [`resolve`] is what `--model` means everywhere.
+//! `baton model`: fetches, lists and describes model files. [`resolve`] defines what `--model` means.
 
 pub mod cache;
 pub mod catalogue;

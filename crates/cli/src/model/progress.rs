@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Lines in a log: often enough to see that it lives, seldom enough not to fill it.
+/// Time between lines in a log: often enough to show that the download lives, seldom enough not to fill the log.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Progress of one step. Colourless, so `NO_COLOR` needs no case of its own.
+/// Progress of one step. It has no colour, so `NO_COLOR` needs no case of its own.
 #[derive(Debug)]
 pub struct Progress {
     label: &'static str,
@@ -20,7 +20,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `total` is in bytes, where it is known.
+    /// `total` is in bytes, if it is known.
     pub fn start(label: &'static str, total: Option<u64>, quiet: bool) -> Progress {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let template = match total {

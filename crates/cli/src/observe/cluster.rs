@@ -1,4 +1,4 @@
-//! The page `/admin/cluster`, as it comes: docs/records.md. Everything may be absent.
+//! The page `/admin/cluster` (docs/reference/records.md). Every member may be absent.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,14 @@ pub struct Cluster {
 pub struct Coordinator {
     pub version: String,
     pub uptime_s: f64,
-    /// Where nodes join.
+    /// The address where nodes join.
     pub control: String,
     pub model: String,
     pub readiness: String,
     pub not_ready_because: Option<String>,
-    /// Of a ready one: why decode nodes compute the prompts although they were not made for it.
+    /// Set for a ready cluster: why decode nodes compute the prompts although they are not co-located.
     pub unsplit_because: Option<String>,
-    /// By lane.
+    /// Waiting requests by lane.
     pub waiting: BTreeMap<String, u64>,
     pub unfinished: u64,
 }
@@ -51,7 +51,7 @@ impl Coordinator {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Membership {
-    /// `embedded` or `etcd`; empty from a server that does not tell.
+    /// `embedded` or `etcd`. Empty from a server that does not say.
     pub kind: String,
     pub etcd: Option<String>,
     pub registered: bool,
@@ -62,7 +62,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// `None` where there is nothing to say: embedded.
+    /// `None` with embedded membership: there is nothing to say.
     pub fn words(&self) -> Option<String> {
         let etcd = self.etcd.as_deref()?;
         let own = if self.registered {
@@ -117,9 +117,9 @@ pub struct Node {
 /// Block counts of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvUse {
-    /// Held by a sequence, a reservation, a transfer or in quarantine: nobody else can have them now.
+    /// Blocks held by a sequence, a reservation, a transfer or in quarantine. No other request can have them now.
     pub used: u64,
-    /// Kept for prefix hits, given up when somebody needs them.
+    /// Blocks kept for prefix hits. They are given up when they are needed.
     pub cached: u64,
     pub total: u64,
 }
@@ -131,7 +131,7 @@ impl KvUse {
 }
 
 impl Node {
-    /// `None` when the node has not told.
+    /// `None` when the node has not reported it.
     pub fn kv_use(&self) -> Option<KvUse> {
         let sum = |of: &dyn Fn(&str) -> bool| {
             let counts = self.kv_blocks.iter().filter(|(state, _)| of(state));

@@ -1,4 +1,4 @@
-//! The stream `/admin/events`, connected again when it breaks, within limits.
+//! The stream `/admin/events`. It reconnects when the stream breaks, within limits.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,36 +20,36 @@ use crate::sse::{SseEvent, SseReader};
 pub struct BackOff {
     pub first: Duration,
     pub longest: Duration,
-    /// In a row, without one event between them.
+    /// Failures in a row, without one event between them.
     pub attempts_max: u32,
 }
 
 impl BackOff {
-    /// Half a minute in all: the time of a coordinator's restart, with room.
+    /// Half a minute in all: more than a coordinator's restart takes.
     pub const USUAL: Self = Self {
         first: Duration::from_millis(250),
         longest: Duration::from_secs(8),
         attempts_max: 8,
     };
 
-    /// Before the n-th attempt, counted from 1.
+    /// The pause before the n-th attempt, counted from 1.
     fn delay(self, attempt: u32) -> Duration {
         let factor = 2_u32.saturating_pow(attempt.saturating_sub(1));
         self.first.saturating_mul(factor).min(self.longest)
     }
 }
 
-/// What a reader of the stream is told.
+/// What a reader of the stream gets.
 #[derive(Debug)]
 pub enum News {
-    /// The record, and as it came.
+    /// The record, parsed and as it came.
     Request(Box<Summary>, Value),
     Cluster(Box<Cluster>),
-    /// The server dropped this many events because we did not keep up.
+    /// The server dropped this many events because this reader did not keep up.
     Missed(u64),
     /// An event that does not follow the contract.
     Unreadable(String),
-    /// The stream broke; what happens until `Back` is not seen.
+    /// The stream broke. Events until `Back` are not seen.
     Lost(String),
     Back,
 }
@@ -68,10 +68,10 @@ pub struct Feed {
     back_off: BackOff,
     open: Option<(Bytes, SseReader)>,
     opened_at: Instant,
-    /// Since the last event. The first connection is not tried twice.
+    /// Failures since the last event. The first connection is not tried twice.
     failed_attempts: u32,
     was_lost: bool,
-    /// What one read brought; the network's read size bounds it.
+    /// The bytes of one read. The network's read size limits them.
     pending: VecDeque<News>,
 }
 
@@ -113,7 +113,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next event.
     ///
     /// # Errors
     /// The stream broke and could not be connected again within the limits.
@@ -141,7 +141,7 @@ impl Feed {
                 None => "the server closed the stream".to_owned(),
             };
             self.open = None;
-            // A quiet stream that somebody on the way cut after minutes was a good one.
+            // A quiet stream that a proxy cut after minutes was a good one.
             if self.opened_at.elapsed() > self.back_off.longest {
                 self.failed_attempts = 0;
             }
@@ -175,7 +175,7 @@ impl Feed {
     }
 }
 
-/// Kinds of events that are not known here are passed over: a newer server may send some.
+/// Unknown kinds of events are skipped, because a newer server may send some.
 fn news_of(event: SseEvent) -> Option<News> {
     let read = || -> anyhow::Result<Option<News>> {
         let data: Value = serde_json::from_str(&event.data)?;

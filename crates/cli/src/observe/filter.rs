@@ -1,4 +1,4 @@
-//! Which requests are meant: the filters of `/admin/requests` and `/admin/events` as flags.
+//! The filters of `/admin/requests` and `/admin/events` as flags.
 
 use clap::Args;
 

@@ -1,16 +1,16 @@
-//! Numbers and outside text as people read them.
+//! Numbers and text from outside, in the form in which people read them.
 
 /// Text from a server goes to a terminal: control characters, which could move the cursor or worse, become `?`.
 pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Columns that a text takes. Names of nodes, stages and requests are narrow characters.
+/// The columns that a text takes. Names of nodes, stages and requests are narrow characters.
 pub fn width(text: &str) -> usize {
     text.chars().count()
 }
 
-/// At most `width` columns; what is cut is marked.
+/// At most `width` columns. A cut is marked.
 pub fn fit(text: &str, width_max: usize) -> String {
     if width(text) <= width_max {
         return text.to_owned();
@@ -22,7 +22,7 @@ pub fn fit(text: &str, width_max: usize) -> String {
     cut
 }
 
-/// `281.0`; seconds and more stay milliseconds, so that columns can be compared.
+/// `281.0`. Seconds and longer times stay in milliseconds, so that columns can be compared.
 pub fn ms(value: f64) -> String {
     format!("{value:.1}")
 }
@@ -35,7 +35,7 @@ pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// `11.8 MB`, in powers of ten as networks count.
+/// `11.8 MB`, in powers of ten as in networks.
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "kB", "MB", "GB"] {
@@ -53,7 +53,7 @@ pub fn bytes(count: u64) -> String {
 
 /// `13 min 32 s`.
 pub fn seconds(value: f64) -> String {
-    // A cast of a float saturates; what is odd shows as 0 or as very long.
+    // A cast of a float saturates, so odd values show as 0 or as a very long time.
     let s = value as u64;
     match s {
         0..60 => format!("{s} s"),
@@ -70,8 +70,8 @@ pub fn time_of_day(unix_ms: f64) -> String {
     format!("{:02}:{:02}:{:02}.{ms:03}", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// Puts parts after one another, in lines of at most `width_max` columns where the parts allow it. A separator with a blank
-/// before it begins the next line (` + `), any other ends the line (`, `).
+/// Joins parts in lines of at most `width_max` columns, as far as the parts allow. A separator that begins with a blank (`
+/// + `) begins the next line; any other (`, `) ends its line.
 pub fn wrap(parts: &[String], separator: &str, width_max: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in parts {

@@ -1,18 +1,18 @@
-//! What stdout can show: its size, its colours, its characters.
+//! What stdout can show: size, colours, characters.
 
 use std::io::IsTerminal;
 
 use crate::terminal::Terminal;
 
-/// When stdout is no terminal: what a wide editor shows of a log.
+/// The width when stdout is no terminal: what a wide editor shows of a log.
 const WIDTH_PIPED: usize = 100;
-/// When the terminal does not tell its size.
+/// The size when the terminal does not report one.
 const SIZE_UNTOLD: (usize, usize) = (80, 24);
-/// Narrower ones get lines that wrap: there is no room for a name and a bar.
+/// On a narrower terminal lines wrap, because there is no room for a name and a bar.
 const WIDTH_MIN: usize = 60;
 const WIDTH_MAX: usize = 400;
 
-/// Decided once for a verb, given to whatever draws.
+/// Decided once for a verb, and given to everything that draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     pub terminal: Terminal,

@@ -1,5 +1,5 @@
-//! The verbs that look at a live cluster: `trace`, `tap`, `top`, `status`, `nodes`, `slo`. They read the pages of
-//! docs/records.md and nothing else; what is drawn is a pure function of a page and of the terminal's [`look::Look`].
+//! The verbs that look at a live cluster: `trace`, `tap`, `top`, `status`, `nodes`, `slo`. They read only the pages of
+//! docs/reference/records.md. A drawing is a pure function of a page and of the terminal's [`look::Look`].
 
 pub(crate) mod client;
 pub(crate) mod cluster;
@@ -78,12 +78,12 @@ pub(crate) fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>)
             outcome = verb => outcome,
             stop = signals.next() => Ok(match stop {
                 Stop::Interrupt => Exit::Interrupted,
-                // Not 0: a script must not take a `status` that was ended for an answer.
+                // The status is not 0: a script must not take an interrupted `status` for an answer.
                 Stop::Terminate => Exit::Failure,
             }),
         }
     });
-    // A blocked read of the terminal must not hold up the exit.
+    // A blocked read of the terminal must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
@@ -98,7 +98,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// # Errors
-/// Never with a page that came as JSON.
+/// Never for a page that came as JSON.
 fn json(page: &serde_json::Value) -> anyhow::Result<String> {
     Ok(format!("{}\n", serde_json::to_string_pretty(page)?))
 }

@@ -1,4 +1,4 @@
-//! `baton nodes`: one row a node, with what each holds and says of itself.
+//! `baton nodes`: one row for each node, with its load and its own reports.
 
 use clap::Args;
 
@@ -16,7 +16,7 @@ Examples:
   baton nodes --url http://10.0.0.5:8000
   baton nodes -o json | jq -r '.[] | select(.state != \"ready\") | .name'";
 
-/// Block use from which a node soon preempts or refuses.
+/// The block use from which a node soon preempts or refuses.
 const KV_HIGH: f64 = 0.9;
 
 #[derive(Debug, Args)]

@@ -1,10 +1,10 @@
-//! What the coordinator says of requests, as it comes: docs/records.md. Everything may be absent.
+//! The coordinator's page about requests (docs/reference/records.md). Every member may be absent.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads a page. A member that is `null` counts as absent, one that is not known here is passed over.
+/// Reads a page. A member that is `null` counts as absent, and an unknown member is skipped.
 ///
 /// # Errors
 /// A member has another type than the contract says.
@@ -72,7 +72,7 @@ pub struct Summary {
     pub stages: Vec<Stage>,
     pub stalls: Vec<Stall>,
     pub failed_legs: Vec<String>,
-    /// Of a request with several: where each ran.
+    /// For a request with several prompts: where each ran.
     pub prompts: Vec<Prompt>,
     pub clocks: Vec<Clock>,
 }
@@ -87,7 +87,7 @@ impl Summary {
         way((&self.prefill_node, &self.decode_node))
     }
 
-    /// The words of `error`, which may be a sentence or an object with a message.
+    /// The text of `error`, which may be a sentence or an object with a message.
     pub fn error_words(&self) -> Option<String> {
         match self.error.as_ref()? {
             Value::String(words) => Some(words.clone()),

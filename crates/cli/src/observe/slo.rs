@@ -20,7 +20,7 @@ Examples:
   baton slo --profile chat --budget     where the time of a request goes, against each stage's budget
   baton slo || echo 'stop the rollout'  exit status 3 when a budget is spent";
 
-/// A percentile of fewer says little.
+/// A percentile of fewer requests says little.
 const SAMPLES_MIN: u64 = 100;
 
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ struct Lane {
     breaches: BTreeMap<String, u64>,
     burn_5m: Option<f64>,
     burn_1h: Option<f64>,
-    /// 1 is all of it, 0 and below is spent; `None` before the first request.
+    /// 1 is the whole budget, 0 and below means spent. `None` before the first request.
     budget_left: Option<f64>,
 }
 
@@ -84,7 +84,7 @@ struct StageBudget {
 }
 
 impl StageBudget {
-    /// Part of the budget that is used; more than 1 is over it.
+    /// The part of the budget that is used. More than 1 is over the budget.
     fn used(&self) -> Option<f64> {
         match (self.p99_ms, self.budget_ms) {
             (Some(p99), Some(budget)) if budget > 0.0 => Some(p99 / budget),
@@ -112,7 +112,7 @@ async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -
     }
     let terminal = Look::stdout(false).terminal;
     match (args.output.format(), args.budget) {
-        // The page as it came, and the exit status is still that of the chosen profile.
+        // The page as it came. The exit status is still that of the chosen profile.
         (Output::Json, _) => show(&json(&raw)?)?,
         (Output::Table, false) => show(&profiles_table(&page, terminal))?,
         (Output::Table, true) if page.stages.is_empty() => bail!("the server has no stage budgets"),
@@ -192,7 +192,7 @@ fn profiles_table(page: &SloPage, terminal: Terminal) -> String {
     text
 }
 
-/// Those over their budget first, then by how much of it they take.
+/// First those over their budget, then in the order of the part that they use.
 fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
     let mut sorted: Vec<&StageBudget> = stages.iter().collect();
     sorted.sort_by(|a, b| {

@@ -1,4 +1,4 @@
-//! Aligned tables: what is drawn in colour is measured without it.
+//! Aligned tables. The width of coloured text is measured without the colour codes.
 
 use super::format::{clean, width};
 use crate::terminal::{Paint, Terminal};
@@ -10,7 +10,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Outside text: what could steer the terminal is taken out.
+    /// Text from outside. Characters that could steer the terminal are removed.
     pub fn new(text: impl AsRef<str>) -> Self {
         Self {
             text: clean(text.as_ref()),
@@ -43,7 +43,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A heading that begins with `>` is the heading of a column of numbers.
+    /// A heading that begins with `>` heads a column of numbers.
     pub fn new(headings: &[&'static str]) -> Self {
         let column = |heading: &&'static str| match heading.strip_prefix('>') {
             Some(heading) => (heading, Align::Right),

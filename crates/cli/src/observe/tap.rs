@@ -74,7 +74,9 @@ async fn tap(
             }
             News::Lost(why) => say!("the stream broke ({why}); connecting again"),
             News::Back => {
-                say!("connected again; what ended in between is not shown here: baton trace --slowest 10 finds it");
+                say!(
+                    "connected again; what ended in between is not shown here; the coordinator's page /admin/requests lists it"
+                );
             }
             News::Unreadable(_) | News::Cluster(_) => {}
         }

@@ -1,4 +1,5 @@
-//! An HTTP server for tests: answers by path, and in turn where a path has several answers; then it is gone.
+//! An HTTP server for tests. It answers by path, and in turn where a path has several answers. After the last answer it is
+//! gone.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use tokio::net::TcpListener;
 
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// What the request's path and query must begin with.
+    /// The beginning of the request's path and query.
     path: String,
     head: String,
     body: String,
@@ -43,7 +44,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// Each answer is given once. After the last one the server stops listening; before, an unknown path is a 404.
+    /// Each answer is given once. After the last one the server stops listening. Before that an unknown path gets a 404.
     pub async fn start(answers: Vec<Answer>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -72,13 +73,13 @@ impl TestServer {
         Self { url, asked }
     }
 
-    /// Paths and queries, in order.
+    /// The paths and queries that were asked for, in order.
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Each value of a page in turn becomes what no server should send there; those that are still JSON.
+/// Replaces each value of a page in turn by one that no server should send. Only results that are still JSON are kept.
 pub fn bent(page: &str) -> impl Iterator<Item = serde_json::Value> {
     const ODD: [&str; 8] = [
         "null",

@@ -1,4 +1,4 @@
-//! `baton top`: the cluster on one screen, drawn again each second; one frame where there is no terminal.
+//! `baton top`: the cluster on one screen, drawn again each second. Without a terminal it prints one frame.
 
 mod frame;
 mod screen;
@@ -26,7 +26,7 @@ Examples:
   baton top | cat                       one frame, for a log";
 
 const DRAW_EVERY: Duration = Duration::from_secs(1);
-/// Of a frame that goes to a file or a pipe.
+/// The width of a frame that goes to a file or a pipe.
 const ROWS_PIPED: usize = 60;
 
 #[derive(Debug, Args)]
@@ -69,7 +69,7 @@ async fn once(
 }
 
 async fn live(client: &AdminClient, is_ascii: bool) -> anyhow::Result<Exit> {
-    // Errors so far are said on the usual screen.
+    // Errors until here are printed on the usual screen.
     let mut watch = Watch::start(client, BackOff::USUAL).await?;
     let mut screen = Screen::enter()?;
     let mut state = State::new(Instant::now());
@@ -80,7 +80,8 @@ async fn live(client: &AdminClient, is_ascii: bool) -> anyhow::Result<Exit> {
             update = watch.next() => {
                 let is_first = state.is_empty();
                 state.apply(update?, Instant::now());
-                // A busy cluster sends hundreds a second; only the first one is not left to the clock.
+                // A busy cluster sends hundreds of events a second. The first one is drawn at once, the others wait for the
+                // clock.
                 if !is_first {
                     continue;
                 }

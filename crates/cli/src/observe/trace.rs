@@ -136,7 +136,7 @@ async fn newest_ended(client: &AdminClient) -> anyhow::Result<String> {
     }
 }
 
-/// Tells a request that is gone from a server that has no such pages at all.
+/// Tells a forgotten request from a server that has no such pages at all.
 async fn not_kept(client: &AdminClient, id: &str) -> anyhow::Result<String> {
     let query = [("limit", "1".to_owned())];
     let page: RecordsPage = client.read(&["admin", "requests"], &query).await?;

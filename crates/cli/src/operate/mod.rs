@@ -1,4 +1,5 @@
-//! The verbs that change a live cluster. They ask a coordinator, which asks the node; then they watch it until it is done.
+//! The verbs that change a live cluster. They ask a coordinator, which asks the node. Then they watch until the order is
+//! done.
 
 pub mod drain;
 pub mod role;
@@ -13,7 +14,7 @@ use crate::observe::client::AdminClient;
 use crate::observe::cluster::Cluster;
 use crate::terminal::say;
 
-/// The one thing that an order must say twice.
+/// The flag for an order that would otherwise be refused.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ForceArgs {
     /// Also when no node that decodes is left: then running requests may fail, and new ones are refused.
@@ -27,18 +28,18 @@ impl ForceArgs {
     }
 }
 
-/// How often the cluster is looked at.
+/// How often the state of the cluster is read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// What a look at the cluster says of an order.
+/// The progress of an order, from one page of the cluster.
 enum Look {
     /// Done, in words.
     Done(String),
-    /// How far it is.
+    /// The progress, in words.
     Going(String),
 }
 
-/// Looks until the order is done, and tells each step; `what` is what did not happen when `wait_s` is over.
+/// Reads the state until the order is done, and prints each step. `what` names what did not happen when `wait_s` is over.
 async fn watch(
     client: &AdminClient,
     (what, wait_s): (&str, u64),

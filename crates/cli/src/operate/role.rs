@@ -58,7 +58,7 @@ pub struct RoleArgs {
     pub wait: u64,
 }
 
-/// What the coordinator says to it.
+/// The coordinator's answer.
 #[derive(Debug, Deserialize)]
 struct Asked {
     epoch: String,
@@ -106,7 +106,7 @@ async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A process that was restarted meanwhile has the role it was started with.
+/// A process that was restarted in the meantime has the role that it was started with.
 fn came_back(node: &Node, role: &str) -> anyhow::Result<String> {
     let Node { name, role: now, .. } = node;
     ensure!(

@@ -1,4 +1,4 @@
-//! The hidden verbs that are the processes themselves: what `baton up` re-executes this binary as.
+//! The hidden verbs that are the processes themselves. `baton up` starts this binary again with them.
 
 mod node;
 mod settings;
@@ -11,7 +11,7 @@ use service_runtime::process;
 
 use settings::NodeSettings;
 
-/// The process's own command line, untouched: its config struct parses it, as in the process's own binary.
+/// The process's own command line, unchanged. Its config struct parses it, as in the process's own binary.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]

@@ -1,4 +1,4 @@
-//! A node's process from role to role: one life after the other, weights and port kept between them.
+//! A node's process from role to role: one life after the other, with weights and port kept between them.
 
 use engine::KeptWeights;
 use service_runtime::config::ConfigError;
@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::settings::NodeSettings;
 
-/// Why a node's process ended with a failure, in the words of the role it had.
+/// Why a node's process ended with a failure, in the words of its role.
 #[derive(Debug, Error)]
 pub enum NodeError {
     #[error(transparent)]
@@ -21,8 +21,8 @@ pub enum NodeError {
     Run(#[from] node::RunError),
 }
 
-/// Runs a node until `shutdown`, or until it has been drained for good. A node that cannot start in its next role ends: its
-/// supervisor starts it in its first one.
+/// Runs a node until `shutdown`, or until it has been drained for good. A node that cannot start in its next role ends its
+/// process; its supervisor starts it in its first role.
 ///
 /// # Errors
 /// [`NodeError`].
@@ -53,7 +53,7 @@ pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown
     }
 }
 
-/// Traces tell a node's roles apart by the service.
+/// In traces the two roles of a node differ by the service name.
 async fn rename(settings: &NodeSettings) {
     let (service, version) = match settings.role {
         AssignedRole::Prefill => (prefill_node::Config::SERVICE, prefill_node::PROGRAM.version),

@@ -1,10 +1,10 @@
-//! One node's settings in each role. What both roles know goes along; what only the next role knows comes from the
-//! environment and the defaults, as if the process had been started so.
+//! One node's settings in each role. Keys that both roles have keep their values. Keys of the next role alone come from the
+//! environment and the defaults, as if the process had been started in that role.
 
 use service_runtime::config::{self, ConfigError};
 use serving_core::node::AssignedRole;
 
-/// Keys that one role has alone.
+/// Keys that only one role has.
 const PREFILL_ONLY: [&str; 3] = ["last_chunk_tokens", "hold_ms_max", "push_queue_blocks_max"];
 const DECODE_ONLY: [&str; 3] = ["kv_advertise", "direct_checksums", "reservation_ms_max"];
 
@@ -57,7 +57,7 @@ impl NodeSettings {
 }
 
 fn decode_of(config: prefill_node::Config) -> Result<decode_node::Config, ConfigError> {
-    // Each key by its name: a new one has to be thought of here.
+    // Each key is named, so that a new key must be decided here.
     let prefill_node::Config {
         name,
         listen,

@@ -1,10 +1,10 @@
-//! A process's JSON log line as a person reads it. Anything else it says is shown as it is.
+//! A process's JSON log line in the form in which a person reads it. Any other line is shown as it is.
 
 use serde_json::{Map, Value};
 
 use crate::terminal::Terminal;
 
-/// Where the event came from is for the log file; the person wants what happened.
+/// The source of the event is only in the log file. The terminal shows what happened.
 const LEFT_OUT: [&str; 6] = ["timestamp", "level", "message", "target", "span", "spans"];
 
 /// `14:03:22 INFO listening address=127.0.0.1:7420`; the time is UTC, as in the log files.

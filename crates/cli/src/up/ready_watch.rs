@@ -1,11 +1,11 @@
-//! What `/ready` says while a cluster runs: told when it changes, so that nobody finds out by slow answers.
+//! The answer of `/ready` while a cluster runs. Changes are printed, so that nobody learns of them by slow answers.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-/// A person reads it; the coordinator counts its own probes.
+/// A person reads the changes. The coordinator counts its own probes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -57,7 +57,8 @@ impl ReadyWatch {
         })
     }
 
-    /// Ends when the words have changed. A coordinator that does not answer says nothing here: its end is told otherwise.
+    /// Returns when the words have changed. It says nothing about a coordinator that does not answer: its end is reported
+    /// elsewhere.
     pub async fn next_change(&mut self) -> &str {
         loop {
             self.every.tick().await;

@@ -1,4 +1,4 @@
-//! What `baton up` prints on stdout when ready: the URL, what runs where, a line to try, how to stop.
+//! What `baton up` prints on stdout when ready: the URL, the processes and their addresses, a line to try, how to stop.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::local_cluster::{ClusterSettings, LocalCluster};
 use crate::scrape::Scrape;
 
-/// Each question is one local request to a process that has just said that it is ready.
+/// Each question is one local request to a process that has just reported ready.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
@@ -116,7 +116,7 @@ impl Ready {
             "max_tokens": 32,
             "stream": true,
         });
-        // The one character that would end the shell's quotes.
+        // The single quote is the one character that would end the shell's quotes.
         let body = body.to_string().replace('\'', "'\\''");
         format!(
             "curl -sN {}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
@@ -141,7 +141,8 @@ async fn served_model(client: &reqwest::Client, url: &str) -> anyhow::Result<Str
     Ok(id.to_owned())
 }
 
-/// All states together. `None` when the node does not tell: the table is for people, it must not fail a good start.
+/// The sum over all states. `None` when the node does not answer: the table is for people and must not make a good start
+/// fail.
 async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
     let text = client
         .get(format!("http://{address}/metrics"))

@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::Exit;
 
-/// Why the person or the system wants it to stop.
+/// Why the user or the system wants it to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     Interrupt,
@@ -32,7 +32,7 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
-            // The terminal was closed: the same as being asked to leave.
+            // The terminal was closed. That is the same as a request to stop.
             hangup: signal(SignalKind::hangup())?,
         })
     }

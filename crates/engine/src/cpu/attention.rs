@@ -9,7 +9,7 @@ use super::kernels::lanes::{AttendCall, AttendScratch};
 use super::plan::{ATTENTION_ROWS, AttentionItem, Row};
 use super::pool::Pool;
 
-/// One thread's memory for a tile.
+/// The memory of one thread for a tile.
 pub(crate) struct Scratch {
     keys: Shared<f32>,
     values: Shared<f32>,
@@ -47,12 +47,12 @@ impl Scratch {
     }
 }
 
-/// Attends for all rows of the step in one layer.
+/// Computes attention for all rows of the step in one layer.
 pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
     let (items, kv_heads) = (&step.plan.items, step.config.kv_head_count);
     let tiles = items.len() * kv_heads;
     pool.parallel(tiles, &|tile, thread| {
-        // From the back: the rows with the longest past come first, so that the last tiles are short ones.
+        // From the back: the rows with the longest past come first, so that the last tiles are short.
         let tile = tiles - 1 - tile;
         run_tile(step, (items[tile / kv_heads], thread), (layer, tile % kv_heads));
     });

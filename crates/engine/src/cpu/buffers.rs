@@ -1,4 +1,4 @@
-//! Memory that the tiles of a phase share: written in disjoint pieces, read in later phases.
+//! Memory that the tiles of a phase share: they write disjoint pieces and read them in later phases.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use super::kernels::lanes::QuantisedRow;
 use super::kernels::{BLOCK, InputRows, Kernels};
 use crate::Numerics;
 
-/// A fixed buffer whose users keep their pieces apart themselves. Ranges are checked, overlap is not.
+/// A fixed buffer. Its users keep their pieces apart themselves: ranges are checked, overlap is not.
 pub(crate) struct Shared<T> {
     cells: Box<[UnsafeCell<T>]>,
 }
@@ -47,7 +47,7 @@ impl<T: Copy + Default> Shared<T> {
     }
 }
 
-/// Inputs of a matrix: rows of f32, and for 8-bit numerics their quantised form.
+/// Inputs of a matrix: rows of f32, and for 8-bit numerics also their quantised form.
 pub(crate) struct Inputs {
     values: Shared<f32>,
     quants: Shared<i8>,

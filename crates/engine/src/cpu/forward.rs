@@ -1,8 +1,9 @@
-//! One step of the transformer, phase by phase. Each phase is a set of tiles; a tile's result depends on its own rows
-//! only, so it does not matter which thread takes it, nor what else is in the batch.
+//! One step of the transformer, phase by phase. Each phase is a set of tiles. The result of a tile depends on its own rows
+//! only, so neither the thread that takes it nor the rest of the batch changes it.
 //!
 //! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down. With few rows (decode) each
-//! thread prepares a matrix's inputs for itself, which costs less than a phase more; with many it is its own phase.
+//! thread prepares a matrix's inputs for itself, which costs less than one more phase. With many rows this is a phase of
+//! its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,9 +23,9 @@ use crate::{EngineLimits, KvDtype, KvGeometry, LogitsSink, Numerics};
 
 /// Up to this many rows each thread prepares the inputs of a matrix for itself.
 const FEW_ROWS: usize = MAX_ROWS;
-/// Rows of one pass of the LM head: bounds the logits buffer (6 MB for a vocabulary of 49,152).
+/// Rows of one pass of the LM head. It limits the logits buffer (6 MB for a vocabulary of 49,152).
 const LOGITS_ROWS: usize = 32;
-/// Tiles for each thread and matrix: enough that a thread which falls behind does not hold up the others.
+/// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
 const TILES_PER_THREAD: usize = 8;
 /// Rows of a tile in phases that work row by row.
 const ROWS_PER_TILE: usize = 8;
@@ -35,7 +36,7 @@ pub(crate) struct Scratch {
     hidden: Shared<f32>,
     /// `[row][queries, keys, values]`.
     pub(super) qkv: Shared<f32>,
-    /// `[row][hidden]`: what attention found.
+    /// `[row][hidden]`: the result of attention.
     pub(super) attention: Shared<f32>,
     /// `[row][ffn]`.
     ffn: Shared<f32>,
@@ -43,13 +44,13 @@ pub(crate) struct Scratch {
     /// `[row][padded vocabulary]`.
     logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
-    /// Counts matrix products, so that a thread knows whether its own inputs are those of the running one.
+    /// Counts matrix products, so that a thread knows whether its own inputs belong to the running product.
     product: AtomicU64,
 }
 
 pub(crate) struct ThreadScratch {
     inputs: Inputs,
-    /// The product that `inputs` were prepared for. Used by its own thread only.
+    /// The product for which `inputs` were prepared. Only its own thread uses it.
     prepared: AtomicU64,
     pub(super) attention: attention::Scratch,
 }
@@ -76,7 +77,7 @@ impl Scratch {
     }
 }
 
-/// Everything a tile may look at.
+/// Everything that a tile may read.
 pub(crate) struct Step<'a> {
     pub config: &'a LlamaConfig,
     pub kernels: &'a Kernels,
@@ -108,7 +109,7 @@ struct Product<'a> {
     write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
 }
 
-/// Where the outputs of a tile belong.
+/// The target of a tile's outputs.
 #[derive(Clone, Copy)]
 struct Place {
     matrix: usize,
@@ -170,7 +171,7 @@ impl Step<'_> {
         );
     }
 
-    /// Rows of a chunk attend to each other: all their keys and values must be stored first.
+    /// Rows of a chunk attend to each other, so all their keys and values must be stored first.
     fn store_chunks(&self, pool: &mut Pool, layer: usize) {
         if !self.plan.has_chunks {
             return;
@@ -224,7 +225,8 @@ impl Step<'_> {
         }
     }
 
-    /// Start of a head's keys in an attention tile of a sequence: a block's tiles follow each other, keys and values apart.
+    /// Start of a head's keys in an attention tile of a sequence. The tiles of a block follow each other, keys and values
+    /// apart.
     pub(super) fn keys_of(&self, sequence: usize, tile: usize, (layer, kv_head): (usize, usize)) -> *const u8 {
         let geometry = &self.geometry;
         let tiles = (geometry.block_tokens / TILE_TOKENS) as usize;
@@ -237,7 +239,7 @@ impl Step<'_> {
         unsafe { self.kv.0.add(offset) }
     }
 
-    /// From a head's keys to its values.
+    /// The distance from a head's keys to its values.
     pub(super) fn values_offset(&self) -> usize {
         self.geometry.kv_head_count as usize * self.geometry.head_bytes()
     }
@@ -335,7 +337,7 @@ impl Step<'_> {
         }
     }
 
-    /// Multiplies: prepares the inputs once (or once a thread), then one tile for a few panels and all rows.
+    /// Multiplies: prepares the inputs once (or once for each thread), then runs one tile for a few panels and all rows.
     fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
         let columns = product.matrices[0].columns;
         let rows = product.rows;

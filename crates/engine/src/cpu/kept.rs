@@ -1,11 +1,11 @@
-//! Packed weights that outlive the engine that packed them: a node that changes its role opens its next engine with them.
+//! Packed weights that outlive the engine that packed them. A node that changes its role opens its next engine with them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::weights::Weights;
 use crate::{EngineError, Numerics};
 
-/// The weights that were loaded last. Cloning shares them; the default holds none.
+/// The weights that were loaded last. Clones share them. The default holds none.
 #[derive(Clone, Default)]
 pub struct KeptWeights(Arc<Mutex<Option<Kept>>>);
 
@@ -14,19 +14,19 @@ struct Kept {
     weights: Arc<Weights>,
 }
 
-/// What the packed bytes depend on.
+/// Everything on which the packed bytes depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WeightsIdentity {
-    /// Of the file's content.
+    /// The hash of the file's content.
     pub sha256: [u8; 32],
     pub numerics: Numerics,
 }
 
 impl KeptWeights {
-    /// Those that are kept when they are the same, else loaded ones, which are kept instead. Whoever asks meanwhile waits.
+    /// The kept weights, when they are the same; else loaded ones, which are then kept. Other callers wait meanwhile.
     ///
     /// # Errors
-    /// What `load` says; nothing is kept then.
+    /// The error of `load`. Nothing is kept then.
     pub(super) fn get_or_load(
         &self,
         identity: WeightsIdentity,
@@ -36,7 +36,7 @@ impl KeptWeights {
         if let Some(kept) = slot.as_ref().filter(|kept| kept.identity == identity) {
             return Ok(kept.weights.clone());
         }
-        // Two models at a time may be more than the machine has.
+        // Two models at the same time may be more than the machine has memory for.
         *slot = None;
         let weights = Arc::new(load()?);
         *slot = Some(Kept {

@@ -1,6 +1,6 @@
 //! The CPU engine: opening a model, and the [`Engine`] contract around [`forward::Step`].
 //!
-//! `weights` packs the file, `kernels` multiply, `forward` walks the layers, `pool` shares the work out.
+//! `weights` packs the file, `kernels` multiply, `forward` runs the layers, `pool` divides the work between threads.
 
 mod attention;
 mod buffers;
@@ -47,10 +47,10 @@ pub enum KvSize {
     Bytes(u64),
 }
 
-/// How to run a model. No default: each value is a decision of the node's configuration.
+/// How to run a model. There is no default, because each value is a decision of the node's configuration.
 pub struct CpuEngineOptions<'a> {
     pub numerics: Numerics,
-    /// Including the thread that calls `step`.
+    /// The number of threads, including the thread that calls `step`.
     pub threads: usize,
     pub kernel: KernelChoice,
     pub limits: EngineLimits,

@@ -1,4 +1,4 @@
-//! What a step computes, spelled out before its first phase: one entry per row, per attention item, per logits row.
+//! What a step computes, listed before its first phase: one entry per row, per attention item, and per logits row.
 
 use crate::{KvGeometry, LogitsWanted, SequenceRows};
 
@@ -13,16 +13,16 @@ pub(crate) struct Row {
     pub sequence: u32,
 }
 
-/// Up to [`ATTENTION_ROWS`] neighbouring rows of one sequence; every KV head makes one tile of it.
+/// Up to [`ATTENTION_ROWS`] neighbouring rows of one sequence. Every KV head makes one tile of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionItem {
     pub first_row: u32,
     pub rows: u32,
-    /// The sequence has one row in this step: its tile may store its own KV, which no other tile reads.
+    /// The sequence has one row in this step. Its tile may store its own KV, which no other tile reads.
     pub alone: bool,
 }
 
-/// A row whose logits somebody wants.
+/// A row whose logits are wanted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitsRow {
     pub row: u32,
@@ -30,7 +30,7 @@ pub(crate) struct LogitsRow {
     pub position: u32,
 }
 
-/// Reused from step to step; the capacities come from the limits, so that filling it allocates nothing.
+/// Reused from step to step. The capacities come from the limits, so filling it allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub rows: Vec<Row>,
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub blocks: Vec<u32>,
     /// Where each sequence's blocks start in `blocks`.
     pub tables: Vec<usize>,
-    /// Some sequence has more than one row: keys and values are stored in a phase of their own.
+    /// Some sequence has more than one row, so keys and values are stored in a phase of their own.
     pub has_chunks: bool,
 }
 

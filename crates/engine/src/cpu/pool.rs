@@ -1,12 +1,12 @@
-//! The engine's threads: they take tiles of work from one counter, so that an absent thread delays nobody.
+//! The engine's threads. They take tiles of work from one counter, so that a suspended thread delays no other thread.
 //!
-//! A phase is over when all its **tiles** are done, not when all threads have come by: a thread that the system has
-//! suspended between two tiles holds up nothing, and the others take what it would have taken (ENGINE.md measured
-//! llama.cpp, which waits for threads, falling to 5-20 % of its speed beside a competing job). Waiting threads spin
-//! shortly and then park; the caller of [`Pool::parallel`] works too.
+//! A phase ends when all its **tiles** are done, not when all threads have arrived. When the system suspends a thread
+//! between two tiles, the other threads take its share. (An engine that waits for all threads of a phase becomes many
+//! times slower beside a competing job.) A waiting thread spins for a short time and then parks. The caller of
+//! [`Pool::parallel`] works too.
 //!
-//! The claim word packs (phase number, tile count, next tile), so a claim always knows what it belongs to: a late
-//! thread either gets a tile of the phase that runs now or learns that there is none.
+//! The claim word packs (phase number, tile count, next tile). A late thread therefore either gets a tile of the phase
+//! that runs now or learns that there is none.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,15 +18,15 @@ use crate::EngineError;
 
 /// More threads than this on one model of this size only wait for each other.
 const MOST_THREADS: usize = 256;
-/// Iterations of a worker before it parks: about 50 microseconds (a pause takes about 140 cycles on current Intel CPUs),
-/// more than a thread waits for another's last tile, less than sampling takes between two steps.
+/// Iterations of a worker before it parks: about 50 microseconds (a pause takes about 140 cycles on current Intel CPUs). It
+/// is more than a thread waits for another thread's last tile, and less than sampling takes between two steps.
 const WORKER_SPINS: u32 = 1_000;
 /// Iterations of the caller before it lets the system run the thread that still works on a tile.
 const CALLER_SPINS: u32 = 500;
 
 const TILE_BITS: u32 = 24;
 const TILE_MASK: u64 = (1 << TILE_BITS) - 1;
-/// Leaves room above the count for one vain claim of every thread.
+/// Leaves room above the count for one failed claim of every thread.
 const MOST_TILES: usize = (TILE_MASK as usize) - MOST_THREADS - 1;
 
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
@@ -35,7 +35,7 @@ struct Shared {
     /// `phase << 48 | count << 24 | next`.
     claim: AtomicU64,
     done: AtomicU32,
-    /// Workers that are parked or about to.
+    /// The number of workers that are parked or about to park.
     sleepers: AtomicU32,
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -123,7 +123,7 @@ impl Pool {
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| while claim_and_run(shared, 0) {}));
         if outcome.is_err() {
-            // The tile that panicked here is done as far as the others are concerned.
+            // For the other threads, the tile that panicked here is done.
             shared.done.fetch_add(1, Ordering::Release);
             while catch_unwind(AssertUnwindSafe(|| claim_and_run(shared, 0))).unwrap_or_else(|_| {
                 shared.done.fetch_add(1, Ordering::Release);
@@ -196,7 +196,7 @@ fn work_until_stopped(shared: &Shared, thread: usize) {
     }
 }
 
-/// Returns when there are unclaimed tiles; false when the pool stops.
+/// Returns when there are unclaimed tiles. False when the pool stops.
 fn wait_for_work(shared: &Shared) -> bool {
     let has_work = || {
         let claim = shared.claim.load(Ordering::SeqCst);
@@ -213,8 +213,8 @@ fn wait_for_work(shared: &Shared) -> bool {
         if shared.stop.load(Ordering::SeqCst) {
             return false;
         }
-        // Announce first, look second: the caller publishes first and looks for sleepers second, so one of the two
-        // sees the other, and the lock keeps its notification from falling between our look and our wait.
+        // Announce first, look second. The caller publishes first and looks for sleepers second, so one of the two sees the
+        // other. The lock keeps the caller's notification from coming between our look and our wait.
         shared.sleepers.fetch_add(1, Ordering::SeqCst);
         if has_work() {
             return true;
@@ -236,7 +236,7 @@ mod tests {
                 let tiles = 1 + phase as usize % cells.len();
                 pool.parallel(tiles, &|tile, thread| {
                     assert!(thread < threads);
-                    // Relaxed on purpose: the pool must order the phases.
+                    // Relaxed on purpose, because the pool must order the phases.
                     cells[tile].store(cells[tile].load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 });
             }
@@ -255,7 +255,7 @@ mod tests {
                 assert!(std::time::Instant::now() < deadline, "the worker never parked");
                 std::thread::yield_now();
             }
-            // Both tiles wait for each other: only a woken worker can let this phase end.
+            // Both tiles wait for each other, so only a woken worker can let this phase end.
             let arrived = AtomicU32::new(0);
             pool.parallel(2, &|_, _| {
                 arrived.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Rotary position embedding: the table and the turn of one head. `crate::numerics` has the definition.
+//! Rotary position embedding: the table, and the rotation of one head. `crate::numerics` has the definition.
 
 use crate::math::{exp_f64, ln, sin_cos_f64};
 

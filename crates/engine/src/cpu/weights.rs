@@ -1,12 +1,13 @@
-//! Weights as the kernels read them: one allocation, matrices cut into panels of 16 output rows, packed once at load.
+//! Weights in the form that the kernels read: one allocation, matrices cut into panels of 16 output rows, packed once at
+//! load.
 //!
-//! A panel block (32 columns of 16 rows) holds the file's own numbers in another order, byte for byte as many:
+//! A panel block (32 columns of 16 rows) holds the file's own numbers in another order, in as many bytes:
 //! - Q4_1: 4 vectors of 64 bytes; byte `4 * row + t` of vector i has column 4i + t in its low and 16 + 4i + t in its high
 //!   nibble; then 16 scales, 16 minima (f16).
 //! - Q8_0: 8 vectors of 64 bytes; byte `4 * row + t` of vector i is column 4i + t, plus 128; then 16 scales (f16).
 //! - f32 (`Exact`): `[column][row]`.
 //!
-//! Rows that fill up the last panel are zero; their outputs are never looked at.
+//! Rows that fill up the last panel are zero. Their outputs are never read.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Q4_1_PANEL_BLOCK, Q8_0_PA
 use crate::memory::HugeMemory;
 use crate::{EngineError, Numerics};
 
-/// How far loading has come.
+/// The progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of packed weights.
@@ -50,7 +51,7 @@ pub(crate) struct Matrix {
     format: Format,
     pub rows: usize,
     pub columns: usize,
-    /// Within the weights' allocation.
+    /// The position within the weights' allocation.
     bytes: Range<usize>,
 }
 
@@ -125,7 +126,7 @@ impl Weights {
         }
     }
 
-    /// Packs every tensor of the model. `progress` is called after each.
+    /// Packs every tensor of the model. `progress` is called after each tensor.
     pub(crate) fn load(
         file: &GgufFile,
         config: &LlamaConfig,
@@ -159,7 +160,7 @@ impl Weights {
     }
 }
 
-/// Matrices get their place first; then the one allocation is made and filled.
+/// Matrices get their places first. Then the one allocation is made and filled.
 struct Loader<'a> {
     file: &'a GgufFile,
     numerics: Numerics,
@@ -182,7 +183,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// One matrix of one tensor, or of several with their panels in turn.
+    /// One matrix of one tensor, or of several tensors with their panels in turn.
     fn plan(&mut self, names: &[&str]) -> Result<Matrix, EngineError> {
         let tensors = names
             .iter()
@@ -261,7 +262,7 @@ fn format_of(tensor: &Tensor<'_>, numerics: Numerics) -> Result<Format, EngineEr
         (Numerics::Int8Blocks, GgmlType::F16 | GgmlType::F32) => Err(EngineError::UnsupportedTensor {
             tensor: tensor.name.to_owned(),
             kind: tensor.kind.name(),
-            why: "8-bit numerics run Q4_1 and Q8_0 weights: use such a file, or the exact numerics",
+            why: "8-bit numerics run Q4_1 and Q8_0 weights: use such a file, or --numerics exact",
         }),
     }
 }

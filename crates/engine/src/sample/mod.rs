@@ -8,8 +8,8 @@
 //! 4. otherwise logits are divided by the temperature, then top-k, top-p, min-p cut, each among the survivors of the one before;
 //! 5. one token is drawn with the 64 random bits of (seed, choice, output index).
 //!
-//! Weights are `exp(logit - best)` as integers of [`WEIGHT_BITS`] bits: their sums are exact, so no order of summation
-//! can change a draw. A token below 2^-40 of the best one's probability cannot be drawn.
+//! Weights are `exp(logit - best)` as integers of [`WEIGHT_BITS`] bits. Their sums are exact, so no order of summation can
+//! change a draw. A token below 2^-40 of the best one's probability cannot be drawn.
 
 mod philox;
 mod scan;
@@ -25,19 +25,20 @@ use crate::math::{exp, ln};
 const WEIGHT_BITS: u32 = 40;
 const MOST_VOCABULARY: usize = 1 << 23;
 
-/// Candidates first looked at for top-p; most answers need fewer. Multiplied by 8 until the probability is reached.
+/// Candidates that are looked at first for top-p. Most answers need fewer. Multiplied by 8 until the probability is
+/// reached.
 const TOP_P_FIRST_LOOK: usize = 64;
 
-/// Everything that determines a draw but the logits.
+/// Everything that determines a draw except the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleInput<'a> {
     pub params: &'a SamplingParams,
     pub stop: &'a StopConditions,
     pub seed: u64,
     pub choice: ChoiceIndex,
-    /// Counted over all attempts of the request: the random counter, and what `min_tokens` counts.
+    /// Counted over all attempts of the request. It is the random counter, and the count for `min_tokens`.
     pub output_index: OutputIndex,
-    /// What the client sent.
+    /// The client's parameters.
     pub prompt: &'a [TokenId],
     /// Output tokens before this one, over all attempts.
     pub outputs: &'a [TokenId],
@@ -51,7 +52,7 @@ pub struct Sampled {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Why no token could be drawn: the request fails, nothing is retried.
+/// Why no token could be drawn. The request fails, and nothing is retried.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SampleError {
     #[error(
@@ -68,7 +69,7 @@ pub enum SampleError {
     VocabularyTooLarge { vocab_size: usize, most: usize },
 }
 
-/// Scratch memory for one thread's sampling; draws do not depend on what it did before.
+/// Scratch memory for one thread's sampling. Draws do not depend on its earlier use.
 #[derive(Debug)]
 pub struct Sampler {
     vocab_size: usize,
@@ -135,7 +136,7 @@ impl Sampler {
         })
     }
 
-    /// Step 2 of the module text. Ids outside the vocabulary have no logit to change and are passed over.
+    /// Step 2 of the module's documentation. Ids outside the vocabulary have no logit and are skipped.
     fn adjust(&mut self, input: &SampleInput<'_>, logits: &mut [f32]) {
         let params = input.params;
         for (token, bias) in &params.logit_bias {
@@ -268,7 +269,7 @@ fn keep_from(bar: u64, weight: u64) -> u64 {
     if weight >= bar { weight } else { 0 }
 }
 
-/// The summed weight that top-p has to reach: at least 1, so that something is kept.
+/// The summed weight that top-p must reach: at least 1, so that something is kept.
 fn probability_bar(top_p: f32, total: u64) -> u64 {
     if top_p >= 1.0 {
         return total;
@@ -276,7 +277,7 @@ fn probability_bar(top_p: f32, total: u64) -> u64 {
     ((f64::from(top_p.max(0.0)) * total as f64) as u64).clamp(1, total)
 }
 
-/// Index drawn in proportion to the weights, of which one at least is not zero.
+/// An index drawn in proportion to the weights, at least one of which is not zero.
 fn pick(weights: &[u64], random: u64) -> usize {
     let total: u64 = weights.iter().sum();
     // Multiply-shift maps 64 random bits onto 0..total; its bias is below 2^-16 of a weight unit.
@@ -292,7 +293,7 @@ fn pick(weights: &[u64], random: u64) -> usize {
 
 /// Refuses NaN and +infinity; -infinity is a mask.
 fn check(logits: &[f32]) -> Result<(), SampleError> {
-    // No comparison holds of NaN.
+    // No comparison holds for NaN.
     let is_usable = |logit: f32| logit < f32::INFINITY;
     match scan::first(logits, |logit| !is_usable(logit)) {
         None => Ok(()),

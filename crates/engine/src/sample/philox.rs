@@ -1,5 +1,5 @@
-//! Philox4x32-10, a counter-based generator: the draw for an output index needs no state, so a retried or migrated
-//! request continues the same random stream. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+//! Philox4x32-10, a counter-based generator. The draw for an output index needs no state, so a retried or migrated request
+//! continues the same random stream. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 
 use serving_core::ids::{ChoiceIndex, OutputIndex};
 

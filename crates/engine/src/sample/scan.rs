@@ -1,20 +1,20 @@
-//! Passes over a whole row of logits, sixteen at a time. One by one each comparison waits for the one before, and three
-//! passes over a vocabulary of 49,152 take a greedy token's sampling seven times as long.
+//! Passes over a whole row of logits, sixteen at a time. One at a time, each comparison would wait for the one before:
+//! with three passes over a vocabulary of 49,152 the sampling of a greedy token would take seven times as long.
 
-/// Of an AVX-512 register; narrower ones take a chunk in two or four.
+/// The lanes of an AVX-512 register. Narrower registers take a chunk in two or four parts.
 const LANES: usize = 16;
 
 /// Index of the first logit that `is_wanted`.
 pub(super) fn first(logits: &[f32], is_wanted: impl Fn(f32) -> bool) -> Option<usize> {
     let (chunks, _) = logits.as_chunks::<LANES>();
-    // No way out inside a chunk: that is what lets the compiler compare all of it at once.
+    // There is no early exit inside a chunk, so the compiler can compare the whole chunk at once.
     let has_one = |chunk: &[f32; LANES]| chunk.iter().fold(false, |found, logit| found | is_wanted(*logit));
     let from = chunks.iter().position(has_one).unwrap_or(chunks.len()) * LANES;
     let within = logits[from..].iter().position(|logit| is_wanted(*logit));
     within.map(|index| from + index)
 }
 
-/// Largest logit and its id, the lowest on a tie; NaN must not occur. For an empty row: minus infinity.
+/// The largest logit and its id, the lowest id on a tie. NaN must not occur. For an empty row: minus infinity.
 pub(super) fn largest(logits: &[f32]) -> (f32, u32) {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (chunks, rest) = logits.as_chunks::<LANES>();
@@ -38,7 +38,7 @@ mod tests {
     proptest! {
         #[test]
         fn equals_one_by_one(
-            // Few distinct values, so that ties are everywhere, also those of the two zeros.
+            // Few distinct values, so that there are many ties, also between the two zeros.
             logits in prop::collection::vec((-3i8..4).prop_map(|v| f32::from(v) * -0.5), 1..200),
             wanted in -4i8..5,
         ) {

@@ -1,4 +1,4 @@
-//! The k best of a row of logits without sorting it: a vocabulary of 49,152 is scanned once, against a rising bar.
+//! The k best of a row of logits without sorting it: a vocabulary of 49,152 is scanned once, against a rising threshold.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ fn best_first(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// Slots the buffer has beyond 2k, so that a small k does not select after every few finds.
+/// Slots of the buffer beyond 2k, so that a small k does not select after every few hits.
 const SLACK: usize = 64;
 
 /// Leaves the `k` best `(logit, id)` in `kept`, best first. `kept` grows to `2k + 64` at most; NaN must not occur.
@@ -18,12 +18,12 @@ pub(crate) fn best(logits: &[f32], k: usize, kept: &mut Vec<(f32, u32)>) {
         return;
     }
     let room = 2 * k + SLACK;
-    // A later token with the bar's own logit has the higher id and loses the tie: strictly above is right.
+    // A later token with the threshold's own logit has the higher id and loses the tie, so strictly above is right.
     let mut bar = f32::NEG_INFINITY;
     let mut open = true;
     for (id, logit) in (0u32..).zip(logits) {
         if open || *logit > bar {
-            // Adding zero turns -0 into +0: they are equal logits and must tie.
+            // Adding zero turns -0 into +0. The two are equal logits and must tie.
             kept.push((*logit + 0.0, id));
             if kept.len() == room {
                 kept.select_nth_unstable_by(k - 1, best_first);
@@ -49,7 +49,7 @@ mod tests {
     proptest! {
         #[test]
         fn equals_a_full_sort(
-            // Few distinct values, so that ties are everywhere.
+            // Few distinct values, so that there are many ties.
             logits in prop::collection::vec((-4i8..4).prop_map(|v| f32::from(v) * 0.5), 1..2_000),
             k in 0usize..300,
         ) {

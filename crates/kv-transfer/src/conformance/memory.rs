@@ -1,6 +1,6 @@
-//! What the KV of the conformance suite lies in: plain memory, or a double of an accelerator's. The double is what a sink
-//! and a source in device memory will be: no byte of it has an address here, copies run one after the other on a stream
-//! of their own, and a call that asked for one has returned long before.
+//! The memory of the conformance suite's KV: plain memory, or a double of an accelerator's memory. The double behaves as a
+//! sink and a source in device memory will: no byte of it has an address here, copies run one after the other on a stream
+//! of their own, and a call that asked for a copy returns long before the copy is made.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -21,11 +21,11 @@ pub(crate) enum MemoryKind {
 
 /// A receiver's blocks.
 pub(super) trait BlockMemory: Send + Sync + Debug {
-    /// Never waits; `data` may be gone when it has returned.
+    /// Never waits. `data` may be gone after it has returned.
     fn write(&self, block: BlockId, start: usize, data: &[u8]);
     /// Calls back when all that was written before is in its place.
     fn after_writes(&self, then: Box<dyn FnOnce() + Send>);
-    /// As a reader would find it now; `None` when nothing was written there.
+    /// The bytes that a reader would find now. `None` when nothing was written there.
     fn get(&self, block: BlockId) -> Option<Vec<u8>>;
     fn count(&self) -> usize;
 }
@@ -53,14 +53,14 @@ impl BlockMemory for HostMemory {
 /// Work of a device's stream.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// In order, each a while after it was asked for. Ends with its last handle.
+/// Runs in order, each piece a while after it was asked for. Ends with its last handle.
 #[derive(Clone, Debug)]
 struct Stream(mpsc::SyncSender<Job>);
 
-/// As long as a copy of a block over PCIe with its launch: long enough for who does not wait to be seen.
+/// As long as a copy of a block over PCIe with its launch. It is long enough to show a caller that does not wait.
 const COPY_TAKES: Duration = Duration::from_micros(100);
 
-/// More than any test has under way; a real stream makes its caller wait, which a sink must never do.
+/// More than any test has under way. A real stream makes its caller wait, which a sink must never do.
 const LAUNCHED_MAX: usize = 1 << 16;
 
 impl Stream {
@@ -139,7 +139,7 @@ impl KvSource for Pattern {
     }
 }
 
-/// The same blocks in device memory: an export is launched, and waited for.
+/// The same blocks in device memory. An export is launched and waited for.
 #[derive(Debug)]
 pub(super) struct DeviceSource(Stream);
 

@@ -1,4 +1,4 @@
-//! The decode node's double of the conformance suite: gives out reservations, keeps bytes, remembers every call.
+//! The decode node's double of the conformance suite: it grants reservations, keeps bytes and records every call.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ pub(crate) enum CommitAnswer {
     Never,
 }
 
-/// The decode node's double: gives out reservations, keeps bytes, remembers every call.
+/// The decode node's double: it grants reservations, keeps bytes and records every call.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(super) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
@@ -40,11 +40,11 @@ pub(crate) struct Recorder {
     answer: CommitAnswer,
     /// Imports wait while it is set.
     pub(crate) is_gated: AtomicBool,
-    /// Where senders that write in place write. Made when it is asked for.
+    /// The memory into which senders that write in place write. It is made when it is asked for.
     pool: OnceLock<(OwnedFd, MmapRaw)>,
 }
 
-/// Every block that a ticket of these tests names.
+/// All blocks that a ticket of these tests names.
 const POOL_SHAPE: PoolShape = PoolShape {
     blocks: 1 << 13,
     layers: LAYERS,
@@ -64,7 +64,7 @@ impl Recorder {
         })
     }
 
-    /// What a sender has written in place, verified or not.
+    /// The bytes that a sender has written in place, verified or not.
     pub(crate) fn in_pool(&self, block: BlockId) -> Vec<u8> {
         let mut bytes = vec![0; BLOCK_BYTES];
         let (memory, _) = self.pool();
@@ -144,7 +144,7 @@ impl HandoffSink for Recorder {
         Ok(())
     }
     async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
-        // A step may read the blocks once this has returned: what is still on its way to them must be there.
+        // A step may read the blocks once this has returned, so bytes that are still on their way must arrive first.
         let (settled, all_written) = oneshot::channel();
         let told = move || {
             let _ = settled.send(());
@@ -162,14 +162,14 @@ impl HandoffSink for Recorder {
         }
     }
     fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
-        // The blocks are another's after this: again, what is still on its way comes first.
+        // The blocks belong to another owner after this. Again, bytes that are on their way must arrive first.
         let ended = self.ended.clone();
         let then = move || ended.lock().unwrap().push((transfer, end));
         self.memory.after_writes(Box::new(then));
     }
 }
 
-/// The pool of a node that trusts its senders. What verifies is what landed.
+/// The pool of a node that trusts its senders. Bytes that verify count as arrived.
 impl MappedPool for Recorder {
     fn memory(&self) -> BorrowedFd<'_> {
         self.pool().0.as_fd()

@@ -1,4 +1,4 @@
-//! The sender's end of a gRPC stream: connects, says hello, and hears which other transports the decode node offers.
+//! The sender's end of a gRPC stream: it connects, says hello, and learns which other transports the decode node offers.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -31,10 +31,10 @@ const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// A peer whose machine vanished is noticed within interval + time limit.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Replies are small; the data goes the other way, under the receiver's windows.
+/// Replies are small. The data goes the other way, under the receiver's windows.
 const REPLY_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Every pair begins here, whatever carries its bytes afterwards: the port is the one address a peer is known by.
+/// Every pair begins here, whatever carries its bytes later: this port is the only address under which a peer is known.
 pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Link, HelloReply), PairFault> {
     let channel = channel(peer).await?;
     let room = Arc::new(Semaphore::new(config.room_kib() as usize));
@@ -85,7 +85,7 @@ async fn channel(peer: &PairPeer) -> Result<Channel, PairFault> {
     endpoint.connect().await.map_err(|error| unreachable(&error))
 }
 
-/// Calls `Push`. Not by the generated client, whose encoder would copy every block once more.
+/// Calls `Push`. The generated client is not used, because its encoder would copy every block once more.
 async fn push(
     mut channel: Channel,
     frames: impl Stream<Item = KvFrame> + Send + 'static,
@@ -102,7 +102,7 @@ async fn push(
     let failed = |error: tonic::transport::Error| Status::from_error(error.into());
     poll_fn(|context| channel.poll_ready(context)).await.map_err(failed)?;
     let response = channel.call(request).await.map_err(failed)?;
-    // A refusal may come without a body: its status is then in the headers.
+    // A refusal may come without a body. Its status is then in the headers.
     let status = Status::from_header_map(response.headers());
     if let Some(refused) = status.filter(|status| status.code() != Code::Ok) {
         return Err(refused);

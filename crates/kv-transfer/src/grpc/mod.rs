@@ -1,5 +1,5 @@
-//! KV over gRPC: one long-lived `Push` stream per pair, many transfers interleaved. Works everywhere, and is where the
-//! two nodes of a pair meet before they share memory.
+//! KV over gRPC: one long-lived `Push` stream per pair with many transfers at once. It works everywhere. The two nodes of a
+//! pair also meet here before they share memory.
 
 mod connect;
 mod receiver;

@@ -1,4 +1,4 @@
-//! The gRPC end of the receiver: a task per pair's stream that feeds frames and sends replies.
+//! The gRPC end of the receiver: one task for each pair's stream, which passes frames on and sends replies.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -25,7 +25,7 @@ use tonic_prost::ProstCodec;
 use crate::choice::TransportKind;
 use crate::receiver::{IncomingPair, PairError, Receiver};
 
-/// Replies waiting for a sender that does not read; then its frames are not read either.
+/// Replies that wait for a sender which does not read. Then its frames are not read either.
 const REPLIES_QUEUED_MAX: usize = 256;
 
 /// Adds the handoff service to a node's port.
@@ -40,7 +40,7 @@ pub fn routes(receiver: Arc<Receiver>) -> Routes {
     routes.routes()
 }
 
-/// Not the generated server, whose decoder would copy every block once more.
+/// The generated server is not used, because its decoder would copy every block once more.
 #[derive(Clone, Debug)]
 struct Service {
     receiver: Arc<Receiver>,
@@ -72,7 +72,7 @@ impl Service {
     fn push(&self, frames: Body) -> Response<Body> {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
         let pair = self.receiver.incoming(TransportKind::Grpc);
-        // A task of its own: it must see a running import through when the connection drops.
+        // A task of its own, because it must finish a running import when the connection drops.
         tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
         let body = EncodeBody::new_server(
             ProstCodec::<v1::KvReply, v1::KvFrame>::default().encoder(),
@@ -98,7 +98,7 @@ struct Frames {
 enum NoFrame {
     /// The sender has closed its end.
     End,
-    /// It did so in the middle of a frame.
+    /// The sender closed its end in the middle of a frame.
     Cut,
     Broken(Status),
     Unreadable(StreamError),
@@ -119,7 +119,7 @@ impl Frames {
                 return Ok(frame);
             }
             match self.body.frame().await {
-                // Trailers of a request mean nothing to gRPC.
+                // gRPC gives no meaning to trailers of a request.
                 Some(Ok(frame)) => self.reader.add(frame.into_data().unwrap_or_default()),
                 Some(Err(status)) => return Err(NoFrame::Broken(status)),
                 None if self.reader.is_between_frames() => return Err(NoFrame::End),
@@ -135,9 +135,9 @@ async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Rep
     loop {
         let reply = tokio::select! {
             biased;
-            // The sender is gone: nobody reads replies.
+            // The sender is gone, so nobody reads replies.
             () = replies.closed() => return,
-            // Before the end: a transfer that is committed is acknowledged.
+            // Before the end, because a committed transfer must be acknowledged.
             reply = pair.next_reply() => Some(reply),
             () = closed.cancelled() => return,
             frame = frames.next() => match take(&mut pair, frame).await {
@@ -161,7 +161,7 @@ async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Rep
     }
 }
 
-/// How a stream ends, and what is said last.
+/// How a stream ends, and its last message.
 #[derive(Default)]
 struct StreamEnd {
     reply: Option<KvReply>,

@@ -1,5 +1,6 @@
 //! The copies of one transfer: a short line of blocks that one blocking thread exports, sums and queues as frames, one
-//! after the other. So `push` costs no change of threads per block, and the copy of one block overlaps with the next push.
+//! after the other. So `push` costs no change of threads for each block, and the copy of one block overlaps with the next
+//! push.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use crate::frame;
 use crate::shm::{NoPlace, Slot};
 use crate::transport::{KvSource, SourceError};
 
-/// Each batch wakes the stream's writer once; so many copies of a small model's blocks take 0.2 ms.
+/// Each batch wakes the stream's writer once. This many copies of a small model's blocks take 0.2 ms.
 const FRAMES_SENT_AT_ONCE: usize = 8;
 
 /// Why a copy was not made. The transfer ends.
@@ -31,7 +32,7 @@ pub(super) enum NotCopied {
     /// Nobody takes frames any more.
     #[error("the pair's stream has ended")]
     NoStream,
-    /// The source panicked; the process has said so.
+    /// The source panicked. The process has logged it.
     #[error("a copy broke off")]
     BrokeOff,
 }
@@ -41,25 +42,25 @@ pub(super) enum NotCopied {
 pub(super) struct Copy {
     pub block: BlockId,
     pub layers: Range<u32>,
-    /// Where the bytes go; in memory of their own without one.
+    /// The place of the bytes. `None`: memory of their own.
     pub slot: Option<Slot>,
-    /// Complete but for bytes and checksum.
+    /// Complete except for bytes and checksum.
     pub header: KvBlockFrame,
-    /// Its place in the byte limit, where a slot is not that.
+    /// Its share of the byte limit, unless a slot is that share.
     pub permit: Option<OwnedSemaphorePermit>,
     /// Where the transfer adds up its moving time.
     pub moving: Arc<AtomicU64>,
 }
 
-/// What stands in line.
+/// The entries of the line.
 #[derive(Debug)]
 enum Work {
     Copy(Copy),
-    /// Ready as it is.
+    /// A frame that needs no copy.
     Frame(Queued),
 }
 
-/// Bounded by the pair's limit of bytes in flight: each copy has its room already.
+/// The pair's limit of bytes in flight bounds it: each copy has its room already.
 #[derive(Debug)]
 pub(super) struct Copies {
     source: Arc<dyn KvSource>,
@@ -87,7 +88,7 @@ impl Copies {
         })
     }
 
-    /// Ends with the transfer's first failure, and takes it out.
+    /// Ends with the transfer's first failure, and takes the failure out.
     pub async fn failed(&self) -> NotCopied {
         loop {
             let changed = self.changed.notified();
@@ -102,8 +103,8 @@ impl Copies {
         self.line().failed.take()
     }
 
-    /// Lines a frame up behind the copies, so that it leaves in one write with the last of them. Gives it back when none
-    /// is under way.
+    /// Adds a frame behind the copies, so that it leaves in one write with the last of them. Gives the frame back when no
+    /// copy is under way.
     ///
     /// # Errors
     /// The transfer's first failure, taken out.
@@ -129,7 +130,7 @@ impl Copies {
         }
     }
 
-    /// Until the line is empty or a copy fails.
+    /// Waits until the line is empty or a copy fails.
     fn run(self: Arc<Self>) {
         let mut ending = Ending {
             copies: &self,
@@ -156,7 +157,8 @@ impl Copies {
         ending.failed = None;
     }
 
-    /// The next work; before the line is found empty what was made is sent, for who finds it so sends the next frame himself.
+    /// The next work. Before the line is found empty, all finished frames are sent, because a caller that finds it empty
+    /// sends the next frame itself.
     fn next(&self, made: &mut Vec<Queued>) -> Option<Work> {
         loop {
             {
@@ -168,13 +170,13 @@ impl Copies {
                 }
             }
             if self.send(made).is_err() {
-                // Nobody takes frames: the pair has ended, and says so itself.
+                // Nobody takes frames: the pair has ended, and reports that itself.
                 made.clear();
             }
         }
     }
 
-    /// Room was taken before: the queue is full only of other transfers' frames.
+    /// The room was taken before, so the queue can be full only with frames of other transfers.
     fn send(&self, made: &mut Vec<Queued>) -> Result<(), NotCopied> {
         for queued in made.drain(..) {
             self.live
@@ -215,7 +217,7 @@ impl Copies {
                 Ok(Some(slot))
             }
         });
-        // Closed: the transfer has ended, and a decode node whose pool we write was told that we do so no more.
+        // Closed: the transfer has ended, and a decode node whose pool we write has been told that we write no more.
         let slot = copied.unwrap_or(Err(NotCopied::Place(NoPlace::Unmapped)))?;
         Ok(Queued {
             room: Some(Room::take(bytes as u64, &self.live.gauge, permit)),
@@ -230,7 +232,7 @@ impl Copies {
     }
 }
 
-/// Says how the thread ended, also when a copy panicked.
+/// Reports how the thread ended, also when a copy panicked.
 struct Ending<'a> {
     copies: &'a Copies,
     failed: Option<NotCopied>,
@@ -240,7 +242,7 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if let Some(failed) = self.failed.take() {
             let mut line = self.copies.line();
-            // Set before a frame in line is dropped, whose owner then looks here for the reason.
+            // Set before a frame in line is dropped, because the frame's owner then looks here for the reason.
             line.failed = Some(failed);
             line.is_running = false;
             line.waiting.clear();

@@ -1,4 +1,4 @@
-//! One life of a pair: the transfers on its stream, the replies that end them, and the watch over its pace.
+//! One life of a pair: the transfers on its stream, the replies that end them, and the watch over its speed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::frame::FRAME_DATA_BYTES_MAX;
 use crate::shm::{SendPool, SendRing};
 use crate::transport::PairFault;
 
-/// How a transfer on a stream has ended, as its sender learns it.
+/// How a transfer on a stream has ended, for its sender.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Acked,
@@ -28,18 +28,19 @@ pub(crate) enum End {
     PairLost(PairFault),
 }
 
-/// How the bytes of a pair's blocks get to its peer, and what bounds those in flight.
+/// How the bytes of a pair's blocks reach its peer, and what limits the bytes in flight.
 #[derive(Debug)]
 pub(crate) enum Lane {
-    /// In the frames themselves.
+    /// The bytes are in the frames.
     Stream {
         /// Room for KV bytes in flight, in KiB.
         room: Arc<Semaphore>,
         room_kib: u32,
     },
-    /// Through the slots of a ring that both nodes map: as many are in flight as there are slots.
+    /// The bytes go through the slots of a ring that both nodes map. At most as many frames are in flight as there are
+    /// slots.
     Ring(Arc<SendRing>),
-    /// In their place before the frame is sent.
+    /// The bytes are in their place before the frame is sent.
     Pool(Arc<SendPool>),
 }
 
@@ -51,7 +52,7 @@ impl Lane {
             Lane::Pool(_) => TransportKind::ShmDirect,
         }
     }
-    /// Only a pool's owner can do without.
+    /// Only the owner of a pool can do without checksums.
     pub fn has_checksums(&self) -> bool {
         match self {
             Lane::Stream { .. } | Lane::Ring(_) => true,
@@ -68,14 +69,14 @@ impl Lane {
     }
 }
 
-/// A stream that has shaken hands, as a transport gives it to its pair.
+/// A stream that has shaken hands, in the form in which a transport gives it to its pair.
 pub(crate) struct Link {
     pub live: Arc<Live>,
     /// Ends with the stream.
     pub replies: BoxStream<'static, Result<KvReply, PairFault>>,
 }
 
-/// Whether a transfer may still touch what its copies write. Held for reading during a copy.
+/// Whether a transfer may still touch the memory that its copies write. Held for reading during a copy.
 #[derive(Debug)]
 pub(crate) struct Gate(RwLock<bool>);
 
@@ -88,17 +89,17 @@ impl Gate {
         let is_open = self.0.read().unwrap_or_else(PoisonError::into_inner);
         is_open.then(copy)
     }
-    /// After the copies that run. For a blocking thread.
+    /// Closes it after the running copies. For a blocking thread.
     pub fn close(&self) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// What a transfer hears from its stream.
+/// The messages that a transfer gets from its stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Hearing {
     pub end: watch::Receiver<Option<End>>,
-    /// The decode node has claimed it. Said only where the sender writes in place.
+    /// The decode node has claimed it. Sent only where the sender writes in place.
     pub begun: watch::Receiver<bool>,
     pub gate: Arc<Gate>,
 }
@@ -124,7 +125,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// With the queue that the transport drains.
+    /// Shared with the queue that the transport empties.
     pub fn new(node: NodeId, lane: Lane, buffers: Arc<Buffers>) -> (Arc<Self>, mpsc::Receiver<Queued>) {
         let (frames, queue) = mpsc::channel(FRAMES_QUEUED_MAX);
         let live = Self {
@@ -187,7 +188,7 @@ impl Live {
         let is_answer_due = matches!(end, End::Refused { .. } | End::AbortedByPeer { .. });
         registered.end.send_replace(Some(end));
         if is_answer_due && self.lane.kind().writes_in_place() {
-            // Its blocks wait for our word that we store no more.
+            // The blocks wait for our message that we store no more.
             let stopped = KvFrame::Abort {
                 transfer,
                 reason: "stopped".to_owned(),
@@ -199,7 +200,7 @@ impl Live {
     /// Sends a frame once no copy of the transfer runs and none can begin. Ends with the pair at the latest.
     pub fn say_when_stopped(self: &Arc<Self>, gate: Arc<Gate>, frame: KvFrame) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            // The runtime is gone, the process follows: its exit says it.
+            // The runtime is gone, and the process follows. Its exit tells the peer.
             return;
         };
         let live = self.clone();
@@ -210,7 +211,7 @@ impl Live {
         });
     }
 
-    /// Every transfer of the stream fails, the stream ends, nobody can register any more.
+    /// Every transfer of the stream fails, the stream ends, and no transfer can register any more.
     pub fn close(&self, fault: PairFault) {
         let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
         let fault = self.fault.get_or_init(|| fault).clone();
@@ -222,7 +223,7 @@ impl Live {
     }
 }
 
-/// Hands replies to their transfers and watches the pace, until the stream is over.
+/// Passes replies to their transfers and watches the speed, until the stream is over.
 pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
     let Link { live, mut replies } = link;
     let mut watch = StallWatch::new(config);
@@ -257,12 +258,12 @@ fn give(live: &Arc<Live>, reply: KvReply) {
     }
 }
 
-/// Judges progress in bytes per second: a pair that has bytes to move and moves next to none is as good as dead.
+/// Judges the speed in bytes per second. A pair that has bytes to move and moves almost none counts as dead.
 #[derive(Debug)]
 struct StallWatch {
     window: Duration,
     floor_bytes_per_second: u64,
-    /// Start of the window: since then bytes have been waiting all the time.
+    /// Start of the window. Bytes have been waiting all the time since then.
     since: Option<(Instant, u64)>,
 }
 

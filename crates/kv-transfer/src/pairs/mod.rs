@@ -1,4 +1,4 @@
-//! A prefill node's pairs: one per decode node, each over the best transport both know, and transfers on them.
+//! A prefill node's pairs: one per decode node, each over the best transport that both know, and the transfers on them.
 
 mod copies;
 mod live;
@@ -24,34 +24,35 @@ use crate::choice::{Fallbacks, TransportKind};
 use crate::shm::DirectWish;
 use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
 
-/// Pairs that tickets may open beyond the kept ones, before the coordinator's list says better.
+/// Pairs that tickets may open beyond the kept ones, until the coordinator's list comes.
 const PAIRS_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
 pub struct PairConfig {
     pub me: NodeId,
     pub compatibility: CompatibilityHash,
-    /// Those that may be used, best first. Pairs meet over gRPC even when it may carry no KV.
+    /// The transports that may be used, best first. Pairs meet over gRPC even when gRPC may carry no KV.
     pub transports: Vec<TransportKind>,
-    /// This process as its peers see it: shared memory is for peers of the same user.
+    /// This process, as its peers see it. Shared memory is for peers of the same user.
     pub uid: u32,
-    /// To write the pools of decode nodes that hold the same secret in place, where memory is shared.
+    /// The secret for writing the pools of decode nodes in place, where memory is shared and they hold the same secret.
     pub direct: Option<DirectWish>,
-    /// KV bytes queued or being written, per pair over gRPC; with shared memory the decode node's ring is the limit.
+    /// KV bytes that are queued or being written, per pair over gRPC. With shared memory the decode node's ring is the
+    /// limit.
     pub in_flight_bytes_max: u64,
-    /// A pair that has bytes to move and moves fewer than the floor over this long is torn down.
+    /// A pair that has bytes to move and moves fewer than the floor during this time is torn down.
     pub stall_window: Duration,
     pub floor_bytes_per_second: u64,
     /// How long `begin` waits for a pair that is connecting.
     pub connect_wait: Duration,
     pub(crate) tap: Option<Arc<dyn FrameTap>>,
-    /// Of all pairs of the node.
+    /// Limit over all pairs of the node.
     pub(crate) buffers: Arc<Buffers>,
 }
 
 impl PairConfig {
-    /// 32 MiB in flight is 2.5 ms of a 100 Gb/s link and a few prompts of a small model; 1 MiB/s is a hundredth of the
-    /// slowest network worth disaggregating over.
+    /// 32 MiB in flight is 2.5 ms of a 100 Gb/s link and a few prompts of a small model. 1 MiB/s is a hundredth of the
+    /// slowest network over which it is worth splitting.
     pub fn new(me: NodeId, compatibility: CompatibilityHash) -> Self {
         Self {
             me,
@@ -74,7 +75,7 @@ impl PairConfig {
         Self { transports, ..self }
     }
 
-    /// With the pools of trusted peers written in place, where that is wished.
+    /// With the pools of trusted peers written in place, if that is wanted.
     #[must_use]
     pub fn writing_in_place(self, direct: Option<DirectWish>) -> Self {
         Self { direct, ..self }
@@ -87,7 +88,7 @@ impl PairConfig {
             .clamp(64, 1 << 28)
     }
 
-    /// What this node says first on a stream.
+    /// The first message of this node on a stream.
     pub(crate) fn hello(&self, peer: &PairPeer) -> Hello {
         Hello {
             from: self.me.clone(),
@@ -98,7 +99,7 @@ impl PairConfig {
     }
 }
 
-/// Keeps a pair per decode node, over whichever transport the two agree on. Needs a Tokio runtime around it.
+/// Keeps a pair per decode node, over the transport on which the two agree. Needs a Tokio runtime around it.
 #[derive(Debug)]
 pub struct PairTransport {
     shared: Shared,
@@ -117,7 +118,7 @@ impl PairTransport {
         }
     }
 
-    /// How often a pair did without shared memory that this node would have used.
+    /// How often a pair went without shared memory that this node would have used.
     pub fn fallbacks(&self) -> Arc<Fallbacks> {
         self.shared.fallbacks.clone()
     }
@@ -126,7 +127,7 @@ impl PairTransport {
         Pair::open(peer, &self.shared)
     }
 
-    /// The pair a ticket names, opened now if the coordinator's list has not come yet.
+    /// The pair that a ticket names. It is opened now if the coordinator's list has not come yet.
     fn pair_of(&self, ticket: &Ticket) -> Result<Arc<Pair>, PairFault> {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pair) = pairs.get(&ticket.decode_node) {
@@ -138,7 +139,7 @@ impl PairTransport {
         let pair = Arc::new(self.open(PairPeer {
             node: ticket.decode_node.clone(),
             address: ticket.decode_address.clone(),
-            // Unknown here; the decode node compares with what the hello says.
+            // Unknown here. The decode node compares it with the hello.
             compatibility: self.shared.config.compatibility,
         }));
         pairs.insert(ticket.decode_node.clone(), pair.clone());

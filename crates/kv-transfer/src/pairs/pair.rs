@@ -1,4 +1,4 @@
-//! One pair: connects, shakes hands, chooses its transport, reconnects for ever.
+//! One pair: it connects, shakes hands, chooses its transport, and reconnects for ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) enum PairState {
     Unusable(PairFault),
 }
 
-/// What the pairs of one node have in common.
+/// What all pairs of one node share.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     pub config: Arc<PairConfig>,
@@ -67,7 +67,7 @@ impl Pair {
         }
     }
 
-    /// Idempotent. A closed pair no longer speaks of its health.
+    /// Idempotent. A closed pair no longer reports its health.
     pub fn close(&self) {
         if !self.closed.is_cancelled() {
             self.closed.cancel();
@@ -112,7 +112,7 @@ impl Keeper {
                     _ => tracing::warn!(%peer, address, %fault, "lost a pair; dialling again"),
                 }
             } else if fault.is_lasting() && told.as_ref() != Some(&fault) {
-                // Once: it is tried for ever, and nothing but another start of either node will change it.
+                // Logged once: it is tried for ever, and only a new start of one of the nodes changes it.
                 tracing::warn!(%peer, address, reason = fault.name(), %fault, "this pair is never used; start both nodes alike");
                 told = Some(fault);
             } else {
@@ -144,8 +144,8 @@ impl Keeper {
         }
     }
 
-    /// The best way both nodes know, in this node's order. They meet over gRPC; its stream is given up when another way
-    /// is found, and is the fallback when none is.
+    /// The best way that both nodes know, in this node's order. They meet over gRPC. The gRPC stream is given up when
+    /// another way is found, and is the fallback when none is.
     async fn connect(&self) -> Result<Link, PairFault> {
         if self.peer.compatibility != self.config.compatibility {
             return Err(PairFault::Incompatible);
@@ -185,7 +185,7 @@ impl Keeper {
         Err(PairFault::NoTransport(reason))
     }
 
-    /// True when there was a usable stream to lose.
+    /// True when a usable stream was lost.
     fn lose(&self, fault: &PairFault) -> bool {
         let before = self.state.send_replace(PairState::Unusable(fault.clone()));
         self.tell(Err(fault));
@@ -198,7 +198,7 @@ impl Keeper {
         }
     }
 
-    /// What carries the pair, or why nothing does.
+    /// The transport of the pair, or why there is none.
     fn tell(&self, state: Result<&'static str, &PairFault>) {
         let unusable_reason = state.err().map(|fault| fault.name().to_owned());
         let transport = state.ok().map(str::to_owned);

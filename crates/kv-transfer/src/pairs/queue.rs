@@ -1,4 +1,4 @@
-//! Frames on their way into one stream: a queue bounded in bytes, and the clock that says how long each was moving.
+//! Frames on their way into one stream: a queue with a limit in bytes, and a clock for the time that each frame was moving.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -14,22 +14,22 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::shm::Slot;
 
-/// Frames queued besides the byte limit: begins, lasts and aborts are small but not free.
+/// Frames that are queued beside the byte limit: begins, lasts and aborts are small, but not free.
 pub(crate) const FRAMES_QUEUED_MAX: usize = 1024;
 
-/// Changes frames on their way out, for fault injection in the conformance suite. What it returns is sent instead.
+/// Changes outgoing frames, for faults in the conformance suite. The frames that it returns are sent instead.
 pub(crate) trait FrameTap: Send + Sync + Debug {
     fn pass(&self, frame: KvFrame) -> Vec<KvFrame>;
 }
 
-/// One frame and what goes with it.
+/// One frame and the values that belong to it.
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub frame: KvFrame,
     pub queued_at: Instant,
-    /// KV bytes and their place in the byte limit, given back when the frame is taken or dropped.
+    /// KV bytes and their share of the byte limit. It is given back when the frame is taken or dropped.
     pub room: Option<Room>,
-    /// Where the bytes lie that are not in the frame.
+    /// The place of bytes that are not in the frame.
     pub slot: Option<Slot>,
     /// Where the transfer adds up its moving time.
     pub moving: Option<Arc<AtomicU64>>,
@@ -50,7 +50,7 @@ impl Queued {
     }
 }
 
-/// KV bytes that wait on a stream. However they leave, they are waiting no more.
+/// KV bytes that wait on a stream. However they leave the queue, they no longer wait.
 #[derive(Debug)]
 pub(crate) struct Room {
     pub bytes: u64,
@@ -78,7 +78,7 @@ impl Drop for Room {
     }
 }
 
-/// Buffers of frames that were written, for the next ones of any pair: warm, and zeroed only once.
+/// Buffers of frames that were written, for the next frames of any pair: they are warm and were zeroed only once.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<Kept>);
 
@@ -88,12 +88,13 @@ struct Kept {
     bytes: usize,
 }
 
-/// As many bytes as one pair may have in flight by default: more are between a copy and the connection only while several
-/// pairs are at their limits. With 16 buffers kept, the rest of a 512-token prompt's 32 were zeroed anew each time.
+/// As many bytes as one pair may have in flight by default. More bytes lie between a copy and the connection only when
+/// several pairs are at their limits. With 16 kept buffers, the rest of the 32 buffers of a 512-token prompt were zeroed
+/// again each time.
 const BUFFER_BYTES_KEPT_MAX: usize = 32 << 20;
 
 impl Buffers {
-    /// Its content is whatever the last user left.
+    /// The content is what the last user left.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let mut buffer = {
             let mut kept = self.kept();
@@ -113,7 +114,7 @@ impl Buffers {
     }
 }
 
-/// Goes back when it is dropped.
+/// Given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     pub bytes: Vec<u8>,
@@ -136,14 +137,15 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that wait and bytes that went: the stall watch reads both.
+/// Bytes that wait and bytes that were sent. The stall watch reads both.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     pub waiting_bytes: AtomicU64,
     pub taken_bytes: AtomicU64,
 }
 
-/// The stream the connection pulls frames from. It pulls only when it can write: taken counts as written.
+/// The stream from which the connection takes frames. The connection takes a frame only when it can write, so a taken frame
+/// counts as written.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     queue: mpsc::Receiver<Queued>,
@@ -179,7 +181,8 @@ impl Outgoing {
     }
 }
 
-/// Says how long each frame was moving. First in, first out: from when it came up, not from when it was queued.
+/// Reports how long each frame was moving. The queue is first in, first out; the time counts from when the frame came to
+/// the front.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,

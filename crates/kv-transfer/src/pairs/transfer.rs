@@ -1,4 +1,5 @@
-//! One transfer on a pair's stream: its order of calls, and its waits for room within the pair's limit of bytes in flight.
+//! One transfer on a pair's stream: the order of its calls, and its waits for room within the pair's limit of bytes in
+//! flight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::frame;
 use crate::shm::{NoPlace, Slot};
 use crate::transport::{AbortReason, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart};
 
-/// How long an abort may wait for room in a full queue; after it the receiver's own timer ends the transfer.
+/// How long an abort may wait for room in a full queue. After it the receiver's own timer ends the transfer.
 const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -77,7 +78,7 @@ impl PairTransfer {
         }
     }
 
-    /// Ends when the transfer ends from the other side.
+    /// Ends when the other side ends the transfer.
     async fn ended(end: &mut watch::Receiver<Option<End>>) -> End {
         match end.wait_for(Option::is_some).await {
             Ok(ended) => ended.clone(),
@@ -149,7 +150,8 @@ impl PairTransfer {
                 if !pool.fits(self.start.source.layer_count(), layer_bytes) {
                     return Err(self.not_copied(NotCopied::Place(NoPlace::Outside)));
                 }
-                // Before the decode node has claimed it, the ticket may have expired and its blocks be somebody else's.
+                // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
+                // request.
                 let mut begun = self.hearing.begun.clone();
                 self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
                 let slot = self.unless_ended(pool.place((target, layers))).await?;
@@ -190,7 +192,7 @@ impl PairTransfer {
         }
     }
 
-    /// Still registered: the other side has not ended it and nobody has aborted it.
+    /// Still registered: the other side has not ended it, and it was not aborted.
     fn is_open(&self) -> bool {
         self.hearing.end.borrow().is_none()
     }
@@ -243,19 +245,20 @@ impl SendTransfer for PairTransfer {
             Ok(Some(queued)) => self.queue(queued).await?,
             Err(failed) => return Err(self.not_copied(failed)),
         }
-        // Not until the other side ends the transfer: its word on the last frame may overtake the news that it was written.
+        // The end by the other side does not count here: its answer to the last frame may come before the news that the
+        // frame was written.
         let was_written = tokio::select! {
             biased;
             at = was_written => at.ok(),
             failed = copies.failed() => return Err(self.not_copied(failed)),
-            // A stream whose peer reads no more keeps its frames.
+            // A stream whose peer stops reading keeps its frames.
             () = self.live.over() => None,
         };
         if let Some(at) = was_written {
             self.last_written = Some(at);
             return Ok(at);
         }
-        // Dropped: by a copy that failed, or by a pair that has ended.
+        // Dropped by a copy that failed, or by a pair that has ended.
         Err(self.not_copied(copies.take_failed().unwrap_or(NotCopied::NoStream)))
     }
 
@@ -277,16 +280,16 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn abort(mut self: Box<Self>, reason: AbortReason) {
-        // Waits for the copy that runs; those in line find the gate closed.
+        // Waits for the running copy. Copies in line find the gate closed.
         let gate = self.hearing.gate.clone();
         let _ = tokio::task::spawn_blocking(move || gate.close()).await;
         if self.is_open() {
             self.live.forget(self.transfer());
-            // Frames hold copies of the blocks: nothing reads them any more. The few that are made but not queued may still
-            // come behind the abort; the receiver refuses them, for their reservation is gone.
+            // Frames hold copies of the blocks, so nothing reads the blocks any more. The few frames that are made but not
+            // queued may still come after the abort. The receiver refuses them, because their reservation is gone.
             let frame = self.abort_frame(reason);
             if self.live.lane.kind().writes_in_place() {
-                // Never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
+                // This is never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
                 return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
             }
             let frame = Queued::control(frame);
@@ -297,14 +300,14 @@ impl SendTransfer for PairTransfer {
 
 impl Drop for PairTransfer {
     fn drop(&mut self) {
-        // Forgotten by `abort`, or ended: the watch's sender is gone or holds the end.
+        // `abort` has forgotten it, or it has ended: the watch's sender is gone or holds the end.
         if self.hearing.end.borrow().is_some() || self.hearing.end.has_changed().is_err() {
             return;
         }
         self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
         if self.live.lane.kind().writes_in_place() {
-            // A copy whose `push` was dropped may still run: the word comes after it.
+            // A copy whose `push` was dropped may still run. The message comes after it.
             return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
         }
         let frame = Queued::control(frame);

@@ -1,4 +1,4 @@
-//! The sender's end of a pair that shares memory: socket, greeting, ring, hello; then a writer and the replies.
+//! The sender's end of a pair that shares memory: socket, greeting, ring or pool, hello; then a writer and the replies.
 
 use std::io;
 use std::sync::Arc;
@@ -26,17 +26,18 @@ use crate::pairs::queue::{FrameTap, Queued, Room};
 use crate::pairs::{Lane, Link, Live, PairConfig};
 use crate::transport::{PairFault, PairPeer};
 
-/// A peer of the same host that does not answer within this is not waited for: the pair has gRPC.
+/// A peer of the same host that does not answer within this time is not waited for, because the pair has gRPC.
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
-/// A frame is a hundred bytes.
+/// A frame is about a hundred bytes.
 const FRAMES_WRITTEN_AT_ONCE: usize = 64;
-/// Longer than a healthy peer takes to read what is in the socket's buffer.
+/// Longer than a healthy peer takes to read the content of the socket's buffer.
 const GOODBYE_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 type Frames = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 type Replies = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
 
-/// Shares memory with a decode node that offers it, or says why not. The other fault is why it is not the direct mode.
+/// Shares memory with a decode node that offers it, or returns why not. The second fault is the reason against the direct
+/// mode.
 pub(crate) async fn connect(
     peer: &PairPeer,
     offer: Option<&SharedMemoryOffer>,
@@ -76,7 +77,7 @@ pub(crate) async fn connect(
     Ok((Link { live, replies }, staged))
 }
 
-/// The pool where both sides want that and trust each other, else the ring.
+/// The pool, where both sides want that and trust each other; else the ring.
 async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(Lane, Option<DirectFault>), ShmFault> {
     let (welcome, _) = socket::heard(stream).await?;
     let theirs = match welcome {
@@ -130,7 +131,7 @@ fn read(bytes: BytesMut) -> Result<StagedReply, PairFault> {
     StagedReply::try_from(reply).map_err(|error| broken(&error))
 }
 
-/// The replies for transfers; returned slots are taken back on the way. The first error is the end.
+/// Passes replies to transfers. Returned slots are taken back on the way. The first error ends it.
 fn until_broken(
     replies: Replies,
     lent: Arc<LentSlots>,
@@ -157,7 +158,7 @@ fn until_broken(
     })
 }
 
-/// Takes frames off the pair's queue. Ends with the queue or the socket.
+/// Takes frames from the pair's queue. Ends with the queue or the socket.
 #[derive(Debug)]
 struct Writer {
     frames: Frames,
@@ -166,17 +167,17 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until the pair is over. Of a pool it leaves nothing mapped, and says so: the decode node keeps the blocks of
+    /// Writes until the pair is over. It leaves nothing of a pool mapped, and says so: the decode node keeps the blocks of
     /// our transfers out of use until then.
     async fn run(mut self, mut queue: mpsc::Receiver<Queued>, live: Arc<Live>) {
         tokio::select! {
             () = live.over() => {}
-            // The replies end too and say why.
+            // The replies end too and give the reason.
             _ = self.write(&mut queue) => {}
         }
         if let Lane::Pool(pool) = &live.lane {
             let pool = pool.clone();
-            // A copy under way sees its end first. Cancelled only with the process.
+            // A running copy ends first. It is cancelled only with the process.
             if tokio::task::spawn_blocking(move || pool.unmap()).await.is_ok() {
                 let goodbye = send(&mut self.frames, StagedFrame::Goodbye);
                 // A peer that does not read learns it from our exit.
@@ -185,7 +186,7 @@ impl Writer {
         }
     }
 
-    /// What has come up meanwhile goes out in one write.
+    /// Frames that have come up in the meantime leave in one write.
     async fn write(&mut self, queue: &mut mpsc::Receiver<Queued>) -> io::Result<()> {
         let mut batch = Vec::with_capacity(FRAMES_WRITTEN_AT_ONCE);
         while queue.recv_many(&mut batch, FRAMES_WRITTEN_AT_ONCE).await > 0 {
@@ -209,7 +210,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The message for a frame. A block's slot is lent from before the receiver can hear of it.
+    /// The message for a frame. The slot counts as lent before the receiver can know of it.
     fn staged(&self, queued: Queued) -> StagedFrame {
         match (queued.frame, queued.slot) {
             (KvFrame::Block(header), Some(slot)) => {
@@ -226,7 +227,7 @@ impl Writer {
     }
 }
 
-/// What a tap makes of a frame: it sees the slot's bytes in the frame, and what it changes goes back into slots.
+/// Applies a tap to a frame: the tap sees the slot's bytes in the frame, and its changes go back into slots.
 fn tapped(tap: &dyn FrameTap, queued: Queued) -> Vec<Queued> {
     let Queued {
         mut frame,
@@ -240,7 +241,7 @@ fn tapped(tap: &dyn FrameTap, queued: Queued) -> Vec<Queued> {
         let data = slot.fill(room.bytes as usize, |place| Bytes::copy_from_slice(place));
         block.data = data.unwrap_or_default();
     }
-    // Popped from the end: the frame's own first. One more is all that a tap doubles.
+    // Taken from the end, so the frame's own slot is first. One more slot is enough for a tap that doubles the frame.
     let more = slot.as_ref().and_then(Slot::another);
     let mut slots: Vec<Slot> = more.into_iter().chain(slot).collect();
     let mut restage = |frame: KvFrame| match (frame, &gauge) {

@@ -1,4 +1,5 @@
-//! The right to have a frame's bytes in flight: as many as the decode node says, each with an index that comes back.
+//! The right to have a frame's bytes in flight. The decode node decides how many there are; each has an index that comes
+//! back.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 #[derive(Debug)]
 pub(super) struct Credits {
-    /// Last in, first out: the slot used last is still in the cache.
+    /// Last in, first out, because the slot that was used last is still in the cache.
     free: Mutex<Vec<u32>>,
     /// One permit per free index.
     available: Arc<Semaphore>,
@@ -20,9 +21,9 @@ impl Credits {
         })
     }
 
-    /// Waits while every one is out and not yet given back. Cancel-safe.
+    /// Waits while every index is in use. Cancel-safe.
     pub async fn next(self: &Arc<Self>) -> Credit {
-        // The semaphore is never closed: without a permit there is nothing to do but to wait for the caller's end.
+        // The semaphore is never closed. Without a permit the only thing to do is to wait for the caller's end.
         match self.available.clone().acquire_owned().await {
             Ok(permit) => self.take(permit),
             Err(_) => std::future::pending().await,
@@ -48,7 +49,7 @@ impl Credits {
     }
 }
 
-/// One of them, the holder's alone. Free again when it is dropped.
+/// One credit, owned by its holder alone. It is free again when it is dropped.
 #[derive(Debug)]
 pub(super) struct Credit {
     credits: Arc<Credits>,

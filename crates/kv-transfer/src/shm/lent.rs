@@ -1,4 +1,4 @@
-//! Slots that the decode node has: a frame's bytes have moved when its slot comes back.
+//! Slots that the decode node has. A frame's bytes have moved when its slot comes back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ pub(super) struct LentSlots {
     gauge: Arc<Gauge>,
 }
 
-/// What waits until its slot is given back; only then its bytes have moved.
+/// Values that wait until their slot is given back. Only then their bytes have moved.
 #[derive(Debug)]
 struct Lent {
     _slot: Slot,

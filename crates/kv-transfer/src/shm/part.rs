@@ -1,4 +1,4 @@
-//! The end of a direct pair at the decode node: nothing is over before its sender can write no block any more.
+//! The end of a direct pair at the decode node: the pair is not over before its sender can write no block any more.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::trust::PeerProcess;
 
 pub(super) type Frames = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
 
-/// A sender that takes longer is said to keep blocks out of use.
+/// A sender that takes longer is logged, because it keeps blocks out of use.
 const SAID_AFTER: Duration = Duration::from_secs(5);
 
 /// Waits for the sender's goodbye or the exit of its process, whichever comes first. This side's half of the socket is
-/// closed, which is how a sender that runs knows. There is no limit to the wait, on purpose: a paused sender may go on with
-/// a store at any time (PROTOCOL rule 11), and its blocks stay in quarantine for as long.
+/// closed, so a sender that runs knows it. The wait has no limit, on purpose: a paused sender may go on with a store at any
+/// time (PROTOCOL rule 11), and its blocks stay in quarantine for as long.
 pub(super) async fn parted(mut frames: Frames, writer: &PeerProcess) {
     let parting = async {
         tokio::select! {
@@ -35,14 +35,14 @@ pub(super) async fn parted(mut frames: Frames, writer: &PeerProcess) {
     }
 }
 
-/// Pends for ever when none comes: then the exit decides.
+/// Waits for ever when none comes. Then the exit decides.
 async fn goodbye(frames: &mut Frames) {
     while let Some(message) = frames.next().await {
         match message {
             Ok(message) if is_goodbye(&message) => return,
-            // What else was on its way is of no interest any more.
+            // Other messages that were on their way do not matter any more.
             Ok(_) => {}
-            // No message can be told from another from here on. Read on all the same, so that it does not block.
+            // From here on messages cannot be told apart. Reading goes on, so that the sender does not block.
             Err(_) => break,
         }
     }

@@ -1,4 +1,5 @@
-//! Where a frame's bytes go at the sender: a slot of the pair's ring, or the block's own place in the decode node's pool.
+//! The place of a frame's bytes at the sender: a slot of the pair's ring, or the block's own place in the decode node's
+//! pool.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl Slot {
         self.credit.index()
     }
 
-    /// Lets `write` have the first `bytes` of the place, or as many as there are.
+    /// Gives `write` the first `bytes` of the place, or as many as there are.
     pub fn fill<R>(&mut self, bytes: usize, write: impl FnOnce(&mut [u8]) -> R) -> Result<R, NoPlace> {
         match &self.place {
             Place::Ring(ring) => Ok(write(ring.slot_of(&mut self.credit, bytes))),

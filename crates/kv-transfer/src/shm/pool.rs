@@ -1,4 +1,4 @@
-//! The decode node's pool as a prefill node maps it: blocks are written where they belong, one thread copies and sums.
+//! The decode node's pool as a prefill node maps it. Blocks are written where they belong; one thread copies and sums.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -16,20 +16,20 @@ use super::ring::{SEALS, SLOTS_MAX};
 use crate::choice::ShmFault;
 use crate::sink::PoolShape;
 
-/// What `unmap` may have to wait for: 3 ms where a page takes 10 us.
+/// The time for which `unmap` may have to wait: 3 ms where a page takes 10 us.
 const WARMED_AT_ONCE_BYTES: usize = 1 << 20;
 
 /// The sender's mapping of a pool.
 pub(crate) struct SendPool {
     shape: PoolShape,
-    /// Gone as soon as the pair is over. Held for reading during a copy: taking it away waits for the copies that run.
+    /// Removed as soon as the pair is over. Held for reading during a copy, so that removing it waits for running copies.
     map: RwLock<Option<MmapRaw>>,
     /// Blocks that a thread of this process is writing now.
     writing: Mutex<BTreeSet<BlockId>>,
     credits: Arc<Credits>,
     /// Largest run of bytes in one frame.
     frame_bytes_max: usize,
-    /// The decode node looks at checksums.
+    /// Whether the decode node looks at checksums.
     has_checksums: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct PoolTerms {
 }
 
 impl SendPool {
-    /// Maps what a decode node passed, if it is what the node says and cannot shrink.
+    /// Maps the memory that a decode node passed, if it is what the node says and cannot shrink.
     pub(super) fn map(memory: &OwnedFd, terms: PoolTerms) -> Result<Arc<Self>, ShmFault> {
         let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
         if !seals.contains(SEALS) {
@@ -95,7 +95,7 @@ impl SendPool {
         self.shape.layers == layers && self.shape.layer_bytes as usize == layer_bytes
     }
 
-    /// Waits while as many frames are in flight as may be. Cancel-safe.
+    /// Waits while the most frames allowed are in flight. Cancel-safe.
     pub async fn place(self: &Arc<Self>, at: (BlockId, Range<u32>)) -> Slot {
         Slot::in_pool(self.credits.next().await, self, at)
     }
@@ -104,7 +104,7 @@ impl SendPool {
         Some(Slot::in_pool(self.credits.try_next()?, self, at))
     }
 
-    /// Lets `write` have some layers of a block. The caller's transfer is claimed at the decode node and has not ended.
+    /// Gives `write` some layers of a block. The caller's transfer is claimed at the decode node and has not ended.
     pub fn write<R>(
         &self,
         (block, layers): (BlockId, &Range<u32>),
@@ -123,15 +123,15 @@ impl SendPool {
         Ok(write(place))
     }
 
-    /// Unmaps, after the copies that run: from here on this process can write no block. Waits for milliseconds at most;
-    /// not for an async thread.
+    /// Unmaps, after the running copies. From here on this process can write no block. Waits for milliseconds at most; not
+    /// for an async thread.
     pub fn unmap(&self) {
         *self.map.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Lets the kernel give and map every page now, on a thread of its own: at a block's first transfer that would take many
-    /// times as long as its bytes (90 page faults; 10 us each where the host of a virtual machine takes idle memory back).
-    /// Ends early when the pool is unmapped. Without it all works, but slower.
+    /// Makes the kernel give and map every page now, on a thread of its own. At a block's first transfer this would take
+    /// many times as long as its bytes (90 page faults; 10 us each where the host of a virtual machine takes idle memory
+    /// back). Ends early when the pool is unmapped. Without it everything works, but slower.
     pub(super) fn warm(self: &Arc<Self>) {
         let pool = self.clone();
         let started = std::thread::Builder::new().name("shm-warm".to_owned()).spawn(move || {
@@ -150,7 +150,7 @@ impl SendPool {
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
         let Some(map) = map.as_ref() else { return false };
         let bytes = map.len().saturating_sub(start).min(WARMED_AT_ONCE_BYTES);
-        // Writes nothing: the pages are as they were. An old kernel (before 5.14) does not know it.
+        // Writes nothing: the pages keep their content. A kernel before 5.14 does not know the call.
         bytes > 0 && map.advise_range(memmap2::Advice::PopulateWrite, start, bytes).is_ok()
     }
 
@@ -159,7 +159,7 @@ impl SendPool {
     }
 }
 
-/// One block, this thread's to write.
+/// One block that only this thread may write.
 struct Writing<'a>(&'a SendPool, BlockId);
 
 impl<'a> Writing<'a> {

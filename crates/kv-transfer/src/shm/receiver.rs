@@ -1,4 +1,4 @@
-//! The receiver's end: one socket that senders of this host find, a task and a ring per sender.
+//! The receiver's end: one socket for senders of this host, and a task and a ring (or the pool) for each sender.
 
 use std::io;
 use std::sync::Arc;
@@ -23,21 +23,21 @@ use super::welcome::{DirectOffer, Incoming, welcome};
 use crate::choice::{ShmFault, TransportKind};
 use crate::receiver::{IncomingPair, PairError, Receiver};
 
-/// A sender that does not read its replies for so long is given up: its transfers must not outlive their timers.
+/// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
 const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
-/// After a failed accept (no descriptors left, say) until the next try.
+/// The pause after a failed accept (no descriptors left, for example).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a decode node gives to shared memory.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// KV bytes in flight per pair; memory that is never used is never taken from the system.
+    /// KV bytes in flight per pair. Memory that is never used is never taken from the system.
     pub ring_bytes: u64,
     /// Largest run of KV bytes in one frame.
     pub slot_bytes: u32,
-    /// Senders at once; more are refused, and use gRPC.
+    /// Senders at the same time. Further senders are refused and use gRPC.
     pub pairs_max: usize,
-    /// A sender that has its ring says hello within this, or the ring is taken away.
+    /// A sender that has its ring must say hello within this time, or the ring is taken away.
     pub hello_wait: Duration,
     /// This process as its peers see it.
     pub uid: u32,
@@ -46,8 +46,8 @@ pub struct ShmConfig {
 }
 
 impl ShmConfig {
-    /// For a node whose (block, layer) has `layer_bytes`. 512 KiB a slot: a block of a small model in one piece, and two
-    /// of them in a core's second-level cache. 32 MiB a ring, as much as gRPC has in flight.
+    /// For a node whose (block, layer) has `layer_bytes`. A slot has 512 KiB: a block of a small model in one piece, and
+    /// two slots fit a core's second-level cache. A ring has 32 MiB, as much as gRPC has in flight.
     pub fn new(layer_bytes: usize) -> Self {
         const SLOT_BYTES: u32 = 512 << 10;
         Self {
@@ -63,14 +63,14 @@ impl ShmConfig {
     pub(super) fn shape(&self) -> RingShape {
         let slots = self.ring_bytes / u64::from(self.slot_bytes.max(1));
         RingShape {
-            // Two at least: one is filled while the other is copied out.
+            // At least two: one is filled while the other is copied out.
             slots: u32::try_from(slots).unwrap_or(u32::MAX).max(2),
             slot_bytes: self.slot_bytes,
         }
     }
 }
 
-/// Shared memory is served as long as this lives. Dropping it ends every pair that uses it.
+/// Shared memory is served while this value lives. Dropping it ends every pair that uses it.
 #[derive(Debug)]
 pub struct Serving {
     receiver: Arc<Receiver>,
@@ -106,7 +106,7 @@ pub fn serve(receiver: Arc<Receiver>, config: ShmConfig) -> io::Result<Serving> 
     })
 }
 
-/// Never ends by itself. The pairs' tasks go on when it is dropped, until `pairs` says so.
+/// Never ends by itself. The pairs' tasks go on when it is dropped, until `pairs` ends them.
 async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConfig) {
     let room = Arc::new(Semaphore::new(config.pairs_max));
     let pairs = CancellationToken::new();
@@ -128,7 +128,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConf
             config: config.clone(),
         };
         let stop = pairs.clone();
-        // A task of its own: it must see a running import through when the connection drops.
+        // A task of its own, because it must finish a running import when the connection drops.
         tokio::spawn(async move {
             let _permit = permit;
             if let Err(end) = sender.serve(stop).await {
@@ -138,7 +138,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConf
     }
 }
 
-/// Why a pair is ended from this side.
+/// Why this side ends a pair.
 #[derive(Debug, Error)]
 enum PairEnd {
     #[error("{0}")]
@@ -203,7 +203,7 @@ impl Sender {
     }
 }
 
-/// How a sender ends by itself, or this side's serving.
+/// How a sender ends by itself, or how serving on this side ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerEnd {
     Goodbye,
@@ -243,7 +243,7 @@ impl ServedPair {
                         StagedFrame::Control(frame) => self.control(frame).await?,
                         StagedFrame::Block(block) => self.block(block).await?,
                     }
-                    // Whatever came first was a good hello, or this line is not reached.
+                    // The first message was a good hello, or this line is not reached.
                     is_greeted = true;
                     if self.frames.read_buffer().is_empty() {
                         flush(&mut self.replies).await?;
@@ -271,7 +271,7 @@ impl ServedPair {
         }
     }
 
-    /// To its end: its answer, and its slot back.
+    /// Handles a block to its end: its answer, and its slot back.
     async fn block(&mut self, block: StagedBlock) -> Result<(), PairEnd> {
         let (slot, bytes) = (block.slot, block.data_bytes);
         let refused = match &self.incoming {
@@ -295,7 +295,7 @@ impl ServedPair {
     }
 }
 
-/// Goes out with the next flush, or when the buffer is full.
+/// Leaves with the next flush, or when the buffer is full.
 async fn send(replies: &mut Replies, reply: StagedReply) -> Result<(), PairEnd> {
     let bytes: Bytes = v1::StagedReply::from(reply).encode_to_vec().into();
     let sent = tokio::time::timeout(REPLY_TIME_LIMIT, replies.feed(bytes)).await;

@@ -1,4 +1,4 @@
-//! The memory of a pair: slots of equal size in a sealed memfd, written by the sender, copied out by the receiver.
+//! The memory of a pair: slots of equal size in a sealed memfd. The sender writes them, the receiver copies them out.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -16,14 +16,14 @@ use crate::frame::FrameData;
 
 /// Name of the memfd in `/proc/PID/maps`; no file has it.
 pub(super) const MEMFD_NAME: &str = "baton-kv-ring";
-/// Without them the other side could shrink the memory under a copy, which would kill the copying process.
+/// Without these seals the other side could shrink the memory under a copy, which would kill the copying process.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// No slot list grows beyond this, whatever a peer announces.
 pub(super) const SLOTS_MAX: u32 = 4096;
 /// No mapping is larger than this, whatever a peer announces.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
-/// How a ring is cut.
+/// How a ring is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingShape {
     pub slots: u32,
@@ -35,7 +35,7 @@ impl RingShape {
         u64::from(self.slots) * u64::from(self.slot_bytes)
     }
 
-    /// Checks a shape that a peer announced against what it passed.
+    /// Checks an announced shape against the memory that the peer passed.
     fn check(self, bytes: u64) -> Result<Self, ShmFault> {
         let is_sound = (1..=SLOTS_MAX).contains(&self.slots)
             && self.slot_bytes > 0
@@ -48,7 +48,7 @@ impl RingShape {
         })
     }
 
-    /// Where `bytes` from the start of `slot` lie, if they are inside the slot.
+    /// The position of `bytes` from the start of `slot`, if they are inside the slot.
     fn span(self, slot: u32, bytes: u32) -> Option<(usize, usize)> {
         (slot < self.slots && bytes <= self.slot_bytes)
             .then(|| (slot as usize * self.slot_bytes as usize, bytes as usize))
@@ -59,8 +59,8 @@ impl RingShape {
 pub(super) struct ReceiveRing {
     shape: RingShape,
     map: MmapRaw,
-    /// Where a slot's bytes are copied before anything looks at them. One frame of a pair lands at a time, so one is
-    /// enough; it stays in the processor's cache.
+    /// The memory into which a slot's bytes are copied before anything looks at them. One frame of a pair lands at a time,
+    /// so one copy is enough, and it stays in the processor's cache.
     copy: Mutex<Vec<u8>>,
 }
 
@@ -71,7 +71,7 @@ impl Debug for ReceiveRing {
 }
 
 impl ReceiveRing {
-    /// With the descriptor to pass; nothing else keeps it.
+    /// With the descriptor to pass. Nothing else keeps the descriptor.
     pub fn create(shape: RingShape) -> Result<(Arc<Self>, OwnedFd), ShmFault> {
         shape.check(shape.bytes())?;
         let memory = rustix::fs::memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -94,7 +94,7 @@ impl ReceiveRing {
         self.shape
     }
 
-    /// The bytes a header speaks of; `None` when they are not inside a slot.
+    /// The bytes that a header names; `None` when they are not inside a slot.
     pub fn data(self: &Arc<Self>, slot: u32, bytes: u32) -> Option<RingData> {
         let (offset, len) = self.shape.span(slot, bytes)?;
         let ring = self.clone();
@@ -130,7 +130,7 @@ impl FrameData for RingData {
     }
 }
 
-/// The sender's end: hands out free slots.
+/// The sender's end. It hands out free slots.
 pub(crate) struct SendRing {
     shape: RingShape,
     map: MmapRaw,
@@ -144,7 +144,7 @@ impl Debug for SendRing {
 }
 
 impl SendRing {
-    /// Maps what a decode node passed, if it is what the node says and cannot shrink.
+    /// Maps the memory that a decode node passed, if it is what the node says and cannot shrink.
     pub(super) fn map(memory: &OwnedFd, shape: RingShape) -> Result<Arc<Self>, ShmFault> {
         let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
         if !seals.contains(SEALS) {
@@ -163,7 +163,7 @@ impl SendRing {
         self.shape.slot_bytes as usize
     }
 
-    /// Waits while every slot is filled and not yet given back. Cancel-safe.
+    /// Waits while every slot is in use. Cancel-safe.
     pub async fn slot(self: &Arc<Self>) -> Slot {
         Slot::in_ring(self.credits.next().await, self)
     }

@@ -1,4 +1,4 @@
-//! The Unix socket of a pair: its name, who is behind it, and what is said before the first frame.
+//! The Unix socket of a pair: its name, the user behind it, and the messages before the first frame.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,12 +19,12 @@ use super::ring::RingShape;
 use crate::choice::{DirectFault, ShmFault};
 use crate::sink::PoolShape;
 
-/// Says that the other side speaks this protocol, in this version.
+/// Shows that the other side speaks this protocol in this version.
 const MAGIC: u32 = u32::from_be_bytes(*b"KVR2");
 /// A nonce or a proof.
 pub(super) type Word32 = [u8; 32];
 
-/// A message of the conversation before the first frame: a fixed number of 32-bit numbers, behind them 32 bytes.
+/// A message before the first frame: a fixed number of 32-bit numbers, followed by 32 bytes.
 pub(super) trait Fixed: Sized {
     const NUMBERS: usize;
     const BYTES: usize = 4 * (1 + Self::NUMBERS) + 32;
@@ -32,7 +32,7 @@ pub(super) trait Fixed: Sized {
     fn decode(numbers: &[u32], word: Word32) -> Option<Self>;
 }
 
-/// What the receiver says first, once it knows whose process came.
+/// The receiver's first message, once it knows whose process came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Welcome {
     /// Its nonce.
@@ -60,14 +60,14 @@ impl Fixed for Welcome {
     }
 }
 
-/// The mode that the sender wants, once it knows whose process listens. Its nonce is part of it.
+/// The mode that the sender wants, sent once it knows whose process listens. It contains the sender's nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Staged,
     Direct {
         nonce: Word32,
         proof: Word32,
-        /// Of its own blocks.
+        /// The shape of its own blocks.
         layers: u32,
         layer_bytes: u32,
     },
@@ -109,10 +109,10 @@ impl Fixed for Ask {
     }
 }
 
-/// What the sender gets: memory is passed with it unless there is none.
+/// The sender's answer. Memory is passed with it unless there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
-    /// Why it is not the pool, where that was asked for.
+    /// Why it is not the pool, if the pool was asked for.
     Ring(RingShape, Option<DirectFault>),
     /// With the receiver's own proof.
     Pool(PoolTerms, Word32),
@@ -210,15 +210,16 @@ fn from_bytes<M: Fixed>(bytes: &[u8]) -> Option<M> {
     }
 }
 
-/// The zero byte in front makes it a name of the abstract namespace: no file, gone with its last holder. Names are drawn at
-/// random so that no life of a node takes another one's; they are no secret (`/proc/net/unix`).
+/// The zero byte in front makes it a name of the abstract namespace: there is no file, and the name is gone with its last
+/// holder. Names are random, so that no life of a node takes the name of another one. They are no secret
+/// (`/proc/net/unix`).
 pub(super) fn path(name: &str) -> PathBuf {
     let mut path = OsString::from("\0");
     path.push(name);
     path.into()
 }
 
-/// The kernel's name of this boot: equal in two processes only if they run on one kernel.
+/// The kernel's name of this boot. It is equal in two processes only if they run on one kernel.
 pub(super) fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
@@ -234,14 +235,14 @@ pub(super) fn check_user(socket: &UnixStream, ours: u32) -> Result<(), ShmFault>
     Err(ShmFault::Uid { ours, theirs })
 }
 
-/// Messages behind their length; a longer one ends the stream before a byte of it is stored.
+/// Messages with their length in front. A longer one ends the stream before a byte of it is stored.
 pub(super) fn codec() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder()
         .max_frame_length(STAGED_MESSAGE_BYTES_MAX)
         .new_codec()
 }
 
-/// Sends a message, with memory where there is some.
+/// Sends a message, with memory if there is some.
 pub(super) async fn say(socket: &UnixStream, message: &impl Fixed, memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let bytes = to_bytes(message);
     let send = || {
@@ -254,14 +255,14 @@ pub(super) async fn say(socket: &UnixStream, message: &impl Fixed, memory: Optio
         let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut passed, SendFlags::NOSIGNAL)?;
         Ok(sent)
     };
-    // A fresh socket has room for a hundred bytes: all or nothing.
+    // A fresh socket has room for a hundred bytes, so all is sent or nothing.
     match socket.async_io(Interest::WRITABLE, send).await? {
         sent if sent == bytes.len() => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
-/// Takes a message and at most one descriptor; what else was passed is closed.
+/// Takes a message and at most one descriptor. Any other descriptor is closed.
 pub(super) async fn heard<M: Fixed>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
     let mut bytes = vec![0; M::BYTES];
     let receive = || {

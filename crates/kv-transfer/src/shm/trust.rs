@@ -1,4 +1,4 @@
-//! Who may write this node's blocks in place: a process that holds the same secret, and whose exit can be watched.
+//! Which process may write this node's blocks in place: one that holds the same secret, and whose exit can be watched.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,22 +14,22 @@ use tokio::net::UnixStream;
 
 use super::socket::Word32;
 
-/// Known to the nodes of one `baton up`. It keeps clusters of one user apart and never travels; it does not protect from
-/// that user's other programs, which may read the memory of these processes anyway.
+/// A secret that the nodes of one `baton up` know. It keeps clusters of one user apart and never travels. It does not
+/// protect from that user's other programs, which may read the memory of these processes anyway.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DirectSecret(Word32);
 
-/// What stands in its place wherever it would be shown.
+/// The text that is shown instead of the secret.
 const REDACTED: &str = "redacted";
 
-/// The configuration's fault.
+/// A mistake in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("`{REDACTED}` stands for a secret that was not printed; give the secret itself")]
 pub struct NoSecret;
 
 impl FromStr for DirectSecret {
     type Err = NoSecret;
-    /// Any text: a complaint about its form would show it.
+    /// Any text is a secret. An error about its form would show it.
     fn from_str(text: &str) -> Result<Self, NoSecret> {
         match text {
             REDACTED => Err(NoSecret),
@@ -50,7 +50,7 @@ impl Serialize for DirectSecret {
     }
 }
 
-/// Which end proves that it holds the secret.
+/// The end that proves that it holds the secret.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Prover {
     Sender,
@@ -58,7 +58,8 @@ pub(super) enum Prover {
 }
 
 impl DirectSecret {
-    /// Of one conversation and one end of it. The secret is in front and behind, so that nothing can be appended.
+    /// The proof for one conversation and one end of it. The secret is at both ends of the hashed text, so that nothing can
+    /// be appended.
     pub(super) fn proof(&self, prover: Prover, nonces: [&Word32; 2]) -> Word32 {
         let role = match prover {
             Prover::Sender => b'S',
@@ -73,7 +74,7 @@ impl DirectSecret {
         hasher.finalize().into()
     }
 
-    /// In a time that does not tell how much of it was right.
+    /// Compares in a time that does not show how much of it was right.
     pub(super) fn is_proof(&self, proof: &Word32, prover: Prover, nonces: [&Word32; 2]) -> bool {
         let expected = self.proof(prover, nonces);
         let differing = expected.iter().zip(proof).fold(0, |all, (a, b)| all | (a ^ b));
@@ -86,8 +87,8 @@ impl DirectSecret {
 pub(super) struct PeerProcess(AsyncFd<OwnedFd>);
 
 impl PeerProcess {
-    /// The one that made the connection. Its number may have been given to another process meanwhile: only one that
-    /// still speaks on the socket afterwards is the right one.
+    /// The process that made the connection. Its number may have been given to another process meanwhile. Only a process
+    /// that still speaks on the socket afterwards is the right one.
     pub fn behind(socket: &UnixStream) -> io::Result<Self> {
         let pid = socket.peer_cred()?.pid().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
@@ -97,10 +98,10 @@ impl PeerProcess {
         Ok(Self(watched.map_err(io::Error::from)?))
     }
 
-    /// Waits for its exit: then every thread of it is gone, and every mapping.
+    /// Waits for its exit. Then every thread and every mapping of it is gone.
     pub async fn exited(&self) {
         if self.0.readable().await.is_err() {
-            // The runtime is going and this process with it.
+            // The runtime is ending, and this process with it.
             std::future::pending::<()>().await;
         }
     }

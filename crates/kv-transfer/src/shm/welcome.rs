@@ -19,7 +19,7 @@ use crate::sink::MappedPool;
 pub struct DirectOffer {
     pub secret: DirectSecret,
     pub pool: Arc<dyn MappedPool>,
-    /// Both ends sum every frame. Without it a fault of the memory or of this program goes unnoticed.
+    /// Both ends sum every frame. Without it a fault of the memory or of this program is not noticed.
     pub has_checksums: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Incoming {
     Pool {
         pool: Arc<dyn MappedPool>,
         has_checksums: bool,
-        /// Who can write the pool.
+        /// The process that can write the pool.
         writer: PeerProcess,
     },
 }
@@ -49,7 +49,7 @@ pub(super) async fn welcome(
         socket::say(stream, &Welcome::TooManyPairs, None).await?;
         return Ok(None);
     }
-    // Before the nonce: who answers it is the process that is watched.
+    // Watched before the nonce is sent: the process that answers the nonce is the watched one.
     let process = PeerProcess::behind(stream);
     let nonce: Word32 = rand::random();
     socket::say(stream, &Welcome::Ask(nonce), None).await?;
@@ -75,7 +75,7 @@ pub(super) async fn welcome(
     Ok(Some(Incoming::Ring(ring)))
 }
 
-/// The pool, or why it is not given; no reason where nobody asked for it.
+/// The pool, or why it is not given. There is no reason when the sender did not ask for it.
 fn direct(
     (ask, ours): (&Ask, &Word32),
     process: io::Result<PeerProcess>,

@@ -1,4 +1,4 @@
-//! What one copy between two processes costs: the yardstick that `baton bench transfer` holds the transports against.
+//! The cost of one copy between two processes: the yardstick of `baton bench transfer`.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use super::pool::{PoolTerms, SendPool};
 use crate::choice::ShmFault;
 use crate::sink::PoolShape;
 
-/// Another process's pool, to copy blocks into and nothing else: no frames, no checks, no sums.
+/// Another process's pool, only for copying blocks into it: no frames, no checks, no sums.
 #[derive(Debug)]
 pub struct Yardstick(Arc<SendPool>);
 
@@ -30,7 +30,7 @@ impl Yardstick {
         SendPool::map(memory, terms).map(Self)
     }
 
-    /// Copies a whole block; bytes beyond a block are left out. `None` when the pool has no such block.
+    /// Copies a whole block. Bytes beyond a block are left out. `None` when the pool has no such block.
     pub fn copy(&self, block: BlockId, bytes: &[u8]) -> Option<()> {
         let layers: Range<u32> = 0..self.0.layers();
         let copied = self.0.write((block, &layers), |place| {

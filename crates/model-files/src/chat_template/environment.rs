@@ -1,4 +1,4 @@
-//! The Jinja environment that Hugging Face's `apply_chat_template` sets up, rebuilt on minijinja.
+//! The Jinja environment of Hugging Face's `apply_chat_template`, rebuilt on minijinja.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
@@ -31,10 +31,10 @@ pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
-/// The stock filter escapes for HTML and refuses Python's keywords; this one writes what `json.dumps` would with
+/// The stock filter escapes for HTML and refuses Python's keywords. This one writes what `json.dumps` writes with
 /// `ensure_ascii=False`, as Hugging Face does.
 fn tojson(value: &Value, indent: Option<Value>, keywords: Kwargs) -> Result<String, Error> {
-    // Key order, separators and escaping are fixed; templates only ever ask for the defaults.
+    // Key order, separators and escaping are fixed, because templates only ask for the defaults.
     for ignored in ["ensure_ascii", "sort_keys", "separators"] {
         let _ = keywords.get::<Option<Value>>(ignored)?;
     }
@@ -51,7 +51,7 @@ fn tojson(value: &Value, indent: Option<Value>, keywords: Kwargs) -> Result<Stri
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "cannot write the value as JSON").with_source(error))
 }
 
-/// Python methods on values: those the compatibility crate lacks, then its own.
+/// Python methods on values: first those that the compatibility crate lacks, then its own.
 fn unknown_method(state: &mut State, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     if value.kind() == ValueKind::String
         && let Some(text) = value.as_str()

@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it: `", "` and `": "` between, no escaping of what is printable.
+//! JSON as Python's `json.dumps` writes it: `", "` and `": "` as separators, and no escaping of printable characters.
 
 use std::io::{self, Write};
 

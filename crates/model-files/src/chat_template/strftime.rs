@@ -33,7 +33,7 @@ const SECONDS_PER_DAY: u64 = 86_400;
 const FORMAT_BYTES_MAX: usize = 1_024;
 
 pub(super) fn now(format: &str) -> Result<String, Error> {
-    // A clock before 1970 is a broken clock: 1970 is as good an answer as any.
+    // A clock before 1970 is broken, so 1970 is a sufficient answer.
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |elapsed| elapsed.as_secs());

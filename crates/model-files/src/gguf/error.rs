@@ -20,7 +20,7 @@ pub enum GgufError {
     BigEndian,
     #[error(
         "the file is truncated: {reading} at byte {offset} needs {needed} bytes and {left} are left; download it \
-         again with `baton model pull`, or copy it again"
+         again with `baton model pull --force`, or copy it again"
     )]
     Truncated {
         reading: String,
@@ -30,13 +30,13 @@ pub enum GgufError {
     },
     #[error(
         "{reading} is {value}, above the limit of {limit}: the file is damaged or hostile; download it again with \
-         `baton model pull`"
+         `baton model pull --force`"
     )]
     AboveLimit { reading: String, value: u64, limit: u64 },
-    #[error("{reading} is not valid UTF-8: the file is damaged; download it again with `baton model pull`")]
+    #[error("{reading} is not valid UTF-8: the file is damaged; download it again with `baton model pull --force`")]
     InvalidUtf8 { reading: String },
     #[error(
-        "{reading} is a bool with byte {byte}, not 0 or 1: the file is damaged; download it again with `baton model pull`"
+        "{reading} is a bool with byte {byte}, not 0 or 1: the file is damaged; download it again with `baton model pull --force`"
     )]
     InvalidBool { reading: String, byte: u8 },
     #[error(
@@ -61,7 +61,7 @@ pub enum GgufError {
         type_name: &'static str,
     },
     #[error(
-        "tensor \"{tensor}\" has impossible dimensions {dims:?}: the file is damaged; download it again with `baton model pull`"
+        "tensor \"{tensor}\" has impossible dimensions {dims:?}: the file is damaged; download it again with `baton model pull --force`"
     )]
     BadDimensions { tensor: String, dims: Vec<u64> },
     #[error(
@@ -84,7 +84,7 @@ pub enum GgufError {
     },
     #[error(
         "the file is truncated: tensor \"{tensor}\" ends at byte {end} of a file of {file_bytes} bytes; download it \
-         again with `baton model pull`, or copy it again"
+         again with `baton model pull --force`, or copy it again"
     )]
     TensorOutsideFile { tensor: String, end: u128, file_bytes: u64 },
     #[error("tensors \"{first}\" and \"{second}\" overlap: the file is damaged; download or convert it again")]

@@ -1,18 +1,18 @@
-//! A bounds-checked little-endian cursor with a budget: no length from the file is believed before it is compared
-//! with the bytes that are left.
+//! A bounds-checked little-endian cursor with a budget. Each length from the file is compared with the bytes that are left
+//! before it is used.
 
 use std::fmt;
 
 use super::error::GgufError;
 
-/// Most bytes that all of the header (metadata and tensor table) may take. A vocabulary of 262,144 tokens with
-/// merges needs about 20 MB; an embedded tokenizer.json about as much again.
+/// The most bytes that the whole header (metadata and tensor table) may take. A vocabulary of 262,144 tokens with merges
+/// needs about 20 MB, and an embedded tokenizer.json as much again.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 /// Most array elements in all of the metadata: bounds the memory of arrays of small numbers (32 bytes each in
 /// memory). Vocabulary 262,144 with merges, scores and types is 1.3 million.
 const ARRAY_ELEMENTS_MAX: u64 = 4 << 20;
 
-/// What is being read, for error messages; free until an error is made of it.
+/// What is being read, for error messages. It costs nothing until an error is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What<'a> {
     Magic,

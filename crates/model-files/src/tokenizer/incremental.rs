@@ -1,4 +1,4 @@
-//! Text from a stream of tokens: characters come out as soon as all their bytes are there, and not before.
+//! Text from a stream of tokens. A character comes out as soon as all its bytes have come, and not before.
 
 use std::fmt;
 use std::sync::Arc;

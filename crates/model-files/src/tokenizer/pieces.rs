@@ -1,15 +1,16 @@
-//! Cuts a long text at places where no token can reach across, so that encoding it needs memory for one piece only and can
-//! stop as soon as there are too many tokens.
+//! Cuts a long text at places across which no token can reach. So encoding needs memory for one piece only, and can stop as
+//! soon as there are too many tokens.
 
-/// Bytes of a piece at least. The library needs up to 400 bytes of memory for a byte of text (digits), so 3 MB for a piece.
+/// The least bytes of a piece. The library needs up to 400 bytes of memory for a byte of text (digits), so 3 MB for a
+/// piece.
 pub(super) const PIECE_BYTES: usize = 8 << 10;
 
-/// Where a tokenizer's words end for certain.
+/// The places where a tokenizer's words certainly end.
 ///
-/// The rules hold for the pre-tokenisers that this build knows: GPT-2's pattern, with or without digits cut one by one before.
-/// Its words are a run of one kind of character (letters, numbers, others) that a single space may precede, or a run of white
-/// space. So a word ends before white space, and between ASCII characters of two kinds. Only `'` may begin a word of
-/// two kinds (`'s`, `'ll`).
+/// The rules hold for the pre-tokenizers that this build knows: GPT-2's pattern, with or without digits cut one by one
+/// before. Its words are either a run of one kind of character (letters, numbers, others), with at most one space before
+/// it, or a run of white space. So a word ends before white space, and between ASCII characters of two kinds. Only `'` may
+/// begin a word of two kinds (`'s`, `'ll`).
 #[derive(Debug)]
 pub(super) struct Cuts {
     /// Tokens that are found in the text before it is cut into words.
@@ -74,7 +75,7 @@ impl Cuts {
     }
 }
 
-/// Whether `token` stands in `text` so that it begins before `at` and ends after it.
+/// Whether `token` occurs in `text` so that it begins before `at` and ends after it.
 fn reaches_across(text: &str, at: usize, token: &str) -> bool {
     let (text, token) = (text.as_bytes(), token.as_bytes());
     let first = at.saturating_sub(token.len().saturating_sub(1));

@@ -5,8 +5,8 @@ use serving_core::ids::TokenId;
 use super::error::TokenizerError;
 use crate::gguf::{GgufFile, optional};
 
-/// Texts of tokens that end a turn or a document. Files often name only one end token although chat models are
-/// trained to end with any of these, so all that the vocabulary has as control tokens count (llama.cpp does so too).
+/// Texts of tokens that end a turn or a document. Files often name only one end token, although chat models are trained to
+/// end with any of these. So all that the vocabulary has as control tokens count (llama.cpp does so too).
 const END_TEXTS: [&str; 7] = [
     "<|im_end|>",
     "<|endoftext|>",
@@ -28,7 +28,7 @@ const END_KEYS: [&str; 3] = [
 pub enum TokenKind {
     Normal,
     Unknown,
-    /// Steers the model; parsed from text, never part of an answer's text.
+    /// Controls the model. It is parsed from text, and never part of an answer's text.
     Control,
     /// Plain text that is always one token.
     UserDefined,

@@ -1,4 +1,4 @@
-//! Where a node's coordinators are: a list of addresses, or whoever is registered in etcd.
+//! Where a node's coordinators are: a list of addresses, or the coordinators that are registered in etcd.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,10 +29,10 @@ pub enum CoordinatorsError {
 }
 
 impl CoordinatorsAt {
-    /// Puts together what was given in several values, as a list in a file is.
+    /// Joins what was given in several values, such as a list in a file.
     ///
     /// # Errors
-    /// Addresses and etcd, or two of etcd.
+    /// Addresses together with etcd, or two etcd addresses.
     pub fn of(given: &[CoordinatorsAt]) -> Result<CoordinatorsAt, MixedCoordinators> {
         if let [one] = given {
             return Ok(one.clone());

@@ -1,4 +1,4 @@
-//! One coordinator's stream over all its lives: dial, register, report, listen, dial again.
+//! The stream to one coordinator over all its lives: dial, register, report, listen, dial again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use crate::serve;
 use crate::shutdown::Shutdown;
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
-/// A coordinator that is back has its nodes within this time and serves: it is the longest wait of a restart.
+/// The longest pause. A restarted coordinator has its nodes again within this time.
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
-/// Two statuses closer than this are one: under load every step changes the status.
+/// Two statuses within this time are sent as one, because under load every step changes the status.
 const COALESCE: Duration = Duration::from_millis(2);
-/// Reports waiting for the stream: a status replaces nothing, so a coordinator that does not read holds these and no more.
+/// Reports that wait for the stream. A coordinator that does not read holds this many and no more.
 const REPORTS_QUEUED_MAX: usize = 8;
-/// Until the coordinator has said how often it wants a status.
+/// Used until the coordinator has said how often it wants a status.
 const FIRST_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(5);
 
-/// One coordinator's stream over all its lives.
+/// The stream to one coordinator, over all its lives.
 pub(super) struct Link {
     pub id: ShareId,
     pub address: String,
@@ -38,10 +38,10 @@ pub(super) struct Link {
     pub status: watch::Receiver<NodeStatus>,
     pub prefixes: watch::Receiver<PrefixLog>,
     pub events: mpsc::Sender<MembershipEvent>,
-    /// Ends this link alone, or all of them.
+    /// Ends this link alone, or all links.
     pub leave: Shutdown,
     pub shared: Arc<Shared>,
-    /// Whether a stream stands.
+    /// Whether a stream is open.
     pub is_welcome: watch::Sender<bool>,
 }
 
@@ -61,7 +61,7 @@ impl Link {
                 back_off = BACK_OFF_FIRST;
             }
             match was_welcome {
-                // It has told us, or we have told it.
+                // One side has told the other that the stream ends.
                 true if reason == LostReason::Ended || self.is_leaving() => {
                     tracing::info!(coordinator = %self.address, %reason, "the coordinator's stream ended");
                 }
@@ -90,7 +90,7 @@ impl Link {
         }
     }
 
-    /// One stream from its start to its end; `Ok` only after a clean leave.
+    /// One stream from its start to its end. `Ok` only after a clean leave.
     async fn one_stream(&mut self, was_welcome: &mut bool) -> Result<(), LostReason> {
         let connect = |error: &dyn std::fmt::Display| LostReason::Connect(error.to_string());
         let endpoint = serve::endpoint(&self.address).map_err(|error| connect(&error))?;
@@ -131,7 +131,7 @@ impl Link {
     }
 }
 
-/// What a welcome fixes for a stream.
+/// What the welcome fixes for a stream.
 #[derive(Clone, Copy, Debug)]
 struct Timing {
     lease: Duration,
@@ -143,11 +143,11 @@ struct Stream<'a> {
     link: &'a mut Link,
     reports: mpsc::Sender<v1::NodeReport>,
     incoming: tonic::Streaming<v1::CoordinatorReport>,
-    /// `None` until welcomed.
+    /// `None` until the welcome.
     timing: Option<Timing>,
     heard: Instant,
     reported: Instant,
-    /// `None` until the node's prefixes have been told whole.
+    /// `None` until the whole list of the node's prefixes has been sent.
     prefixes_told: Option<LogPosition>,
 }
 
@@ -174,7 +174,7 @@ impl Stream<'_> {
                 }
                 changed = status.changed(), if !is_stale && !is_last => match changed {
                     Ok(()) => is_stale = true,
-                    // The node has drained and is about to say goodbye, for which the stream has to be there.
+                    // The node has drained and is about to say goodbye. The stream has to be open for that.
                     Err(_) => is_last = true,
                 },
                 _ = divided_anew.changed(), if !is_stale => is_stale = true,
@@ -191,7 +191,7 @@ impl Stream<'_> {
         }
     }
 
-    /// A full queue means the coordinator does not read: this status is skipped, the next is newer anyway.
+    /// A full queue means that the coordinator does not read. This status is skipped; the next one is newer anyway.
     fn report(&mut self, status: NodeStatus) -> Result<(), LostReason> {
         let status = self.link.shared.seen_by(self.link.id, status);
         let epoch = self.link.record.id.epoch;
@@ -202,8 +202,8 @@ impl Stream<'_> {
         }
     }
 
-    /// Before the status, which brings the permits, and as often: a changed cache is a changed status. The queue's last
-    /// place is the status's, which renews the lease: the cache can be told next time.
+    /// Sent before the status, which brings the permits, and as often: a changed cache is a changed status. The last place
+    /// of the queue is kept for the status, which renews the lease; the cache can be sent next time.
     fn report_prefixes(&mut self) -> Result<(), LostReason> {
         let is_wanted = self.timing.is_some_and(|timing| timing.takes_prefixes);
         if !is_wanted || self.reports.capacity() < 2 {

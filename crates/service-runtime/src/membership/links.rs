@@ -1,4 +1,4 @@
-//! The links of a node to its coordinators: which there are, as the list or etcd has it, and the node's own entry there.
+//! A node's links to its coordinators, as the list or etcd names them, and the node's own entry in etcd.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use super::{CoordinatorsAt, JoinConfig, LEAVE_TIME_LIMIT, LostReason, Membership
 use crate::metrics::membership::MembershipGauges;
 use crate::shutdown::Shutdown;
 
-/// How often links are looked at whose coordinators are no longer registered: they are kept while their stream stands.
+/// How often links are reviewed whose coordinators are no longer registered. Such a link is kept while its stream is open.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A link that runs, by its coordinator's address.
+/// The running links, by the coordinator's address.
 struct Running {
     id: ShareId,
     leave: Shutdown,
     is_welcome: watch::Receiver<bool>,
 }
 
-/// The node's entry in etcd, and those of the coordinators.
+/// The node's entry in etcd, and the entries of the coordinators.
 struct Registry {
     address: EtcdAddress,
     registration: Registration<NodeEntry>,
@@ -59,7 +59,7 @@ impl Registry {
     }
 }
 
-/// What woke the keeper.
+/// The event that woke the task.
 enum Woken {
     Leave,
     Status,
@@ -136,7 +136,8 @@ impl Links {
         }
     }
 
-    /// Dials who is registered, lets go of who is neither registered nor there, and says how etcd stands.
+    /// Dials each registered coordinator, drops each one that is neither registered nor connected, and reports the state of
+    /// etcd.
     async fn follow_registry(&mut self) {
         let Some(registry) = &mut self.registry else {
             return;
@@ -177,7 +178,7 @@ impl Links {
         if self.running.is_empty() {
             let why = view.trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
             let reason = LostReason::NoneRegistered(format!(" in {etcd}{why}"));
-            // Full: the node has enough to read, and the next review says it again.
+            // The queue is full: the node has enough to read, and the next review reports it again.
             let _ = self
                 .events
                 .try_send(MembershipEvent::ConnectionLost { address: etcd, reason });

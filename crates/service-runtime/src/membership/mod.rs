@@ -1,13 +1,13 @@
 //! A node's side of membership: one stream to each coordinator, for as long as the node lives.
 //!
-//! Each stream (`link.rs`) registers, reports status (at least every `status_interval` the coordinator asks for, and at
-//! once when the watched status changes, at most every 2 ms) and listens. It reconnects for ever with a jittered, capped
-//! back-off. Which coordinators there are is a list that does not change, or what is registered in etcd, where the node
-//! registers too (`coordinators.rs`, `links.rs`).
+//! Each stream (`link.rs`) registers, reports status and listens. A status is sent at least every `status_interval` that
+//! the coordinator asks for, and at once when the watched status changes, but at most every 2 ms. A stream reconnects for
+//! ever, with a limited back-off and jitter. The coordinators are a list that does not change, or those that are registered
+//! in etcd, where the node registers too (`coordinators.rs`, `links.rs`).
 //!
-//! **Permits** live and die with a stream and belong to one coordinator: `shared.rs` divides the node's between the
-//! streams. The node's own counters run on for ever, each stream's begin with it, so what was granted and not used on a
-//! lost stream is granted again, and nothing has to be restarted in the node's brain.
+//! **Permits** begin and end with a stream and belong to one coordinator; `shared.rs` divides the node's permits between
+//! the streams. The node's own counters run for ever, and those of a stream begin with it. So permits that were granted on
+//! a lost stream and not used are granted again, and the node's brain restarts nothing.
 
 mod coordinators;
 mod link;
@@ -31,20 +31,20 @@ use crate::shutdown::Shutdown;
 pub use coordinators::{CoordinatorsAt, MixedCoordinators};
 pub use etcd_membership::BadRecord;
 
-/// Events waiting for the node; when it does not take them the streams stand still.
+/// Events that wait for the node. When the node does not take them the streams stand still.
 const EVENTS_QUEUED_MAX: usize = 64;
-/// How long `leave` may take to reach the coordinators, and as long again to take back what stands in etcd.
+/// How long `leave` may take to reach the coordinators. Removing the entry in etcd may take as long again.
 const LEAVE_TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// What happened on a membership stream.
+/// An event of a membership stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MembershipEvent {
     Welcomed {
         coordinator: NodeId,
         address: String,
     },
-    /// The stream is gone; it is being opened again. Permits on it are void; requests of that coordinator end by
-    /// themselves, with their own streams.
+    /// The stream is lost and is being opened again. Its permits are void. Requests of that coordinator end by themselves,
+    /// with their own streams.
     ConnectionLost {
         address: String,
         reason: LostReason,
@@ -54,7 +54,7 @@ pub enum MembershipEvent {
         reason: String,
         next_role: Option<AssignedRole>,
     },
-    /// A process that was started later has this node's name in etcd: this one has to go.
+    /// A process that was started later has this node's name in etcd. This process must end.
     Fenced {
         by_epoch: NodeEpoch,
     },
@@ -66,7 +66,7 @@ pub enum LostReason {
     Connect(String),
     #[error("the stream broke: {0}")]
     Stream(String),
-    /// Trying again as things are will end the same way: a person has to change a setting.
+    /// Another attempt will end in the same way: a person must change a setting.
     #[error("the coordinator cannot read this node's registration: {0}; fix the node's configuration")]
     NotUnderstood(String),
     #[error("the coordinator ended the stream")]
@@ -80,7 +80,7 @@ pub enum LostReason {
     },
     #[error("the coordinator breaks the contract: {0}")]
     Contract(ConvertError),
-    /// There is nobody to dial.
+    /// There is no coordinator to dial.
     #[error("none is registered{0}")]
     NoneRegistered(String),
 }
@@ -94,18 +94,18 @@ impl LostReason {
     }
 }
 
-/// What a node joins with.
+/// The facts with which a node joins.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
     /// Membership services to join.
     pub coordinators: CoordinatorsAt,
     pub record: NodeRecord,
-    /// What the node's prefix cache lists.
+    /// The keys that the node's prefix cache lists.
     pub prefixes: watch::Receiver<PrefixLog>,
     pub gauges: MembershipGauges,
 }
 
-/// A node's membership; ends with `leave`, or when it is dropped.
+/// A node's membership. It ends with `leave`, or when it is dropped.
 #[derive(Debug)]
 pub struct Membership {
     events: mpsc::Receiver<MembershipEvent>,
@@ -114,10 +114,10 @@ pub struct Membership {
     keeper: Option<JoinHandle<()>>,
 }
 
-/// Starts the streams. `status` is what the node reports; its permit counters run from the node's start.
+/// Starts the streams. `status` is what the node reports. Its permit counters run from the node's start.
 ///
 /// # Errors
-/// A record that etcd's other readers would skip: a name that cannot be a key, for example.
+/// A record that other readers of etcd would skip, for example a name that cannot be a key.
 pub fn join(config: JoinConfig, status: watch::Receiver<NodeStatus>) -> Result<Membership, BadRecord> {
     let (events_in, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let (peers_in, peers) = watch::channel(Vec::new());
@@ -136,15 +136,15 @@ impl Membership {
     pub async fn next_event(&mut self) -> Option<MembershipEvent> {
         self.events.recv().await
     }
-    /// One that waits already.
+    /// An event that has come already.
     pub fn queued_event(&mut self) -> Option<MembershipEvent> {
         self.events.try_recv().ok()
     }
-    /// Decode nodes to keep links to, over all coordinators.
+    /// Decode nodes to which links are kept, over all coordinators.
     pub fn peers(&self) -> watch::Receiver<Vec<Peer>> {
         self.peers.clone()
     }
-    /// Tells the coordinators that the drain is over and closes the streams; at most two seconds.
+    /// Tells the coordinators that the drain is over and closes the streams. It takes two seconds at most.
     pub async fn leave(mut self) {
         self.leave.request();
         if let Some(keeper) = self.keeper.as_mut() {

@@ -1,4 +1,4 @@
-//! What the links of a node share: its permits, divided between the coordinators, and the decode nodes they name.
+//! What a node's links share: the node's permits, divided between the coordinators, and the decode nodes that they name.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::clock::Clock;
 #[derive(Debug, Default)]
 struct NamedPeers {
     list: Vec<Peer>,
-    /// Its stream stands.
+    /// Whether its stream is open.
     is_current: bool,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     permits: Mutex<PermitShares>,
     named: Mutex<BTreeMap<ShareId, NamedPeers>>,
     peers: watch::Sender<Vec<Peer>>,
-    /// Wakes the streams when permits change hands.
+    /// Wakes the streams when permits change owners.
     divided_anew: watch::Sender<()>,
 }
 
@@ -47,20 +47,20 @@ impl Shared {
         self.divided_anew.send_replace(());
     }
 
-    /// Of the connected coordinators the one that was known first.
+    /// Of the connected coordinators, the one that was known first.
     pub(super) fn is_reference(&self, id: ShareId) -> bool {
         self.permits().first() == Some(id)
     }
 
-    /// Its peers stay known while nobody else names any: links to them carry requests that are still running, and the
-    /// next stream brings a new list.
+    /// The stream is lost. Its peers stay known while no other coordinator names any: links to them carry requests that
+    /// still run, and the next stream brings a new list.
     pub(super) fn disconnect(&self, id: ShareId) {
         self.permits().disconnect(id);
         self.divided_anew.send_replace(());
         self.change_peers(|named| named.entry(id).or_default().is_current = false);
     }
 
-    /// The coordinator is no longer one of ours.
+    /// The coordinator is no longer one of this node's.
     pub(super) fn forget(&self, id: ShareId) {
         self.change_peers(|named| {
             let is_last_word = named.len() == 1;
@@ -80,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// The status as one stream may see it.
+    /// The status, as one stream may report it.
     pub(super) fn seen_by(&self, id: ShareId, mut status: NodeStatus) -> NodeStatus {
         let mut permits = self.permits();
         let is_news_to_others = permits.divide(Clock::now(), &status) && permits.count() > 1;

@@ -1,4 +1,4 @@
-//! `docs/metrics.md`, made from the tables. `cargo run -p service-runtime --example metrics_doc` prints it.
+//! `docs/reference/metrics.md`, made from the tables. `cargo run -p service-runtime --example metrics_doc` prints it.
 
 use std::fmt::Write as _;
 
@@ -8,33 +8,34 @@ const HEAD: &str = "\
 # Metrics
 
 Each process serves `/metrics` in OpenMetrics text: the coordinator on its API port and its membership port, a node on its
-one port. A histogram has series with `_bucket`, `_sum` and `_count` behind the name given here. A counter
-whose labels are closed lists has every series from the start, at 0. No label has one value per request; `baton_ttft_seconds`
-and `baton_itl_seconds` carry the trace id of a request as exemplar.
+one port. A histogram has the series `_bucket`, `_sum` and `_count` of the name given here. A counter whose labels are closed
+lists has every series from the start, at 0. No label has one value per request; `baton_ttft_seconds` and
+`baton_itl_seconds` carry the trace id of a request as exemplar.
 
-This page is made from `crates/service-runtime/src/metrics/`, and a test fails when it is not:
-`cargo run -p service-runtime --example metrics_doc > docs/metrics.md`.
+This page is generated from `crates/service-runtime/src/metrics/`; a test fails when the two differ:
+`cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`.
 ";
 
 const ALIASES: &str = "
 ## vLLM's names
 
-Off by default. `baton up --vllm-metrics`, or `vllm_metrics = true` of one process, exposes these beside the others, for
-dashboards, autoscalers and gateways that read vLLM's. `engine` is always `0`: a process has one. Edges are vLLM's.
+Off by default. `baton up --vllm-metrics`, or `vllm_metrics = true` of one process, exposes these metrics beside the others,
+for dashboards, autoscalers and gateways that read vLLM's names. `engine` is always `0`, because a process has one engine.
+The edges of buckets are vLLM's.
 
-What vLLM counts while a request runs is counted here when it ends (`prompt_tokens`, `generation_tokens`,
-`time_to_first_token_seconds`). The times are the client's, as the coordinator sees them: they include the way to the nodes.
+vLLM counts `prompt_tokens`, `generation_tokens` and `time_to_first_token_seconds` while a request runs; baton counts them when
+the request ends. Times are those that the client sees, measured at the coordinator: the way to the nodes is part of them.
 ";
 
 const MISSING: &str = "
 ## What is missing on purpose
 
-- No label with one value per request, user or prompt: [records](records.md) and traces tell of single requests.
-- `baton_stage_requests` has no `route`, `commit`, `first_token_return` and `egress`: the first two are moments, the third is
-  not known before it is over, and a client that reads slowly is seen in `baton_itl_stalls_total{cause=\"egress_back_pressure\"}`.
+- No label has one value per request, user or prompt. [Records](records.md) and traces show single requests.
+- `baton_stage_requests` has no `route`, `commit`, `first_token_return` and `egress`. The first two are moments, and the third
+  is known only when it is over. `baton_itl_stalls_total{cause=\"egress_back_pressure\"}` shows clients that read slowly.
 - Of vLLM's: speculative decoding, LoRA, multi-modal and sleep metrics (baton has none of these); `nixl_*` and
   `external_prefix_cache_*` (KV travels another way, `baton_kv_transfer_*`); `num_requests_waiting_by_reason` (there is one
-  reason, the want of room); `request_params_*`, `request_max_num_generation_tokens`, `prompt_tokens_by_source` and
+  reason: no room); `request_params_*`, `request_max_num_generation_tokens`, `prompt_tokens_by_source` and
   `estimated_*` (not measured); `kv_block_*` (blocks are counted by state, `baton_kv_blocks`); `http_*` (the access log).
 ";
 
@@ -79,7 +80,7 @@ fn section<'a>(page: &mut String, (title, level): (&str, &str), metrics: impl It
     lists(page, "Edges of buckets:", metrics.iter().filter_map(|m| edges(m)));
 }
 
-/// As a query names it.
+/// The name that a query uses.
 fn as_seen(metric: &Metric) -> String {
     match metric.kind {
         Kind::Counter => format!("{}_total", metric.name),
@@ -87,7 +88,7 @@ fn as_seen(metric: &Metric) -> String {
     }
 }
 
-/// A list with one line for each text, and the names it holds for.
+/// A list with one line for each text, and the names for which it holds.
 fn lists<'a>(page: &mut String, title: &str, lines: impl Iterator<Item = (String, &'a str)>) {
     let mut texts: Vec<(String, Vec<&str>)> = Vec::new();
     for (text, name) in lines {
@@ -106,7 +107,7 @@ fn lists<'a>(page: &mut String, title: &str, lines: impl Iterator<Item = (String
     }
 }
 
-/// Each label of a metric with its values, where they differ by process for each.
+/// Each label of a metric with its values; for each process where they differ.
 fn values(metric: &Metric) -> Vec<(String, &'static str)> {
     let words = |values: Vec<&str>| {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
@@ -150,12 +151,12 @@ mod tests {
 
     #[test]
     fn the_page_is_what_the_tables_say() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
-        let written = std::fs::read_to_string(path).expect("docs/metrics.md");
-        let advice = "run `cargo run -p service-runtime --example metrics_doc > docs/metrics.md`";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
+        let written = std::fs::read_to_string(path).expect("docs/reference/metrics.md");
+        let advice = "run `cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`";
         assert!(
             written == page(),
-            "docs/metrics.md is not what the tables say: {advice}"
+            "docs/reference/metrics.md is not what the tables say: {advice}"
         );
     }
 

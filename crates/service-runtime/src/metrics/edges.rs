@@ -1,15 +1,15 @@
-//! Edges of the histograms' buckets, and where they come from.
+//! Edges of the histograms' buckets, and the reason for each.
 
-/// TELEMETRY 3.4; every TTFT limit of an SLO profile is one, so that attainment can be read off exactly.
+/// Every TTFT limit of an SLO profile is an edge, so that the share of requests within the limit is exact.
 pub const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.8, 1.0, 1.5, 2.5,
     3.0, 5.0, 10.0, 20.0, 40.0, 80.0,
 ];
-/// TELEMETRY 3.4; every ITL limit of an SLO profile is one.
+/// Every ITL limit of an SLO profile is an edge.
 pub const ITL: &[f64] = &[
     0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5,
 ];
-/// Ours, from a short answer of a small model to the longest time limit a request may have by default.
+/// Our own, from a short answer of a small model to the longest time limit that a request has by default.
 pub const E2E: &[f64] = &[
     0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0,
@@ -50,7 +50,7 @@ pub const STEP_TOKENS: &[f64] = &[
 /// Powers of two up to the largest batch that decode nodes are set to.
 pub const STEP_SEQUENCES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
-/// vLLM's own (TELEMETRY 3.2), so that its dashboards and alerts read the same quantiles.
+/// vLLM's own edges, so that dashboards and alerts made for vLLM read the same quantiles.
 pub mod vllm {
     pub const TTFT: &[f64] = &[
         0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,

@@ -1,4 +1,4 @@
-//! Reads an exposition back and compares it with the table; for the tests of the three processes.
+//! Reads an exposition and compares it with the table, for the tests of the three processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,19 +7,19 @@ use super::{Kind, Metric, Role, Values};
 /// Labels of one series, with their values.
 type Series = BTreeMap<String, String>;
 
-/// What an exposition says of one metric.
+/// The part of an exposition about one metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposed {
     pub kind: String,
     pub help: String,
     pub unit: Option<String>,
-    /// Without `le`; the buckets of a histogram are one series.
+    /// Labels without `le`: the buckets of a histogram are one series.
     pub series: BTreeSet<Series>,
-    /// Of a histogram, without the infinite one.
+    /// Edges of a histogram, without the infinite one.
     pub edges: BTreeSet<String>,
 }
 
-/// The metrics of an OpenMetrics text by name, as far as the table speaks of them.
+/// The metrics of an OpenMetrics text by name, as far as the table has them.
 pub fn read(text: &str) -> BTreeMap<String, Exposed> {
     let mut all: BTreeMap<String, Exposed> = BTreeMap::new();
     let mut current = String::new();
@@ -46,7 +46,7 @@ pub fn read(text: &str) -> BTreeMap<String, Exposed> {
     all
 }
 
-/// `name{a="b",c="d"} value`: no value of ours has a quote in it.
+/// `name{a="b",c="d"} value`. None of our values has a quote in it.
 fn labels(line: &str) -> Series {
     let series = line.split(" # ").next().unwrap_or(line);
     let Some((_, rest)) = series.split_once('{') else {
@@ -59,7 +59,7 @@ fn labels(line: &str) -> Series {
         .collect()
 }
 
-/// What differs between the exposition of a process whose every metric has had a value and its lines in the tables.
+/// The differences between a process's lines in the tables and its exposition. Every metric must have had a value.
 pub fn differences(text: &str, role: Role, tables: &[&[Metric]]) -> Vec<String> {
     let exposed = read(text);
     let wanted: Vec<&Metric> = tables.iter().copied().flatten().filter(|m| m.is_on(role)).collect();
@@ -111,8 +111,8 @@ fn of_metric(metric: &Metric, exposed: &Exposed, role: Role) -> Vec<String> {
     found
 }
 
-/// Counters of a process that has done nothing yet which lack a series for one of their closed values. Where a label names
-/// a node there is nothing to start with.
+/// Counters of a process that has done nothing yet, and that lack a series for one of their closed values. Where a label
+/// names a node there is no series at the start.
 pub fn without_a_start(text: &str, role: Role, tables: &[&[Metric]]) -> Vec<String> {
     let exposed = read(text);
     let mut found = Vec::new();

@@ -1,7 +1,7 @@
 //! The labels of the metrics and their closed lists of values.
 //!
-//! Lists that crates above or beside this one keep (SLO profiles, causes of stalls, transports and their failures) stand
-//! here as words; those crates' tests compare what they count with.
+//! Some lists belong to crates above or beside this one (SLO profiles, causes of stalls, transports and their failures).
+//! They are repeated here as text, and tests of those crates compare the two.
 
 use serving_core::cluster::{HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason};
 use serving_core::kv::reservation::LedgerError;
@@ -126,17 +126,17 @@ const FALLBACK_REASONS: [&str; 12] = [
     "secret",
     "unwatched",
 ];
-/// Of vLLM's: a request that policy refused is none of its finished requests.
+/// vLLM does not count a request that policy refused as finished.
 pub const FINISHED_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// How a generation request can end.
+/// The ways in which a generation request can end.
 fn outcomes() -> Vec<&'static str> {
     let told = ["ok", "cancelled", "invalid_request"];
     let broke = RequestError::NAMES.iter();
     told.iter().chain(&RejectReason::NAMES).chain(broke).copied().collect()
 }
 
-/// The stages whose time a process exposes; the coordinator has everybody's.
+/// The stages whose time a process exposes. The coordinator exposes the stages of all processes.
 fn measured_stages(role: Role) -> &'static [Stage] {
     match role {
         Role::Coordinator => Stage::ALL,
@@ -151,8 +151,8 @@ fn measured_stages(role: Role) -> &'static [Stage] {
     }
 }
 
-/// The stages in which a process can tell that a request is now. The others are moments (`route`, `commit`), or nobody
-/// knows of them before they are over (`first_token_return`).
+/// The stages in which a process can tell that a request is now. The other stages are moments (`route`, `commit`), or are
+/// known only when they are over (`first_token_return`).
 pub fn live_stages(role: Role) -> &'static [Stage] {
     match role {
         Role::Coordinator => &[
@@ -217,7 +217,7 @@ const REFUSALS: [&str; 7] = [
     "bad_first_tokens",
     "shutting_down",
 ];
-/// What nobody has a word for.
+/// The value for a reason that is not in the list.
 pub const OTHER: &str = "other";
 
 /// `transport::TransferError` of kv-transfer, with what the decode node may answer.

@@ -1,4 +1,4 @@
-//! How a process stands in etcd. With embedded membership there is nothing to lose: registered, and nothing stale.
+//! The state of a process in etcd. With embedded membership the process always counts as registered and not stale.
 
 use etcd_membership::RegistrationHealth;
 use prometheus_client::metrics::gauge::Gauge;
@@ -6,7 +6,7 @@ use prometheus_client::registry::Registry;
 
 use super::table;
 
-/// Cloning shares them.
+/// Clones share the gauges.
 #[derive(Clone, Debug, Default)]
 pub struct MembershipGauges {
     registered: Gauge,
@@ -14,7 +14,7 @@ pub struct MembershipGauges {
 }
 
 impl MembershipGauges {
-    /// Makes and registers both, as they are with embedded membership.
+    /// Makes and registers both gauges, with the values of embedded membership.
     pub fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
         gauges.registered.set(1);

@@ -1,4 +1,4 @@
-//! What every metric of the three processes is called, what it means, and who exposes it: `table` is the one place.
+//! The name, the meaning and the processes of every metric. `table` is the only place that has them.
 
 pub mod config;
 pub mod docs;
@@ -46,7 +46,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As the exposition's `# TYPE` has it.
+    /// The kind, as in the exposition's `# TYPE`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
@@ -95,14 +95,14 @@ impl Unit {
     }
 }
 
-/// Which values a label has.
+/// The values that a label can have.
 #[derive(Clone, Copy, Debug)]
 pub enum Values {
-    /// No others, ever; they may differ by process.
+    /// A closed list of values. The list may differ by process.
     Closed(fn(Role) -> Vec<&'static str>),
-    /// One value for the life of a process, or few: what they are.
+    /// One value, or few, for the life of a process. The text says which.
     OfProcess(&'static str),
-    /// As many as there are nodes and the like: what they are. Never one per request.
+    /// As many values as there are nodes and the like. The text says which. There is never one for each request.
     Open(&'static str),
 }
 
@@ -115,11 +115,11 @@ pub struct Label {
 /// One metric of one or more processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// As exposed, without the `_total` of a counter and the `_bucket`, `_sum`, `_count` of a histogram.
+    /// The name as exposed, without the `_total` of a counter and the `_bucket`, `_sum`, `_count` of a histogram.
     pub name: &'static str,
     pub kind: Kind,
     pub unit: Unit,
-    /// Without a full stop: the exposition adds it.
+    /// Without a full stop, which the exposition adds.
     pub help: &'static str,
     pub labels: &'static [Label],
     pub roles: &'static [Role],
@@ -162,7 +162,7 @@ impl Metric {
         self.roles.contains(&role)
     }
 
-    /// The values of a label on this process, `None` when they are not a closed list.
+    /// The values of a label on this process. `None` when they are not a closed list.
     pub fn closed_values(&self, label: &str, role: Role) -> Option<Vec<&'static str>> {
         let label = self.labels.iter().find(|known| known.name == label)?;
         match label.values {
@@ -171,7 +171,7 @@ impl Metric {
         }
     }
 
-    /// The only way a metric comes into a registry.
+    /// Adds a metric to a registry. There is no other way.
     pub fn register(&self, registry: &mut Registry, metric: impl registry::Metric) {
         let (name, unit) = self.name_and_unit();
         match unit {
@@ -180,7 +180,7 @@ impl Metric {
         }
     }
 
-    /// The same for what is counted elsewhere and read at scrape time: `write` gets the place for its value or values.
+    /// The same for values that are counted elsewhere and read at scrape time: `write` writes the value or values.
     ///
     /// # Errors
     /// The exposition cannot be written.
@@ -200,7 +200,7 @@ impl Metric {
         write(encoder.encode_descriptor(name, &help, unit.as_ref(), kind)?)
     }
 
-    /// The exposition may name a unit only where the metric's name ends in it.
+    /// The exposition may name a unit only when the metric's name ends with it.
     fn name_and_unit(&self) -> (&'static str, Option<registry::Unit>) {
         let stem = self.name.strip_suffix(self.unit.name());
         match stem.and_then(|stem| stem.strip_suffix('_')) {
@@ -228,7 +228,7 @@ impl Metric {
 pub type Histograms<L> = Family<L, Histogram, Edges>;
 pub type HistogramsWithExemplars<L, E> = Family<L, HistogramWithExemplars<E>, Edges>;
 
-/// Makes a family's histograms.
+/// Makes the histograms of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Edges(&'static [f64]);
 
@@ -243,7 +243,7 @@ impl<E> MetricConstructor<HistogramWithExemplars<E>> for Edges {
     }
 }
 
-/// Raises a counter to a total that is kept elsewhere.
+/// Raises a counter to a total that is counted elsewhere.
 pub fn raise(counter: &prometheus_client::metrics::counter::Counter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }

@@ -1,4 +1,5 @@
-//! What both kinds of node expose alike. Values are set from the step loop's status, its steps, and ended transfers.
+//! The metrics that both kinds of node expose. They are set from the step loop's status, its steps, and transfers that
+//! ended.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,9 +18,9 @@ use super::vllm_node::{NodeAliases, PoolFacts};
 use super::{Histograms, Role, labels, raise, table};
 use crate::runtime_tasks;
 
-/// Prefill nodes alone send KV.
+/// Only prefill nodes send KV.
 const SRC_ROLE: &str = "prefill";
-/// Of `baton_waiting`: for whoever waits, the batch has no room or the pool no blocks.
+/// The label value of `baton_waiting`: a sequence waits because the batch or the pool has no room.
 const CAPACITY: &str = "capacity";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,7 +48,7 @@ struct HandoffLabels {
     outcome: &'static str,
 }
 
-/// Of `baton_stage_seconds` and `baton_stage_requests`, on every process.
+/// For `baton_stage_seconds` and `baton_stage_requests`, on every process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StageLabels {
     stage: &'static str,
@@ -63,15 +64,15 @@ impl From<Stage> for StageLabels {
     }
 }
 
-/// Which node it is.
+/// The node's role.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     pub role: Role,
-    /// With them the node exposes vLLM's names too.
+    /// With it the node exposes vLLM's names too.
     pub aliases: Option<PoolFacts>,
 }
 
-/// Cloning shares the metrics.
+/// Clones share the metrics.
 #[derive(Clone, Debug)]
 pub struct NodeMetrics {
     role: Role,
@@ -139,7 +140,8 @@ impl NodeMetrics {
         metrics
     }
 
-    /// A series that appears with its first event shows no increase for it, and `rate` shows nothing until its second.
+    /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
+    /// `rate` shows nothing until the second.
     fn start_series_at_zero(&self) {
         let values = |metric: &super::Metric, label| metric.closed_values(label, self.role).unwrap_or_default();
         for transport in values(&table::KV_TRANSFER_FAILURES, "transport") {
@@ -158,7 +160,7 @@ impl NodeMetrics {
         }
     }
 
-    /// Called after every step and every second.
+    /// Called after each step and each second.
     pub fn status(&self, status: &NodeStatus, stages: impl Iterator<Item = Stage>) {
         for (state, count) in status.kv_blocks.by_state() {
             let gauge = self.kv_blocks.get_or_create(&StateLabel { state });
@@ -202,7 +204,7 @@ impl NodeMetrics {
         self.transfer_bytes.get_or_create(&labels).observe(kv_bytes as f64);
     }
 
-    /// `reason` may be the other side's word: one that is not in the table counts as `other`.
+    /// `reason` may come from the other side. A reason that is not in the table counts as `other`.
     pub fn transfer_failed(&self, transport: &'static str, reason: &str) {
         let known = table::KV_TRANSFER_FAILURES.closed_values("reason", self.role);
         let known = known.unwrap_or_default().into_iter().find(|known| *known == reason);
@@ -220,7 +222,7 @@ impl NodeMetrics {
     }
 }
 
-/// Every stage of the role gets its count, none being 0. A stage that is not one of the role's is left out.
+/// Sets the count of every stage of the role; stages without requests get 0. Other stages are left out.
 pub fn set_stage_requests(gauges: &Family<StageLabels, Gauge>, role: Role, stages: impl Iterator<Item = Stage>) {
     let mut counts: BTreeMap<Stage, i64> = labels::live_stages(role).iter().map(|stage| (*stage, 0)).collect();
     for stage in stages {

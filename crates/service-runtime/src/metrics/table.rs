@@ -1,8 +1,8 @@
-//! The table of baton's own metrics. Their names, helps, labels and edges stand here and nowhere else.
+//! The table of baton's own metrics. Their names, helps, labels and edges are nowhere else.
 //!
-//! `docs/metrics.md` is made from it, and the tests of the three processes compare what they expose with it. To add a
-//! metric: a line here, its registration in the process, then
-//! `cargo run -p service-runtime --example metrics_doc > docs/metrics.md`.
+//! `docs/reference/metrics.md` is generated from it, and the tests of the three processes compare their expositions with
+//! it. To add a metric, add a line here and its registration in the process. Then run `cargo run -p service-runtime
+//! --example metrics_doc > docs/reference/metrics.md`.
 
 use super::Unit::{Blocks, Bytes, Events, Fact, Nodes, Permits, Ratio, Requests, Seconds, Sequences, Tasks, Tokens};
 use super::labels::*;
@@ -13,7 +13,7 @@ const PREFILL: &[Role] = &[Role::Prefill];
 const NODES: &[Role] = &[Role::Prefill, Role::Decode];
 const ALL_ROLES: &[Role] = &Role::ALL;
 
-/// Makes the constants and the list of all of them at once, so that none can be forgotten.
+/// Makes the constants and the list of all of them at once, so that no constant is missing in the list.
 macro_rules! metrics {
     ($($name:ident = $metric:expr;)*) => {
         $(pub const $name: Metric = $metric;)*

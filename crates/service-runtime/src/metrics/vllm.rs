@@ -1,4 +1,4 @@
-//! The metrics of vLLM that have a true meaning here, under vLLM's names, old ones included. Exposed on demand only.
+//! vLLM's metrics that have a true value here, under vLLM's names, old names included. They are exposed on demand only.
 
 use super::Unit::{Events, Fact, Ratio, Requests, Seconds, Tokens};
 use super::edges::{REQUEST_TOKENS, vllm as edges};

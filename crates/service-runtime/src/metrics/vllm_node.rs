@@ -13,7 +13,7 @@ use serving_core::scheduler::NodeLimits;
 use super::config::MetricsConfig;
 use super::{Histograms, raise, vllm};
 
-/// vLLM numbers the engines of one server; a process here has one.
+/// vLLM numbers the engines of one server. A process here has one engine.
 pub const ENGINE: &str = "0";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -39,7 +39,7 @@ struct CacheConfigLabels {
     num_gpu_blocks: u32,
 }
 
-/// How the KV pool of a node is cut.
+/// How the KV pool of a node is divided.
 #[derive(Clone, Debug)]
 pub struct PoolFacts {
     pub model_name: String,
@@ -48,7 +48,7 @@ pub struct PoolFacts {
 }
 
 impl PoolFacts {
-    /// Of a node that is to use vLLM's names.
+    /// The metrics of a node that exposes vLLM's names.
     pub fn if_wanted(config: MetricsConfig, model_name: &str, limits: &NodeLimits) -> Option<Self> {
         config.vllm_metrics.then(|| Self {
             model_name: model_name.to_owned(),
@@ -79,7 +79,7 @@ impl NodeAliases {
             metric.register(registry, family.clone());
             family.get_or_create_owned(&labels)
         };
-        // Old and new names are one counter in two families.
+        // The old name and the new name are one counter in two families.
         let counter = |registry: &mut Registry, metrics: &[super::Metric]| {
             let family = Family::<EngineLabels, Counter>::default();
             for metric in metrics {

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// Every read and write fails once the token is cancelled, and wakes for it.
+/// Every read and write fails once the token is cancelled, and a waiting one wakes up.
 #[derive(Debug)]
 pub(super) struct Closable {
     stream: TcpStream,

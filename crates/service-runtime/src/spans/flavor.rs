@@ -1,11 +1,11 @@
-//! Which names a span's facts have, for the viewer at the other end: OpenTelemetry's own always, vLLM's and OpenInference's
-//! where they are wished (`--otel-flavor`).
+//! The names of a span's attributes, for the viewer that reads them: always OpenTelemetry's own, and vLLM's and
+//! OpenInference's if `--otel-flavor` asks for them.
 
 use opentelemetry::{KeyValue, Value};
 use opentelemetry_sdk::trace::SpanData;
 use serde::Serialize;
 
-/// What reads the spans.
+/// The convention that a reader of spans expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OtelFlavor {
@@ -20,15 +20,15 @@ pub enum OtelFlavor {
 /// To be flattened into a process's configuration.
 #[derive(Clone, Debug, Default, clap::Args, Serialize)]
 pub struct OtelConfig {
-    /// In whose words spans speak
+    /// Naming conventions of span attributes
     #[arg(long, value_enum, value_delimiter = ',', default_value = "otel,vllm")]
     pub otel_flavor: Vec<OtelFlavor>,
 }
 
-/// A span is the root of a generation request when it has this.
+/// A span with this attribute is the root of a generation request.
 const OPERATION: &str = "gen_ai.operation.name";
 
-/// Names that vLLM alone has.
+/// Names that only vLLM has.
 fn is_vllms(key: &str) -> bool {
     key.starts_with("gen_ai.latency.")
         || matches!(
@@ -37,7 +37,7 @@ fn is_vllms(key: &str) -> bool {
         )
 }
 
-/// Renames nothing: takes away what was not wished, and says the same again in the words of who wished it.
+/// Renames nothing. It removes the names that were not asked for, and adds the same values under the names that were.
 pub(super) fn dress(span: &mut SpanData, flavors: &[OtelFlavor]) {
     if flavors.contains(&OtelFlavor::Openinference) {
         let said = openinference(&span.attributes);

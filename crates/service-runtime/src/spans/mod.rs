@@ -1,7 +1,7 @@
-//! Every span that ends in this process: kept for a while, and handed to the exporter when its trace is sampled.
+//! Every span that ends in this process. It is kept for a while, and handed to the exporter when its trace is sampled.
 //!
-//! All spans are recorded, whatever the sampler says: the waterfall of a request that went wrong is wanted afterwards, when
-//! it is too late to sample it. What the sampler decides is only what a collector gets.
+//! All spans are recorded, whatever the sampler decides: the waterfall of a request that went wrong is wanted afterwards,
+//! when it is too late to sample it. The sampler only decides what a collector gets.
 
 pub mod flavor;
 pub mod otlp;
@@ -26,11 +26,11 @@ use flavor::OtelFlavor;
 use recorder::Recorder;
 use store::SpanStore;
 
-/// What readers wait for a thread that is some milliseconds behind at most; a trace that is not whole by then is shown as
-/// it is. Twice this is less than a coordinator waits for a node's answer.
+/// How long readers wait for a thread that is some milliseconds behind at most. A trace that is not whole by then is shown
+/// as it is. Twice this time is less than a coordinator waits for a node's answer.
 const FLUSHED_WITHIN: Duration = Duration::from_millis(500);
 
-/// This process's kept spans, once telemetry is set up.
+/// This process's kept spans. Set when telemetry is set up.
 static HERE: OnceLock<Here> = OnceLock::new();
 
 /// Clones lead to the same spans.
@@ -40,7 +40,7 @@ struct Here {
     recorder: Recorder,
 }
 
-/// Handle on what was kept.
+/// The handle of the kept spans.
 #[derive(Clone, Debug, Default)]
 struct KeptSpans {
     store: Arc<SpanStore>,
@@ -49,7 +49,7 @@ struct KeptSpans {
     flavors: Arc<[OtelFlavor]>,
 }
 
-/// Whose spans they are, and who gets them.
+/// The service of the spans, and the exporter that gets them.
 #[derive(Debug, Default)]
 struct Service {
     resource: ResourceAttributesWithSchema,
@@ -75,7 +75,7 @@ impl KeptSpans {
         let mut place = self.service.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut place, Arc::new(service))
     }
-    /// Takes in a span that has ended.
+    /// Takes a span that has ended.
     fn add(&self, mut span: SpanData) {
         if let Some(offset) = telemetry::wall_offset() {
             shift(&mut span, offset);
@@ -90,13 +90,13 @@ impl KeptSpans {
     }
 }
 
-/// From now on spans are of this service. What was kept under the old name is forgotten, as at a restart, and what it had
-/// still to export is sent, which blocks for at most twice `limit`.
+/// From now on spans belong to this service. The spans of the old name are forgotten, as after a restart. Those that wait
+/// for export are sent, which blocks for twice `limit` at most.
 pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProcessor>, limit: Duration) {
     let Some(Here { kept, recorder }) = HERE.get() else {
         return;
     };
-    // What is not kept by then is the new service's.
+    // Spans that are not kept by then belong to the new service.
     let _ = recorder.flush(limit);
     let old = kept.replace_service(Service::new(resource, exporter));
     kept.store.clear();
@@ -107,7 +107,7 @@ pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProc
     }
 }
 
-/// The spans of one trace that ended here, as OTLP; empty when none are (or no longer are) kept.
+/// The spans of one trace that ended here, as OTLP. Empty when none is kept (or no longer kept).
 pub async fn of_trace(trace: TraceId) -> otlp::Spans {
     let Some(Here { kept, recorder }) = HERE.get() else {
         return otlp::Spans::default();
@@ -116,12 +116,12 @@ pub async fn of_trace(trace: TraceId) -> otlp::Spans {
     otlp::Spans::of(kept.store.get(trace), &kept.service().resource)
 }
 
-/// Whether there is a collector to hand spans to.
+/// Whether there is a collector that gets spans.
 pub fn is_exporting() -> bool {
     HERE.get().is_some_and(|here| here.kept.service().exporter.is_some())
 }
 
-/// Hands the spans of a trace to the exporter although it was not sampled: it turned out to be worth it.
+/// Hands the spans of a trace to the exporter although the trace was not sampled, because the request went wrong.
 pub async fn export_anyway(trace: TraceId) {
     let Some(Here { kept, recorder }) = HERE.get() else {
         return;
@@ -130,7 +130,7 @@ pub async fn export_anyway(trace: TraceId) {
         return;
     }
     recorder.settled(FLUSHED_WITHIN).await;
-    // Of now: the process may have changed its role meanwhile.
+    // The service of now: the process may have changed its role in the meantime.
     let service = kept.service();
     let Some(exporter) = &service.exporter else { return };
     for mut span in kept.store.get(trace) {
@@ -150,14 +150,15 @@ pub async fn export_anyway(trace: TraceId) {
     }
 }
 
-/// Waits until all that ended before is kept, at most so long: what is not kept by then is not worth more. Blocks.
+/// Waits until all spans that ended before are kept, for `limit` at most. A later span is not worth more waiting. Blocks.
 pub(crate) fn flush(limit: Duration) {
     if let Some(here) = HERE.get() {
         let _ = here.recorder.flush(limit);
     }
 }
 
-/// Makes a span of what was measured, on the recorder's thread; at once where there is none, or too much waits for it.
+/// Makes a span of measured times, on the recorder's thread; at once where there is no such thread, or too much waits for
+/// it.
 pub(crate) fn record_later(span: MeasuredSpan, parent: Context) {
     let Some(here) = HERE.get() else {
         span.record(&parent);
@@ -169,19 +170,19 @@ pub(crate) fn record_later(span: MeasuredSpan, parent: Context) {
     }
 }
 
-/// Sits where an exporter's processor would.
+/// Takes the place of an exporter's processor.
 #[derive(Debug)]
 pub(crate) struct KeepSpans {
     here: Here,
-    /// Until it has been told whose spans they are, which nobody can do once it is shared.
+    /// Used until the service of the spans is set. After the provider is shared, nobody can set it.
     unshared: Option<BatchSpanProcessor>,
 }
 
 impl KeepSpans {
-    /// `exporter`: none where no collector is configured. The first of a process is the one that is read from.
+    /// `exporter` is `None` where no collector is configured. Readers read the first one of a process.
     ///
     /// # Errors
-    /// There is no thread left to record on.
+    /// The system has no thread left for the recorder.
     pub(crate) fn start(exporter: Option<BatchSpanProcessor>, flavors: &[OtelFlavor]) -> io::Result<Self> {
         let kept = KeptSpans {
             flavors: flavors.into(),
@@ -226,7 +227,8 @@ impl SpanProcessor for KeepSpans {
     }
 }
 
-/// Puts a span on the coordinator's wall clock, and says by how much it was moved on the spans other processes hang on.
+/// Puts a span on the coordinator's wall clock. Server spans, on which other processes' spans depend, say by how much they
+/// were moved.
 fn shift(span: &mut SpanData, offset: ClockOffset) {
     let moved = |time: SystemTime| {
         let by = Duration::from_nanos(offset.unix_ns.unsigned_abs());

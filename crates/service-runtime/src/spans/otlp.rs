@@ -1,5 +1,5 @@
-//! Kept spans as OTLP, between processes and for whoever asks over HTTP (JSON as the OTLP specification has it), and as
-//! plain values for whoever draws them.
+//! Kept spans as OTLP, between processes and over HTTP (JSON as in the OTLP specification), and as plain values for
+//! drawing.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value as OtlpValue;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -17,12 +17,12 @@ use serde_json::{Map, Value, json};
 #[serde(transparent)]
 pub struct Spans(TracesData);
 
-/// One span, with the process it ended in.
+/// One span, with the process in which it ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpanView {
     /// 16 hexadecimal digits.
     pub span_id: String,
-    /// `None` for a root. The parent may be a span of somebody else's.
+    /// `None` for a root. The parent may be a span of another party.
     pub parent_id: Option<String>,
     pub name: String,
     /// `server`, `client` or `internal`.
@@ -36,7 +36,7 @@ pub struct SpanView {
     pub events: Vec<EventView>,
     /// Span ids.
     pub links: Vec<String>,
-    /// Why it did not come to a good end; may be empty.
+    /// Why the measured work failed. It may be empty.
     pub error: Option<String>,
 }
 
@@ -114,7 +114,7 @@ fn view(span: &Span, (service, process): (String, String)) -> SpanView {
     }
 }
 
-/// A text attribute of the process that spans ended in.
+/// A text attribute of the process in which spans ended.
 fn resource_text(resource: &ResourceSpans, key: &str) -> String {
     let pairs = resource.resource.iter().flat_map(|resource| &resource.attributes);
     let pair = pairs.into_iter().find(|pair| pair.key == key);
@@ -131,7 +131,7 @@ fn attributes(pairs: &[KeyValue]) -> Map<String, Value> {
         .collect()
 }
 
-/// Lists of plain values are all that attributes have; anything deeper is left out.
+/// Attributes have at most lists of plain values. Deeper values are left out.
 fn value(of: Option<&AnyValue>) -> Value {
     let plain = |value: &OtlpValue| match value {
         OtlpValue::StringValue(text) => json!(text),

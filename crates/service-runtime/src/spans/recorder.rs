@@ -1,5 +1,6 @@
-//! Spans are kept, and those of measured times made, on a thread of their own, some milliseconds after the fact: sixteen
-//! requests that begin in one moment end some hundred spans before their first tokens, which would wait for each of them.
+//! A thread that keeps spans, and makes spans of measured times, some milliseconds after the fact. Sixteen requests that
+//! begin at the same moment end about a hundred spans before their first tokens, and would otherwise wait for each of these
+//! spans.
 
 use std::io;
 use std::mem;
@@ -12,23 +13,24 @@ use opentelemetry_sdk::trace::SpanData;
 
 use crate::telemetry::MeasuredSpan;
 
-/// Work is left lying for so long, so that a burst wakes the thread once and not with each span, and is over by then.
-/// Long beside a first token, short beside whoever looks at a trace; and who asks for spans ends it.
+/// How long work waits, so that a burst wakes the thread once and not for each span, and is over by then. This is long
+/// beside a first token and short for a reader of traces; a reader's question ends the wait.
 const LINGER: Duration = Duration::from_millis(25);
-/// Some hundred requests' worth. What comes on top is made and kept by who brings it: nothing is lost, nothing piles up.
+/// The spans of some hundred requests. Further spans are made and kept by their own callers: nothing is lost, and no queue
+/// grows.
 const SPANS_WAITING_MAX: usize = 2048;
-/// So many are worth a wake-up before the time.
+/// This many spans wake the thread before the time is over.
 const SPANS_WAITING_FOR_LONG_MAX: usize = SPANS_WAITING_MAX / 2;
 
 #[derive(Default)]
 struct Waiting {
-    /// To be made of what was measured, under this parent.
+    /// A span to be made of measured times, under this parent.
     measured: Vec<(MeasuredSpan, Context)>,
-    /// To be kept.
+    /// A span to be kept.
     ended: Vec<SpanData>,
-    /// Told when all that came before is kept. As many as callers wait, of whom an endpoint has a limit.
+    /// Callers to tell when all earlier work is done. Their number is that of waiting callers, which the endpoint limits.
     flushes: Vec<Box<dyn FnOnce() + Send>>,
-    /// The thread has ended, which only a panic does: nothing may wait for it.
+    /// The thread has ended, which only a panic causes. Nobody may wait for it.
     is_over: bool,
 }
 
@@ -55,7 +57,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds to what waits; gives it back where there is too much of it already.
+    /// Adds to the waiting work. Gives the work back when too much waits already.
     fn bring<T>(&self, span: T, place: fn(&mut Waiting) -> &mut Vec<T>) -> Result<(), T> {
         let mut waiting = self.waiting();
         let spans = waiting.spans();
@@ -82,7 +84,7 @@ impl Shared {
     }
 }
 
-/// The thread's door. Clones lead to the same thread.
+/// The entrance to the thread. Clones lead to the same thread.
 #[derive(Clone)]
 pub(super) struct Recorder(Arc<Shared>);
 
@@ -93,7 +95,7 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Starts the thread; it lives as long as the process. `keep` is given each span that has ended.
+    /// Starts the thread, which lives as long as the process. `keep` gets each span that has ended.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -111,14 +113,14 @@ impl Recorder {
     }
 
     /// # Errors
-    /// The span, when too many wait: whoever brings it makes it. Boxed because it is large and this is rare.
+    /// The span, when too many wait: the caller makes it. Boxed because it is large and this is rare.
     pub(super) fn make(&self, span: MeasuredSpan, parent: Context) -> Result<(), Box<(MeasuredSpan, Context)>> {
         let brought = self.0.bring((span, parent), |waiting| &mut waiting.measured);
         brought.map_err(Box::new)
     }
 
     /// # Errors
-    /// The span, when too many wait: whoever brings it keeps it.
+    /// The span, when too many wait: the caller keeps it.
     pub(super) fn keep(&self, span: SpanData) -> Result<(), Box<SpanData>> {
         self.0.bring(span, |waiting| &mut waiting.ended).map_err(Box::new)
     }
@@ -126,7 +128,7 @@ impl Recorder {
     fn when_kept(&self, tell: impl FnOnce() + Send + 'static) {
         let mut waiting = self.0.waiting();
         if waiting.is_over {
-            // Dropped untold: the caller's wait ends at once.
+            // The sender is dropped, so the caller's wait ends at once.
             return;
         }
         waiting.flushes.push(Box::new(tell));
@@ -134,7 +136,7 @@ impl Recorder {
         self.0.came.notify_one();
     }
 
-    /// Waits until all that came before is kept, at most so long. Blocks.
+    /// Waits until all earlier work is done, for `limit` at most. Blocks.
     pub(super) fn flush(&self, limit: Duration) -> Result<(), RecvTimeoutError> {
         let (tell, told) = sync_channel(1);
         self.when_kept(move || {
@@ -143,7 +145,7 @@ impl Recorder {
         told.recv_timeout(limit)
     }
 
-    /// The same for async callers; over after `limit`, whatever is kept by then.
+    /// The same for async callers. It returns after `limit` in any case.
     pub(super) async fn settled(&self, limit: Duration) {
         let (tell, told) = tokio::sync::oneshot::channel();
         self.when_kept(move || {
@@ -153,7 +155,7 @@ impl Recorder {
     }
 }
 
-/// Lets nobody wait for a thread that has panicked.
+/// Ends all waits for a thread that has panicked.
 struct EndsTheWait<'a>(&'a Shared);
 
 impl Drop for EndsTheWait<'_> {
@@ -173,7 +175,7 @@ fn run(shared: &Shared, linger: Duration, keep: impl Fn(SpanData)) {
             span.record(&parent);
         }
         work.ended.drain(..).for_each(&keep);
-        // What was made above has ended, and came in again.
+        // The spans that were made above have ended, and are in the queue again.
         mem::swap(&mut shared.waiting().ended, &mut work.ended);
         work.ended.drain(..).for_each(&keep);
         for tell in work.flushes.drain(..) {
@@ -203,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_flush_waits_for_all_that_came_before_and_no_longer() {
-        // Left to itself it would not come to these within the limit.
+        // By itself the thread would not reach these within the limit.
         let (recorder, kept) = counting(LIMIT * 100);
         for round in 1..=50 {
             for id in 1..=10 {
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_when_too_many_come() {
-        // Stuck in its first span until it is let go.
+        // The thread is stuck in its first span until it is released.
         let (go, gone) = sync_channel::<()>(0);
         let kept = Arc::new(AtomicUsize::new(0));
         let counter = kept.clone();

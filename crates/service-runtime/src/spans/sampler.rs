@@ -1,4 +1,4 @@
-//! Records every span; only whether a collector gets it is the business of `OTEL_TRACES_SAMPLER`.
+//! Records every span. `OTEL_TRACES_SAMPLER` only decides whether a collector gets it.
 
 use opentelemetry::trace::{Link, SpanKind, TraceId};
 use opentelemetry::{Context, KeyValue};
@@ -13,7 +13,7 @@ pub struct UnknownSampler {
     name: String,
 }
 
-/// What the environment asks for; without a word: as the caller decided, else all.
+/// The sampler that the environment asks for. If it is not set: the caller's decision, else all.
 ///
 /// # Errors
 /// A name that the OpenTelemetry specification does not have.
@@ -41,7 +41,7 @@ pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Result<RecordAll, Unkno
     Ok(RecordAll { exports })
 }
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct RecordAll {
     exports: Sampler,

@@ -1,4 +1,4 @@
-//! The last spans of a process, by trace, bounded.
+//! The last spans of a process, by trace, in limited number.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use opentelemetry::trace::TraceId;
 use opentelemetry_sdk::trace::SpanData;
 
-/// About a kilobyte each: some 20 MB, the spans of the last thousand or two requests. The trace whose first span is oldest
-/// goes first.
+/// A span takes about a kilobyte, so this is some 20 MB: the spans of the last thousand or two requests. The trace with the
+/// oldest first span goes first.
 const SPANS_MAX: usize = 20_000;
-/// A client may send one trace id with every request: of one trace the first spans are kept.
+/// A client may send one trace id with every request, so only the first spans of one trace are kept.
 const SPANS_PER_TRACE_MAX: usize = 512;
 
 #[derive(Debug, Default)]

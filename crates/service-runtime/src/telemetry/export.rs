@@ -1,4 +1,5 @@
-//! What the standard `OTEL_*` variables make of a process's spans: whose they are, whether and how a collector gets them.
+//! The effect of the standard `OTEL_*` variables on a process's spans: their service, and whether and how a collector gets
+//! them.
 
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::SpanExporter;
@@ -8,11 +9,11 @@ use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracer
 use super::{Identity, TelemetryError};
 use crate::spans::{KeepSpans, sampler};
 
-/// Spans that may wait to be exported. They come in bursts, of up to two queues of `spans::recorder`, which the SDK's own
+/// Spans that may wait to be exported. They come in bursts of up to two queues of `spans::recorder`, which the SDK's
 /// default of 2,048 does not hold. `OTEL_BSP_MAX_QUEUE_SIZE` wins.
 const EXPORT_QUEUE_SPANS: usize = 8192;
 
-/// Every span is kept for a while; those of sampled traces (`OTEL_TRACES_SAMPLER`) are exported too.
+/// Every span is kept for a while. Spans of sampled traces (`OTEL_TRACES_SAMPLER`) are exported too.
 pub(super) fn provider(identity: Identity<'_>) -> Result<SdkTracerProvider, TelemetryError> {
     let env = |name: &str| std::env::var(name).ok();
     let keep = KeepSpans::start(exporter(&env)?, identity.flavors).map_err(TelemetryError::Recorder)?;
@@ -77,7 +78,7 @@ pub(super) enum Protocol {
     HttpBinary,
 }
 
-/// Another protocol would be spoken to a port that does not understand it, and every span lost with an obscure error.
+/// With another protocol the port would not understand the spans, and all of them would be lost with an obscure error.
 pub(super) fn protocol(env: &dyn Fn(&str) -> Option<String>) -> Result<Protocol, TelemetryError> {
     for variable in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
         match env(variable).as_deref() {

@@ -70,10 +70,10 @@ pub fn inject(metadata: &mut tonic::metadata::MetadataMap) {
 pub fn inject_context(context: &Context, metadata: &mut tonic::metadata::MetadataMap) {
     TraceContextPropagator::new().inject_context(context, &mut MetadataMut(metadata));
 }
-/// Second context of a call: the span that ends with its first answer.
+/// The second context of a call: the span that ends with the call's first answer.
 const ANSWER_PARENT: &str = "x-baton-answer-parent";
 
-/// Names the span that waits for the call's first answer; the callee's own span of that part hangs on it.
+/// Names the span that waits for the call's first answer. The callee's span of that part becomes its child.
 pub fn inject_answer_parent(span: &OpenSpan, metadata: &mut tonic::metadata::MetadataMap) {
     if let Some(value) = span.traceparent().and_then(|text| text.parse().ok()) {
         metadata.insert(ANSWER_PARENT, value);
@@ -85,7 +85,7 @@ pub fn extract_answer_parent(metadata: &tonic::metadata::MetadataMap) -> Option<
     let context = context_of_traceparent(text);
     context.span().span_context().is_valid().then_some(context)
 }
-/// The caller's context; an empty one when there is none or it is malformed.
+/// The caller's context. It is empty when the call has none, or a malformed one.
 pub fn extract(metadata: &tonic::metadata::MetadataMap) -> Context {
     TraceContextPropagator::new().extract(&Metadata(metadata))
 }
@@ -95,7 +95,7 @@ pub fn inject_headers(headers: &mut http::HeaderMap) {
 pub fn extract_headers(headers: &http::HeaderMap) -> Context {
     TraceContextPropagator::new().extract(&Headers(headers))
 }
-/// `traceparent` of a context, to be carried through plain data; `None` without a trace.
+/// `traceparent` of a context, to be carried in plain data. `None` without a trace.
 pub fn traceparent(context: &Context) -> Option<String> {
     let mut pairs = Pairs::default();
     TraceContextPropagator::new().inject_context(context, &mut pairs);

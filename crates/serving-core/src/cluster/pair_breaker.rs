@@ -1,5 +1,5 @@
-//! Rests a pair that breaks transfers although its stream stands: a bad link or card (FAILURES B12, C6) would otherwise cost
-//! every request a retry, and the retry budget would turn the rest into errors.
+//! Rests a pair that breaks transfers although its stream stands. A bad link or network card would otherwise cost every
+//! request a retry, and once the retry budget is spent the requests would fail.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::trust::Trust;
 const REMEMBERED: usize = 8;
 /// So many failures among them rest the pair: one is an accident, and every request survives two.
 const FAILURES_MAX: usize = 3;
-/// A third of what T22 allows for the way back to normal.
+/// A third of the 10 s in which a cluster must be back to normal (row T22 of docs/measurements/reliability.md).
 const REST: Duration = Duration::from_secs(3);
 
 /// (prefill node, decode node)

@@ -449,7 +449,7 @@ impl Cluster {
     }
 }
 
-/// PROTOCOL rule 16 and DESIGN section 7: a transfer is tried once more on another pair, then the prompt is recomputed.
+/// PROTOCOL rules 10 and 16: a transfer is tried once more on another pair, then the prompt is recomputed.
 const TRANSFER_FAILURES_MAX: u32 = 2;
 
 /// Permits of a node that are kept for an older request.

@@ -94,7 +94,7 @@ pub enum InvalidRequest {
     FirstTokens,
 }
 
-/// What the wire allows. The HTTP edge allows clients fewer.
+/// The wire's limit. A client may ask for 16 choices at most (`coordinator/src/api/limits.rs`).
 pub const MOST_CHOICES: u32 = 128;
 
 pub(super) fn check_request(request: &Request, limits: &NodeLimits) -> Result<(), InvalidRequest> {

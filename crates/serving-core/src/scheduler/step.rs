@@ -12,7 +12,7 @@ use crate::scheduler::{NodeLimits, PlannedRow, RowLogits, Scheduler, StepPlan};
 use crate::time::Time;
 
 /// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
-/// over gRPC (docs/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
+/// over gRPC (docs/measurements/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
 const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
 
 /// One part in so many of a step's budget belongs to short prompts, so that they do not wait behind a long one that came

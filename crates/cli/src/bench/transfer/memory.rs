@@ -7,7 +7,7 @@ use engine::BLOCK_TOKENS;
 use engine::{KvBacking, KvDtype, KvGeometry, KvMemory};
 use serving_core::ids::BlockId;
 
-/// How much is moved at a time; the default is a prompt of 2,048 tokens of the default model.
+/// How much is moved at a time. The default is a prompt of 2,048 tokens of the default model.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Payload {
     /// Blocks of one transfer.
@@ -37,7 +37,7 @@ impl Payload {
     }
 }
 
-/// The sender's blocks, each byte written: memory that was never touched is one shared page of zeros.
+/// The sender's blocks. Each byte is written, because memory that was never touched is one shared page of zeros.
 pub(super) fn source(payload: Payload) -> anyhow::Result<Arc<KvMemory>> {
     let memory = KvMemory::backed(payload.geometry(), payload.blocks, KvBacking::Private)?;
     for block in 0..payload.blocks {
@@ -53,7 +53,7 @@ pub(super) fn source(payload: Payload) -> anyhow::Result<Arc<KvMemory>> {
     Ok(Arc::new(memory))
 }
 
-/// Changes every block, so that what arrives now is not what arrived before.
+/// Changes every block, so that this round's bytes differ from those of the round before.
 pub(super) fn stamp(memory: &KvMemory, stamp: u8) -> anyhow::Result<()> {
     for block in 0..memory.block_count() {
         memory.write_layers(BlockId(block), 0..1, |bytes| bytes[..64].fill(stamp))?;
@@ -61,7 +61,7 @@ pub(super) fn stamp(memory: &KvMemory, stamp: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of every byte.
+/// The digest of every byte.
 pub(super) fn digest(memory: &KvMemory) -> anyhow::Result<u64> {
     let mut digest = 0u64;
     for block in 0..memory.block_count() {

@@ -1,4 +1,5 @@
-//! The other process: a decode node's end of every transport, a pool to copy into, and a socket that swallows a stream.
+//! The other process: a decode node's end of each transport, a pool to copy into, and a socket that reads a stream and
+//! drops it.
 
 use std::io::{Read as _, Write as _};
 use std::ops::Range;
@@ -28,35 +29,35 @@ use super::memory::{self, Payload};
 use super::sender;
 use crate::exit::Exit;
 
-/// Where the secret is given to the other process.
+/// The variable in which the other process gets the secret.
 const SECRET_VARIABLE: &str = "BATON_SHM_DIRECT_SECRET";
 /// iperf3's default.
 pub(super) const STREAM_CHUNK_BYTES: usize = 128 << 10;
 
-/// The hidden verb that is the other process.
+/// The arguments of the hidden verb that is the other process.
 #[derive(Clone, Debug, Args)]
 pub struct PeerArgs {
     #[command(flatten)]
     payload: Payload,
 }
 
-/// What the other process says on its first line.
+/// The first line of the other process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Addresses {
-    /// Its pool, as this user's processes can open it.
+    /// Its pool, as a path that this user's processes can open.
     pub pool: String,
     pub staged: String,
     pub direct: String,
     pub direct_unchecked: String,
-    /// A byte in, a digest of the pool out.
+    /// The address that takes a byte and answers with a digest of the pool.
     pub control: String,
-    /// The same, for the memcpy: each end has a connection of its own.
+    /// The same for the memcpy, so that each end has a connection of its own.
     pub memcpy: String,
-    /// A length in, so many bytes in, a byte out.
+    /// The address that takes a length and that many bytes, and answers with a byte.
     pub stream: String,
 }
 
-/// The other process, as this one sees it. It ends with this value.
+/// The other process, as this process sees it. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub addresses: Addresses,
@@ -94,7 +95,7 @@ impl Peer {
         })
     }
 
-    /// Of the bytes that it has.
+    /// The digest of the bytes that it has.
     pub async fn digest(&mut self) -> anyhow::Result<u64> {
         self.control.write_u8(1).await?;
         Ok(self.control.read_u64().await?)
@@ -177,7 +178,7 @@ async fn serve_node(
     Ok((address.to_string(), serving))
 }
 
-/// Gives every transfer every block.
+/// Gives each transfer every block.
 #[derive(Debug)]
 struct Sink {
     memory: Arc<KvMemory>,
@@ -222,7 +223,7 @@ fn listening(
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let _ = stream.set_nodelay(true);
-            // It ends with the other side's end.
+            // It ends when the other side ends.
             let _ = serve(stream);
         }
     });
@@ -235,7 +236,7 @@ fn answer_control(memory: Arc<KvMemory>) -> anyhow::Result<String> {
         loop {
             stream.read_exact(&mut asked)?;
             let answer = match asked {
-                // The memcpy is through: no more than that was waited for.
+                // The memcpy is complete. The connection waited for nothing else.
                 [0] => 0,
                 _ => memory::digest(&memory)?,
             };

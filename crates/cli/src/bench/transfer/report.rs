@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Way;
 use super::memory::Payload;
 
-/// Of the middle two where there are two.
+/// The median: of the middle two where there are two.
 pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let upper = values.get(values.len() / 2);
@@ -16,7 +16,7 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
     lower.zip(upper).map_or(0.0, |(lower, upper)| (lower + upper) / 2.0)
 }
 
-/// What was measured of one way.
+/// The measurements of one way.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub way: Way,
@@ -39,7 +39,7 @@ impl Row {
         self.moved += bytes;
     }
 
-    /// At `share` of the sorted rounds.
+    /// The value at `share` of the sorted rounds.
     fn quantile(&self, share: f64) -> Duration {
         let mut sorted = self.took.clone();
         sorted.sort_unstable();
@@ -50,7 +50,7 @@ impl Row {
             .unwrap_or_default()
     }
 
-    /// Median over the rounds of this way's rate as a share of another's in the same round.
+    /// The median over the rounds of this way's rate, as a share of another way's rate in the same round.
     fn share_of(&self, yardstick: &Row) -> f64 {
         let rounds = self.took.iter().zip(&yardstick.took);
         let mut shares: Vec<f64> = rounds
@@ -68,14 +68,14 @@ impl Row {
 struct Measured {
     way: &'static str,
     rounds: usize,
-    /// Over all rounds, the uncounted first one included.
+    /// The count over all rounds, including the first one that does not count.
     bytes_moved: u64,
     milliseconds_median: f64,
     gigabytes_per_second_median: f64,
     gigabytes_per_second_slow_tenth: f64,
     gigabytes_per_second_fast_tenth: f64,
-    /// Of the yardstick: for shared memory the median of its ratios to the memcpy of the same round, for TCP the ratio of
-    /// its median to that of iperf3.
+    /// The share of the yardstick. For shared memory it is the median of the ratios to the memcpy of the same round, for
+    /// TCP the ratio of the median to iperf3's median.
     share_of_yardstick: f64,
     limit: &'static str,
 }
@@ -88,9 +88,9 @@ pub(super) struct Report {
     rounds: u32,
     cores: usize,
     rows: Vec<Measured>,
-    /// One stream of iperf3, or null.
+    /// The result of one stream of iperf3, or null.
     iperf3_gigabytes_per_second: Option<f64>,
-    /// What grpc is held against.
+    /// The yardstick of grpc.
     tcp_yardstick: String,
 }
 

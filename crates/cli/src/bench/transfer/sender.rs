@@ -18,9 +18,9 @@ use super::Way;
 use super::memory::Payload;
 use super::peer::Peer;
 
-/// Both processes are of this program: there is nothing to compare.
+/// Both processes run this program, so there is nothing to compare.
 pub(super) const COMPATIBILITY: CompatibilityHash = CompatibilityHash([0; 32]);
-/// Far more than a transfer takes; a pair that hangs must not hang the command.
+/// Far more than a transfer takes. A pair that hangs must not hang the command.
 const TRANSFER_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn node(name: &str) -> NodeId {
@@ -62,7 +62,7 @@ impl KvSource for Source {
     }
 }
 
-/// One pair per way, kept over the rounds as a node keeps its pairs.
+/// One pair for each way, kept over the rounds as a node keeps its pairs.
 #[derive(Debug)]
 pub(super) struct Sender {
     source: Arc<Source>,
@@ -98,7 +98,7 @@ impl Sender {
         })
     }
 
-    /// Tells the decode node of a transfer, as a prefill node does when it starts to compute.
+    /// Announces a transfer to the decode node, as a prefill node does when it starts to compute.
     pub async fn begin(&mut self, way: Way) -> anyhow::Result<Begun> {
         let transfer = TransferId(self.next_transfer);
         self.next_transfer += 1;
@@ -147,7 +147,7 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// From the first block to the acknowledgement: time and bytes.
+    /// Time and bytes from the first block to the acknowledgement.
     pub async fn send(self) -> anyhow::Result<(Duration, u64)> {
         let way = self.way;
         let sent = tokio::time::timeout(TRANSFER_TIME_LIMIT, self.push_all());

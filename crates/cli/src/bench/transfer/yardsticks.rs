@@ -1,4 +1,4 @@
-//! What the transports are held against: one copy between two processes, and one TCP stream between them.
+//! The yardsticks for the transports: one copy between two processes, and one TCP stream between them.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -57,7 +57,7 @@ impl Yardsticks {
         })
     }
 
-    /// One thread copies block after block into the other process's memory, then tells it in a byte and hears one back.
+    /// One thread copies block after block into the other process's memory. Then it sends a byte and waits for one.
     pub async fn memcpy(&self) -> anyhow::Result<(Duration, u64)> {
         let this = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -78,7 +78,7 @@ impl Yardsticks {
         .await?
     }
 
-    /// The same blocks through a socket, in pieces of what iperf3 writes at a time, until the other side has read all.
+    /// Sends the same blocks through a socket, in pieces of the size that iperf3 writes, until the other side has read all.
     pub async fn tcp_stream(&self) -> anyhow::Result<(Duration, u64)> {
         let this = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -101,7 +101,7 @@ impl Yardsticks {
     }
 }
 
-/// The real iperf3, run now and then between the rounds: what else the machine does, it meets too.
+/// The real iperf3, run from time to time between the rounds, so that it meets the same load of the machine.
 #[derive(Debug, Default)]
 pub(super) struct Iperf3 {
     rates: Vec<f64>,
@@ -109,7 +109,7 @@ pub(super) struct Iperf3 {
 }
 
 impl Iperf3 {
-    /// One stream for [`IPERF3_SECONDS`]; nothing once it has failed.
+    /// Runs one stream for [`IPERF3_SECONDS`]. Does nothing once it has failed.
     pub async fn run(&mut self) {
         if self.failed.is_some() {
             return;
@@ -122,7 +122,7 @@ impl Iperf3 {
         }
     }
 
-    /// The median in bytes a second and of how many, or why there is no figure.
+    /// The median in bytes a second and its n, or the reason why there is no figure.
     pub fn rate(mut self) -> Result<(f64, usize), String> {
         if let Some(failed) = self.failed {
             return Err(failed);
@@ -140,7 +140,7 @@ fn is_not_there(error: &anyhow::Error) -> bool {
 }
 
 async fn iperf3_once() -> anyhow::Result<f64> {
-    // Free at this moment; iperf3 cannot pick one itself.
+    // This port is free at this moment. iperf3 cannot pick one itself.
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port()
@@ -152,7 +152,7 @@ async fn iperf3_once() -> anyhow::Result<f64> {
         .kill_on_drop(true)
         .spawn()?;
     let deadline = Instant::now() + IPERF3_TIME_LIMIT;
-    // Its exit status says nothing: it is 0 also when the server does not listen yet.
+    // Its exit status says nothing: it is also 0 when the server does not listen yet.
     let rate = loop {
         let client = Command::new("iperf3")
             .args(["-c", "127.0.0.1", "-p", &port, "-J", "-t", &IPERF3_SECONDS.to_string()])

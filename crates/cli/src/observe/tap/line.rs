@@ -71,7 +71,7 @@ fn joined(cells: [String; COLUMNS.len()], is_all: bool, last: &str) -> String {
     line
 }
 
-/// What happened just now.
+/// The event that the line is about.
 fn step(record: &Summary) -> &str {
     match record.state.as_str() {
         "received" | "queued" | "placed" => "received",
@@ -90,7 +90,7 @@ fn outcome(record: &Summary) -> (&str, Paint) {
     }
 }
 
-/// Of a request that broke a limit, failed or stalled; nothing is said of the others.
+/// Text for a request that broke a limit, failed or stalled. The others have none.
 fn why(record: &Summary) -> String {
     let mut parts = Vec::new();
     if let Some(error) = record.error_words() {

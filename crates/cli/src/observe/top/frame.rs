@@ -1,4 +1,4 @@
-//! One frame of `baton top`: lines that fit the screen, from what is known.
+//! One frame of `baton top`: lines that fit the screen.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use crate::observe::table::{Cell, Table};
 use crate::terminal::Paint;
 
 const KV_BAR_CELLS: usize = 24;
-/// The page of the cluster comes each second: after this the picture is old.
+/// The page of the cluster comes each second. After this time the picture is old.
 const STALE_AFTER: Duration = Duration::from_secs(5);
-/// A percentile of fewer says little.
+/// A percentile of fewer requests says little.
 const SAMPLES_MIN: usize = 100;
 
 /// At most `rows` lines of at most `look.width` columns.
@@ -117,7 +117,7 @@ fn latencies(ended: &[&Summary]) -> Table {
     let mut table = Table::new(&["ms, of the last minute", ">p50", ">p99", ">n"]);
     let mut row = |name: &str, of: &dyn Fn(&Summary) -> Option<f64>| {
         let percentiles = Percentiles::of(ended.iter().filter_map(|record| of(record)));
-        // The same rule as in the console: a tail of few samples is greyed.
+        // The same rule as in the console: a percentile of few samples is grey.
         let paint = if percentiles.n < SAMPLES_MIN {
             Paint::Dim
         } else {
@@ -164,13 +164,13 @@ fn waiting(node: &Node) -> Cell {
     }
 }
 
-/// Used, then cached, then free.
+/// Used blocks, then cached ones, then free ones.
 fn kv_bar(kv: Option<KvUse>, is_ascii: bool) -> String {
     let Some(kv) = kv else {
         return "-".to_owned();
     };
     let cells = |count: u64| (count as f64 / kv.total.max(1) as f64 * KV_BAR_CELLS as f64).round() as usize;
-    // One block in use is seen.
+    // One block in use must be visible.
     let used = cells(kv.used).max(usize::from(kv.used > 0)).min(KV_BAR_CELLS);
     let cached = cells(kv.cached).min(KV_BAR_CELLS - used);
     let glyphs = if is_ascii {
@@ -186,14 +186,14 @@ fn kv_bar(kv: Option<KvUse>, is_ascii: bool) -> String {
         .collect()
 }
 
-/// The oldest first: they are the ones that somebody waits for.
+/// The oldest first, because somebody waits for them.
 fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> {
     if state.running.is_empty() {
         return vec!["no request is running".to_owned()];
     }
     let mut oldest: Vec<&Running> = state.running.values().collect();
     oldest.sort_by(|a, b| b.age_ms(now).total_cmp(&a.age_ms(now)));
-    // The heading, and the line that says how many more.
+    // The heading, and the line that says how many requests are left out.
     let shown = oldest.len().min(room.saturating_sub(2));
     let mut table = Table::new(&[">seq", ">age ms", "state", "lane", "nodes", ">prompt", ">TTFT ms"]);
     for running in &oldest[..shown] {
@@ -215,7 +215,7 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
     lines
 }
 
-/// Cuts to columns; colour codes take none, and a colour that is cut open is closed.
+/// Cuts to columns. Colour codes take no column, and a colour that is cut open is closed.
 fn clip(line: &str, width_max: usize) -> String {
     let mut clipped = String::new();
     let mut columns = 0;

@@ -1,4 +1,4 @@
-//! The terminal of `baton top`: its second screen, keys without Enter, and everything put back at the end.
+//! The terminal of `baton top`: its alternate screen, keys without Enter, and the restored state at the end.
 
 use std::io::{IsTerminal, Read, Write};
 use std::thread;
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::observe::look::stdout_size;
 
-/// Nobody types faster than they are read; more are dropped with the screen.
+/// Nobody types faster than keys are read. Further keys are dropped with the screen.
 const KEYS_MAX: usize = 16;
 const SIZE_UNTOLD: (usize, usize) = (80, 24);
 
@@ -19,7 +19,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// Dropping it restores the terminal, however the verb ends.
 #[derive(Debug)]
 pub struct Screen {
-    /// `None` when stdin is no terminal: then there are no keys and no modes to restore.
+    /// `None` when stdin is no terminal. Then there are no keys and no modes to restore.
     modes_before: Option<Termios>,
     keys: mpsc::Receiver<u8>,
 }
@@ -37,7 +37,7 @@ impl Screen {
         if stdin.is_terminal() {
             let before = tcgetattr(&stdin).context("cannot read the modes of the terminal")?;
             let mut modes = before.clone();
-            // Ctrl-C stays a signal; Ctrl-Z would leave the shell with our screen and modes.
+            // Ctrl-C stays a signal. Ctrl-Z would leave the shell with our screen and modes.
             modes.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             modes.special_codes[SpecialCodeIndex::VSUSP] = 0;
             modes.special_codes[SpecialCodeIndex::VMIN] = 1;
@@ -53,12 +53,12 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Columns and rows now: a window may change its size.
+    /// Columns and rows now, because a window may change its size.
     pub fn size(&self) -> (usize, usize) {
         stdout_size().unwrap_or(SIZE_UNTOLD)
     }
 
-    /// The next key; never, where there are none.
+    /// The next key. Waits for ever where there are no keys.
     pub async fn key(&mut self) -> u8 {
         match self.keys.recv().await {
             Some(key) => key,
@@ -69,7 +69,8 @@ impl Screen {
     /// # Errors
     /// The terminal is gone.
     pub fn draw(&mut self, lines: &[String]) -> anyhow::Result<()> {
-        // Each line is overwritten and its rest cleared: nothing flickers. No newline behind the last one, it would scroll.
+        // Each line is overwritten and its rest cleared, so nothing flickers. The last line has no newline, because a
+        // newline would scroll.
         let body: Vec<String> = lines.iter().map(|line| format!("{line}\x1b[K")).collect();
         write(&format!("\x1b[H{}\x1b[J", body.join("\r\n")))
     }
@@ -77,7 +78,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nothing can be done for a terminal that takes neither.
+        // A terminal that takes neither cannot be helped.
         let _ = write(LEAVE);
         if let Some(modes) = &self.modes_before {
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, modes);

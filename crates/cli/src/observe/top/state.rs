@@ -1,4 +1,4 @@
-//! What `baton top` knows: the cluster, the requests that run, those that ended in the last minute.
+//! The state of `baton top`: the cluster, the running requests, and the requests that ended in the last minute.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,7 +9,7 @@ use crate::observe::feed::News;
 use crate::observe::records::Summary;
 
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Of either list; the oldest go first. More than a screen and a percentile need.
+/// The most entries of either list; the oldest go first. It is more than a screen and a percentile need.
 const REQUESTS_MAX: usize = 20_000;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Since the first byte: what the server said, and the time since then.
+    /// Time since the first byte: the server's figure, and the time since it came.
     pub fn age_ms(&self, now: Instant) -> f64 {
         let since = now.saturating_duration_since(self.seen_at).as_secs_f64() * 1e3;
         self.record.e2e_ms.unwrap_or(0.0) + since
@@ -82,7 +82,8 @@ impl State {
         self.cluster = Some(pages.cluster);
         self.missed = 0;
         let unix_ms = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64() * 1e3;
-        // When it ended is not in the record; clocks of two machines may differ, so the future counts as now.
+        // The record does not say when the request ended. Clocks of two machines may differ, so a time in the future counts
+        // as now.
         let mut ended: Vec<(Instant, Summary)> = pages
             .ended
             .into_iter()
@@ -110,7 +111,7 @@ impl State {
                 self.ended.push_back((now, record));
             }
         } else if self.running.contains_key(&seq) || !is_known_as_ended() {
-            // An older event that comes behind the page which already knows the end must not bring it back.
+            // An older event that comes after the page which already knows the end must not bring the request back.
             self.running.insert(seq, Running { record, seen_at: now });
         }
     }
@@ -124,7 +125,7 @@ impl State {
     }
 }
 
-/// 50th and 99th percentile by nearest rank, and of how many.
+/// 50th and 99th percentile by nearest rank, and the number of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Percentiles {
     pub p50: Option<f64>,

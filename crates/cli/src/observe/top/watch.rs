@@ -1,4 +1,4 @@
-//! What `baton top` is fed with: the pages once and after each gap, the stream in between.
+//! The input of `baton top`: the pages once and after each gap, and the stream in between.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use crate::observe::cluster::Cluster;
 use crate::observe::feed::{BackOff, Feed, News};
 use crate::observe::records::{RecordsPage, Summary};
 
-/// Full when drawing lags behind; then the server says that we miss events, and the pages are read again.
+/// The queue is full when drawing lags behind. Then the server reports missed events, and the pages are read again.
 const UPDATES_MAX: usize = 1024;
-/// The most that one page has.
+/// The most entries of one page.
 const RECORDS_MAX: usize = 1000;
 /// A reader that is too slow for the stream must not ask for the pages all the time too.
 const PAGES_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const PAGES_AGAIN_AFTER: Duration = Duration::from_secs(5);
 pub struct Pages {
     pub cluster: Cluster,
     pub running: Vec<Summary>,
-    /// The newest first, as far as one page goes.
+    /// The newest requests first, as far as one page goes.
     pub ended: Vec<Summary>,
 }
 
@@ -53,7 +53,7 @@ impl Watch {
     /// # Errors
     /// Nobody answers, or there are no such pages.
     pub async fn start(client: &AdminClient, back_off: BackOff) -> anyhow::Result<Self> {
-        // The stream before the pages: nothing that ends between the two is lost.
+        // The stream is opened before the pages are read, so that nothing that ends between the two is lost.
         let feed = Feed::connect(client, Vec::new(), back_off).await?;
         let pages = read_pages(client).await?;
         let (sender, updates) = mpsc::channel(UPDATES_MAX);

@@ -1,6 +1,6 @@
-//! One bar of the waterfall: a stretch of time as characters, to an eighth of a character where there are any.
+//! One bar of the waterfall: a stretch of time as characters, to an eighth of a character where the font has them.
 
-/// Time of the first and behind the last of `cells` characters.
+/// The time of the first cell, and the time after the last of `cells` cells.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     pub start_ms: f64,
@@ -9,7 +9,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// In characters from the left; what lies outside, or is no number, is at the nearest end.
+    /// The position in characters from the left. A time outside, or no number, is at the nearest end.
     fn position(self, at_ms: f64) -> f64 {
         let whole = self.end_ms - self.start_ms;
         let part = (at_ms - self.start_ms) / whole;
@@ -26,7 +26,7 @@ impl Scale {
     }
 }
 
-/// What is marked on a bar, the more important last.
+/// The marks on a bar, the more important ones last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mark {
     Other,
@@ -75,7 +75,7 @@ pub struct BarCell {
 pub struct Bar<'a> {
     pub start_ms: f64,
     pub end_ms: f64,
-    /// Drawn lighter: where this overlaps what it is compared with.
+    /// A part that is drawn lighter: where this span overlaps the span that it is compared with.
     pub shaded_ms: Option<(f64, f64)>,
     pub marks: &'a [(f64, Mark)],
     pub is_ascii: bool,
@@ -88,7 +88,7 @@ pub const fn shade(is_ascii: bool) -> char {
 const LEFT_EIGHTHS: [char; 9] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
 
 impl Bar<'_> {
-    /// One entry a cell. Something is always drawn, however short the span is.
+    /// One entry for each cell. Every span draws at least one cell, however short it is.
     pub fn cells(&self, scale: Scale) -> Vec<BarCell> {
         let (from, to) = (scale.position(self.start_ms), scale.position(self.end_ms));
         let shaded = self
@@ -143,7 +143,7 @@ impl Bar<'_> {
         }
         let reaches_right = to >= right;
         if from > left && (reaches_right || from - left > right - to) {
-            // Unicode has only these that fill from the right.
+            // Unicode has only these characters that fill from the right.
             return match covered {
                 c if c >= 0.75 => '█',
                 c if c >= 0.3125 => '▐',
@@ -151,7 +151,7 @@ impl Bar<'_> {
                 _ => ' ',
             };
         }
-        // 0 to 8, for `covered` is below one.
+        // 0 to 8, because `covered` is below one.
         LEFT_EIGHTHS[((covered * 8.0).round() as usize).min(8)]
     }
 }

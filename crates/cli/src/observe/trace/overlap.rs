@@ -1,10 +1,10 @@
-//! What the order of two spans says: the KV that moved while the prompt was still computed, and clocks that disagree.
+//! What the order of two spans shows: the KV that moved while the prompt was still computed, and clocks that disagree.
 
 use std::collections::BTreeMap;
 
 use crate::observe::records::{Clock, Span};
 
-/// Times are floats of milliseconds made from nanoseconds: less than this is rounding.
+/// Times are milliseconds as floats, made from nanoseconds. A smaller difference is rounding.
 const ROUNDING_MS: f64 = 0.005;
 
 /// The part of a `kv.send` during which its process was in `prefill.forward`.
@@ -14,7 +14,7 @@ pub struct Overlap {
     pub to_ms: f64,
 }
 
-/// `None` for any other span, and when the two never ran together.
+/// `None` for any other span, and when the two never ran at the same time.
 pub fn with_prefill(span: &Span, spans: &[Span]) -> Option<Overlap> {
     if span.name != "kv.send" {
         return None;
@@ -26,23 +26,23 @@ pub fn with_prefill(span: &Span, spans: &[Span]) -> Option<Overlap> {
         from_ms: span.start_ms.max(forward.start_ms),
         to_ms: span.end_ms.min(forward.end_ms),
     });
-    // After a retry on the same node there are several: the one it ran with.
+    // After a retry on the same node there are several. This is the one with which it ran.
     let length = |overlap: &Overlap| overlap.to_ms - overlap.from_ms;
     overlaps
         .filter(|overlap| length(overlap) > 0.0)
         .max_by(|a, b| length(a).total_cmp(&length(b)))
 }
 
-/// A span that seems to begin before its parent did, by more than the clocks may err.
+/// A span that seems to begin before its parent, by more than the errors of the clocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Early {
     pub parent: usize,
     pub by_ms: f64,
-    /// `None`: a clock of the two was never measured.
+    /// `None`: the clock of one of them was never measured.
     pub error_ms: Option<f64>,
 }
 
-/// By index of the span.
+/// The results, by index of the span.
 pub fn early_spans(spans: &[Span], clocks: &[Clock]) -> BTreeMap<usize, Early> {
     let by_id: BTreeMap<&str, usize> = spans
         .iter()
@@ -71,7 +71,7 @@ pub fn early_spans(spans: &[Span], clocks: &[Clock]) -> BTreeMap<usize, Early> {
     found
 }
 
-/// Clocks are measured against the coordinator's, which is therefore not among them.
+/// Clocks are measured against the coordinator's clock, so the coordinator is not in the list.
 fn error_between(a: &str, b: &str, clocks: &[Clock]) -> Option<f64> {
     if a == b {
         return Some(0.0);

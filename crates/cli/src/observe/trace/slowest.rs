@@ -19,7 +19,7 @@ pub fn render(page: &RecordsPage, look: Look) -> String {
         ">e2e ms",
         "slow because",
     ]);
-    // The server sorts; what it sends is ranked as it comes.
+    // The server sorts. The order of its answer is the rank.
     for (at, record) in page.records.iter().enumerate() {
         table.row(vec![
             (at + 1).to_string().into(),

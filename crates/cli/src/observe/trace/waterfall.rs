@@ -10,7 +10,7 @@ use crate::observe::look::Look;
 use crate::observe::records::{Span, Waterfall};
 use crate::terminal::Paint;
 
-/// More are cut unless somebody wants them all: a long answer has a span for each retry and none for each token.
+/// More spans are cut unless the user asks for all. A long answer has a span for each retry and none for each token.
 pub const SPANS_MAX: usize = 200;
 const INDENT_DEPTH_MAX: usize = 12;
 const PROCESS_WIDTH_MAX: usize = 16;
@@ -73,7 +73,7 @@ impl<'a> Drawing<'a> {
             NAME_WIDTH_MAX.min(room).max(8),
         );
         let cells = look.width.saturating_sub(process_width + name_width + FIGURES_WIDTH);
-        // The request begins at 0; a span before it belongs to a clock that is off and is drawn all the same.
+        // The request begins at 0. A span before it belongs to a wrong clock and is drawn all the same.
         let start_ms = spans.iter().map(|span| span.start_ms).fold(0.0, f64::min);
         let ends = spans.iter().map(|span| span.end_ms.max(span.start_ms));
         let end_ms = ends.chain(fall.request.e2e_ms).fold(start_ms, f64::max);
@@ -184,7 +184,7 @@ impl<'a> Drawing<'a> {
         .collect()
     }
 
-    /// Only of what was drawn.
+    /// Notes on the spans that were drawn.
     fn legend(&self) -> Vec<String> {
         let is_ascii = self.look.is_ascii;
         let events = self.shown.iter().flat_map(|span| &span.events);
@@ -212,7 +212,7 @@ impl<'a> Drawing<'a> {
         vec![self.look.terminal.paint(&parts.join("   "), Paint::Dim)]
     }
 
-    /// What the bars alone would leave to guess.
+    /// Facts that the bars alone do not show.
     fn notes(&self) -> Vec<String> {
         let spans = &self.fall.spans;
         let mut notes = Vec::new();
@@ -231,7 +231,7 @@ impl<'a> Drawing<'a> {
                 notes.push(clean(&format!("{} of {} failed: {error}", span.name, span.process)));
             }
         }
-        // Those of spans that were cut are said too.
+        // Notes on the spans that were cut are printed too.
         for (at, early) in self.early.iter().take(SPANS_MAX) {
             let clock = match early.error_ms {
                 Some(error) => format!("more than the clocks' error of {error:.2} ms"),

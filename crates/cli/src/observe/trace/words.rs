@@ -1,4 +1,4 @@
-//! A request in words: what it was, where the time to its first token went, what stalled it, what made it slow.
+//! A request in words: what it was, where the time to its first token went, its stalls, and why it was slow.
 
 use crate::observe::format::{bytes, clean, ms, ms_or_dash, or_dash, wrap};
 use crate::observe::look::Look;
@@ -7,9 +7,9 @@ use crate::terminal::Paint;
 
 /// A request that stalls at each token would fill the screen.
 const STALLS_MAX: usize = 20;
-/// A request may have 128.
+/// A request may have 128 prompts.
 const PROMPTS_MAX: usize = 16;
-/// Two figures that differ by less are shown alike.
+/// Two figures that differ by less are shown as equal.
 const SHOWN_ALIKE_MS: f64 = 0.05;
 
 pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
@@ -178,7 +178,7 @@ pub fn stalls(request: &Summary) -> Vec<String> {
     lines
 }
 
-/// The server's words, with the name that counters and filters have for the cause.
+/// The server's words, with the name of the cause that counters and filters use.
 fn stall_words(stall: &Stall) -> String {
     let known = match stall.cause.as_str() {
         "transfer_tail" => "the rest of its KV was still on the way",
@@ -199,7 +199,7 @@ fn stall_words(stall: &Stall) -> String {
     }
 }
 
-/// Where each of several prompts ran; the figures above are of the one that the client heard of first.
+/// Where each of several prompts ran. The figures above are those of the prompt that the client heard of first.
 pub fn prompts(request: &Summary) -> Vec<String> {
     if request.prompts.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! AVX2: 8 output rows per register, 8-bit products through 16-bit sums that cannot overflow.
+//! AVX2: 8 output rows per register, and 8-bit products through 16-bit sums that cannot overflow.
 
 pub(super) const NEEDS: &str = "x86-64 with AVX2, FMA and F16C";
 

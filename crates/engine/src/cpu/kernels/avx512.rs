@@ -174,7 +174,7 @@ mod x86 {
                 for row in 0..ROWS {
                     let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
                     let at = (first + row) * blocks + block;
-                    // The weights in memory are 128 too large: start with what that adds, negated.
+                    // The weights in memory are 128 too large. The sum starts with the negated amount that this adds.
                     let mut dot = _mm512_set1_epi32(-Q8_OFFSET * *input.sums.get_unchecked(at));
                     for (i, weights) in loaded.iter().enumerate() {
                         dot = _mm512_dpbusd_epi32(dot, *weights, four_quants(quants.add(4 * i)));

@@ -7,7 +7,7 @@ use super::{BLOCK, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
 use crate::KvDtype;
 use crate::math::{ROUND_F32, exp};
 
-/// A block whose largest magnitude is below this is stored as zero: 127 over it would not be finite.
+/// A block whose largest magnitude is below this is stored as zero, because 127 divided by it would not be finite.
 const TINY: f32 = 1e-30;
 
 /// The "tree sum" of `crate::numerics`.
@@ -21,7 +21,7 @@ pub(crate) fn tree_sum(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
-/// The largest lane; any order gives the same.
+/// The largest lane. Any order gives the same result.
 #[inline(always)]
 fn largest(mut lanes: Lanes) -> f32 {
     for width in [8, 4, 2, 1] {
@@ -51,7 +51,7 @@ pub(crate) fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], epsilon: f32, out: 
     }
 }
 
-/// Where a quantised row goes; see [`InputRows`].
+/// The target of a quantised row; see [`InputRows`].
 pub(crate) struct QuantisedRow<'a> {
     pub quants: &'a mut [i8],
     pub scales: &'a mut [f32],
@@ -148,11 +148,11 @@ pub(crate) struct AttendCall<'a> {
     pub group: usize,
     /// A multiple of 16.
     pub head_dim: usize,
-    /// Of row 0.
+    /// The position of row 0.
     pub first_position: usize,
     /// Start of the keys of a tile (by index in the sequence) for this layer and head.
     pub keys_of: &'a dyn Fn(usize) -> *const u8,
-    /// From a tile's keys to its values, in bytes.
+    /// The distance from a tile's keys to its values, in bytes.
     pub values_offset: usize,
     pub dtype: KvDtype,
 }
@@ -169,7 +169,7 @@ pub(crate) struct AttendScratch<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Tokens of an attention tile: one vector of scores. A KV block holds a whole number of them, side by side.
+/// Tokens of an attention tile: one vector of scores. A KV block holds a whole number of tiles, side by side.
 const TILE: usize = LANES;
 const _: () = assert!(TILE == crate::kv_geometry::TILE_TOKENS as usize);
 
@@ -218,8 +218,8 @@ pub(crate) unsafe fn attend<V: Vector>(call: &AttendCall<'_>, scratch: &mut Atte
     }
 }
 
-/// Reads the first `tokens` tokens of a tile: keys transposed, values as they are. What older tiles left behind them
-/// is masked by the caller.
+/// Reads the first `tokens` tokens of a tile: keys transposed, values unchanged. The caller masks what older tiles left
+/// behind these tokens.
 ///
 /// # Safety
 /// As `attend`; the tile's first `tokens` rows are written.
@@ -271,7 +271,7 @@ fn tile_scores<V: Vector>(query: &[f32], keys: &[Lanes], scale: f32) -> V {
 /// Chunks of a head's sums that are held in registers together.
 const CHUNKS: usize = 4;
 
-/// One step of the online softmax: folds a tile's scores and values into a query's state.
+/// One step of the online softmax: adds a tile's scores and values to a query's state.
 #[inline(always)]
 fn fold_tile<V: Vector>(scores: V, values: &[f32], visible: usize, (state, sums): (&mut (f32, f32), &mut [f32])) {
     let mut scores = scores.array();

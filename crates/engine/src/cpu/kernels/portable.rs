@@ -1,4 +1,4 @@
-//! The definition in plain Rust: runs everywhere, and is what the other kernels are tested against.
+//! The definition in plain Rust. It runs everywhere, and the other kernels are tested against it.
 
 use half::f16;
 

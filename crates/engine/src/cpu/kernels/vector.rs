@@ -1,8 +1,8 @@
 //! 16 lanes of f32 with the operations the f32 loops need: one register, two, or an array, with the same results.
 //!
-//! Left to itself the compiler turned the array version of attention into code 7 times slower than the registers
-//! allow, so the loops in `lanes` are generic over this trait. Every method is inlined into a function that has the
-//! instruction set enabled. No method fuses a product and a sum.
+//! The compiler turned an array version of attention into code 7 times slower than the registers allow. So the loops in
+//! `lanes` are generic over this trait. Every method is inlined into a function that has the instruction set enabled. No
+//! method fuses a product and a sum.
 
 use half::f16;
 
@@ -28,7 +28,7 @@ pub(crate) trait Vector: Copy {
     fn smaller(self, other: Self) -> Self;
     /// `self < limit ? 0 : value`.
     fn zero_below(self, limit: Self, value: Self) -> Self;
-    /// 2^n for an n that was rounded by adding `ROUND_F32`, which is still in it.
+    /// 2^n for an n that was rounded by adding `ROUND_F32`. The added number is still in it.
     fn power_of_two(self) -> Self;
     /// Low bytes of the lanes' bits.
     fn low_bytes(self) -> [i8; LANES];
