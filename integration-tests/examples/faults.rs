@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use integration_tests::etcd_process;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::{RigOptions, Timers};
@@ -181,6 +181,10 @@ async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<St
         (commits, lines) = (commits + campaign.commits, lines + campaign.log_lines);
         reports.extend(campaign.reports);
     }
+    ensure!(
+        !reports.is_empty(),
+        "no cell was run: no cell begins with {filter:?}, or it needs $BATON_ETCD, which is not set"
+    );
     println!("{}", table(&reports));
     println!("{topology}, {transports}, seeds 1 to {seeds}: {commits} committed handoffs, {lines} lines of event log");
     Ok(violations)
