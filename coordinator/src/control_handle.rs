@@ -55,36 +55,36 @@ pub enum OrderRefused {
 
 /// Messages that may neither wait nor be lost: cancels and stop strings. The existing handles bound their number.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rung: Mutex<Rung>,
+pub(crate) struct ClientSignals {
+    pending: Mutex<PendingSignals>,
     pub notify: Notify,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Rung {
+pub(crate) struct PendingSignals {
     pub cancelled: BTreeSet<RequestId>,
     pub finished: BTreeSet<(RequestId, ChoiceIndex)>,
 }
 
-impl Bell {
-    fn ring(&self, change: impl FnOnce(&mut Rung)) {
-        change(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
+impl ClientSignals {
+    fn note(&self, change: impl FnOnce(&mut PendingSignals)) {
+        change(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.notify.notify_one();
     }
-    pub(crate) fn take(&self) -> Rung {
-        std::mem::take(&mut *self.rung.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn take(&self) -> PendingSignals {
+        std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl RequestControl for Bell {
+impl RequestControl for ClientSignals {
     fn cancel(&self, id: RequestId) {
-        self.ring(|rung| {
-            rung.cancelled.insert(id);
+        self.note(|pending| {
+            pending.cancelled.insert(id);
         });
     }
     fn finish_choice(&self, id: RequestId, choice: ChoiceIndex, _reason: FinishReason) {
-        self.ring(|rung| {
-            rung.finished.insert((id, choice));
+        self.note(|pending| {
+            pending.finished.insert((id, choice));
         });
     }
 }
@@ -94,20 +94,20 @@ impl RequestControl for Bell {
 pub struct ControlHandle {
     inbox: mpsc::Sender<Input>,
     membership: mpsc::Sender<Input>,
-    bell: Arc<Bell>,
+    signals: Arc<ClientSignals>,
     readiness: watch::Receiver<Readiness>,
 }
 
 impl ControlHandle {
     pub(crate) fn new(
         (inbox, membership): (mpsc::Sender<Input>, mpsc::Sender<Input>),
-        bell: Arc<Bell>,
+        signals: Arc<ClientSignals>,
         readiness: watch::Receiver<Readiness>,
     ) -> Self {
         Self {
             inbox,
             membership,
-            bell,
+            signals,
             readiness,
         }
     }
@@ -133,14 +133,14 @@ impl ControlHandle {
 
 /// Cancels a request whose submitter went away before it was answered.
 struct CancelUnlessAnswered<'a> {
-    bell: &'a Bell,
+    signals: &'a ClientSignals,
     id: Option<RequestId>,
 }
 
 impl Drop for CancelUnlessAnswered<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.bell.cancel(id);
+            self.signals.cancel(id);
         }
     }
 }
@@ -160,7 +160,7 @@ impl Submit for ControlHandle {
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(rejected(RejectReason::Draining)),
         }
         let mut guard = CancelUnlessAnswered {
-            bell: &self.bell,
+            signals: &self.signals,
             id: Some(id),
         };
         let answered = answer.await;

@@ -20,7 +20,7 @@ use serving_core::request::{AttemptKey, Request, RequestError};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::control_handle::{Bell, ControlHandle, Input, NodeOrder, Reply};
+use crate::control_handle::{ClientSignals, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels, LegContext};
 use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
@@ -38,7 +38,7 @@ const MEMBERSHIP_INBOX_MAX: usize = 256;
 
 /// One request in the shell: its stream to the client and its running legs.
 #[derive(Debug)]
-struct Live {
+struct ActiveRequest {
     stream: Arc<RequestStream>,
     /// `Some` until the submitter has its handle.
     waiting: Option<(Reply, mpsc::Receiver<ClientEvent>)>,
@@ -55,7 +55,7 @@ enum Woken {
     Stop,
     Drain,
     /// A client left, or a stop string was found.
-    Bell,
+    ClientSignals,
     Input(Input),
     /// A timer of the brain is due.
     Timer,
@@ -80,13 +80,13 @@ pub(crate) struct ControlLoop {
     when_unsplit: WhenUnsplit,
     inbox: mpsc::Receiver<Input>,
     to_self: mpsc::Sender<Input>,
-    bell: Arc<Bell>,
+    signals: Arc<ClientSignals>,
     readiness: watch::Sender<Readiness>,
     metrics: Arc<Metrics>,
     clocks: NodeClocks,
     nodes: NodeStreams,
     channels: Channels,
-    live: BTreeMap<RequestId, Live>,
+    live: BTreeMap<RequestId, ActiveRequest>,
     is_draining: bool,
 }
 
@@ -94,17 +94,17 @@ impl ControlLoop {
     pub(crate) fn new(parts: LoopParts) -> (Self, ControlHandle) {
         let (to_self, inbox) = mpsc::channel(INBOX_MAX);
         let (to_membership, membership) = mpsc::channel(MEMBERSHIP_INBOX_MAX);
-        let bell = Arc::new(Bell::default());
+        let signals = Arc::new(ClientSignals::default());
         let not_yet = Readiness::NotReady("no node has joined yet".to_owned());
         let (readiness, readiness_seen) = watch::channel(not_yet);
-        let handle = ControlHandle::new((to_self.clone(), to_membership), bell.clone(), readiness_seen);
+        let handle = ControlHandle::new((to_self.clone(), to_membership), signals.clone(), readiness_seen);
         let control = Self {
             cluster: Cluster::new(parts.cluster),
             membership,
             when_unsplit: parts.when_unsplit,
             inbox,
             to_self,
-            bell,
+            signals,
             readiness,
             metrics: parts.metrics,
             clocks: parts.clocks,
@@ -132,7 +132,7 @@ impl ControlLoop {
                     self.is_draining = true;
                     self.handle(ClusterEvent::DrainStarted);
                 }
-                Woken::Bell => self.rung(),
+                Woken::ClientSignals => self.take_signals(),
                 Woken::Input(input) => self.take(input),
                 Woken::Timer => self.handle(ClusterEvent::Tick),
                 Woken::Refresh => self.publish_nodes(),
@@ -150,7 +150,7 @@ impl ControlLoop {
             biased;
             () = stop.requested() => Woken::Stop,
             () = drain.requested(), if !self.is_draining => Woken::Drain,
-            () = self.bell.notify.notified() => Woken::Bell,
+            () = self.signals.notify.notified() => Woken::ClientSignals,
             Some(input) = self.membership.recv() => Woken::Input(input),
             input = self.inbox.recv() => input.map_or(Woken::Stop, Woken::Input),
             () = sleep_until(wake) => Woken::Timer,
@@ -158,9 +158,9 @@ impl ControlLoop {
         }
     }
 
-    fn rung(&mut self) {
-        let rung = self.bell.take();
-        for (request, choice) in rung.finished {
+    fn take_signals(&mut self) {
+        let take_signals = self.signals.take();
+        for (request, choice) in take_signals.finished {
             if let Some(live) = self.live.get(&request) {
                 live.stream.finish_choice(choice);
             }
@@ -170,7 +170,7 @@ impl ControlLoop {
                 by: FinishedBy::Edge,
             });
         }
-        for request in rung.cancelled {
+        for request in take_signals.cancelled {
             self.handle(ClusterEvent::ClientGone { request });
         }
     }
@@ -221,7 +221,7 @@ impl ControlLoop {
             .as_deref()
             .map(telemetry::context_of_traceparent)
             .unwrap_or_default();
-        let live = Live {
+        let live = ActiveRequest {
             stream: Arc::new(stream),
             waiting: Some((reply, events)),
             legs: BTreeMap::new(),
@@ -309,7 +309,7 @@ impl ControlLoop {
                 reason,
                 retry_after,
             } => {
-                if let Some(Live {
+                if let Some(ActiveRequest {
                     waiting: Some((reply, _)),
                     ..
                 }) = self.live.remove(&request)
@@ -363,7 +363,7 @@ impl ControlLoop {
 
     /// Gives the submitter its handle, once.
     fn hand_out(&mut self, id: RequestId) {
-        let control: Arc<dyn RequestControl> = self.bell.clone();
+        let control: Arc<dyn RequestControl> = self.signals.clone();
         let waiting = self.live.get_mut(&id).and_then(|live| live.waiting.take());
         if let Some((reply, events)) = waiting {
             // A submitter that went away drops the handle, and that cancels the request.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::messages::{
-    CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, Fault, OpenRequest, PrefillEvent, PrefillOutcome, PrefillRequest,
-    RefusedReason, TokenBatch,
+    CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, TokenBatch,
 };
 use proto::status::{CallFailure, call_failure};
 use proto::v1;
@@ -18,8 +17,7 @@ use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::serve;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::{self, OpenSpan, opentelemetry};
-use serving_core::cluster as core;
-use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, RefuseReason, Target};
+use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, Target};
 use serving_core::ids::NodeId;
 use serving_core::request::AttemptKey;
 use tokio::sync::mpsc;
@@ -224,7 +222,7 @@ impl LegContext {
             }
             DecodeEvent::Failed(failed) => return Err(node_error(failed)),
             DecodeEvent::Refused(refused) => {
-                let reason = refuse_reason(refused.reason);
+                let reason = refused.reason;
                 tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "decode node refused");
                 self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
                 return Ok(Next::Over);
@@ -250,17 +248,14 @@ impl LegContext {
                 self.stream.node_timings(attempt, &timings);
             }
             PrefillEvent::Finished(finished) => {
-                let outcome = match finished.outcome {
-                    PrefillOutcome::HandedOver => core::PrefillOutcome::HandedOver,
-                    PrefillOutcome::EndedAtFirstToken => core::PrefillOutcome::EndedAtFirstToken,
-                };
+                let outcome = finished.outcome;
                 self.stream.prefill_finished(attempt, finished);
                 self.tell(LegEvent::PrefillFinished { outcome }).await;
                 return Ok(Next::Over);
             }
             PrefillEvent::Failed(failed) => return Err(node_error(failed)),
             PrefillEvent::Refused(refused) => {
-                let reason = refuse_reason(refused.reason);
+                let reason = refused.reason;
                 tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "prefill node refused");
                 self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
                 return Ok(Next::Over);
@@ -322,28 +317,9 @@ impl LegContext {
 }
 
 fn node_error(failed: Failed) -> LegError {
-    let fault = match failed.fault {
-        Fault::Engine => NodeFault::Engine,
-        Fault::Transfer => NodeFault::Transfer,
-        Fault::Deadline => NodeFault::Deadline,
-        Fault::Peer => NodeFault::Peer,
-        Fault::Internal => NodeFault::Internal,
-        Fault::Draining => NodeFault::Draining,
-    };
     LegError::Node {
-        fault,
+        fault: failed.fault,
         reason: failed.reason,
         detail: failed.detail,
-    }
-}
-
-fn refuse_reason(reason: RefusedReason) -> RefuseReason {
-    match reason {
-        RefusedReason::NoCapacity => RefuseReason::NoCapacity,
-        RefusedReason::StaleEpoch => RefuseReason::StaleEpoch,
-        RefusedReason::Draining => RefuseReason::Draining,
-        RefusedReason::Duplicate => RefuseReason::Duplicate,
-        RefusedReason::Invalid => RefuseReason::Invalid,
-        RefusedReason::Incompatible => RefuseReason::Incompatible,
     }
 }

@@ -12,8 +12,8 @@ use coordinator::api::EdgeMetrics as _;
 use coordinator::control_handle::NodeOrder;
 use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
 use proto::messages::{
-    CoordinatorReport, DecodeEvent, DecodeFinished, Failed, Fault, NodeReport, Opened, PrefillEvent, PrefillFinished,
-    PrefillOutcome, Refused, RefusedReason, TokenBatch,
+    CoordinatorReport, DecodeEvent, DecodeFinished, Failed, NodeFault, NodeReport, Opened, PrefillEvent,
+    PrefillFinished, PrefillOutcome, RefuseReason, Refused, TokenBatch,
 };
 use proto::v1::membership_service_client::MembershipServiceClient;
 use service_runtime::clock::Clock;
@@ -287,7 +287,7 @@ async fn a_refused_request_is_queued_again_and_served() {
         async move {
             if is_first {
                 let refused = Refused {
-                    reason: RefusedReason::NoCapacity,
+                    reason: RefuseReason::NoCapacity,
                     detail: "scripted".into(),
                 };
                 send(&events, DecodeEvent::Refused(refused)).await;
@@ -346,7 +346,7 @@ async fn a_decode_node_that_dies_in_mid_stream_is_replaced_without_gap_or_repeat
         send(&events, opened_local()).await;
         send(&events, DecodeEvent::Tokens(batch(vec![token(0, 100), token(1, 101)]))).await;
         let failed = Failed {
-            fault: Fault::Draining,
+            fault: NodeFault::Draining,
             reason: "draining".into(),
             detail: "scripted".into(),
         };
@@ -471,7 +471,7 @@ async fn a_model_step_that_fails_is_a_typed_error() {
     let broken = decode(|_, events| async move {
         send(&events, opened_local()).await;
         let failed = Failed {
-            fault: Fault::Engine,
+            fault: NodeFault::Engine,
             reason: "nan".into(),
             detail: "logits are not finite".into(),
         };
@@ -661,7 +661,7 @@ async fn a_failed_transfer_ends_in_local_prefill() {
             }
             send(&events, opened(1)).await;
             let failed = Failed {
-                fault: Fault::Transfer,
+                fault: NodeFault::Transfer,
                 reason: "checksum".into(),
                 detail: "scripted".into(),
             };

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use node::{Asked, EventStream, Handle, Leg, NodeEvent};
+use node::{Asked, EventStream, Handle, LegRequest, NodeEvent};
 use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, OpenRequest};
 use proto::status::convert_status;
 use proto::v1;
@@ -45,7 +45,9 @@ impl DecodeService for Service {
         Ok(Response::new(OpenStream(
             match Asked::open(open, span, answer_parent) {
                 Ok(asked) => self.node.submit(asked),
-                Err(refused) => self.node.refuse(&Leg::Whole(LocalPrefillReason::CoLocated), refused),
+                Err(refused) => self
+                    .node
+                    .refuse(&LegRequest::Whole(LocalPrefillReason::CoLocated), refused),
             },
         )))
     }

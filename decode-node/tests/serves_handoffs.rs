@@ -5,7 +5,7 @@ mod kit;
 use std::time::Duration;
 
 use kit::{Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
-use proto::messages::{DecodeEvent, DecodeFinished, Fault, KvFrame, KvReply, RefusedReason};
+use proto::messages::{DecodeEvent, DecodeFinished, KvFrame, KvReply, NodeFault, RefuseReason};
 use serving_core::ids::{Generation, NodeEpoch, RequestId};
 use serving_core::node::CompatibilityHash;
 use serving_core::stage::Stage;
@@ -119,7 +119,9 @@ async fn what_is_not_as_promised_is_refused_and_the_blocks_come_home() {
             other => panic!("{label}: {other:?}"),
         }
         match events.rest().await.last() {
-            Some(DecodeEvent::Failed(failed)) => assert_eq!((failed.fault, &*failed.reason), (Fault::Transfer, label)),
+            Some(DecodeEvent::Failed(failed)) => {
+                assert_eq!((failed.fault, &*failed.reason), (NodeFault::Transfer, label))
+            }
             other => panic!("{label}: {other:?}"),
         }
         node.assert_blocks_home().await;
@@ -262,7 +264,10 @@ async fn a_silent_prefill_node_expires_the_reservation() {
         .await;
     match events.rest().await.last() {
         Some(DecodeEvent::Failed(failed)) => {
-            assert_eq!((failed.fault, &*failed.reason), (Fault::Peer, "reservation_expired"));
+            assert_eq!(
+                (failed.fault, &*failed.reason),
+                (NodeFault::Peer, "reservation_expired")
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -281,17 +286,17 @@ async fn refusals_are_typed() {
     };
     let mut stale = node.open_request(request(1, 40, 8), None);
     stale.node_epoch = NodeEpoch(stale.node_epoch.0.wrapping_add(1));
-    assert_eq!(refused(stale).await, RefusedReason::StaleEpoch);
+    assert_eq!(refused(stale).await, RefuseReason::StaleEpoch);
     assert_eq!(
         refused(node.open_request(request(1, 40, 8000), None)).await,
-        RefusedReason::Invalid
+        RefuseReason::Invalid
     );
     let keep = node
         .open(node.open_request(request(1, 40, 500), Some(prefill_node())))
         .await;
     assert_eq!(
         refused(node.open_request(request(1, 40, 8), None)).await,
-        RefusedReason::Duplicate
+        RefuseReason::Duplicate
     );
     drop(keep);
     node.assert_blocks_home().await;
@@ -302,7 +307,7 @@ async fn refusals_are_typed() {
         let mut events = node.open(open).await;
         match events.next().await {
             Some(DecodeEvent::Opened(_)) => kept.push(events),
-            Some(DecodeEvent::Refused(refused)) => is_full |= refused.reason == RefusedReason::NoCapacity,
+            Some(DecodeEvent::Refused(refused)) => is_full |= refused.reason == RefuseReason::NoCapacity,
             other => panic!("{other:?}"),
         }
     }
@@ -324,7 +329,7 @@ async fn a_drain_finishes_what_runs_and_gives_up_what_does_not() {
     node.node.drain(Duration::from_secs(4)).await;
     assert_eq!(tokens(&runs.rest().await, 0).len(), 200);
     match waits.rest().await.last() {
-        Some(DecodeEvent::Failed(failed)) => assert_eq!(failed.fault, Fault::Draining),
+        Some(DecodeEvent::Failed(failed)) => assert_eq!(failed.fault, NodeFault::Draining),
         other => panic!("{other:?}"),
     }
     let refused = node.open(node.open_request(request(3, 40, 8), None)).await.rest().await;

@@ -7,9 +7,9 @@ mod service;
 
 use node::Life;
 use service_runtime::config::Program;
+use service_runtime::joined::LifeEnd;
 use service_runtime::serve::KeptPort;
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::LifeEnd;
 
 pub use config::Config;
 pub use node::RunError;

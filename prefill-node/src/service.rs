@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use node::{Asked, EventStream, Handle, NodeEvent};
-use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PrefillRequest, Refused, RefusedReason};
+use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, PrefillRequest, RefuseReason, Refused};
 use proto::status::convert_status;
 use proto::v1;
 use proto::v1::prefill_service_server::{PrefillService, PrefillServiceServer};
@@ -54,7 +54,7 @@ impl PrefillService for Service {
 /// What the wire's conversion cannot know and the scheduler does not look at.
 fn check(message: &PrefillRequest, block_tokens: u32) -> Result<(), Refused> {
     let invalid = |detail: String| {
-        let reason = RefusedReason::Invalid;
+        let reason = RefuseReason::Invalid;
         Err(Refused { reason, detail })
     };
     let prompt_tokens = message.request.prompt_tokens();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, LogitsWanted, SequenceRows};
 use kit::*;
 use kv_transfer::receiver::ReceiveEnd;
-use proto::messages::{Failed, Fault, PrefillEvent, PrefillFinished, PrefillOutcome, RefusedReason};
+use proto::messages::{Failed, NodeFault, PrefillEvent, PrefillFinished, PrefillOutcome, RefuseReason};
 use serving_core::ids::{BlockId, NodeEpoch};
 use serving_core::request::{FinishReason, Request, TokenEvent};
 use serving_core::stage::Stage;
@@ -268,7 +268,7 @@ async fn a_refused_transfer_fails_the_request_and_frees_its_blocks() {
     let failed = failed(&events);
     assert_eq!(
         (failed.fault, failed.reason.as_str()),
-        (Fault::Transfer, "unknown_transfer")
+        (NodeFault::Transfer, "unknown_transfer")
     );
     assert!(
         tokens(&events).is_empty(),
@@ -295,7 +295,7 @@ async fn a_receiver_that_never_acks_runs_into_the_hold_deadline() {
     let failed = failed(&events);
     assert_eq!(
         (failed.fault, failed.reason.as_str()),
-        (Fault::Transfer, "hold_expired")
+        (NodeFault::Transfer, "hold_expired")
     );
     assert_eq!(tokens(&events).len(), 1, "the first token was out long before");
     assert!(started.elapsed() >= Duration::from_millis(200));
@@ -316,7 +316,7 @@ async fn a_lost_decode_node_fails_the_transfer() {
     decode.until(|recorded| recorded.first_import.is_some()).await;
     decode.kill();
     let events = events.rest().await;
-    assert_eq!(failed(&events).fault, Fault::Transfer, "{events:?}");
+    assert_eq!(failed(&events).fault, NodeFault::Transfer, "{events:?}");
     prefill.until_at_rest(Duration::from_secs(1)).await;
     let reported = prefill
         .until(PATIENCE, |status| {
@@ -370,7 +370,7 @@ async fn what_does_not_fit_is_refused_and_its_permit_comes_back() {
     let [PrefillEvent::Refused(refused)] = events.as_slice() else {
         panic!("not refused: {events:?}");
     };
-    assert_eq!(refused.reason, RefusedReason::NoCapacity);
+    assert_eq!(refused.reason, RefuseReason::NoCapacity);
     assert_eq!(
         finished(&running.rest().await).outcome,
         PrefillOutcome::EndedAtFirstToken
@@ -398,10 +398,10 @@ async fn duplicates_other_epochs_and_broken_tickets_are_refused() {
     short.blocks.pop();
     let short = prefill.message(request(4, 40, 8), Some(short));
     let cases = [
-        (prefill.message(request(1, 160, 1), None), RefusedReason::Duplicate),
-        (other_life, RefusedReason::StaleEpoch),
-        (needs_ticket, RefusedReason::Invalid),
-        (short, RefusedReason::Invalid),
+        (prefill.message(request(1, 160, 1), None), RefuseReason::Duplicate),
+        (other_life, RefuseReason::StaleEpoch),
+        (needs_ticket, RefuseReason::Invalid),
+        (short, RefuseReason::Invalid),
     ];
     for (message, reason) in cases {
         let events = prefill.send(message).await.rest().await;
@@ -477,11 +477,11 @@ async fn a_drain_finishes_what_runs_refuses_what_comes_and_gives_up_what_is_late
     });
     prefill.node.drain(Duration::from_millis(300)).await;
     match refused.await.unwrap() {
-        PrefillEvent::Refused(refused) => assert_eq!(refused.reason, RefusedReason::Draining),
+        PrefillEvent::Refused(refused) => assert_eq!(refused.reason, RefuseReason::Draining),
         other => panic!("not refused: {other:?}"),
     }
     assert_eq!(finished(&short.rest().await).outcome, PrefillOutcome::EndedAtFirstToken);
-    assert_eq!(failed(&long.rest().await).fault, Fault::Draining);
+    assert_eq!(failed(&long.rest().await).fault, NodeFault::Draining);
     prefill.until_at_rest(Duration::from_secs(1)).await;
 }
 
@@ -496,5 +496,5 @@ async fn a_deadline_ends_a_request_that_waits_on_a_busy_node() {
     let mut hurried = request(2, 40, 1);
     hurried.time_limit = Duration::from_millis(120);
     let events = prefill.send(prefill.message(hurried, None)).await.rest().await;
-    assert_eq!(failed(&events).fault, Fault::Deadline);
+    assert_eq!(failed(&events).fault, NodeFault::Deadline);
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+pub use serving_core::cluster::{NodeFault, PrefillOutcome, RefuseReason};
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
 use serving_core::kv::prefix_log::PrefixReport;
 use serving_core::node::{AssignedRole, CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
@@ -152,12 +153,6 @@ pub struct PrefillFinished {
     pub kv_hashes: Vec<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefillOutcome {
-    HandedOver,
-    EndedAtFirstToken,
-}
-
 /// Logprobs of prompt tokens from `first_position` on; position 0 has none and is never sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptLogprobs {
@@ -168,52 +163,18 @@ pub struct PromptLogprobs {
 /// Something broke after the request was accepted. Ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    pub fault: Fault,
+    pub fault: NodeFault,
     /// Closed snake_case label, for metrics.
     pub reason: String,
     /// For people.
     pub detail: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    Engine,
-    Transfer,
-    Deadline,
-    Peer,
-    Internal,
-    Draining,
-}
-
 /// A policy refused before anything was held. Ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    pub reason: RefusedReason,
+    pub reason: RefuseReason,
     pub detail: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusedReason {
-    NoCapacity,
-    StaleEpoch,
-    Draining,
-    Duplicate,
-    Invalid,
-    Incompatible,
-}
-
-impl RefusedReason {
-    /// Label for metrics and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            RefusedReason::NoCapacity => "no_capacity",
-            RefusedReason::StaleEpoch => "stale_epoch",
-            RefusedReason::Draining => "draining",
-            RefusedReason::Duplicate => "duplicate",
-            RefusedReason::Invalid => "invalid",
-            RefusedReason::Incompatible => "incompatible",
-        }
-    }
 }
 
 /// Node -> coordinator on the membership stream. `Register` is first on every stream.

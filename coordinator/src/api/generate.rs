@@ -25,7 +25,7 @@ use super::run::{EndsWith, OutToken, Run, RunInput};
 use super::shapes::{EdgeTimes, Head, ms};
 use super::sse;
 use super::trace::{TraceContext, root_span};
-use super::validate::{Plan, plan};
+use super::validate::{CheckedRequest, plan};
 use crate::request_handle::Submission;
 
 const QUEUE_MS: HeaderName = HeaderName::from_static("x-queue-ms");
@@ -134,7 +134,7 @@ impl Call {
 
     /// Reads the body and checks JSON and fields. The stage begins with the request's first byte, so that the sum of all
     /// stages begins there.
-    async fn parse(&self, body: Body) -> Result<(Plan, HeldBytes), ApiError> {
+    async fn parse(&self, body: Body) -> Result<(CheckedRequest, HeldBytes), ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
@@ -160,7 +160,7 @@ impl Call {
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
-    async fn tokenize(&self, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
+    async fn tokenize(&self, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // The stage begins where parsing ended, so that no time lies between the two.
@@ -174,7 +174,7 @@ impl Call {
         prompts
     }
 
-    fn describe(&self, plan: &Plan, requests: &[Arc<Request>]) {
+    fn describe(&self, plan: &CheckedRequest, requests: &[Arc<Request>]) {
         let prompt_tokens: u32 = requests.iter().map(|request| request.client_prompt_tokens).sum();
         self.record
             .update(|generation| generation.prompt_tokens = prompt_tokens);
@@ -196,7 +196,7 @@ impl Call {
         }
     }
 
-    fn run_input(&self, plan: &Plan, requests: Vec<Arc<Request>>) -> RunInput {
+    fn run_input(&self, plan: &CheckedRequest, requests: Vec<Arc<Request>>) -> RunInput {
         let (edge_timings, tokenized_at, traceparent): (StageTimings, Instant, String) = {
             let facts = self.record.facts();
             let generation = facts.generation.as_ref();
@@ -232,7 +232,7 @@ impl Call {
         }
     }
 
-    fn reply(&self, plan: &Plan, prompts: Vec<Prompt>) -> Reply {
+    fn reply(&self, plan: &CheckedRequest, prompts: Vec<Prompt>) -> Reply {
         let head = Head::new(HeadParts {
             endpoint: self.endpoint,
             is_streaming: plan.reply.is_streaming,

@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use service_runtime::http_guard::{Refusal, WebOrigin};
+use service_runtime::http_guard::{GuardRefusal, WebOrigin};
 use tower_http::cors::{AllowHeaders, CorsLayer};
 
 use super::error::ApiError;
@@ -41,8 +41,8 @@ pub async fn guarded(State(state): State<Arc<super::AppState>>, request: Request
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> Self {
+impl From<GuardRefusal> for ApiError {
+    fn from(refusal: GuardRefusal) -> Self {
         let kind = match refusal.status.as_u16() {
             403 => "permission_error",
             _ => "invalid_request_error",

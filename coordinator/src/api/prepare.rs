@@ -12,7 +12,7 @@ use super::limits::COUNTED_CONTEXTS;
 use super::long_text::on_text;
 use super::prompt::{Input, PromptSource};
 use super::record::RequestLabels;
-use super::validate::Plan;
+use super::validate::CheckedRequest;
 use crate::text::{TextError, TextModel};
 
 /// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
@@ -27,7 +27,7 @@ pub struct Prompt {
 }
 
 /// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
-pub async fn prompts(state: &AppState, plan: &mut Plan, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
+pub async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.input.param();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let bytes = text_bytes(&input);
@@ -127,7 +127,7 @@ pub fn text_error(text: &TextModel, error: &TextError, param: &str) -> ApiError 
 /// The validated requests of a plan, one per prompt.
 pub fn requests(
     state: &AppState,
-    plan: &Plan,
+    plan: &CheckedRequest,
     prompts: &[Prompt],
     labels: &RequestLabels,
 ) -> Result<Vec<Arc<Request>>, ApiError> {
@@ -137,7 +137,12 @@ pub fn requests(
         .collect()
 }
 
-fn request(state: &AppState, plan: &Plan, prompt: &Prompt, labels: &RequestLabels) -> Result<Request, ApiError> {
+fn request(
+    state: &AppState,
+    plan: &CheckedRequest,
+    prompt: &Prompt,
+    labels: &RequestLabels,
+) -> Result<Request, ApiError> {
     let max_tokens = max_tokens(state, plan, prompt.tokens.len())?;
     let end_tokens = if plan.ignore_eos {
         Vec::new()
@@ -166,7 +171,7 @@ fn request(state: &AppState, plan: &Plan, prompt: &Prompt, labels: &RequestLabel
 }
 
 /// The output budget: the client's number or the default, in both cases limited by the context.
-fn max_tokens(state: &AppState, plan: &Plan, prompt_tokens: usize) -> Result<u32, ApiError> {
+fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> Result<u32, ApiError> {
     let param = if plan.max_tokens.is_some() {
         plan.max_tokens_field
     } else {
@@ -201,7 +206,7 @@ fn max_tokens(state: &AppState, plan: &Plan, prompt_tokens: usize) -> Result<u32
     }))
 }
 
-fn plan_param(plan: &Plan) -> &'static str {
+fn plan_param(plan: &CheckedRequest) -> &'static str {
     match plan.endpoint {
         super::fields::Endpoint::Completions => "prompt",
         super::fields::Endpoint::Chat => "messages",

@@ -40,7 +40,7 @@ pub struct OutToken {
 
 type Submitting = Pin<Box<dyn Future<Output = Result<RequestHandle, Rejected>> + Send>>;
 
-enum Leg {
+enum RunState {
     Submitting(Submitting),
     Running(RequestHandle),
     Ended,
@@ -48,7 +48,7 @@ enum Leg {
 
 /// One prompt's request and the state of its choices.
 pub struct PromptRun {
-    leg: Leg,
+    leg: RunState,
     pub request: Arc<Request>,
     choices: Vec<Choice>,
     /// By prompt position; the first is always `None`.
@@ -56,12 +56,12 @@ pub struct PromptRun {
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
     pub output_tokens: u32,
-    told: Told,
+    told: SummaryState,
 }
 
 /// How complete a summary is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum SummaryState {
     Nothing,
     /// Everything that an answer shows; only the nodes' last reports are missing.
     SoFar,
@@ -124,7 +124,7 @@ impl Run {
                     is_finished: false,
                 };
                 PromptRun {
-                    leg: Leg::Submitting(Box::pin(async move { submit.submit(submission).await })),
+                    leg: RunState::Submitting(Box::pin(async move { submit.submit(submission).await })),
                     choices: (0..request.choice_count).map(|_| choice()).collect(),
                     prompt_logprobs: vec![
                         None;
@@ -138,7 +138,7 @@ impl Run {
                     placement: None,
                     summary: RequestSummary::default(),
                     output_tokens: 0,
-                    told: Told::Nothing,
+                    told: SummaryState::Nothing,
                 }
             })
             .collect();
@@ -156,7 +156,7 @@ impl Run {
 
     /// The rest of a run whose answer has ended, if there are reports to wait for. This run is empty afterwards.
     pub fn take_unreported(&mut self) -> Option<Self> {
-        let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, Leg::Ended));
+        let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, RunState::Ended));
         let emptied = Self {
             text: self.text.clone(),
             prompts: Vec::new(),
@@ -191,7 +191,7 @@ impl Run {
                 self.leading.get_or_insert(token.prompt);
                 return Poll::Ready(Ok(Some(token)));
             }
-            if self.prompts.iter().all(|prompt| matches!(prompt.leg, Leg::Ended)) {
+            if self.prompts.iter().all(|prompt| matches!(prompt.leg, RunState::Ended)) {
                 return Poll::Ready(Ok(None));
             }
             let count = self.prompts.len();
@@ -244,16 +244,16 @@ impl Run {
             }
             ClientEvent::Known(summary) => {
                 prompt.summary = *summary;
-                prompt.told = Told::SoFar;
+                prompt.told = SummaryState::SoFar;
             }
             ClientEvent::BrokeOff(summary) => prompt.summary = *summary,
             ClientEvent::PromptLogprobs { first_position, tokens } => prompt.note_prompt(first_position, tokens),
             // The client has all that it asked for.
-            ClientEvent::Failed(_) if prompt.has_all_tokens() => prompt.leg = Leg::Ended,
+            ClientEvent::Failed(_) if prompt.has_all_tokens() => prompt.leg = RunState::Ended,
             ClientEvent::Failed(error) => return Err(error.into()),
             ClientEvent::Done(summary) => {
                 prompt.summary = *summary;
-                prompt.leg = Leg::Ended;
+                prompt.leg = RunState::Ended;
                 self.ready.extend(prompt.end_without_tokens(index)?);
             }
             ClientEvent::Token(event, times) => {
@@ -307,14 +307,14 @@ impl PromptRun {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<ClientEvent, ApiError>> {
-        if let Leg::Submitting(submitting) = &mut self.leg {
+        if let RunState::Submitting(submitting) = &mut self.leg {
             match submitting.as_mut().poll(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(rejected)) => return Poll::Ready(Err(rejected.into())),
-                Poll::Ready(Ok(handle)) => self.leg = Leg::Running(handle),
+                Poll::Ready(Ok(handle)) => self.leg = RunState::Running(handle),
             }
         }
-        let Leg::Running(handle) = &mut self.leg else {
+        let RunState::Running(handle) = &mut self.leg else {
             return Poll::Pending;
         };
         if let Poll::Ready(event) = pin!(handle.next()).poll(cx) {
@@ -388,18 +388,18 @@ impl PromptRun {
 
     /// Closes both legs of a choice that a stop string ended.
     fn finish_at_edge(&mut self, choice: ChoiceIndex) {
-        if let Leg::Running(handle) = &self.leg {
+        if let RunState::Running(handle) = &self.leg {
             handle.finish_choice(choice, FinishReason::StopString);
         }
     }
 
     fn has_all_tokens(&self) -> bool {
-        matches!(self.leg, Leg::Ended) || self.choices.iter().all(|choice| choice.is_finished)
+        matches!(self.leg, RunState::Ended) || self.choices.iter().all(|choice| choice.is_finished)
     }
 
     /// Everything that an answer shows has come, except figures of the nodes' last reports.
     fn is_answered(&self) -> bool {
-        matches!(self.leg, Leg::Ended) || (self.told == Told::SoFar && self.has_all_tokens())
+        matches!(self.leg, RunState::Ended) || (self.told == SummaryState::SoFar && self.has_all_tokens())
     }
 
     /// `Done` before any finish is right only when no token was asked for. Each choice then ends in one empty step.

@@ -1,4 +1,4 @@
-//! Turns a client's JSON into a checked `Plan`: every field has a type and a range. Nothing is tokenized yet.
+//! Turns a client's JSON into a checked `CheckedRequest`: every field has a type and a range. Nothing is tokenized yet.
 
 use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
@@ -13,7 +13,7 @@ use super::prompt::{Input, chat_turns, prompt_sources};
 
 /// What the client asked for, checked field by field.
 #[derive(Debug)]
-pub struct Plan {
+pub struct CheckedRequest {
     pub endpoint: Endpoint,
     /// The served name that the client used. Answers repeat it.
     pub model: String,
@@ -46,7 +46,7 @@ pub struct ReplyOptions {
     pub return_kv_hashes: bool,
 }
 
-pub fn plan(state: &AppState, endpoint: Endpoint, body: &Map<String, Value>) -> Result<Plan, ApiError> {
+pub fn plan(state: &AppState, endpoint: Endpoint, body: &Map<String, Value>) -> Result<CheckedRequest, ApiError> {
     let fields = Fields::new(body);
     let model = model(state, &fields)?;
     check_names(&fields, endpoint, &state.ignored_names)?;
@@ -68,7 +68,7 @@ pub fn plan(state: &AppState, endpoint: Endpoint, body: &Map<String, Value>) -> 
         let message = format!("`min_tokens` ({min_tokens}) must not exceed `{max_tokens_field}` ({max}).");
         return Err(ApiError::invalid("min_tokens", message));
     }
-    Ok(Plan {
+    Ok(CheckedRequest {
         endpoint,
         model,
         sampling: sampling(&fields, vocab_size)?,

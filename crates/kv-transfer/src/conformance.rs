@@ -19,7 +19,7 @@ use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
 use crate::pairs::queue::FrameTap;
-use crate::receiver::{ReceiveEnd, Receiver, RefuseReason};
+use crate::receiver::{ReceiveEnd, Receiver, TransferRefusal};
 use crate::transport::*;
 
 use memory::{DeviceSource, MemoryKind};
@@ -167,13 +167,13 @@ struct Bench<'a> {
     decode: NodeId,
 }
 
-struct Plan {
+struct Scenario {
     answer: CommitAnswer,
     tap: Option<Arc<dyn FrameTap>>,
     stall_window: Duration,
 }
 
-impl Plan {
+impl Scenario {
     fn good() -> Self {
         Self {
             answer: CommitAnswer::Accept,
@@ -190,7 +190,7 @@ impl Plan {
 }
 
 impl<'a> Bench<'a> {
-    async fn new(harness: &'a dyn Harness, plan: Plan) -> Self {
+    async fn new(harness: &'a dyn Harness, plan: Scenario) -> Self {
         let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
         let sink = Recorder::of((harness.memory(), plan.answer));
         let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
@@ -284,7 +284,7 @@ pub(crate) fn first_tokens() -> Vec<TokenEvent> {
 }
 
 pub(crate) async fn a_transfer_lands_whole_and_is_acknowledged(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let report = bench.send(&ticket).await.unwrap();
     assert_eq!(report.kv_bytes, ticket.total_bytes);
@@ -309,7 +309,7 @@ pub(crate) async fn a_transfer_lands_whole_and_is_acknowledged(harness: &dyn Har
 }
 
 pub(crate) async fn blocks_may_come_in_any_order_and_none_is_a_transfer_too(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 3);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     for i in [2, 0, 1] {
@@ -329,7 +329,7 @@ pub(crate) async fn blocks_may_come_in_any_order_and_none_is_a_transfer_too(harn
 }
 
 pub(crate) async fn many_transfers_share_a_pair(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let tickets: Vec<Ticket> = (1..=20).map(|transfer| bench.reserved(transfer, 8)).collect();
     let reports = futures::future::join_all(tickets.iter().map(|ticket| bench.send(ticket))).await;
     for (ticket, report) in tickets.iter().zip(reports) {
@@ -343,7 +343,7 @@ pub(crate) async fn a_repeated_frame_is_refused(harness: &dyn Harness) {
         KvFrame::Block(block) if block.sequence_no == 1 => vec![frame.clone(), frame],
         _ => vec![frame],
     });
-    let bench = Bench::new(harness, Plan::tapped(repeat)).await;
+    let bench = Bench::new(harness, Scenario::tapped(repeat)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "sequence_gap").await;
     eventually("it ends", || bench.sink.ends().len() == 1).await;
@@ -354,14 +354,14 @@ pub(crate) async fn a_lost_frame_is_refused(harness: &dyn Harness) {
         KvFrame::Block(block) if block.sequence_no == 2 => Vec::new(),
         _ => vec![frame],
     });
-    let bench = Bench::new(harness, Plan::tapped(lose)).await;
+    let bench = Bench::new(harness, Scenario::tapped(lose)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "sequence_gap").await;
     let lose_final = tap(|frame| match &frame {
         KvFrame::Block(block) if block.sequence_no == 3 => Vec::new(),
         _ => vec![frame],
     });
-    let bench = Bench::new(harness, Plan::tapped(lose_final)).await;
+    let bench = Bench::new(harness, Scenario::tapped(lose_final)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "wrong_frame_count").await;
 }
@@ -373,10 +373,10 @@ pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Ha
         data[1234] ^= 0x10;
         block.data = data.into();
     });
-    let bench = Bench::new(harness, Plan::tapped(flip)).await;
+    let bench = Bench::new(harness, Scenario::tapped(flip)).await;
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "checksum").await;
-    let end = ReceiveEnd::Refused(RefuseReason::Checksum { sequence_no: 2 });
+    let end = ReceiveEnd::Refused(TransferRefusal::Checksum { sequence_no: 2 });
     eventually("it ends", || bench.sink.ends() == [(ticket.transfer, end.clone())]).await;
     assert!(!bench.sink.has_any(ticket.blocks[2].0));
 }
@@ -392,7 +392,7 @@ pub(crate) async fn frames_that_contradict_the_reservation_are_refused(harness: 
         (|block| block.data = block.data.slice(1..), "wrong_size"),
     ];
     for (change, label) in cases {
-        let bench = Bench::new(harness, Plan::tapped(change_block(1, change))).await;
+        let bench = Bench::new(harness, Scenario::tapped(change_block(1, change))).await;
         let ticket = bench.reserved(1, 4);
         bench.refused(&ticket, label).await;
         assert!(bench.sink.written() <= 1);
@@ -400,7 +400,7 @@ pub(crate) async fn frames_that_contradict_the_reservation_are_refused(harness: 
 }
 
 pub(crate) async fn counts_that_do_not_match_are_refused(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
@@ -424,13 +424,13 @@ pub(crate) async fn a_last_frame_for_another_request_is_refused(harness: &dyn Ha
         }
         vec![frame]
     });
-    let bench = Bench::new(harness, Plan::tapped(rename)).await;
+    let bench = Bench::new(harness, Scenario::tapped(rename)).await;
     let ticket = bench.reserved(1, 2);
     bench.refused(&ticket, "wrong_request").await;
 }
 
 pub(crate) async fn a_ticket_is_good_for_one_transfer_of_one_node(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     bench.refused(&bench.ticket(9, 2), "unknown_transfer").await;
     let ticket = bench.ticket(1, 2);
     bench.sink.reserve(ticket.transfer, &node("prefill-0", 99), &ticket);
@@ -443,7 +443,7 @@ pub(crate) async fn a_ticket_is_good_for_one_transfer_of_one_node(harness: &dyn 
 }
 
 pub(crate) async fn a_stale_epoch_gets_no_pair(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let mut ticket = bench.reserved(1, 2);
     ticket.decode_node.epoch = NodeEpoch(21);
     let error = bench.send(&ticket).await.unwrap_err();
@@ -460,7 +460,7 @@ pub(crate) async fn a_stale_epoch_gets_no_pair(harness: &dyn Harness) {
 }
 
 pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let other = harness.transport(Setup {
         me: node("prefill-1", 1),
         compatibility: compatibility(2),
@@ -497,7 +497,7 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
 }
 
 pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
@@ -514,7 +514,7 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
 /// Where a sender writes a block in place, `ended` means that it has stopped; elsewhere no sender writes. In both cases the
 /// next owner may have the block as soon as the transfer has ended.
 pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     for round in 0..20 {
         let aborted = bench.reserved(2 * round + 1, 4);
         let mut transfer = bench.begin(&aborted).await.unwrap();
@@ -572,7 +572,7 @@ impl KvSource for Gated {
 }
 
 pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let source = Arc::new(Gated::default());
     let start = TransferStart {
@@ -594,7 +594,7 @@ pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
 }
 
 pub(crate) async fn a_dropped_transfer_is_an_aborted_one(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
@@ -607,7 +607,7 @@ pub(crate) async fn a_dropped_transfer_is_an_aborted_one(harness: &dyn Harness) 
 }
 
 pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     assert!(
         !bench.receiver.abort(ticket.transfer, "cancelled"),
@@ -630,7 +630,7 @@ pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
 }
 
 pub(crate) async fn an_abort_waits_for_the_running_write(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     bench.sink.is_gated.store(true, Ordering::Relaxed);
     let mut transfer = bench.begin(&ticket).await.unwrap();
@@ -647,7 +647,7 @@ pub(crate) async fn an_abort_waits_for_the_running_write(harness: &dyn Harness) 
 }
 
 pub(crate) async fn a_refused_commit_reaches_the_sender(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::answering(CommitAnswer::Refuse)).await;
+    let bench = Bench::new(harness, Scenario::answering(CommitAnswer::Refuse)).await;
     let ticket = bench.reserved(1, 2);
     let error = bench.send(&ticket).await.unwrap_err();
     assert_eq!(error.name(), "cancelled");
@@ -655,7 +655,7 @@ pub(crate) async fn a_refused_commit_reaches_the_sender(harness: &dyn Harness) {
 }
 
 pub(crate) async fn a_commit_that_never_answers_holds_up_nobody_else(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::answering(CommitAnswer::Never)).await;
+    let bench = Bench::new(harness, Scenario::answering(CommitAnswer::Never)).await;
     let first = bench.reserved(1, 2);
     let mut transfer = bench.begin(&first).await.unwrap();
     for i in 0..2 {
@@ -676,7 +676,7 @@ pub(crate) async fn a_commit_that_never_answers_holds_up_nobody_else(harness: &d
 }
 
 pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harness) {
-    let mut bench = Bench::new(harness, Plan::answering(CommitAnswer::Never)).await;
+    let mut bench = Bench::new(harness, Scenario::answering(CommitAnswer::Never)).await;
     let ticket = bench.reserved(1, 2);
     let mut waiting = bench.begin(&ticket).await.unwrap();
     for i in 0..2 {
@@ -704,7 +704,7 @@ pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harne
 }
 
 pub(crate) async fn a_pair_comes_back_by_itself(harness: &dyn Harness) {
-    let mut bench = Bench::new(harness, Plan::good()).await;
+    let mut bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 1);
     bench.send(&ticket).await.unwrap();
     bench.kill_receiver();
@@ -728,7 +728,7 @@ pub(crate) async fn a_pair_comes_back_by_itself(harness: &dyn Harness) {
 }
 
 pub(crate) async fn a_sender_that_dies_ends_its_transfers_at_the_receiver(harness: &dyn Harness) {
-    let bench = Bench::new(harness, Plan::good()).await;
+    let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
@@ -751,9 +751,9 @@ pub(crate) async fn a_sender_that_dies_ends_its_transfers_at_the_receiver(harnes
 }
 
 pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness) {
-    let plan = Plan {
+    let plan = Scenario {
         stall_window: Duration::from_millis(300),
-        ..Plan::good()
+        ..Scenario::good()
     };
     let bench = Bench::new(harness, plan).await;
     bench.sink.is_gated.store(true, Ordering::Relaxed);
@@ -785,9 +785,9 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
 /// Whatever one field of one frame says, the sender gets the true answer and no wrong byte is ever committed.
 /// Few enough blocks to be in flight at once, so that no push ever waits.
 pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn Harness) {
-    let plan = Plan {
+    let plan = Scenario {
         stall_window: Duration::from_millis(300),
-        ..Plan::good()
+        ..Scenario::good()
     };
     let bench = Bench::new(harness, plan).await;
     bench.sink.is_gated.store(true, Ordering::Relaxed);
@@ -832,7 +832,7 @@ pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harne
                 block.data = data.into();
             }
         });
-        let bench = Bench::new(harness, Plan::tapped(change)).await;
+        let bench = Bench::new(harness, Scenario::tapped(change)).await;
         let ticket = bench.reserved(1, 4);
         let sent = bench.send(&ticket).await;
         assert!(sent.is_err(), "seed {seed}: a changed field {field} was acknowledged");

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::choice::TransportKind;
 use crate::frame::{self, FrameData};
 use crate::receiver::{AbortBox, Receiver, lock};
-use crate::sink::{Arrived, MappedPool, ReceiveEnd, RefuseReason};
+use crate::sink::{Arrived, MappedPool, ReceiveEnd, TransferRefusal};
 
 /// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
 #[derive(Debug)]
@@ -170,25 +170,27 @@ impl IncomingPair {
     }
 
     /// The transfer's entry. The first frame of a transfer claims its reservation.
-    fn claimed(&mut self, transfer: TransferId, sender: &NodeId) -> Result<&mut Incoming, RefuseReason> {
+    fn claimed(&mut self, transfer: TransferId, sender: &NodeId) -> Result<&mut Incoming, TransferRefusal> {
         if !self.transfers.contains_key(&transfer) {
             let incoming = self.claim(transfer, sender)?;
             self.transfers.insert(transfer, incoming);
         }
-        self.transfers.get_mut(&transfer).ok_or(RefuseReason::UnknownTransfer)
+        self.transfers
+            .get_mut(&transfer)
+            .ok_or(TransferRefusal::UnknownTransfer)
     }
 
-    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Incoming, RefuseReason> {
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Incoming, TransferRefusal> {
         let mut active = lock(&self.receiver.active);
         if active.contains_key(&transfer) {
             // Another stream is receiving it. A ticket is for one stream of one node.
-            return Err(RefuseReason::UnknownTransfer);
+            return Err(TransferRefusal::UnknownTransfer);
         }
         let reservation = self.receiver.sink.claim(transfer, sender)?;
         let ledger = ReservationLedger::new(reservation);
         if let Err(error) = ledger.check_sender(sender) {
             drop(active);
-            let reason = RefuseReason::Frame(error);
+            let reason = TransferRefusal::Frame(error);
             self.ended(transfer, ReceiveEnd::Refused(reason.clone()));
             return Err(reason);
         }
@@ -206,7 +208,7 @@ impl IncomingPair {
         self.landed(transfer, landed)
     }
 
-    fn landed(&mut self, transfer: TransferId, landed: Result<(), RefuseReason>) -> Option<KvReply> {
+    fn landed(&mut self, transfer: TransferId, landed: Result<(), TransferRefusal>) -> Option<KvReply> {
         match landed {
             Ok(()) => {
                 self.receiver.sink.progressed(transfer);
@@ -221,7 +223,12 @@ impl IncomingPair {
 
     /// Checks the header first, then the checksum, and only then writes a byte. The bytes that are summed are the bytes
     /// that are written: bytes that the sender can still change are copied before.
-    async fn land(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Result<(), RefuseReason> {
+    async fn land(
+        &mut self,
+        block: KvBlockFrame,
+        data: impl FrameData,
+        sender: &NodeId,
+    ) -> Result<(), TransferRefusal> {
         let transfer = block.transfer;
         let incoming = self.claimed(transfer, sender)?;
         incoming.first_frame.get_or_insert_with(Instant::now);
@@ -234,10 +241,10 @@ impl IncomingPair {
             data.read(|bytes| {
                 if frame::checksum(bytes) != block.checksum {
                     let sequence_no = block.sequence_no;
-                    return Err(RefuseReason::Checksum { sequence_no });
+                    return Err(TransferRefusal::Checksum { sequence_no });
                 }
                 sink.import(block.block, header.layers, bytes)
-                    .map_err(|error| RefuseReason::Import(error.to_string()))
+                    .map_err(|error| TransferRefusal::Import(error.to_string()))
             })
         })
         .await?;
@@ -252,9 +259,9 @@ impl IncomingPair {
         block: KvBlockFrame,
         data_bytes: usize,
         summed: Option<Arc<dyn MappedPool>>,
-    ) -> Result<(), RefuseReason> {
+    ) -> Result<(), TransferRefusal> {
         let incoming = self.transfers.get_mut(&block.transfer);
-        let incoming = incoming.ok_or(RefuseReason::UnknownTransfer)?;
+        let incoming = incoming.ok_or(TransferRefusal::UnknownTransfer)?;
         incoming.first_frame.get_or_insert_with(Instant::now);
         let header = frame::header(&block, data_bytes);
         incoming.ledger.admit(&header)?;
@@ -263,10 +270,10 @@ impl IncomingPair {
                 let mut is_good = |bytes: &[u8]| frame::checksum(bytes) == block.checksum;
                 match pool.verify(block.block, header.layers, &mut is_good) {
                     Ok(true) => Ok(()),
-                    Ok(false) => Err(RefuseReason::Checksum {
+                    Ok(false) => Err(TransferRefusal::Checksum {
                         sequence_no: block.sequence_no,
                     }),
-                    Err(error) => Err(RefuseReason::Import(error.to_string())),
+                    Err(error) => Err(TransferRefusal::Import(error.to_string())),
                 }
             })
             .await?;
@@ -375,7 +382,7 @@ impl IncomingPair {
     }
 
     /// Ends a claimed transfer. Returns the reason for the reply.
-    fn refuse(&mut self, transfer: TransferId, reason: RefuseReason) -> RefuseReason {
+    fn refuse(&mut self, transfer: TransferId, reason: TransferRefusal) -> TransferRefusal {
         if self.transfers.remove(&transfer).is_some() {
             self.over(transfer, ReceiveEnd::Refused(reason.clone()));
         }
@@ -433,8 +440,8 @@ const LANDED_INLINE_BYTES_MAX: usize = 128 << 10;
 /// Runs work on KV bytes on a blocking thread, unless the work is so small that the change of threads would take longer.
 async fn off_the_stream(
     (bytes, inline_bytes_max): (usize, usize),
-    work: impl FnOnce() -> Result<(), RefuseReason> + Send + 'static,
-) -> Result<(), RefuseReason> {
+    work: impl FnOnce() -> Result<(), TransferRefusal> + Send + 'static,
+) -> Result<(), TransferRefusal> {
     if bytes <= inline_bytes_max {
         return work();
     }
@@ -442,11 +449,11 @@ async fn off_the_stream(
         Ok(landed) => landed,
         // The runtime is ending, and so is this process. The transfer must not be blamed for it.
         Err(error) if error.is_cancelled() => std::future::pending().await,
-        Err(error) => Err(RefuseReason::Import(error.to_string())),
+        Err(error) => Err(TransferRefusal::Import(error.to_string())),
     }
 }
 
-fn refusal(transfer: TransferId, reason: &RefuseReason) -> KvReply {
+fn refusal(transfer: TransferId, reason: &TransferRefusal) -> KvReply {
     KvReply::Refused {
         transfer,
         reason: reason.name().to_owned(),

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::choice::TransportKind;
 pub use crate::incoming::{IncomingPair, PairError};
-pub use crate::sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, RefuseReason};
+pub use crate::sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
 
 /// Everything a decode node receives, over all transports and pairs.
 #[derive(Debug)]

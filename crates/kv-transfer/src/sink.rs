@@ -22,7 +22,7 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// Unknown, expired, cancelled or already claimed: the transfer is refused.
-    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason>;
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, TransferRefusal>;
 
     /// The prefill has started: the reservation timer restarts (PROTOCOL rule 9). Never blocks.
     fn began(&self, transfer: TransferId);
@@ -41,7 +41,7 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     ///
     /// # Errors
     /// The request is gone or its first tokens make no sense: the transfer is refused.
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason>;
+    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal>;
 
     /// A claimed transfer is over without `commit`, and nothing is written any more. Never blocks. Where the sender writes
     /// in place, this call comes after the sender's confirmation that it stores no more, or after its exit.
@@ -125,7 +125,7 @@ pub struct ImportError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReceiveEnd {
     #[error("refused: {0}")]
-    Refused(RefuseReason),
+    Refused(TransferRefusal),
     /// Label of the sender's [`crate::transport::AbortReason`].
     #[error("the sender aborted ({0})")]
     AbortedBySender(String),
@@ -136,7 +136,7 @@ pub enum ReceiveEnd {
 }
 
 impl ReceiveEnd {
-    /// Every [`ReceiveEnd::name`] but those of refusals, which are [`RefuseReason::NAMES`].
+    /// Every [`ReceiveEnd::name`] but those of refusals, which are [`TransferRefusal::NAMES`].
     pub const NAMES: [&'static str; 3] = ["aborted_by_sender", "aborted_here", "pair_lost"];
 
     /// Closed label for metrics.
@@ -152,7 +152,7 @@ impl ReceiveEnd {
 
 /// Why a transfer is refused. The name travels to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum RefuseReason {
+pub enum TransferRefusal {
     #[error("no reservation has this transfer id: it expired, was cancelled, or never existed")]
     UnknownTransfer,
     #[error("{0}")]
@@ -166,18 +166,18 @@ pub enum RefuseReason {
     NotCommitted { label: &'static str, detail: String },
 }
 
-impl RefuseReason {
-    /// Every [`RefuseReason::name`] of this crate's own; those of frames are [`LedgerError::NAMES`].
+impl TransferRefusal {
+    /// Every [`TransferRefusal::name`] of this crate's own; those of frames are [`LedgerError::NAMES`].
     pub const NAMES: [&'static str; 3] = ["unknown_transfer", "checksum", "import"];
 
     /// Closed label for metrics and the wire.
     pub fn name(&self) -> &'static str {
         match self {
-            RefuseReason::UnknownTransfer => "unknown_transfer",
-            RefuseReason::Frame(error) => error.name(),
-            RefuseReason::Checksum { .. } => "checksum",
-            RefuseReason::Import(_) => "import",
-            RefuseReason::NotCommitted { label, .. } => label,
+            TransferRefusal::UnknownTransfer => "unknown_transfer",
+            TransferRefusal::Frame(error) => error.name(),
+            TransferRefusal::Checksum { .. } => "checksum",
+            TransferRefusal::Import(_) => "import",
+            TransferRefusal::NotCommitted { label, .. } => label,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A request that wants to be let in, and what it is told first: its ticket, its prefix, or why not.
 
 use kv_transfer::choice::TransportKind;
-use proto::messages::{DecodeEvent, Opened, PrefillEvent, Refused, RefusedReason};
+use proto::messages::{DecodeEvent, Opened, PrefillEvent, RefuseReason, Refused};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
 use service_runtime::failpoints::{self, FaultPoint};
@@ -16,24 +16,24 @@ use serving_core::scheduler::{Admission, Admitted, PushPlan, Work};
 use serving_core::time::Time;
 
 use crate::node_loop::NodeLoop;
-use crate::request::{Leg, NewRequest, NodeEvent, Told};
+use crate::request::{LegRequest, NewRequest, NodeEvent, SharedEvent};
 use crate::streams::Stream;
 
 impl NodeLoop {
     pub(crate) fn admit(&mut self, now: Time, new: NewRequest) {
         if self.drain_until.is_some() {
             let detail = "this node is leaving".to_owned();
-            let reason = RefusedReason::Draining;
+            let reason = RefuseReason::Draining;
             return self.refuse(&new, Refused { reason, detail });
         }
         let key = new.key();
         let work = match &new.leg {
-            Leg::Prefill(ticket) => Work::Prefill(ticket.as_ref().map(|ticket| PushPlan {
+            LegRequest::Prefill(ticket) => Work::Prefill(ticket.as_ref().map(|ticket| PushPlan {
                 skip_blocks: ticket.prefix_blocks,
                 is_streamed: self.streams_to(&ticket.decode_node),
             })),
-            Leg::Decode(_) => Work::Decode(TransferId(rand::random())),
-            Leg::Whole(_) => Work::Whole,
+            LegRequest::Decode(_) => Work::Decode(TransferId(rand::random())),
+            LegRequest::Whole(_) => Work::Whole,
         };
         let admission = Admission {
             request: new.request.clone(),
@@ -58,11 +58,11 @@ impl NodeLoop {
         let mut stream = Stream::new(now, new);
         let (at, cached_tokens) = (stream.received_at, admitted.cached_tokens);
         let first = match &stream.leg {
-            Leg::Prefill(_) => {
+            LegRequest::Prefill(_) => {
                 event_log::record(key, || Step::Accepted);
                 NodeEvent::Prefill(PrefillEvent::Accepted { cached_tokens, at })
             }
-            Leg::Decode(_) | Leg::Whole(_) => {
+            LegRequest::Decode(_) | LegRequest::Whole(_) => {
                 let ticket = self.mint((key, work), &stream.leg, admitted);
                 let transfer = ticket.as_ref().map(|ticket| ticket.transfer);
                 event_log::record(key, || Step::Opened {
@@ -70,7 +70,7 @@ impl NodeLoop {
                 });
                 self.transfers.extend(transfer.map(|transfer| (transfer, key)));
                 stream.decode.transfer = transfer;
-                if let Leg::Whole(reason) = &stream.leg {
+                if let LegRequest::Whole(reason) = &stream.leg {
                     self.parts.metrics.local_prefill(*reason);
                 }
                 record_open(&stream, admitted);
@@ -108,16 +108,16 @@ impl NodeLoop {
             detail = refused.detail,
             "refused a request"
         );
-        if let Leg::Prefill(_) = new.leg {
+        if let LegRequest::Prefill(_) = new.leg {
             self.parts.metrics.request("none", refused.reason.name());
         }
         // A fresh channel has room; a client that has gone needs no answer.
-        let _ = new.events.try_send(new.leg.event(Told::Refused(refused)));
+        let _ = new.events.try_send(new.leg.event(SharedEvent::Refused(refused)));
     }
 
     /// The ticket of a handoff, and the reservation that it is good for.
-    fn mint(&self, (key, work): (AttemptKey, Work), leg: &Leg, admitted: &Admitted) -> Option<Ticket> {
-        let (Work::Decode(transfer), Leg::Decode(sender)) = (work, leg) else {
+    fn mint(&self, (key, work): (AttemptKey, Work), leg: &LegRequest, admitted: &Admitted) -> Option<Ticket> {
+        let (Work::Decode(transfer), LegRequest::Decode(sender)) = (work, leg) else {
             return None;
         };
         let incoming = self.parts.incoming.as_ref()?;

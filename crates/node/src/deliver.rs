@@ -1,7 +1,7 @@
 //! Carries out what the scheduler has decided: tokens and ends to response streams, pushes, copies, hashes, closed transfers.
 
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::{ReceiveEnd, RefuseReason};
+use kv_transfer::receiver::{ReceiveEnd, TransferRefusal};
 use kv_transfer::transport::AbortReason;
 use proto::messages::{DecodeEvent, DecodeFinished, PrefillEvent, StepNote, TokenBatch};
 use service_runtime::clock::Clock;
@@ -16,7 +16,7 @@ use serving_core::time::Time;
 use crate::handoff_out::{Handoffs, NewHandoff, PushEnded};
 use crate::inbox::CommitJob;
 use crate::node_loop::NodeLoop;
-use crate::request::{Leg, NodeEvent, Told};
+use crate::request::{LegRequest, NodeEvent, SharedEvent};
 use crate::streams::{Stream, sampled_at};
 
 /// How an attempt ends here.
@@ -51,12 +51,12 @@ impl End {
 
 impl Stream {
     pub fn is_prefill(&self) -> bool {
-        matches!(self.leg, Leg::Prefill(_))
+        matches!(self.leg, LegRequest::Prefill(_))
     }
 
     /// First chunk planned: the prefill has begun, and the decode node hears of it.
     pub fn begin_prefill(&mut self, now: Time, key: AttemptKey, handoffs: &Handoffs) {
-        if let Leg::Prefill(ticket) = &self.leg
+        if let LegRequest::Prefill(ticket) = &self.leg
             && self.prefill.begins(now)
             && let Some(ticket) = ticket
         {
@@ -193,7 +193,7 @@ impl NodeLoop {
             let first = NodeEvent::Prefill(PrefillEvent::FirstToken { timings, sampled_at });
             let batch = stream
                 .leg
-                .event(Told::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
+                .event(SharedEvent::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
             if let Err(failure) = stream.tell(first).and_then(|()| stream.tell(batch)) {
                 self.parts.scheduler.fail(key, failure);
             }
@@ -287,7 +287,7 @@ impl NodeLoop {
         if let Some(transfer) = stream.decode.transfer {
             self.transfers.remove(&transfer);
         }
-        let Leg::Prefill(ticket) = &stream.leg else {
+        let LegRequest::Prefill(ticket) = &stream.leg else {
             return;
         };
         if let (Some(handoff), Some(ticket)) = (stream.prefill.handoff.take(), ticket) {
@@ -311,7 +311,7 @@ impl NodeLoop {
         });
         self.ending.remove(&transfer);
         if let Some(stream) = self.streams.get_mut(key) {
-            let Leg::Prefill(Some(ticket)) = &stream.leg else {
+            let LegRequest::Prefill(Some(ticket)) = &stream.leg else {
                 return;
             };
             // The end of an earlier life of the key: its blocks went back when it was told to stop.
@@ -359,7 +359,7 @@ impl NodeLoop {
                     detail: detail.clone(),
                 };
                 self.parts.scheduler.fail(arrived.key, failure);
-                Err(RefuseReason::NotCommitted { label, detail })
+                Err(TransferRefusal::NotCommitted { label, detail })
             }
         };
         // The receiver's task may be gone with its pair: the commit stands all the same.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, RefuseReason};
+use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, TransferRefusal};
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
 use tokio::sync::oneshot;
@@ -47,13 +47,13 @@ impl Reservations {
 #[async_trait]
 impl HandoffSink for Reservations {
     /// Only the prefill node that the coordinator named gets the reservation; for anybody else it stays on offer.
-    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason> {
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, TransferRefusal> {
         let mut offers = self.lock();
         match offers.get(&transfer) {
             Some(reservation) if reservation.sender == *sender => {
-                offers.remove(&transfer).ok_or(RefuseReason::UnknownTransfer)
+                offers.remove(&transfer).ok_or(TransferRefusal::UnknownTransfer)
             }
-            _ => Err(RefuseReason::UnknownTransfer),
+            _ => Err(TransferRefusal::UnknownTransfer),
         }
     }
 
@@ -73,12 +73,12 @@ impl HandoffSink for Reservations {
         })
     }
 
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         let (answer, answered) = oneshot::channel();
         self.inbox.commit(CommitJob { arrived, answer });
         answered.await.unwrap_or_else(|_| {
             let detail = "the decode node is shutting down".to_owned();
-            Err(RefuseReason::NotCommitted {
+            Err(TransferRefusal::NotCommitted {
                 label: "shutting_down",
                 detail,
             })

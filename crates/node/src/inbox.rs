@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::{Arrived, ReceiveEnd, RefuseReason};
+use kv_transfer::receiver::{Arrived, ReceiveEnd, TransferRefusal};
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use serving_core::ids::TransferId;
@@ -33,7 +33,7 @@ pub enum NotTaken {
 #[derive(Debug)]
 pub struct CommitJob {
     pub arrived: Arrived,
-    pub answer: oneshot::Sender<Result<(), RefuseReason>>,
+    pub answer: oneshot::Sender<Result<(), TransferRefusal>>,
 }
 
 /// Everything that arrived since the loop last looked, to be applied in the order of the fields.

@@ -24,5 +24,5 @@ mod streams;
 pub use kv_pool::KvPool;
 pub use life::{Life, RunError, live};
 pub use node::{Drained, Node, NodeError};
-pub use request::{Asked, EVENTS_QUEUED_MAX, EventStream, Handle, Leg, NodeEvent};
+pub use request::{Asked, EVENTS_QUEUED_MAX, EventStream, Handle, LegRequest, NodeEvent};
 pub use settings::{DecodeSettings, NodeSettings, PrefillSettings, RoleSettings};

@@ -7,10 +7,10 @@ use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
+use service_runtime::joined::{JoinedCoordinators, Leaving, LifeEnd};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
 use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
-use service_runtime::welcomes::{Leaving, LifeEnd, Welcomes};
 use serving_core::ids::NodeEpoch;
 use serving_core::scheduler::permits::permitted_requests_max;
 use thiserror::Error;
@@ -107,10 +107,10 @@ where
         gauges: node.gauges.clone(),
     };
     let mut membership = membership::join(join, node.status.clone())?;
-    let mut welcomes = Welcomes::new(role, &node.record, health.clone());
+    let mut joined = JoinedCoordinators::new(role, &node.record, health.clone());
     let leaving = tokio::select! {
         () = shutdown.requested() => Ok(None),
-        ended = attend(&mut node, &mut membership, &mut welcomes) => ended,
+        ended = attend(&mut node, &mut membership, &mut joined) => ended,
         served = &mut server => served.map_err(RunError::from).and_then(|served| Ok(served.map(|()| None)?)),
     };
     health.set(ReadyState::Draining);
@@ -127,7 +127,7 @@ where
         drained
     };
     let why = leaving.as_ref().copied().unwrap_or_default();
-    let (why, drained) = welcomes.hear_during(&mut membership, (why, goodbye)).await;
+    let (why, drained) = joined.hear_during(&mut membership, (why, goodbye)).await;
     if !matches!(why, Some(Leaving::ForRole(_))) {
         port.release();
     }
@@ -149,14 +149,14 @@ fn end(why: Option<Leaving>, drained: Drained, name: String) -> Result<LifeEnd, 
 async fn attend(
     node: &mut Node,
     membership: &mut Membership,
-    welcomes: &mut Welcomes,
+    joined: &mut JoinedCoordinators,
 ) -> Result<Option<Leaving>, RunError> {
     let mut peers = membership.peers();
     loop {
         tokio::select! {
             event = membership.next_event() => {
                 let Some(event) = event else { return Ok(None) };
-                if let Some(leaving) = welcomes.take(event) {
+                if let Some(leaving) = joined.take(event) {
                     return Ok(Some(leaving));
                 }
             }

@@ -145,9 +145,9 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use kv_transfer::choice::TransportKind;
-    use kv_transfer::receiver::{ReceiveEnd, RefuseReason};
+    use kv_transfer::receiver::{ReceiveEnd, TransferRefusal};
     use kv_transfer::transport::{AbortReason, PairFault, TransferError};
-    use proto::messages::RefusedReason;
+    use proto::messages::RefuseReason;
     use service_runtime::metrics::exposition::{differences, read, without_a_start};
     use service_runtime::metrics::vllm;
     use serving_core::node::NodeState;
@@ -216,7 +216,7 @@ mod tests {
         metrics.transfer_failed("unsettled", PairFault::Connecting.name());
         metrics.transfer_failed("grpc", "what another version says");
         metrics.handoff("unsettled", AbortReason::Cancelled.name());
-        metrics.request("none", RefusedReason::NoCapacity.name());
+        metrics.request("none", RefuseReason::NoCapacity.name());
         text(&registry)
     }
 
@@ -281,7 +281,7 @@ mod tests {
         let listed = table::KV_TRANSFER_FAILURES.closed_values("reason", Role::Decode);
         let listed = listed.expect("a closed list");
         let here = ReceiveEnd::NAMES.iter().filter(|name| **name != "aborted_here");
-        for name in here.chain(&RefuseReason::NAMES) {
+        for name in here.chain(&TransferRefusal::NAMES) {
             assert!(listed.contains(name), "{name} is not in {listed:?}");
         }
         let carriers = table::KV_TRANSFER_FAILURES.closed_values("transport", Role::Decode);

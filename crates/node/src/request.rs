@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use proto::messages::{
-    DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, PromptLogprobs, Refused, RefusedReason, TokenBatch,
+    DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, PromptLogprobs, RefuseReason, Refused, TokenBatch,
 };
 use service_runtime::clock::Clock;
 use service_runtime::telemetry;
@@ -24,7 +24,7 @@ pub const EVENTS_QUEUED_MAX: usize = 1024;
 
 /// Which leg of a request this node has.
 #[derive(Clone, Debug)]
-pub enum Leg {
+pub enum LegRequest {
     /// The prompt. Without a ticket the request ends at its first token.
     Prefill(Option<Ticket>),
     /// Everything after the first token. Only this prefill node may write its KV.
@@ -42,7 +42,7 @@ pub struct NewRequest {
     pub permits: u64,
     /// The life of the coordinator that holds the permits.
     pub coordinator: NodeEpoch,
-    pub leg: Leg,
+    pub leg: LegRequest,
     pub events: mpsc::Sender<NodeEvent>,
     pub received_at: Time,
     /// Of the request's span on this node.
@@ -69,27 +69,27 @@ pub enum NodeEvent {
 
 /// What both services say alike.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum SharedEvent {
     Tokens(TokenBatch),
     PromptLogprobs(PromptLogprobs),
     Failed(Failed),
     Refused(Refused),
 }
 
-impl Leg {
-    pub(crate) fn event(&self, told: Told) -> NodeEvent {
+impl LegRequest {
+    pub(crate) fn event(&self, told: SharedEvent) -> NodeEvent {
         match self {
-            Leg::Prefill(_) => NodeEvent::Prefill(match told {
-                Told::Tokens(batch) => PrefillEvent::Tokens(batch),
-                Told::PromptLogprobs(scored) => PrefillEvent::PromptLogprobs(scored),
-                Told::Failed(failed) => PrefillEvent::Failed(failed),
-                Told::Refused(refused) => PrefillEvent::Refused(refused),
+            LegRequest::Prefill(_) => NodeEvent::Prefill(match told {
+                SharedEvent::Tokens(batch) => PrefillEvent::Tokens(batch),
+                SharedEvent::PromptLogprobs(scored) => PrefillEvent::PromptLogprobs(scored),
+                SharedEvent::Failed(failed) => PrefillEvent::Failed(failed),
+                SharedEvent::Refused(refused) => PrefillEvent::Refused(refused),
             }),
-            Leg::Decode(_) | Leg::Whole(_) => NodeEvent::Decode(match told {
-                Told::Tokens(batch) => DecodeEvent::Tokens(batch),
-                Told::PromptLogprobs(scored) => DecodeEvent::PromptLogprobs(scored),
-                Told::Failed(failed) => DecodeEvent::Failed(failed),
-                Told::Refused(refused) => DecodeEvent::Refused(refused),
+            LegRequest::Decode(_) | LegRequest::Whole(_) => NodeEvent::Decode(match told {
+                SharedEvent::Tokens(batch) => DecodeEvent::Tokens(batch),
+                SharedEvent::PromptLogprobs(scored) => DecodeEvent::PromptLogprobs(scored),
+                SharedEvent::Failed(failed) => DecodeEvent::Failed(failed),
+                SharedEvent::Refused(refused) => DecodeEvent::Refused(refused),
             }),
         }
     }
@@ -111,7 +111,7 @@ pub struct Asked {
     pub request: Request,
     pub permits: u64,
     pub coordinator: NodeEpoch,
-    pub leg: Leg,
+    pub leg: LegRequest,
     pub span: Span,
     pub answer_parent: Option<TraceContext>,
 }
@@ -124,7 +124,7 @@ impl Asked {
             request: message.request,
             permits: u64::from(message.permit_tokens),
             coordinator: message.coordinator_epoch,
-            leg: Leg::Prefill(message.ticket),
+            leg: LegRequest::Prefill(message.ticket),
             span,
             answer_parent: None,
         }
@@ -134,11 +134,11 @@ impl Asked {
     /// Nobody computes the prompt.
     pub fn open(message: OpenRequest, span: Span, answer_parent: Option<TraceContext>) -> Result<Self, Refused> {
         let leg = match (message.local_prefill, message.prefill_node) {
-            (Some(reason), _) => Leg::Whole(reason),
-            (None, Some(node)) => Leg::Decode(node),
+            (Some(reason), _) => LegRequest::Whole(reason),
+            (None, Some(node)) => LegRequest::Decode(node),
             (None, None) => {
                 return Err(Refused {
-                    reason: RefusedReason::Invalid,
+                    reason: RefuseReason::Invalid,
                     detail: "nobody computes the prompt".to_owned(),
                 });
             }
@@ -164,7 +164,7 @@ impl Handle {
         let (events, queue) = mpsc::channel(EVENTS_QUEUED_MAX);
         let refusal = |reason, detail: &str| {
             let detail = detail.to_owned();
-            Told::Refused(Refused { reason, detail })
+            SharedEvent::Refused(Refused { reason, detail })
         };
         let new = NewRequest {
             request: Arc::new(asked.request),
@@ -181,16 +181,16 @@ impl Handle {
             self.inbox.request(new).err().map(|(new, why)| match why {
                 NotTaken::Full => (
                     new,
-                    refusal(RefusedReason::NoCapacity, "too many requests wait for the node's loop"),
+                    refusal(RefuseReason::NoCapacity, "too many requests wait for the node's loop"),
                 ),
-                NotTaken::Closed => (new, refusal(RefusedReason::Draining, "this node is leaving")),
+                NotTaken::Closed => (new, refusal(RefuseReason::Draining, "this node is leaving")),
             })
         } else {
             let detail = format!(
                 "this node lives under epoch {}, not {}; read its new registration",
                 self.epoch, asked.node_epoch
             );
-            Some((Box::new(new), refusal(RefusedReason::StaleEpoch, &detail)))
+            Some((Box::new(new), refusal(RefuseReason::StaleEpoch, &detail)))
         };
         if let Some((new, told)) = refused {
             // A fresh channel has room.
@@ -204,9 +204,9 @@ impl Handle {
     }
 
     /// A stream that only refuses, of a request that the loop need not see.
-    pub fn refuse(&self, leg: &Leg, refused: Refused) -> EventStream {
+    pub fn refuse(&self, leg: &LegRequest, refused: Refused) -> EventStream {
         let (events, queue) = mpsc::channel(1);
-        let _ = events.try_send(leg.event(Told::Refused(refused)));
+        let _ = events.try_send(leg.event(SharedEvent::Refused(refused)));
         EventStream {
             queue,
             inbox: self.inbox.clone(),

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::decode_leg::DecodeLeg;
 use crate::prefill_leg::PrefillLeg;
-use crate::request::{Leg, NewRequest, NodeEvent, Told};
+use crate::request::{LegRequest, NewRequest, NodeEvent, SharedEvent};
 
 /// Places in a stream's channel kept for its last events, which must never be lost.
 const PLACES_KEPT: usize = 4;
@@ -27,7 +27,7 @@ const LOGPROBS_PER_EVENT: usize = 256;
 #[derive(Debug)]
 pub struct Stream {
     pub request: Arc<Request>,
-    pub leg: Leg,
+    pub leg: LegRequest,
     events: mpsc::Sender<NodeEvent>,
     /// Drawn and not told yet.
     pub tokens: Vec<TokenEvent>,
@@ -91,7 +91,7 @@ impl Stream {
     }
 
     pub fn tell_failed(&self, failure: &NodeFailure) {
-        self.tell_last(self.leg.event(Told::Failed(Failed::from(failure))));
+        self.tell_last(self.leg.event(SharedEvent::Failed(Failed::from(failure))));
     }
 
     /// The tokens that were drawn, in one event. `step` is the step that drew them.
@@ -110,7 +110,7 @@ impl Stream {
         if let Some(step) = &batch.step {
             self.decode.sampled(sampled_at, step, batch.tokens.len());
         }
-        self.tell(self.leg.event(Told::Tokens(batch)))
+        self.tell(self.leg.event(SharedEvent::Tokens(batch)))
     }
 
     /// # Errors
@@ -121,7 +121,7 @@ impl Stream {
             let tokens = part.to_vec();
             let next = first_position + tokens.len() as u32;
             let scored = PromptLogprobs { first_position, tokens };
-            self.tell(self.leg.event(Told::PromptLogprobs(scored)))?;
+            self.tell(self.leg.event(SharedEvent::PromptLogprobs(scored)))?;
             first_position = next;
         }
         Ok(())

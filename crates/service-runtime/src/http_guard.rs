@@ -185,7 +185,7 @@ fn is_address(host: &str) -> bool {
 
 /// Why a request was refused, for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct GuardRefusal {
     pub status: StatusCode,
     pub code: &'static str,
     pub message: String,
@@ -224,7 +224,7 @@ impl HttpGuard {
 
     /// # Errors
     /// The request must not be answered.
-    pub fn check(&self, head: &request::Parts) -> Result<(), Refusal> {
+    pub fn check(&self, head: &request::Parts) -> Result<(), GuardRefusal> {
         // No browser speaks HTTP/2 without TLS, so this is gRPC.
         if head.version == Version::HTTP_2 {
             return Ok(());
@@ -241,7 +241,7 @@ impl HttpGuard {
         check_content(&head.headers)
     }
 
-    fn check_hosts(&self, host: Option<&(String, Option<u16>)>, uri: &Uri) -> Result<(), Refusal> {
+    fn check_hosts(&self, host: Option<&(String, Option<u16>)>, uri: &Uri) -> Result<(), GuardRefusal> {
         let in_uri = uri
             .authority()
             .map(|authority| split_port(authority.as_str()).unwrap_or_default());
@@ -249,7 +249,7 @@ impl HttpGuard {
             let is_known = is_address(host) || host == "localhost" || self.0.hosts.iter().any(|own| own.fits(host));
             if !is_known {
                 let host = shown(host);
-                return Err(Refusal {
+                return Err(GuardRefusal {
                     status: StatusCode::FORBIDDEN,
                     code: "host_not_allowed",
                     message: format!(
@@ -262,7 +262,7 @@ impl HttpGuard {
         Ok(())
     }
 
-    fn check_origin(&self, headers: &HeaderMap, host: Option<&(String, Option<u16>)>) -> Result<(), Refusal> {
+    fn check_origin(&self, headers: &HeaderMap, host: Option<&(String, Option<u16>)>) -> Result<(), GuardRefusal> {
         let text = |value: &http::HeaderValue| value.to_str().unwrap_or("?").to_owned();
         let origin = headers.get(header::ORIGIN).map(text);
         let stated = origin.as_deref().map(WebOrigin::from_str);
@@ -279,7 +279,7 @@ impl HttpGuard {
             return Ok(());
         }
         let origin = origin.map_or_else(|| "another origin".to_owned(), |origin| format!("`{}`", shown(&origin)));
-        Err(Refusal {
+        Err(GuardRefusal {
             status: StatusCode::FORBIDDEN,
             code: "foreign_origin",
             message: format!(
@@ -291,7 +291,7 @@ impl HttpGuard {
 }
 
 /// The name that a request was sent to. `None` where there is none: HTTP/1.0, and so no browser.
-fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>)>, Refusal> {
+fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>)>, GuardRefusal> {
     let mut named = headers.get_all(header::HOST).iter();
     let (first, second) = (named.next(), named.next());
     let Some(first) = first else {
@@ -300,7 +300,7 @@ fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>
     let host = first.to_str().ok().and_then(split_port);
     match host.filter(|_| second.is_none()) {
         Some(host) => Ok(Some(host)),
-        None => Err(Refusal {
+        None => Err(GuardRefusal {
             status: StatusCode::BAD_REQUEST,
             code: "bad_host",
             message: "The Host header is not one host name with an optional port. Send exactly one.".to_owned(),
@@ -309,7 +309,7 @@ fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>
 }
 
 /// A page can send JSON to another origin only after a preflight has allowed it.
-fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_content(headers: &HeaderMap) -> Result<(), GuardRefusal> {
     let length = headers.get(header::CONTENT_LENGTH);
     let has_body = length.is_some_and(|length| length != "0") || headers.contains_key(header::TRANSFER_ENCODING);
     if !has_body {
@@ -321,7 +321,7 @@ fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
         return Ok(());
     }
     let said = kind.map_or_else(|| "no content type".to_owned(), |kind| format!("`{}`", shown(kind)));
-    Err(Refusal {
+    Err(GuardRefusal {
         status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
         code: "unsupported_media_type",
         message: format!("The body came with {said}. Send JSON with the header `content-type: application/json`."),

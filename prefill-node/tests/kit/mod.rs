@@ -10,7 +10,7 @@ use engine::{
     Engine, EngineLimits, KvDtype, KvGeometry, OpenedEngine, StandInConfig, StandInEngine, compatibility_hash,
 };
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
+use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
 use kv_transfer::shm::{self, ShmConfig};
 use node::Node;
 use prefill_node::Config;
@@ -240,11 +240,11 @@ pub struct RecordingSink {
 
 #[tonic::async_trait]
 impl HandoffSink for RecordingSink {
-    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, RefuseReason> {
+    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, TransferRefusal> {
         let claimed = self.recorded.lock().unwrap().reservations.remove(&transfer);
         claimed
             .filter(|_| self.script != Script::Refuse)
-            .ok_or(RefuseReason::UnknownTransfer)
+            .ok_or(TransferRefusal::UnknownTransfer)
     }
     fn began(&self, transfer: TransferId) {
         self.recorded.lock().unwrap().begun.push(transfer);
@@ -260,7 +260,7 @@ impl HandoffSink for RecordingSink {
         bytes[layers.start as usize * GEOMETRY.layer_bytes()..][..data.len()].copy_from_slice(data);
         Ok(())
     }
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         self.recorded.lock().unwrap().arrived.push(arrived);
         if self.script == Script::NeverAck {
             std::future::pending::<()>().await;

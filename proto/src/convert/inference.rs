@@ -15,8 +15,8 @@ use super::{
     transfer_id,
 };
 use crate::messages::{
-    DecodeEvent, DecodeFinished, Failed, Fault, OpenRequest, Opened, PrefillEvent, PrefillFinished, PrefillOutcome,
-    PrefillRequest, Refused, RefusedReason, StepNote, TokenBatch,
+    DecodeEvent, DecodeFinished, Failed, NodeFault, OpenRequest, Opened, PrefillEvent, PrefillFinished, PrefillOutcome,
+    PrefillRequest, RefuseReason, Refused, StepNote, TokenBatch,
 };
 use crate::v1;
 
@@ -343,12 +343,12 @@ impl From<Failed> for v1::Failed {
         use v1::failed::Fault as Wire;
         Self {
             fault: match failed.fault {
-                Fault::Engine => Wire::Engine,
-                Fault::Transfer => Wire::Transfer,
-                Fault::Deadline => Wire::Deadline,
-                Fault::Peer => Wire::Peer,
-                Fault::Internal => Wire::Internal,
-                Fault::Draining => Wire::Draining,
+                NodeFault::Engine => Wire::Engine,
+                NodeFault::Transfer => Wire::Transfer,
+                NodeFault::Deadline => Wire::Deadline,
+                NodeFault::Peer => Wire::Peer,
+                NodeFault::Internal => Wire::Internal,
+                NodeFault::Draining => Wire::Draining,
             }
             .into(),
             reason: failed.reason,
@@ -362,12 +362,12 @@ impl TryFrom<v1::Failed> for Failed {
     fn try_from(wire: v1::Failed) -> Result<Self> {
         use v1::failed::Fault as Wire;
         let fault = match Wire::try_from(wire.fault) {
-            Ok(Wire::Engine) => Fault::Engine,
-            Ok(Wire::Transfer) => Fault::Transfer,
-            Ok(Wire::Deadline) => Fault::Deadline,
-            Ok(Wire::Peer) => Fault::Peer,
-            Ok(Wire::Internal) => Fault::Internal,
-            Ok(Wire::Draining) => Fault::Draining,
+            Ok(Wire::Engine) => NodeFault::Engine,
+            Ok(Wire::Transfer) => NodeFault::Transfer,
+            Ok(Wire::Deadline) => NodeFault::Deadline,
+            Ok(Wire::Peer) => NodeFault::Peer,
+            Ok(Wire::Internal) => NodeFault::Internal,
+            Ok(Wire::Draining) => NodeFault::Draining,
             _ => return Err(unknown("failed.fault", wire.fault)),
         };
         Ok(Self {
@@ -383,12 +383,12 @@ impl From<Refused> for v1::Refused {
         use v1::refused::Reason as Wire;
         Self {
             reason: match refused.reason {
-                RefusedReason::NoCapacity => Wire::NoCapacity,
-                RefusedReason::StaleEpoch => Wire::StaleEpoch,
-                RefusedReason::Draining => Wire::Draining,
-                RefusedReason::Duplicate => Wire::Duplicate,
-                RefusedReason::Invalid => Wire::Invalid,
-                RefusedReason::Incompatible => Wire::Incompatible,
+                RefuseReason::NoCapacity => Wire::NoCapacity,
+                RefuseReason::StaleEpoch => Wire::StaleEpoch,
+                RefuseReason::Draining => Wire::Draining,
+                RefuseReason::Duplicate => Wire::Duplicate,
+                RefuseReason::Invalid => Wire::Invalid,
+                RefuseReason::Incompatible => Wire::Incompatible,
             }
             .into(),
             detail: detail(&refused.detail),
@@ -401,12 +401,12 @@ impl TryFrom<v1::Refused> for Refused {
     fn try_from(wire: v1::Refused) -> Result<Self> {
         use v1::refused::Reason as Wire;
         let reason = match Wire::try_from(wire.reason) {
-            Ok(Wire::NoCapacity) => RefusedReason::NoCapacity,
-            Ok(Wire::StaleEpoch) => RefusedReason::StaleEpoch,
-            Ok(Wire::Draining) => RefusedReason::Draining,
-            Ok(Wire::Duplicate) => RefusedReason::Duplicate,
-            Ok(Wire::Invalid) => RefusedReason::Invalid,
-            Ok(Wire::Incompatible) => RefusedReason::Incompatible,
+            Ok(Wire::NoCapacity) => RefuseReason::NoCapacity,
+            Ok(Wire::StaleEpoch) => RefuseReason::StaleEpoch,
+            Ok(Wire::Draining) => RefuseReason::Draining,
+            Ok(Wire::Duplicate) => RefuseReason::Duplicate,
+            Ok(Wire::Invalid) => RefuseReason::Invalid,
+            Ok(Wire::Incompatible) => RefuseReason::Incompatible,
             _ => return Err(unknown("refused.reason", wire.reason)),
         };
         Ok(Self {

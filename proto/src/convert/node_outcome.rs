@@ -2,17 +2,17 @@
 
 use serving_core::scheduler::{NodeFailure, Refusal};
 
-use crate::messages::{Failed, Fault, Refused, RefusedReason};
+use crate::messages::{Failed, NodeFault, RefuseReason, Refused};
 
 impl From<&NodeFailure> for Failed {
     fn from(failure: &NodeFailure) -> Self {
         let fault = match failure {
-            NodeFailure::Deadline { .. } => Fault::Deadline,
-            NodeFailure::ReservationExpired { .. } => Fault::Peer,
-            NodeFailure::HoldExpired { .. } | NodeFailure::Transfer { .. } => Fault::Transfer,
-            NodeFailure::Engine { .. } | NodeFailure::Sampling => Fault::Engine,
-            NodeFailure::SlowReader { .. } => Fault::Internal,
-            NodeFailure::Draining => Fault::Draining,
+            NodeFailure::Deadline { .. } => NodeFault::Deadline,
+            NodeFailure::ReservationExpired { .. } => NodeFault::Peer,
+            NodeFailure::HoldExpired { .. } | NodeFailure::Transfer { .. } => NodeFault::Transfer,
+            NodeFailure::Engine { .. } | NodeFailure::Sampling => NodeFault::Engine,
+            NodeFailure::SlowReader { .. } => NodeFault::Internal,
+            NodeFailure::Draining => NodeFault::Draining,
         };
         let reason = match failure {
             // The transfer's own label says more than "transfer_failed", which the fault already says.
@@ -31,10 +31,10 @@ impl From<&Refusal> for Refused {
     fn from(refusal: &Refusal) -> Self {
         let reason = match refusal {
             Refusal::NoBlocks { .. } | Refusal::TooManySequences { .. } | Refusal::Preempting => {
-                RefusedReason::NoCapacity
+                RefuseReason::NoCapacity
             }
-            Refusal::Duplicate => RefusedReason::Duplicate,
-            Refusal::NeverFits { .. } | Refusal::Invalid(_) => RefusedReason::Invalid,
+            Refusal::Duplicate => RefuseReason::Duplicate,
+            Refusal::NeverFits { .. } | Refusal::Invalid(_) => RefuseReason::Invalid,
         };
         Self {
             reason,

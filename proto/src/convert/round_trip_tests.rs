@@ -158,18 +158,18 @@ fn prompt_logprobs() -> impl Strategy<Value = PromptLogprobs> {
 
 fn failed() -> impl Strategy<Value = Failed> {
     let faults = vec![
-        Fault::Engine,
-        Fault::Transfer,
-        Fault::Deadline,
-        Fault::Peer,
-        Fault::Internal,
-        Fault::Draining,
+        NodeFault::Engine,
+        NodeFault::Transfer,
+        NodeFault::Deadline,
+        NodeFault::Peer,
+        NodeFault::Internal,
+        NodeFault::Draining,
     ];
     (select(faults), label(), "[ -~]{0,100}").prop_map(|(fault, reason, detail)| Failed { fault, reason, detail })
 }
 
 fn refused() -> impl Strategy<Value = Refused> {
-    use RefusedReason::*;
+    use RefuseReason::*;
     let reasons = vec![NoCapacity, StaleEpoch, Draining, Duplicate, Invalid, Incompatible];
     (select(reasons), "[ -~]{0,100}").prop_map(|(reason, detail)| Refused { reason, detail })
 }

@@ -52,12 +52,12 @@ struct Profile {
     name: String,
     ttft_ms_max: Option<f64>,
     itl_ms_max: Option<f64>,
-    lanes: Vec<Lane>,
+    lanes: Vec<LaneBudget>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Lane {
+struct LaneBudget {
     lane: String,
     total: u64,
     good: u64,
@@ -68,7 +68,7 @@ struct Lane {
     budget_left: Option<f64>,
 }
 
-impl Lane {
+impl LaneBudget {
     fn is_spent(&self) -> bool {
         self.budget_left.is_some_and(|left| left <= 0.0)
     }
@@ -131,7 +131,7 @@ async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -
     Ok(if spent.is_empty() { Exit::Ok } else { Exit::NotMet })
 }
 
-fn spent_words(profile: &str, lane: &Lane) -> String {
+fn spent_words(profile: &str, lane: &LaneBudget) -> String {
     let worst = lane.breaches.iter().max_by_key(|(_, count)| **count);
     let kinds = worst.map_or_else(String::new, |(kind, count)| format!(", most of them {kind} ({count})"));
     format!(

@@ -2,11 +2,11 @@
 
 use engine::KeptWeights;
 use service_runtime::config::ConfigError;
+use service_runtime::joined::LifeEnd;
 use service_runtime::process::ProcessConfig;
 use service_runtime::serve::KeptPort;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::{self, Identity};
-use service_runtime::welcomes::LifeEnd;
 use serving_core::node::AssignedRole;
 use thiserror::Error;
 

@@ -14,7 +14,7 @@ use model_files::config::LlamaConfig;
 use super::attention;
 use super::buffers::{Inputs, Shared};
 use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
-use super::plan::{AttentionItem, Plan, Row};
+use super::plan::{AttentionItem, Row, StepLayout};
 use super::pool::Pool;
 use super::rope::RopeTable;
 use super::weights::{Layer, Matrix, Weights};
@@ -83,7 +83,7 @@ pub(crate) struct Step<'a> {
     pub kernels: &'a Kernels,
     pub weights: &'a Weights,
     pub rope: &'a RopeTable,
-    pub plan: &'a Plan,
+    pub plan: &'a StepLayout,
     pub scratch: &'a Scratch,
     pub geometry: KvGeometry,
     /// Start of the KV memory, whose blocks of this batch are claimed.

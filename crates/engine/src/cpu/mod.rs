@@ -83,7 +83,7 @@ pub struct CpuEngine {
     weights: Arc<weights::Weights>,
     rope: rope::RopeTable,
     kv: Arc<KvMemory>,
-    plan: plan::Plan,
+    plan: plan::StepLayout,
     scratch: forward::Scratch,
     pool: pool::Pool,
 }
@@ -165,7 +165,7 @@ pub fn open_cpu_engine_with(
         weights,
         rope: rope::RopeTable::new(config.context_length, config.head_dim, config.rope_base),
         kv,
-        plan: plan::Plan::with_capacity(options.limits, context_blocks),
+        plan: plan::StepLayout::with_capacity(options.limits, context_blocks),
         scratch: forward::Scratch::new(&config, options.numerics, options.limits, pool.threads()),
         pool,
         config,

@@ -32,7 +32,7 @@ pub(crate) struct LogitsRow {
 
 /// Reused from step to step. The capacities come from the limits, so filling it allocates nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct StepLayout {
     pub rows: Vec<Row>,
     pub items: Vec<AttentionItem>,
     pub logits: Vec<LogitsRow>,
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
     pub has_chunks: bool,
 }
 
-impl Plan {
+impl StepLayout {
     pub(crate) fn with_capacity(limits: crate::EngineLimits, context_blocks: usize) -> Self {
         let (rows, sequences) = (limits.max_batch_tokens as usize, limits.max_sequences as usize);
         Self {

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::memory::{BlockMemory, DeviceMemory, HostMemory, MemoryKind, whole};
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS, key};
 use crate::choice::TransportKind;
-use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, RefuseReason};
+use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
 
 /// How the recording sink answers a commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,12 +123,12 @@ impl Recorder {
 
 #[async_trait]
 impl HandoffSink for Recorder {
-    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, RefuseReason> {
+    fn claim(&self, transfer: TransferId, _: &NodeId) -> Result<Reservation, TransferRefusal> {
         self.reservations
             .lock()
             .unwrap()
             .remove(&transfer)
-            .ok_or(RefuseReason::UnknownTransfer)
+            .ok_or(TransferRefusal::UnknownTransfer)
     }
     fn began(&self, transfer: TransferId) {
         self.began.lock().unwrap().push(transfer);
@@ -143,7 +143,7 @@ impl HandoffSink for Recorder {
         self.memory.write(block, layers.start as usize * LAYER_BYTES, data);
         Ok(())
     }
-    async fn commit(&self, arrived: Arrived) -> Result<(), RefuseReason> {
+    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         // A step may read the blocks once this has returned, so bytes that are still on their way must arrive first.
         let (settled, all_written) = oneshot::channel();
         let told = move || {
@@ -154,7 +154,7 @@ impl HandoffSink for Recorder {
         self.commits.lock().unwrap().push(arrived);
         match self.answer {
             CommitAnswer::Accept => Ok(()),
-            CommitAnswer::Refuse => Err(RefuseReason::NotCommitted {
+            CommitAnswer::Refuse => Err(TransferRefusal::NotCommitted {
                 label: "cancelled",
                 detail: "the client left".to_owned(),
             }),

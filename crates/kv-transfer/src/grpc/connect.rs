@@ -23,7 +23,7 @@ use tonic_prost::ProstCodec;
 use tower::Service as _;
 
 use crate::pairs::queue::{Outgoing, Queued};
-use crate::pairs::{Lane, Link, Live, PairConfig};
+use crate::pairs::{Carrier, Link, PairConfig, PairStream};
 use crate::transport::{PairFault, PairPeer};
 
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -38,11 +38,11 @@ const REPLY_WINDOW_BYTES: u32 = 1 << 20;
 pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Link, HelloReply), PairFault> {
     let channel = channel(peer).await?;
     let room = Arc::new(Semaphore::new(config.room_kib() as usize));
-    let lane = Lane::Stream {
+    let lane = Carrier::Stream {
         room,
         room_kib: config.room_kib(),
     };
-    let (live, queue) = Live::new(peer.node.clone(), lane, config.buffers.clone());
+    let (live, queue) = PairStream::new(peer.node.clone(), lane, config.buffers.clone());
     let outgoing = Outgoing::new(queue, live.gauge.clone(), config.tap.clone());
     let hello = KvFrame::Hello(config.hello(peer));
     let _ = live.frames.send(Queued::control(hello)).await;

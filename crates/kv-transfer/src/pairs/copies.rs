@@ -13,7 +13,7 @@ use serving_core::ids::BlockId;
 use thiserror::Error;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::live::{Gate, Live};
+use super::pair_stream::{Gate, PairStream};
 use super::queue::{Queued, Room};
 use crate::frame;
 use crate::shm::{NoPlace, Slot};
@@ -64,7 +64,7 @@ enum Work {
 #[derive(Debug)]
 pub(super) struct Copies {
     source: Arc<dyn KvSource>,
-    live: Arc<Live>,
+    live: Arc<PairStream>,
     gate: Arc<Gate>,
     line: Mutex<Line>,
     changed: Notify,
@@ -78,7 +78,7 @@ struct Line {
 }
 
 impl Copies {
-    pub fn new(source: Arc<dyn KvSource>, live: Arc<Live>, gate: Arc<Gate>) -> Arc<Self> {
+    pub fn new(source: Arc<dyn KvSource>, live: Arc<PairStream>, gate: Arc<Gate>) -> Arc<Self> {
         Arc::new(Self {
             source,
             live,

@@ -1,8 +1,8 @@
 //! A prefill node's pairs: one per decode node, each over the best transport that both know, and the transfers on them.
 
 mod copies;
-mod live;
 mod pair;
+mod pair_stream;
 pub(crate) mod queue;
 mod transfer;
 
@@ -16,8 +16,8 @@ use serving_core::ids::NodeId;
 use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
 use tokio::sync::watch;
 
-pub(crate) use self::live::{Lane, Link, Live};
 use self::pair::{Pair, PairState, Shared};
+pub(crate) use self::pair_stream::{Carrier, Link, PairStream};
 use self::queue::{Buffers, FrameTap};
 use self::transfer::PairTransfer;
 use crate::choice::{Fallbacks, TransportKind};
@@ -146,7 +146,7 @@ impl PairTransport {
         Ok(pair)
     }
 
-    async fn live(&self, ticket: &Ticket) -> Result<Arc<Live>, PairFault> {
+    async fn live(&self, ticket: &Ticket) -> Result<Arc<PairStream>, PairFault> {
         let pair = self.pair_of(ticket)?;
         let mut state = pair.state.clone();
         let settled = state.wait_for(|state| match state {

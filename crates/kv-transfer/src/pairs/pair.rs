@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
-use super::live::{Link, Live, carry};
+use super::pair_stream::{Link, PairStream, carry};
 use crate::choice::{Fallbacks, ShmFault, TransportKind};
 use crate::transport::{PairFault, PairPeer};
 use crate::{grpc, shm};
@@ -19,7 +19,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub(super) enum PairState {
-    Usable(Arc<Live>),
+    Usable(Arc<PairStream>),
     Unusable(PairFault),
 }
 

@@ -14,7 +14,7 @@ use serving_core::request::TokenEvent;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 use super::copies::{Copies, Copy, NotCopied};
-use super::live::{End, Hearing, Lane, Live};
+use super::pair_stream::{Carrier, End, PairStream, TransferSignals};
 use super::queue::Queued;
 use crate::choice::TransportKind;
 use crate::frame;
@@ -26,9 +26,9 @@ const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct PairTransfer {
-    live: Arc<Live>,
+    live: Arc<PairStream>,
     start: TransferStart,
-    hearing: Hearing,
+    signals: TransferSignals,
     next_sequence_no: u32,
     blocks: u32,
     kv_bytes: u64,
@@ -38,17 +38,17 @@ pub(super) struct PairTransfer {
 }
 
 impl PairTransfer {
-    pub async fn begin(live: Arc<Live>, start: TransferStart) -> Result<Self, TransferError> {
+    pub async fn begin(live: Arc<PairStream>, start: TransferStart) -> Result<Self, TransferError> {
         let transfer = start.ticket.transfer;
-        let hearing = live.register(transfer).map_err(|fault| TransferError::PairLost {
+        let signals = live.register(transfer).map_err(|fault| TransferError::PairLost {
             node: live.node.clone(),
             fault,
         })?;
-        let copies = Copies::new(start.source.clone(), live.clone(), hearing.gate.clone());
+        let copies = Copies::new(start.source.clone(), live.clone(), signals.gate.clone());
         let mut this = Self {
             live,
             start,
-            hearing,
+            signals,
             next_sequence_no: 0,
             blocks: 0,
             kv_bytes: 0,
@@ -90,7 +90,7 @@ impl PairTransfer {
     async fn queue(&mut self, queued: Queued) -> Result<(), TransferError> {
         let sent = tokio::select! {
             biased;
-            end = Self::ended(&mut self.hearing.end) => Err(end),
+            end = Self::ended(&mut self.signals.end) => Err(end),
             sent = self.live.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
         };
         sent.map_err(|end| self.error(end))
@@ -135,24 +135,24 @@ impl PairTransfer {
         let live = self.live.clone();
         let layer_bytes = self.start.source.layer_bytes();
         match &live.lane {
-            Lane::Stream { room, room_kib } => {
+            Carrier::Stream { room, room_kib } => {
                 let kib = (layers.len() * layer_bytes).div_ceil(1024);
                 let kib = u32::try_from(kib).unwrap_or(u32::MAX).min(*room_kib);
                 let permit = self.unless_ended(room.clone().acquire_many_owned(kib)).await?;
                 Ok((None, permit.ok()))
             }
-            Lane::Ring(ring) if layer_bytes > ring.slot_bytes() => Err(TransferError::LayerTooLarge {
+            Carrier::Ring(ring) if layer_bytes > ring.slot_bytes() => Err(TransferError::LayerTooLarge {
                 layer_bytes,
                 slot_bytes: ring.slot_bytes(),
             }),
-            Lane::Ring(ring) => Ok((Some(self.unless_ended(ring.slot()).await?), None)),
-            Lane::Pool(pool) => {
+            Carrier::Ring(ring) => Ok((Some(self.unless_ended(ring.slot()).await?), None)),
+            Carrier::Pool(pool) => {
                 if !pool.fits(self.start.source.layer_count(), layer_bytes) {
                     return Err(self.not_copied(NotCopied::Place(NoPlace::Outside)));
                 }
                 // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
                 // request.
-                let mut begun = self.hearing.begun.clone();
+                let mut begun = self.signals.begun.clone();
                 self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
                 let slot = self.unless_ended(pool.place((target, layers))).await?;
                 Ok((Some(slot), None))
@@ -163,14 +163,14 @@ impl PairTransfer {
     async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
         tokio::select! {
             biased;
-            end = Self::ended(&mut self.hearing.end) => Err(self.error(end)),
+            end = Self::ended(&mut self.signals.end) => Err(self.error(end)),
             failed = self.copies.failed() => Err(self.not_copied(failed)),
             got = wait => Ok(got),
         }
     }
 
     fn not_copied(&self, failed: NotCopied) -> TransferError {
-        let ended = self.hearing.end.borrow().clone();
+        let ended = self.signals.end.borrow().clone();
         match (ended, failed) {
             (Some(end), _) => self.error(end),
             (None, NotCopied::Source(error)) => error.into(),
@@ -194,7 +194,7 @@ impl PairTransfer {
 
     /// Still registered: the other side has not ended it, and it was not aborted.
     fn is_open(&self) -> bool {
-        self.hearing.end.borrow().is_none()
+        self.signals.end.borrow().is_none()
     }
 
     fn abort_frame(&self, reason: AbortReason) -> KvFrame {
@@ -265,7 +265,7 @@ impl SendTransfer for PairTransfer {
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {
         let ended = tokio::select! {
             biased;
-            end = Self::ended(&mut self.hearing.end) => end,
+            end = Self::ended(&mut self.signals.end) => end,
             failed = self.copies.failed() => return Err(self.not_copied(failed)),
         };
         match (ended, self.last_written) {
@@ -281,7 +281,7 @@ impl SendTransfer for PairTransfer {
 
     async fn abort(mut self: Box<Self>, reason: AbortReason) {
         // Waits for the running copy. Copies in line find the gate closed.
-        let gate = self.hearing.gate.clone();
+        let gate = self.signals.gate.clone();
         let _ = tokio::task::spawn_blocking(move || gate.close()).await;
         if self.is_open() {
             self.live.forget(self.transfer());
@@ -290,7 +290,7 @@ impl SendTransfer for PairTransfer {
             let frame = self.abort_frame(reason);
             if self.live.lane.kind().writes_in_place() {
                 // This is never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
-                return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+                return self.live.say_when_stopped(self.signals.gate.clone(), frame);
             }
             let frame = Queued::control(frame);
             let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.frames.send(frame)).await;
@@ -301,14 +301,14 @@ impl SendTransfer for PairTransfer {
 impl Drop for PairTransfer {
     fn drop(&mut self) {
         // `abort` has forgotten it, or it has ended: the watch's sender is gone or holds the end.
-        if self.hearing.end.borrow().is_some() || self.hearing.end.has_changed().is_err() {
+        if self.signals.end.borrow().is_some() || self.signals.end.has_changed().is_err() {
             return;
         }
         self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
         if self.live.lane.kind().writes_in_place() {
             // A copy whose `push` was dropped may still run. The message comes after it.
-            return self.live.say_when_stopped(self.hearing.gate.clone(), frame);
+            return self.live.say_when_stopped(self.signals.gate.clone(), frame);
         }
         let frame = Queued::control(frame);
         let frames = self.live.frames.clone();

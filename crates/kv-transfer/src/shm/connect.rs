@@ -23,7 +23,7 @@ use super::socket::{self, Ask, Grant, Welcome, Word32};
 use super::trust::Prover;
 use crate::choice::{DirectFault, ShmFault};
 use crate::pairs::queue::{FrameTap, Queued, Room};
-use crate::pairs::{Lane, Link, Live, PairConfig};
+use crate::pairs::{Carrier, Link, PairConfig, PairStream};
 use crate::transport::{PairFault, PairPeer};
 
 /// A peer of the same host that does not answer within this time is not waited for, because the pair has gRPC.
@@ -65,7 +65,7 @@ pub(crate) async fn connect(
         }
     });
     let ((lane, staged), frames, replies) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let (live, queue) = Live::new(peer.node.clone(), lane, config.buffers.clone());
+    let (live, queue) = PairStream::new(peer.node.clone(), lane, config.buffers.clone());
     let lent = LentSlots::new(live.gauge.clone());
     let writer = Writer {
         frames,
@@ -78,7 +78,10 @@ pub(crate) async fn connect(
 }
 
 /// The pool, where both sides want that and trust each other; else the ring.
-async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(Lane, Option<DirectFault>), ShmFault> {
+async fn take_memory(
+    stream: &UnixStream,
+    wish: Option<&DirectWish>,
+) -> Result<(Carrier, Option<DirectFault>), ShmFault> {
     let (welcome, _) = socket::heard(stream).await?;
     let theirs = match welcome {
         Welcome::Ask(nonce) => nonce,
@@ -97,7 +100,7 @@ async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(
     let (grant, memory) = socket::heard(stream).await?;
     let memory = || memory.ok_or(io::ErrorKind::InvalidData);
     match (grant, wish) {
-        (Grant::Ring(shape, staged), _) => Ok((Lane::Ring(SendRing::map(&memory()?, shape)?), staged)),
+        (Grant::Ring(shape, staged), _) => Ok((Carrier::Ring(SendRing::map(&memory()?, shape)?), staged)),
         (Grant::Pool(terms, proof), Some(wish)) => {
             if !wish.secret.is_proof(&proof, Prover::Receiver, nonces) {
                 return Err(ShmFault::Refused("it passed its pool without holding the secret"));
@@ -107,7 +110,7 @@ async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<(
                 return Err(ShmFault::Refused("it passed a pool of other blocks"));
             }
             pool.warm();
-            Ok((Lane::Pool(pool), None))
+            Ok((Carrier::Pool(pool), None))
         }
         (Grant::Pool(..), None) => Err(ShmFault::Refused("it passed a pool that nobody asked for")),
         (Grant::NoMemory, _) => Err(ShmFault::Refused("it could make no shared memory")),
@@ -135,7 +138,7 @@ fn read(bytes: BytesMut) -> Result<StagedReply, PairFault> {
 fn until_broken(
     replies: Replies,
     lent: Arc<LentSlots>,
-    live: Arc<Live>,
+    live: Arc<PairStream>,
 ) -> impl futures::Stream<Item = Result<KvReply, PairFault>> {
     futures::stream::unfold(Some((replies, lent, live)), async |state| {
         let (mut replies, lent, live) = state?;
@@ -169,13 +172,13 @@ struct Writer {
 impl Writer {
     /// Writes until the pair is over. It leaves nothing of a pool mapped, and says so: the decode node keeps the blocks of
     /// our transfers out of use until then.
-    async fn run(mut self, mut queue: mpsc::Receiver<Queued>, live: Arc<Live>) {
+    async fn run(mut self, mut queue: mpsc::Receiver<Queued>, live: Arc<PairStream>) {
         tokio::select! {
             () = live.over() => {}
             // The replies end too and give the reason.
             _ = self.write(&mut queue) => {}
         }
-        if let Lane::Pool(pool) = &live.lane {
+        if let Carrier::Pool(pool) = &live.lane {
             let pool = pool.clone();
             // A running copy ends first. It is cancelled only with the process.
             if tokio::task::spawn_blocking(move || pool.unmap()).await.is_ok() {

@@ -207,7 +207,7 @@ fn handoff_outcomes(role: Role) -> Vec<&'static str> {
     }
 }
 
-/// Of `sink::RefuseReason` of kv-transfer, and of the decode node's own refusals to commit.
+/// Of `sink::TransferRefusal` of kv-transfer, and of the decode node's own refusals to commit.
 const REFUSALS: [&str; 7] = [
     "unknown_transfer",
     "checksum",

@@ -152,7 +152,7 @@ impl Avoid {
 
 /// One admitted request, until it ends.
 #[derive(Debug)]
-pub(super) struct Tracked {
+pub(super) struct AdmittedRequest {
     /// As the next attempt would send it: after a migration with a longer prompt.
     pub request: Arc<Request>,
     pub prompt_keys: PromptKeys,
@@ -195,7 +195,7 @@ pub(super) enum Retry {
     Refused,
 }
 
-impl Tracked {
+impl AdmittedRequest {
     pub(super) fn new((request, prompt_keys): (Arc<Request>, PromptKeys), now: Time, queue_wait: Duration) -> Self {
         let deadline = now + request.time_limit;
         Self {

@@ -88,7 +88,7 @@ impl NodeHealth {
 
 /// The last note to a node, as far as a change of it is worth another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct LastNote {
     waiting: Option<RequestId>,
     wanted: u64,
     returned_total: u64,
@@ -115,7 +115,7 @@ pub struct Node {
     pub permits: Permits,
     pub prefixes: CachedPrefixes,
     /// What this coordinator last told the node of the permits they share, and for which request.
-    told: Told,
+    told: LastNote,
     /// Choices given to this node and not ended (decode).
     pub sequences: u32,
     /// Prompt tokens sent since the last status (prefill).
@@ -137,7 +137,7 @@ impl Node {
             progress_at: now,
             permits: Permits::of_stream(stream),
             prefixes: CachedPrefixes::default(),
-            told: Told::default(),
+            told: LastNote::default(),
             sequences: 0,
             sent_tokens: 0,
             drain: None,
@@ -209,7 +209,7 @@ impl Node {
         if self.status.as_ref().is_none_or(|status| status.coordinators < 2) {
             return None;
         }
-        let told = Told {
+        let told = LastNote {
             waiting: waiting.map(|(request, _)| request),
             wanted: waiting.map_or(0, |(_, wanted)| wanted),
             returned_total: self.permits.return_recalled(),

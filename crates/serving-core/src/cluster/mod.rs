@@ -41,7 +41,7 @@ pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 pub use transition::{Change, Transition};
 
 use admission::{Enqueued, WaitingQueue};
-use handoff::Tracked;
+use handoff::AdmittedRequest;
 use pair_breaker::PairBreaker;
 use prefix_directory::PromptKeys;
 use recovery::RetryBudget;
@@ -122,7 +122,7 @@ pub struct Cluster {
     members: Membership,
     queue: WaitingQueue,
     saving: Option<Saving>,
-    requests: BTreeMap<RequestId, Tracked>,
+    requests: BTreeMap<RequestId, AdmittedRequest>,
     wakes: BTreeSet<(Time, RequestId)>,
     router: Box<dyn Router>,
     budget: RetryBudget,
@@ -242,7 +242,7 @@ impl Cluster {
             return self.reject(id, reason, retry_after);
         }
         let keys = PromptKeys::among(&self.members, &request);
-        let tracked = Tracked::new((request.clone(), keys), now, self.config.queue_wait_max);
+        let tracked = AdmittedRequest::new((request.clone(), keys), now, self.config.queue_wait_max);
         match self.queue.push_new(&request, now) {
             Enqueued::Waiting => {}
             Enqueued::Displaced(victim) => {

@@ -12,7 +12,7 @@ use super::Cluster;
 use super::action::{ClusterAction, PlacementFacts, Target};
 use super::capacity::{decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
 use super::event::Leg;
-use super::handoff::{OpenLeg, Phase, Tracked};
+use super::handoff::{AdmittedRequest, OpenLeg, Phase};
 use super::membership::Node;
 use super::prefix_directory::PromptKeys;
 use super::saving::{Need, Overtaking, Saving};
@@ -33,7 +33,7 @@ const PASSING_LOOKED_AT_MAX: usize = 64;
 
 /// Nodes chosen for one request.
 #[derive(Debug)]
-struct Plan {
+struct ChosenNodes {
     prefill: Option<NodeId>,
     decode: Option<NodeId>,
     local: Option<LocalPrefillReason>,
@@ -115,7 +115,7 @@ impl Cluster {
     }
 
     /// Another request found no place that needs no more than this one, and this one has no node that the other has not.
-    fn is_hopeless(&self, tracked: &Tracked, unmet: &[Need]) -> bool {
+    fn is_hopeless(&self, tracked: &AdmittedRequest, unmet: &[Need]) -> bool {
         let need = Need::of(&tracked.request);
         tracked.avoid.is_empty()
             && unmet.iter().any(|other| need.is_no_less_than(*other))
@@ -131,7 +131,7 @@ impl Cluster {
     }
 
     /// The decode node has most of the prompt in its cache.
-    fn lacks_little(&self, tracked: &Tracked, decode: &Node) -> bool {
+    fn lacks_little(&self, tracked: &AdmittedRequest, decode: &Node) -> bool {
         let (below, prompt_tokens) = (self.computed_locally_below(), tracked.request.prompt_tokens());
         let enough = prompt_tokens.saturating_add(1).saturating_sub(below);
         let size = decode.record.capacity.block_tokens;
@@ -140,7 +140,7 @@ impl Cluster {
 
     /// Leaves alone what is saved for an older request; if nothing else will do, not what a decode node has saved for a request
     /// that has not waited long.
-    fn plan_around(&self, now: Time, tracked: &Tracked, saving: Option<&Saving>) -> Result<Options, Blocked> {
+    fn plan_around(&self, now: Time, tracked: &AdmittedRequest, saving: Option<&Saving>) -> Result<Options, Blocked> {
         let Some(saving) = saving else {
             return self.plan(now, tracked, &|_| 0);
         };
@@ -153,7 +153,7 @@ impl Cluster {
 
     /// The nodes this request may go to now: decode candidates (empty: prefill alone answers it), prefill candidates
     /// for each of them, and why the prompt would be computed locally.
-    fn plan(&self, now: Time, tracked: &Tracked, kept_at: &KeptAt<'_>) -> Result<Options, Blocked> {
+    fn plan(&self, now: Time, tracked: &AdmittedRequest, kept_at: &KeptAt<'_>) -> Result<Options, Blocked> {
         let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
         let usable = |role| {
             self.members
@@ -280,7 +280,7 @@ impl Cluster {
     }
 
     /// Asks the policy: for the decode node, then for its prefill node.
-    fn choose(&mut self, request: &Request, options: Options) -> Plan {
+    fn choose(&mut self, request: &Request, options: Options) -> ChosenNodes {
         let facts = facts(request);
         let keys = self
             .requests
@@ -303,7 +303,7 @@ impl Cluster {
         match options {
             Options::PrefillOnly(ids) => {
                 let prefill = pick(self, Pool::Prefill, &ids);
-                Plan {
+                ChosenNodes {
                     prefill,
                     decode: None,
                     local: None,
@@ -320,7 +320,7 @@ impl Cluster {
                 } else {
                     None
                 };
-                Plan {
+                ChosenNodes {
                     prefill,
                     decode,
                     local,
@@ -331,7 +331,7 @@ impl Cluster {
     }
 
     /// Takes the permits (prefill, then decode) and starts the attempt.
-    fn place(&mut self, now: Time, request: &Arc<Request>, plan: Plan) {
+    fn place(&mut self, now: Time, request: &Arc<Request>, plan: ChosenNodes) {
         self.queue.remove(request.id);
         let prefill = plan
             .prefill
@@ -442,7 +442,7 @@ impl Cluster {
         let slot = self
             .requests
             .get_mut(&request)
-            .and_then(|t: &mut Tracked| t.legs.slot(leg).as_mut());
+            .and_then(|t: &mut AdmittedRequest| t.legs.slot(leg).as_mut());
         if let Some(open) = slot {
             open.started_at = Some(now);
         }

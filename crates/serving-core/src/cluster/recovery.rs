@@ -11,7 +11,7 @@ use crate::time::Time;
 use super::Cluster;
 use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
-use super::handoff::{Phase, Retry, Tracked};
+use super::handoff::{AdmittedRequest, Phase, Retry};
 use super::membership::Life;
 use super::prefix_directory::PromptKeys;
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
@@ -65,7 +65,7 @@ fn name_of(node: Option<&NodeId>) -> String {
 }
 
 /// The error the client would see, and whether another attempt may hide it.
-fn verdict(tracked: &Tracked, leg: Leg, error: &LegError) -> (RequestError, Retry) {
+fn verdict(tracked: &AdmittedRequest, leg: Leg, error: &LegError) -> (RequestError, Retry) {
     let (prefill, decode) = (&tracked.pair.0, &tracked.pair.1);
     let retry = Retry::Budgeted(error.name());
     let node = match leg {
@@ -349,8 +349,13 @@ impl Cluster {
 
     pub(super) fn fail_over(&mut self, now: Time, id: &NodeId) {
         for leg in [Leg::Decode, Leg::Prefill] {
-            let on_node = |t: &&Tracked| t.legs.get(leg).is_some_and(|l| l.node == *id);
-            let keys: Vec<_> = self.requests.values().filter(on_node).map(Tracked::key).collect();
+            let on_node = |t: &&AdmittedRequest| t.legs.get(leg).is_some_and(|l| l.node == *id);
+            let keys: Vec<_> = self
+                .requests
+                .values()
+                .filter(on_node)
+                .map(AdmittedRequest::key)
+                .collect();
             for key in keys {
                 self.fail_leg(now, key, (leg, LegError::NodeLost));
             }

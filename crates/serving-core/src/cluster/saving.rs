@@ -10,7 +10,7 @@ use crate::time::Time;
 use super::Cluster;
 use super::action::ClusterAction;
 use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
-use super::handoff::Tracked;
+use super::handoff::AdmittedRequest;
 use super::membership::Node;
 
 /// The first request in the queue that lacks permits, and the nodes that save up for it. There is one at a time: the next one
@@ -110,7 +110,7 @@ fn has_decode_room(request: &Request, node: &Node) -> bool {
 impl Cluster {
     /// The nodes that save up for this request. They stay the same while they can take it and none that has room appears,
     /// or what one has saved would be lost at each report.
-    pub(super) fn save_up(&self, now: Time, tracked: &Tracked) -> Saving {
+    pub(super) fn save_up(&self, now: Time, tracked: &AdmittedRequest) -> Saving {
         let (request, avoid) = (&tracked.request, &tracked.avoid);
         let usable = |role| {
             self.members

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use clap::Args;
 use engine::{KvBacking, KvMemory};
 use kv_transfer::choice::TransportKind;
-use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, RefuseReason};
+use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
 use kv_transfer::shm::{self, DirectOffer, DirectSecret, ShmConfig};
 use node::KvPool;
 use serde::{Deserialize, Serialize};
@@ -187,7 +187,7 @@ struct Sink {
 
 #[async_trait]
 impl HandoffSink for Sink {
-    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, RefuseReason> {
+    fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, TransferRefusal> {
         Ok(Reservation {
             transfer,
             key: sender::key(transfer),
@@ -206,7 +206,7 @@ impl HandoffSink for Sink {
             source: Box::new(source),
         })
     }
-    async fn commit(&self, _: Arrived) -> Result<(), RefuseReason> {
+    async fn commit(&self, _: Arrived) -> Result<(), TransferRefusal> {
         Ok(())
     }
     fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {

@@ -55,7 +55,7 @@ impl From<Option<Leaving>> for LifeEnd {
 
 /// The coordinators that have welcomed this node and have not been lost since.
 #[derive(Debug)]
-pub struct Welcomes {
+pub struct JoinedCoordinators {
     role: &'static str,
     name: String,
     /// The roles that it may be asked to take.
@@ -65,7 +65,7 @@ pub struct Welcomes {
     has_been_welcome: bool,
 }
 
-impl Welcomes {
+impl JoinedCoordinators {
     /// `role` is the role in its announcement.
     pub fn new(role: &'static str, record: &NodeRecord, health: Health) -> Self {
         Self {
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    fn welcomes() -> Welcomes {
+    fn joined() -> JoinedCoordinators {
         let capacity = NodeCapacity {
             kv_blocks: 1,
             block_tokens: 16,
@@ -201,37 +201,37 @@ mod tests {
             state: NodeState::Ready,
             roles: vec![AssignedRole::Prefill],
         };
-        Welcomes::new("decode", &record, Health::new("not yet"))
+        JoinedCoordinators::new("decode", &record, Health::new("not yet"))
     }
 
     #[test]
     fn a_node_is_ready_while_any_coordinator_wants_it() {
-        let mut welcomes = welcomes();
-        assert!(welcomes.welcomed("a:1".to_owned()));
-        assert!(!welcomes.welcomed("b:1".to_owned()));
-        assert!(welcomes.lost("a:1", &LostReason::Ended).is_ready());
-        let state = welcomes.lost("b:1", &LostReason::Ended);
+        let mut joined = joined();
+        assert!(joined.welcomed("a:1".to_owned()));
+        assert!(!joined.welcomed("b:1".to_owned()));
+        assert!(joined.lost("a:1", &LostReason::Ended).is_ready());
+        let state = joined.lost("b:1", &LostReason::Ended);
         assert!(!state.is_ready() && state.words().contains("ended the stream"));
-        assert!(!welcomes.welcomed("a:1".to_owned()), "announced once");
+        assert!(!joined.welcomed("a:1".to_owned()), "announced once");
     }
 
     #[test]
     fn it_leaves_when_asked_or_fenced_and_for_nothing_else() {
-        let mut welcomes = welcomes();
+        let mut joined = joined();
         let lost = MembershipEvent::ConnectionLost {
             address: "a:1".to_owned(),
             reason: LostReason::Ended,
         };
-        assert_eq!(welcomes.take(lost), None);
-        assert!(welcomes.health.get().words().contains("no coordinator"));
+        assert_eq!(joined.take(lost), None);
+        assert!(joined.health.get().words().contains("no coordinator"));
         let asked = |next_role| MembershipEvent::DrainRequested {
             reason: "r".to_owned(),
             next_role,
         };
-        assert_eq!(welcomes.take(asked(None)), Some(Leaving::Asked));
+        assert_eq!(joined.take(asked(None)), Some(Leaving::Asked));
         let prefill = AssignedRole::Prefill;
-        assert_eq!(welcomes.take(asked(Some(prefill))), Some(Leaving::ForRole(prefill)));
-        assert_eq!(welcomes.take(asked(Some(AssignedRole::CoLocated))), None, "not offered");
+        assert_eq!(joined.take(asked(Some(prefill))), Some(Leaving::ForRole(prefill)));
+        assert_eq!(joined.take(asked(Some(AssignedRole::CoLocated))), None, "not offered");
         let by_epoch = NodeEpoch(4);
         let (role, other, fenced) = (
             Leaving::ForRole(prefill),
@@ -244,7 +244,7 @@ mod tests {
             (Leaving::Asked, fenced)
         );
         assert_eq!(
-            welcomes.take(MembershipEvent::Fenced { by_epoch }),
+            joined.take(MembershipEvent::Fenced { by_epoch }),
             Some(Leaving::Fenced { by_epoch })
         );
     }

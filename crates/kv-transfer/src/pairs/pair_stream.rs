@@ -30,7 +30,7 @@ pub(crate) enum End {
 
 /// How the bytes of a pair's blocks reach its peer, and what limits the bytes in flight.
 #[derive(Debug)]
-pub(crate) enum Lane {
+pub(crate) enum Carrier {
     /// The bytes are in the frames.
     Stream {
         /// Room for KV bytes in flight, in KiB.
@@ -44,34 +44,34 @@ pub(crate) enum Lane {
     Pool(Arc<SendPool>),
 }
 
-impl Lane {
+impl Carrier {
     pub fn kind(&self) -> TransportKind {
         match self {
-            Lane::Stream { .. } => TransportKind::Grpc,
-            Lane::Ring(_) => TransportKind::Shm,
-            Lane::Pool(_) => TransportKind::ShmDirect,
+            Carrier::Stream { .. } => TransportKind::Grpc,
+            Carrier::Ring(_) => TransportKind::Shm,
+            Carrier::Pool(_) => TransportKind::ShmDirect,
         }
     }
     /// Only the owner of a pool can do without checksums.
     pub fn has_checksums(&self) -> bool {
         match self {
-            Lane::Stream { .. } | Lane::Ring(_) => true,
-            Lane::Pool(pool) => pool.has_checksums(),
+            Carrier::Stream { .. } | Carrier::Ring(_) => true,
+            Carrier::Pool(pool) => pool.has_checksums(),
         }
     }
     /// Largest run of KV bytes in one frame.
     pub fn data_bytes_max(&self) -> usize {
         match self {
-            Lane::Stream { .. } => FRAME_DATA_BYTES_MAX,
-            Lane::Ring(ring) => ring.slot_bytes(),
-            Lane::Pool(pool) => pool.frame_bytes_max(),
+            Carrier::Stream { .. } => FRAME_DATA_BYTES_MAX,
+            Carrier::Ring(ring) => ring.slot_bytes(),
+            Carrier::Pool(pool) => pool.frame_bytes_max(),
         }
     }
 }
 
 /// A stream that has shaken hands, in the form in which a transport gives it to its pair.
 pub(crate) struct Link {
-    pub live: Arc<Live>,
+    pub live: Arc<PairStream>,
     /// Ends with the stream.
     pub replies: BoxStream<'static, Result<KvReply, PairFault>>,
 }
@@ -97,7 +97,7 @@ impl Gate {
 
 /// The messages that a transfer gets from its stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Hearing {
+pub(crate) struct TransferSignals {
     pub end: watch::Receiver<Option<End>>,
     /// The decode node has claimed it. Sent only where the sender writes in place.
     pub begun: watch::Receiver<bool>,
@@ -113,10 +113,10 @@ struct Registered {
 
 /// One life of the pair's stream.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct PairStream {
     pub node: NodeId,
     pub frames: mpsc::Sender<Queued>,
-    pub lane: Lane,
+    pub lane: Carrier,
     pub gauge: Arc<Gauge>,
     pub buffers: Arc<Buffers>,
     transfers: Mutex<BTreeMap<TransferId, Registered>>,
@@ -124,9 +124,9 @@ pub(crate) struct Live {
     over: CancellationToken,
 }
 
-impl Live {
+impl PairStream {
     /// Shared with the queue that the transport empties.
-    pub fn new(node: NodeId, lane: Lane, buffers: Arc<Buffers>) -> (Arc<Self>, mpsc::Receiver<Queued>) {
+    pub fn new(node: NodeId, lane: Carrier, buffers: Arc<Buffers>) -> (Arc<Self>, mpsc::Receiver<Queued>) {
         let (frames, queue) = mpsc::channel(FRAMES_QUEUED_MAX);
         let live = Self {
             node,
@@ -147,7 +147,7 @@ impl Live {
     }
 
     /// A transfer that begins.
-    pub fn register(&self, transfer: TransferId) -> Result<Hearing, PairFault> {
+    pub fn register(&self, transfer: TransferId) -> Result<TransferSignals, PairFault> {
         let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fault) = self.fault.get() {
             return Err(fault.clone());
@@ -161,7 +161,7 @@ impl Live {
             gate: gate.clone(),
         };
         transfers.insert(transfer, registered);
-        Ok(Hearing { end, begun, gate })
+        Ok(TransferSignals { end, begun, gate })
     }
 
     pub fn begun(&self, transfer: TransferId) {
@@ -245,7 +245,7 @@ pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
     }
 }
 
-fn give(live: &Arc<Live>, reply: KvReply) {
+fn give(live: &Arc<PairStream>, reply: KvReply) {
     match reply {
         KvReply::Hello(_) => {}
         KvReply::Ack { transfer } => live.end(transfer, End::Acked),
@@ -276,7 +276,7 @@ impl StallWatch {
         }
     }
 
-    fn look(&mut self, live: &Live, now: Instant) -> Option<PairFault> {
+    fn look(&mut self, live: &PairStream, now: Instant) -> Option<PairFault> {
         let taken = live.gauge.taken_bytes.load(Ordering::Relaxed);
         if live.gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
             self.since = None;
