@@ -13,8 +13,8 @@ use serving_core::scheduler::{Commit, CommitError, NodeFailure, Outcome, PushBlo
 use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 
-use crate::handoff_out::{Handoffs, NewHandoff, PushEnded};
-use crate::inbox::CommitJob;
+use crate::handoff_out::{Handoffs, NewHandoff};
+use crate::inbox::{CommitJob, PushEnded};
 use crate::node_loop::NodeLoop;
 use crate::request::{LegRequest, NodeEvent, SharedEvent};
 use crate::streams::{Stream, sampled_at};

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
@@ -18,7 +17,6 @@ use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::telemetry::OpenSpan;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::opentelemetry::{Context, KeyValue};
-use serving_core::ids::TransferId;
 use serving_core::node::Ticket;
 use serving_core::request::{AttemptKey, TokenEvent};
 use serving_core::scheduler::{PushBlock, PushEnd};
@@ -28,7 +26,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, PushEnded, PushReport};
 use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
@@ -152,26 +150,6 @@ pub struct NewHandoff {
     pub ticket: Ticket,
     /// Parent of its span.
     pub trace: Context,
-}
-
-/// The end of a handoff, for the loop.
-#[derive(Clone, Debug)]
-pub struct PushEnded {
-    pub key: AttemptKey,
-    /// Tells it from a handoff of an earlier life of the key.
-    pub transfer: TransferId,
-    pub end: PushEnd,
-    /// With `Acked`.
-    pub report: Option<PushReport>,
-}
-
-/// What an acknowledged push brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PushReport {
-    pub transport: &'static str,
-    pub kv_bytes: u64,
-    pub moving: Duration,
-    pub last_written: Instant,
 }
 
 impl Handoffs {

@@ -5,17 +5,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, ReceiveEnd, TransferRefusal};
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use serving_core::ids::TransferId;
-use serving_core::scheduler::BlockReport;
+use serving_core::request::AttemptKey;
+use serving_core::scheduler::{BlockReport, PushEnd};
 use serving_core::time::Time;
 use tokio::sync::oneshot;
 
-use crate::handoff_out::PushEnded;
 use crate::request::NewRequest;
 
 /// Requests that may wait for the loop. It takes them all between two steps, so this is what may arrive in one step.
@@ -34,6 +35,26 @@ pub enum NotTaken {
 pub struct CommitJob {
     pub arrived: Arrived,
     pub answer: oneshot::Sender<Result<(), TransferRefusal>>,
+}
+
+/// The end of a handoff, for the loop.
+#[derive(Clone, Debug)]
+pub struct PushEnded {
+    pub key: AttemptKey,
+    /// Tells it from a handoff of an earlier life of the key.
+    pub transfer: TransferId,
+    pub end: PushEnd,
+    /// With `Acked`.
+    pub report: Option<PushReport>,
+}
+
+/// What an acknowledged push brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushReport {
+    pub transport: &'static str,
+    pub kv_bytes: u64,
+    pub moving: Duration,
+    pub last_written: Instant,
 }
 
 /// Everything that arrived since the loop last looked, to be applied in the order of the fields.
@@ -171,10 +192,8 @@ impl BlockLedger for Inbox {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn an_end_is_not_lost_and_wakes_the_loop() {

@@ -2,11 +2,12 @@
 //! life of the process from its port to its goodbye. A role's package gives its settings and its gRPC service.
 //! Never sees text, never decides where a request goes, never waits for a push, a peer or a client while it could compute.
 //! Read first: `node_loop::NodeLoop::run`; then `streams` (what a request is told) and `handoff_out`, `handoff_in`.
-//! Modules stand in the order of a request. Tests: beside the code; `prefill-node/tests`, `decode-node/tests` over real gRPC.
+//! A request passes `handle`, `admit`, `node_loop`, `deliver`. Tests: beside the code; `prefill-node/tests`, `decode-node/tests` over real gRPC.
 
 mod admit;
 mod decode_leg;
 mod deliver;
+mod handle;
 mod handoff_in;
 mod handoff_out;
 mod inbox;
@@ -21,8 +22,9 @@ mod request;
 mod settings;
 mod streams;
 
+pub use handle::{Asked, EVENTS_QUEUED_MAX, EventStream, Handle};
 pub use kv_pool::KvPool;
 pub use life::{Life, RunError, live};
 pub use node::{Drained, Node, NodeError};
-pub use request::{Asked, EVENTS_QUEUED_MAX, EventStream, Handle, LegRequest, NodeEvent};
+pub use request::{LegRequest, NodeEvent};
 pub use settings::{DecodeSettings, NodeSettings, PrefillSettings, RoleSettings};

@@ -16,8 +16,8 @@ use serving_core::scheduler::permits::permitted_requests_max;
 use thiserror::Error;
 use tonic::service::RoutesBuilder;
 
+use crate::handle::Handle;
 use crate::node::{Drained, Node, NodeError};
-use crate::request::Handle;
 use crate::settings::NodeSettings;
 
 /// Why a node ended with a failure. All but `Loop` and `Task` are the configuration's or the machine's fault.

@@ -25,13 +25,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
+use crate::handle::Handle;
 use crate::handoff_in::Reservations;
 use crate::handoff_out::{Handoffs, PushQueue};
 use crate::inbox::Inbox;
 use crate::kv_pool::KvPool;
 use crate::metrics::Metrics;
 use crate::node_loop::{Incoming, LoopParts, NodeLoop, Outgoing};
-use crate::request::Handle;
 use crate::settings::{DecodeSettings, NodeSettings, PrefillSettings, RoleSettings};
 
 /// Longer than the loop itself needs after the grace: it must not be cut off while it says goodbye.

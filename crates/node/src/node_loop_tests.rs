@@ -18,8 +18,9 @@ use serving_core::scheduler::{NodeLimits, SchedulerConfig};
 use tokio::runtime::Handle as RuntimeHandle;
 
 use super::*;
+use crate::handle::{Asked, EventStream, Handle};
 use crate::handoff_out::PushQueue;
-use crate::request::{Asked, EventStream, Handle, NodeEvent};
+use crate::request::NodeEvent;
 
 const EPOCH: NodeEpoch = NodeEpoch(2);
 const PATIENCE: Duration = Duration::from_secs(20);

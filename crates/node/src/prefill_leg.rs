@@ -11,7 +11,8 @@ use serving_core::scheduler::{NodeFailure, Outcome};
 use serving_core::stage::{Stage, StageTimings};
 use serving_core::time::Time;
 
-use crate::handoff_out::{Handoff, PushReport};
+use crate::handoff_out::Handoff;
+use crate::inbox::PushReport;
 
 #[derive(Debug, Default)]
 pub struct PrefillLeg {

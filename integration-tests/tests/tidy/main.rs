@@ -1,6 +1,7 @@
 //! The house rules (STYLE.md) as tests: layering, headers, sizes, banned calls, unsafe code, wire types, file names, and
 //! the paths that pages and comments cite.
 
+mod imports;
 mod layering;
 mod pages;
 mod rules;
@@ -35,6 +36,23 @@ fn crates_import_lower_levels_only() {
     let manifests = Manifest::read_members(&workspace_root());
     assert!(manifests.iter().any(|manifest| manifest.name == "serving-core"));
     assert_none("layering", &layering::violations(&manifests));
+}
+
+#[test]
+fn no_new_import_cycles() {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let allowed = imports::ALLOWED.iter();
+    let allowed = allowed.map(|(dir, folder, names)| ((*dir).to_owned(), (*folder).to_owned(), owned(names)));
+    let (allowed, found): (BTreeSet<_>, _) = (allowed.collect(), imports::cycles(&rust_files()));
+    let words = |cycle: &imports::Cycle| format!("{}/src/{}: {}", cycle.0, cycle.1, cycle.2.join(", "));
+    assert_none(
+        "import cycles",
+        &found.difference(&allowed).map(words).collect::<Vec<_>>(),
+    );
+    assert_none(
+        "cycles that are gone: strike them",
+        &allowed.difference(&found).map(words).collect::<Vec<_>>(),
+    );
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::kv::{BlockHandle, BlockUse};
 use crate::request::{AttemptKey, Request};
 use crate::scheduler::entry::{AfterPrompt, Choice, ChoiceState, Entry, Phase};
-use crate::scheduler::handoff_out::Push;
 use crate::scheduler::permits::growth_blocks;
+use crate::scheduler::push::Push;
 use crate::scheduler::refusal::check_request;
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::{Admission, Admitted, InvalidRequest, Quarantined, Refusal, Scheduler, Work};

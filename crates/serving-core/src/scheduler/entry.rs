@@ -6,7 +6,7 @@ use crate::ids::TransferId;
 use crate::kv::BlockPool;
 use crate::request::{AttemptKey, Request};
 use crate::scheduler::SchedulerEvent;
-use crate::scheduler::handoff_out::Push;
+use crate::scheduler::push::Push;
 use crate::scheduler::sequence::Sequence;
 use crate::stage::{Stage, StageTimings};
 use crate::time::Time;

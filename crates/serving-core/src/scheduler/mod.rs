@@ -1,6 +1,6 @@
 //! What a node computes next: one scheduler over sequences that compute their prompt in chunks, decode, wait for KV that a peer
 //! sends, or are held for a push. A node's role is a configuration of it.
-//! Read first: `README.md` here; then the files in the order below, which is the order of a request.
+//! Read first: `README.md` here; then `interface`, and the way of a request: `admission`, `step`, `step_results`, `ending`.
 
 mod admission;
 mod ending;
@@ -11,6 +11,7 @@ mod interface;
 pub mod permit_shares;
 pub mod permits;
 mod preemption;
+mod push;
 mod refusal;
 mod sequence;
 mod status;

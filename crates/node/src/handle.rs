@@ -1,0 +1,169 @@
+//! The way of a request from its gRPC service into the loop, and the stream of what it is told.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use proto::messages::{DecodeEvent, OpenRequest, PrefillEvent, PrefillRequest, RefuseReason, Refused};
+use service_runtime::clock::Clock;
+use service_runtime::telemetry;
+use service_runtime::telemetry::opentelemetry::Context as TraceContext;
+use serving_core::ids::{Attempt, NodeEpoch};
+use serving_core::request::Request;
+use tokio::sync::mpsc;
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::inbox::{Inbox, NotTaken};
+use crate::request::{LegRequest, NewRequest, NodeEvent, SharedEvent};
+
+/// Events that may wait for the network. A step gives a request at most a few; a reader that is so far behind is cut off.
+pub const EVENTS_QUEUED_MAX: usize = 1024;
+
+/// What a service needs of its node.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(crate) inbox: Arc<Inbox>,
+    pub epoch: NodeEpoch,
+    pub block_tokens: u32,
+}
+
+/// What came over the wire, before it is a request of the loop.
+#[derive(Debug)]
+pub struct Asked {
+    pub node_epoch: NodeEpoch,
+    pub attempt: Attempt,
+    pub request: Request,
+    pub permits: u64,
+    pub coordinator: NodeEpoch,
+    pub leg: LegRequest,
+    pub span: Span,
+    pub answer_parent: Option<TraceContext>,
+}
+
+impl Asked {
+    pub fn prefill(message: PrefillRequest, span: Span) -> Self {
+        Self {
+            node_epoch: message.node_epoch,
+            attempt: message.attempt,
+            request: message.request,
+            permits: u64::from(message.permit_tokens),
+            coordinator: message.coordinator_epoch,
+            leg: LegRequest::Prefill(message.ticket),
+            span,
+            answer_parent: None,
+        }
+    }
+
+    /// # Errors
+    /// Nobody computes the prompt.
+    pub fn open(message: OpenRequest, span: Span, answer_parent: Option<TraceContext>) -> Result<Self, Refused> {
+        let leg = match (message.local_prefill, message.prefill_node) {
+            (Some(reason), _) => LegRequest::Whole(reason),
+            (None, Some(node)) => LegRequest::Decode(node),
+            (None, None) => {
+                return Err(Refused {
+                    reason: RefuseReason::Invalid,
+                    detail: "nobody computes the prompt".to_owned(),
+                });
+            }
+        };
+        Ok(Self {
+            node_epoch: message.node_epoch,
+            attempt: message.attempt,
+            request: message.request,
+            permits: u64::from(message.permit_blocks),
+            coordinator: message.coordinator_epoch,
+            leg,
+            span,
+            answer_parent,
+        })
+    }
+}
+
+impl Handle {
+    /// Queues the request for the loop. A refusal is the stream's only event.
+    pub fn submit(&self, asked: Asked) -> EventStream {
+        // After the span has begun: what is measured from here is drawn inside it.
+        let received_at = Clock::now();
+        let (events, queue) = mpsc::channel(EVENTS_QUEUED_MAX);
+        let refusal = |reason, detail: &str| {
+            let detail = detail.to_owned();
+            SharedEvent::Refused(Refused { reason, detail })
+        };
+        let new = NewRequest {
+            request: Arc::new(asked.request),
+            attempt: asked.attempt,
+            permits: asked.permits,
+            coordinator: asked.coordinator,
+            leg: asked.leg,
+            events,
+            received_at,
+            trace: asked.span.context(),
+            answer_parent: asked.answer_parent,
+        };
+        let refused = if asked.node_epoch == self.epoch {
+            self.inbox.request(new).err().map(|(new, why)| match why {
+                NotTaken::Full => (
+                    new,
+                    refusal(RefuseReason::NoCapacity, "too many requests wait for the node's loop"),
+                ),
+                NotTaken::Closed => (new, refusal(RefuseReason::Draining, "this node is leaving")),
+            })
+        } else {
+            let detail = format!(
+                "this node lives under epoch {}, not {}; read its new registration",
+                self.epoch, asked.node_epoch
+            );
+            Some((Box::new(new), refusal(RefuseReason::StaleEpoch, &detail)))
+        };
+        if let Some((new, told)) = refused {
+            // A fresh channel has room.
+            let _ = new.events.try_send(new.leg.event(told));
+        }
+        EventStream {
+            queue,
+            inbox: self.inbox.clone(),
+            span: asked.span,
+        }
+    }
+
+    /// A stream that only refuses, of a request that the loop need not see.
+    pub fn refuse(&self, leg: &LegRequest, refused: Refused) -> EventStream {
+        let (events, queue) = mpsc::channel(1);
+        let _ = events.try_send(leg.event(SharedEvent::Refused(refused)));
+        EventStream {
+            queue,
+            inbox: self.inbox.clone(),
+            span: Span::none(),
+        }
+    }
+}
+
+/// What a request is told. Dropping it, for whatever reason, is the cancel: the loop sees the closed channel and is woken.
+#[derive(Debug)]
+pub struct EventStream {
+    queue: mpsc::Receiver<NodeEvent>,
+    inbox: Arc<Inbox>,
+    /// The request's span on this node lasts as long as the stream.
+    span: Span,
+}
+
+impl EventStream {
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<NodeEvent>> {
+        let polled = self.queue.poll_recv(context);
+        if let Poll::Ready(Some(
+            NodeEvent::Prefill(PrefillEvent::Failed(failed)) | NodeEvent::Decode(DecodeEvent::Failed(failed)),
+        )) = &polled
+        {
+            telemetry::set_failed(&self.span, failed.reason.clone(), failed.detail.clone());
+        }
+        polled
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.queue.close();
+        self.inbox.wake();
+    }
+}
