@@ -53,7 +53,7 @@ pub struct ModelFacts {
     pub rope_base: f32,
 }
 
-/// One model, loaded, with its KV memory. Owned by one step loop; the KV memory is shared with the handoff.
+/// One model, loaded, with its KV memory. Owned by one node loop; the KV memory is shared with the handoff.
 pub trait Engine: Send {
     fn model(&self) -> &ModelFacts;
 

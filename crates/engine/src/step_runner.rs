@@ -1,4 +1,4 @@
-//! Runs a scheduler's plan on an engine: rows in, drawn tokens and prompt logprobs out. Both nodes' step loops use it.
+//! Runs a scheduler's plan on an engine: rows in, drawn tokens and prompt logprobs out. The loop of every node uses it.
 
 use serving_core::ids::TokenId;
 use serving_core::request::{AttemptKey, TokenLogprobs};

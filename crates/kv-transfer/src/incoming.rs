@@ -289,7 +289,7 @@ impl IncomingPair {
         }
     }
 
-    /// Commits run beside the stream: the node's step loop answers between two steps, and other transfers go on.
+    /// Commits run beside the stream: the node's loop answers between two steps, and other transfers go on.
     fn last(&mut self, last: LastFrame, sender: &NodeId) -> Option<KvReply> {
         let last_frame = Instant::now();
         let transfer = last.transfer;

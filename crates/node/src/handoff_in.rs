@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::inbox::{CommitJob, Inbox};
 
-/// Lives between the step thread, which offers reservations, and the receiver's tasks, which claim them. Holds at most
+/// Lives between the loop, which offers reservations, and the receiver's tasks, which claim them. Holds at most
 /// one entry per request that waits for its KV.
 #[derive(Debug)]
 pub struct Reservations {

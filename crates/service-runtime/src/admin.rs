@@ -1,4 +1,4 @@
-//! `/admin/blocks` of a node: which request or transfer holds which KV blocks. The step thread answers between two steps.
+//! `/admin/blocks` of a node: which request or transfer holds which KV blocks. The node's loop answers between two steps.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 
 use crate::spans;
 
-/// The step thread answers between two steps. This is longer than any step of a model that is fit to serve.
+/// The node's loop answers between two steps. This is longer than any step of a model that is fit to serve.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// A node's step thread as the endpoint sees it.
+/// A node's loop as the endpoint sees it.
 pub trait BlockLedger: Debug + Send + Sync {
     /// Asks for a report. The receiver ends without one when the thread is gone or too many have asked already.
     fn ask(&self) -> oneshot::Receiver<BlockReport>;
@@ -54,7 +54,7 @@ async fn blocks(State(ledger): State<Arc<dyn BlockLedger>>) -> Response {
         |why: &str| (StatusCode::SERVICE_UNAVAILABLE, axum::Json(json!({ "error": why }))).into_response();
     match tokio::time::timeout(ANSWER_WITHIN, ledger.ask()).await {
         Ok(Ok(report)) => axum::Json(report).into_response(),
-        Ok(Err(_)) => unavailable("the step thread takes no question now: it has ended, or too many wait; ask again"),
-        Err(_) => unavailable("the step thread has been inside one step for 10 s; ask again, and see the node's log"),
+        Ok(Err(_)) => unavailable("the node's loop takes no question now: it has ended, or too many wait; ask again"),
+        Err(_) => unavailable("the node's loop has been inside one step for 10 s; ask again, and see the node's log"),
     }
 }

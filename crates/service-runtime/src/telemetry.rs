@@ -257,7 +257,7 @@ impl OpenSpan {
     }
 }
 
-/// A span for a period that is known only when it is over: queue waits, chunks of the step thread, transfers.
+/// A span for a period that is known only when it is over: queue waits, chunks of prompts, transfers.
 /// Times are of this process's clock.
 #[derive(Debug)]
 pub struct MeasuredSpan {

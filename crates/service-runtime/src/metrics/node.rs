@@ -1,4 +1,4 @@
-//! The metrics that both kinds of node expose. They are set from the step loop's status, its steps, and transfers that
+//! The metrics that both kinds of node expose. They are set from the loop's status, its steps, and transfers that
 //! ended.
 
 use std::collections::BTreeMap;
