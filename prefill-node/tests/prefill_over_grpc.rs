@@ -6,7 +6,7 @@ mod kit;
 
 use std::time::{Duration, Instant};
 
-use engine::{Engine, LogitsWanted, SequenceRows};
+use engine::{HostEngine, LogitsWanted, SequenceRows};
 use kit::*;
 use kv_transfer::receiver::ReceiveEnd;
 use proto::messages::{Failed, NodeFault, PrefillEvent, PrefillFinished, PrefillOutcome, RefuseReason};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use engine::{
-    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SequenceRows,
-    open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
+    SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
 use serving_core::ids::{BlockId, TokenId};

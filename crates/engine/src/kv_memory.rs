@@ -1,11 +1,12 @@
-//! The KV cache of one node: one allocation of equal blocks, shared by the engine's thread and the handoff's tasks.
+//! The KV cache of one node: one allocation of equal blocks, shared by the engine's thread and the handoff's tasks. The bytes
+//! are on the host or on a device (`kv_store.rs`).
 //!
 //! Layout, also the wire layout (PROTOCOL rule 14), little endian:
 //! `[block][layer][K | V][kv head][token of the block][head dim]`. So a block is contiguous over all layers, one
 //! (block, layer) is contiguous, and one head's keys of a block are a `block_tokens x head_dim` matrix.
 //!
-//! **Access to a block** is decided here, per block, by a claim word: any number of readers or one writer. A step claims
-//! what it reads and writes before it starts, and releases the claims after it. An export claims as reader, an import as
+//! **Access to a block** is decided by a claim (`kv_claims.rs`): any number of readers or one writer. A step claims
+//! what it reads and writes before it starts, and releases the claims when it has completed. An export claims as reader, an import as
 //! writer. A conflict is [`KvAccessError::Busy`], never a wait and never a data race. This file does not decide which block
 //! belongs to which sequence (`serving_core::kv` does).
 //!
@@ -16,14 +17,14 @@
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serving_core::ids::BlockId;
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::SequenceRows;
+use crate::kv_claims::{Access, Claims};
 use crate::kv_geometry::{BLOCK_TOKENS_MAX, KvGeometry, TILE_TOKENS};
+use crate::kv_store::{DeviceError, DeviceMemory, KvStore};
 use crate::memory::HugeMemory;
 
 /// Why the memory could not be made.
@@ -59,6 +60,11 @@ pub enum KvAccessError {
     WrongLength { expected: usize, got: usize },
     #[error("{valid_tokens} tokens do not fit a block of {block_tokens}")]
     TooManyTokens { valid_tokens: u32, block_tokens: u32 },
+    /// A kernel of the host asked for memory of a device: a bug.
+    #[error("the KV blocks are in a device's memory, which the host cannot address")]
+    NotOnHost,
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// The owner of the memory.
@@ -74,20 +80,16 @@ pub enum KvBacking {
 /// The memory itself. The module's documentation describes layout and sharing.
 pub struct KvMemory {
     geometry: KvGeometry,
-    block_count: u32,
-    /// Every access goes through the claim words, which allow several readers or one writer per block.
-    memory: HugeMemory,
-    claims: Box<[AtomicU32]>,
+    /// Every access goes through the claims, which allow several readers or one writer per block.
+    store: KvStore,
+    claims: Claims,
 }
-
-/// Claim word of a block with a writer; any other value counts readers.
-const WRITER: u32 = u32::MAX;
 
 impl std::fmt::Debug for KvMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvMemory")
             .field("geometry", &self.geometry)
-            .field("block_count", &self.block_count)
+            .field("block_count", &self.block_count())
             .finish_non_exhaustive()
     }
 }
@@ -100,15 +102,7 @@ impl KvMemory {
 
     /// The same, for this process alone or shareable.
     pub fn backed(geometry: KvGeometry, block_count: u32, backing: KvBacking) -> Result<Self, KvMemoryError> {
-        if block_count == 0 {
-            return Err(KvMemoryError::NoBlocks);
-        }
-        let block_bytes = geometry
-            .checked_block_bytes()
-            .ok_or(KvMemoryError::BadGeometry(geometry))?;
-        let bytes = block_bytes
-            .checked_mul(block_count as usize)
-            .ok_or(KvMemoryError::OutOfMemory { bytes: usize::MAX })?;
+        let bytes = pool_bytes(&geometry, block_count)?;
         let memory = match backing {
             KvBacking::Private => HugeMemory::zeroed(bytes).ok_or(KvMemoryError::OutOfMemory { bytes })?,
             KvBacking::Shareable => HugeMemory::shareable(bytes).map_err(|error| KvMemoryError::NotShareable {
@@ -116,12 +110,27 @@ impl KvMemory {
                 error: error.to_string(),
             })?,
         };
-        let claims = (0..block_count).map(|_| AtomicU32::new(0)).collect();
         Ok(Self {
             geometry,
-            block_count,
-            memory,
-            claims,
+            store: KvStore::Host(memory),
+            claims: Claims::new(block_count),
+        })
+    }
+
+    /// Blocks in memory of a device, which `allocate` makes with the number of bytes that it is given.
+    ///
+    /// # Errors
+    /// A geometry without meaning, or the error of `allocate`.
+    pub fn on_device(
+        geometry: KvGeometry,
+        block_count: u32,
+        allocate: impl FnOnce(usize) -> Result<Box<dyn DeviceMemory>, KvMemoryError>,
+    ) -> Result<Self, KvMemoryError> {
+        let memory = allocate(pool_bytes(&geometry, block_count)?)?;
+        Ok(Self {
+            geometry,
+            store: KvStore::Device(memory),
+            claims: Claims::new(block_count),
         })
     }
 
@@ -130,12 +139,12 @@ impl KvMemory {
     }
 
     pub fn block_count(&self) -> u32 {
-        self.block_count
+        self.claims.count()
     }
 
     /// For shareable memory: exactly the blocks, sealed against any change of size.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.descriptor()
+        self.store.descriptor()
     }
 
     /// Copies one block over all layers into `out` (`block_bytes` long).
@@ -146,10 +155,16 @@ impl KvMemory {
     /// Copies some layers of a block into `out` (`layer_bytes` for each).
     pub fn export_layers(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), KvAccessError> {
         self.check_length(&layers, out.len())?;
-        self.read_layers(block, layers, |bytes| out.copy_from_slice(bytes))
+        let range = self.layer_range(block, &layers)?;
+        let _claim = self.claims.hold(block, Access::Read)?;
+        // SAFETY: `range` is inside the block, whose reader claim keeps writers of this process away until `_claim` drops.
+        // Another process that has mapped shareable memory stores only into blocks that it was given and that nobody asks
+        // for here until it has said that they are complete (the module text).
+        unsafe { self.store.export(range, out) }
     }
 
-    /// Gives `read` the bytes of some layers of a block without a copy. The block stays claimed for reading meanwhile.
+    /// Shows `read` the bytes of some layers of a block, without a copy when they are on the host. The block stays claimed for
+    /// reading meanwhile.
     pub fn read_layers<R>(
         &self,
         block: BlockId,
@@ -157,12 +172,9 @@ impl KvMemory {
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, KvAccessError> {
         let range = self.layer_range(block, &layers)?;
-        let _claim = self.claim_for_reading(block)?;
-        // SAFETY: `range` is inside the block, whose reader claim keeps writers of this process away until `_claim` drops.
-        // Another process that has mapped shareable memory stores only into blocks that it was given and that nobody asks
-        // for here until it has said that they are complete (the module text).
-        let bytes = unsafe { std::slice::from_raw_parts(self.memory.start().add(range.start), range.len()) };
-        Ok(read(bytes))
+        let _claim = self.claims.hold(block, Access::Read)?;
+        // SAFETY: as in `export_layers`.
+        unsafe { self.store.read(range, read) }
     }
 
     /// Overwrites one block over all layers.
@@ -173,10 +185,15 @@ impl KvMemory {
     /// Overwrites some layers of a block.
     pub fn import_layers(&self, block: BlockId, layers: Range<u32>, bytes: &[u8]) -> Result<(), KvAccessError> {
         self.check_length(&layers, bytes.len())?;
-        self.write_layers(block, layers, |out| out.copy_from_slice(bytes))
+        let range = self.layer_range(block, &layers)?;
+        let _claim = self.claims.hold(block, Access::Write)?;
+        // SAFETY: `range` is inside the block, whose writer claim keeps everybody else of this process away until `_claim`
+        // drops. Another process stores only into blocks that were given to it, which nobody writes here.
+        unsafe { self.store.import(range, bytes) }
     }
 
-    /// Lets `write` change the bytes of some layers of a block in place. The block stays claimed for writing meanwhile.
+    /// Lets `write` change the bytes of some layers of a block, in place when they are on the host. The block stays claimed for
+    /// writing meanwhile.
     pub fn write_layers<R>(
         &self,
         block: BlockId,
@@ -184,18 +201,22 @@ impl KvMemory {
         write: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, KvAccessError> {
         let range = self.layer_range(block, &layers)?;
-        let _claim = self.claim_for_writing(block)?;
-        // SAFETY: `range` is inside the block, whose writer claim keeps everybody else of this process away until `_claim`
-        // drops. Another process stores only into blocks that were given to it, which nobody writes here.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.memory.start().add(range.start), range.len()) };
-        Ok(write(bytes))
+        let _claim = self.claims.hold(block, Access::Write)?;
+        // SAFETY: as in `import_layers`.
+        unsafe { self.store.write(range, write) }
     }
 
     /// Copies a whole block onto another: the fork of a partly filled last block.
     pub fn copy_block(&self, from: BlockId, to: BlockId) -> Result<(), KvAccessError> {
         let layers = 0..self.geometry.layer_count;
+        let (source, target) = (self.layer_range(from, &layers)?, self.layer_range(to, &layers)?);
         // Copying a block onto itself ends as `Busy`, because it would be read and written at the same time.
-        self.read_layers(from, layers.clone(), |bytes| self.import_layers(to, layers, bytes))?
+        let _claims = (
+            self.claims.hold(from, Access::Read)?,
+            self.claims.hold(to, Access::Write)?,
+        );
+        // SAFETY: two different blocks, claimed as in `export_layers` and `import_layers`.
+        unsafe { self.store.copy(source, target) }
     }
 
     /// XXH3-64 of the rows of the first `valid_tokens` tokens, in layout order. The rows after them are not looked at.
@@ -224,18 +245,16 @@ impl KvMemory {
         blocks.iter().zip(first_tokens).map(hash).collect()
     }
 
-    /// Claims every block that a batch reads or writes. The batch's tables must cover its positions.
-    pub(crate) fn claim_step<'a>(&'a self, batch: &'a [SequenceRows<'a>]) -> Result<StepClaim<'a>, KvAccessError> {
-        let mut claim = StepClaim {
-            memory: self,
-            batch,
-            taken: 0,
-        };
-        for (block, access) in step_blocks(&self.geometry, batch) {
-            self.take(block, access)?;
-            claim.taken += 1;
-        }
-        Ok(claim)
+    pub(crate) fn claims(&self) -> &Claims {
+        &self.claims
+    }
+
+    /// Start of a block for kernels of the host, which hold a [`StepClaim`](crate::kv_claims::StepClaim) on it.
+    pub(crate) fn host_pointer(&self, block: BlockId) -> Result<*mut u8, KvAccessError> {
+        let offset = self.block_offset(block)?;
+        let start = self.store.host_start().ok_or(KvAccessError::NotOnHost)?;
+        // SAFETY: `block_offset` checked that the block lies within the allocation.
+        Ok(unsafe { start.add(offset) })
     }
 
     fn check_length(&self, layers: &Range<u32>, got: usize) -> Result<(), KvAccessError> {
@@ -263,68 +282,28 @@ impl KvMemory {
     }
 
     fn block_offset(&self, block: BlockId) -> Result<usize, KvAccessError> {
-        if block.0 < self.block_count {
+        if block.0 < self.block_count() {
             Ok(block.0 as usize * self.geometry.block_bytes())
         } else {
             Err(KvAccessError::NoSuchBlock {
                 block,
-                block_count: self.block_count,
+                block_count: self.block_count(),
             })
         }
     }
+}
 
-    fn claim_for_reading(&self, block: BlockId) -> Result<BlockClaim<'_>, KvAccessError> {
-        self.take(block, Access::Read)?;
-        Ok(BlockClaim {
-            memory: self,
-            block,
-            access: Access::Read,
-        })
+/// Bytes of all blocks, every overflow checked.
+fn pool_bytes(geometry: &KvGeometry, block_count: u32) -> Result<usize, KvMemoryError> {
+    if block_count == 0 {
+        return Err(KvMemoryError::NoBlocks);
     }
-
-    fn claim_for_writing(&self, block: BlockId) -> Result<BlockClaim<'_>, KvAccessError> {
-        self.take(block, Access::Write)?;
-        Ok(BlockClaim {
-            memory: self,
-            block,
-            access: Access::Write,
-        })
-    }
-
-    fn take(&self, block: BlockId, access: Access) -> Result<(), KvAccessError> {
-        let word = self.claims.get(block.0 as usize).ok_or(KvAccessError::NoSuchBlock {
-            block,
-            block_count: self.block_count,
-        })?;
-        let taken = match access {
-            Access::Write => word
-                .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok(),
-            // The last count below WRITER stays unused, so that readers can never add up to a writer.
-            Access::Read => word
-                .fetch_update(Ordering::Acquire, Ordering::Relaxed, |count| {
-                    (count < WRITER - 1).then(|| count + 1)
-                })
-                .is_ok(),
-        };
-        if taken {
-            Ok(())
-        } else {
-            Err(KvAccessError::Busy { block })
-        }
-    }
-
-    fn release(&self, block: BlockId, access: Access) {
-        let Some(word) = self.claims.get(block.0 as usize) else {
-            return;
-        };
-        match access {
-            Access::Write => word.store(0, Ordering::Release),
-            Access::Read => {
-                word.fetch_sub(1, Ordering::Release);
-            }
-        }
-    }
+    let block_bytes = geometry
+        .checked_block_bytes()
+        .ok_or(KvMemoryError::BadGeometry(*geometry))?;
+    block_bytes
+        .checked_mul(block_count as usize)
+        .ok_or(KvMemoryError::OutOfMemory { bytes: usize::MAX })
 }
 
 pub(crate) fn hash_rows(geometry: &KvGeometry, block: &[u8], valid_tokens: u32) -> u64 {
@@ -338,99 +317,6 @@ pub(crate) fn hash_rows(geometry: &KvGeometry, block: &[u8], valid_tokens: u32) 
         }
     }
     hasher.digest()
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
-    Read,
-    Write,
-}
-
-/// One claim outside a step.
-struct BlockClaim<'a> {
-    memory: &'a KvMemory,
-    block: BlockId,
-    access: Access,
-}
-
-impl Drop for BlockClaim<'_> {
-    fn drop(&mut self) {
-        self.memory.release(self.block, self.access);
-    }
-}
-
-/// The blocks of a batch in a fixed order, each with the step's kind of access.
-fn step_blocks<'a>(
-    geometry: &KvGeometry,
-    batch: &'a [SequenceRows<'a>],
-) -> impl Iterator<Item = (BlockId, Access)> + use<'a> {
-    let geometry = *geometry;
-    batch.iter().flat_map(move |rows| {
-        let used = geometry.blocks_for(rows.end_position()) as usize;
-        let first_written = (rows.first_position / geometry.block_tokens) as usize;
-        rows.block_table
-            .iter()
-            .take(used)
-            .enumerate()
-            .map(move |(index, block)| {
-                (
-                    *block,
-                    if index < first_written {
-                        Access::Read
-                    } else {
-                        Access::Write
-                    },
-                )
-            })
-    })
-}
-
-/// Claims of a running step; dropping it releases them.
-pub(crate) struct StepClaim<'a> {
-    memory: &'a KvMemory,
-    batch: &'a [SequenceRows<'a>],
-    /// How many of `step_blocks` are held: all of them, unless the claim failed half-way.
-    taken: usize,
-}
-
-impl StepClaim<'_> {
-    /// Start of a block, for kernels.
-    ///
-    /// Reading it is sound for every block of the claim; writing only for rows at the batch's own positions. The
-    /// threads of a step must order a row's write before its reads themselves.
-    pub(crate) fn block_pointer(&self, block: BlockId) -> Result<*mut u8, KvAccessError> {
-        let offset = self.memory.block_offset(block)?;
-        // SAFETY: `block_offset` checked that the block lies within the allocation.
-        Ok(unsafe { self.memory.memory.start().add(offset) })
-    }
-
-    /// A block that the step reads or writes.
-    pub(crate) fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError> {
-        let start = self.block_pointer(block)?;
-        if !step_blocks(&self.memory.geometry, self.batch).any(|held| held.0 == block) {
-            return Err(KvAccessError::Busy { block });
-        }
-        // SAFETY: this step holds a claim on the block, and `&self` keeps our own writes away.
-        Ok(unsafe { std::slice::from_raw_parts(start, self.memory.geometry.block_bytes()) })
-    }
-
-    /// A block that the step writes.
-    pub(crate) fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError> {
-        let start = self.block_pointer(block)?;
-        if !step_blocks(&self.memory.geometry, self.batch).any(|held| held == (block, Access::Write)) {
-            return Err(KvAccessError::Busy { block });
-        }
-        // SAFETY: this step holds the block's writer claim, and `&mut self` keeps our own reads away.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, self.memory.geometry.block_bytes()) })
-    }
-}
-
-impl Drop for StepClaim<'_> {
-    fn drop(&mut self) {
-        for (block, access) in step_blocks(&self.memory.geometry, self.batch).take(self.taken) {
-            self.memory.release(block, access);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::LogitsWanted;
+use crate::kv_claims::StepClaim;
 use crate::{BLOCK_TOKENS, KvDtype};
+use crate::{LogitsWanted, SequenceRows};
 
 fn geometry() -> KvGeometry {
     KvGeometry {
@@ -158,7 +159,7 @@ fn readers_share_and_writers_do_not() {
 
 #[test]
 fn a_step_claims_its_blocks_and_gives_them_back() {
-    let kv = memory(4);
+    let kv = std::sync::Arc::new(memory(4));
     let bytes = pattern(geometry().block_bytes(), 1);
     let tokens = [serving_core::ids::TokenId(0); 2];
     let table = [BlockId(0), BlockId(1), BlockId(2)];
@@ -170,7 +171,8 @@ fn a_step_claims_its_blocks_and_gives_them_back() {
         logits: LogitsWanted::None,
     };
     let batch = [rows];
-    let claim = kv.claim_step(&batch).unwrap();
+    let mut claim = StepClaim::new(kv.clone());
+    claim.take(&batch).unwrap();
     assert!(
         kv.block_hash(BlockId(0), 16).is_ok(),
         "read by the step: may be exported meanwhile"
@@ -178,14 +180,14 @@ fn a_step_claims_its_blocks_and_gives_them_back() {
     assert!(kv.import_block(BlockId(0), &bytes).is_err());
     assert!(kv.block_hash(BlockId(1), 16).is_err(), "written by the step");
     assert!(kv.import_block(BlockId(2), &bytes).is_ok(), "not reached by the step");
-    drop(claim);
+    claim.release();
     for block in 0..4 {
         assert!(kv.import_block(BlockId(block), &bytes).is_ok());
     }
 
     let shares_the_written_block = [rows, rows];
     assert_eq!(
-        kv.claim_step(&shares_the_written_block).err(),
+        claim.take(&shares_the_written_block).err(),
         Some(KvAccessError::Busy { block: BlockId(1) })
     );
     for block in 0..4 {

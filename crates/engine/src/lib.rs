@@ -1,23 +1,28 @@
 //! Runs the model. Owns: the [`Engine`] contract, KV memory, the CPU transformer, sampling, the stand-in engine.
 //!
 //! Never does: scheduling, block accounting, networking, text. The scheduler decides what a step runs, this crate runs it.
+//! A step is submitted and completes later, so that an engine may compute it on a device. The engine draws the tokens: logits
+//! need not come to the host.
 //! Promise: a token's KV and logits depend on its own sequence only, not on batch mates, chunk
 //! boundaries, threads, instruction set or phase. `numerics.rs` defines the arithmetic that makes this hold.
-//! Read first: this file, then `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
+//! Read first: this file, then `step.rs`, `on_host.rs`, `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
 //! Tests: beside the code, and `tests/` for the whole model (goldens, invariance).
 
 mod batch;
 pub mod cpu;
 mod error;
+mod kv_claims;
 mod kv_geometry;
 pub mod kv_memory;
+mod kv_store;
 pub mod math;
 mod memory;
 pub mod numerics;
+mod on_host;
 mod open;
 pub mod sample;
 pub mod stand_in;
-pub mod step_runner;
+mod step;
 
 use std::sync::Arc;
 
@@ -30,11 +35,13 @@ pub use cpu::{
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};
 pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError};
+pub use kv_store::{DeviceError, DeviceMemory};
 pub use numerics::Numerics;
+pub use on_host::OnHost;
 pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility_hash, open_engine};
 pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
 pub use stand_in::{StandInConfig, StandInEngine};
-pub use step_runner::StepRunner;
+pub use step::{CompletedStep, Draws, PromptLogprobsChunk, Step, StepOutput, StepRow};
 
 /// The facts about the loaded model that a node needs, and that go into the compatibility hash of a pair (PROTOCOL rule
 /// 13).
@@ -51,10 +58,43 @@ pub struct ModelFacts {
     pub weights_sha256: [u8; 32],
     pub kv: KvGeometry,
     pub rope_base: f32,
+    pub rank: Rank,
 }
 
-/// One model, loaded, with its KV memory. Owned by one node loop; the KV memory is shared with the handoff.
+/// The place of an engine in a group that shares one model: every rank holds some of the heads. `kv` counts the heads of this
+/// rank only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    pub index: u32,
+    pub count: u32,
+}
+
+impl Rank {
+    /// An engine that holds the whole model.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+}
+
+/// One model, loaded, with its KV memory. It is used by one thread; the KV memory is shared with the handoff.
+///
+/// A step is submitted, and its completion is asked for afterwards. Between the two an engine may compute elsewhere. At most one
+/// step is under way.
 pub trait Engine: Send {
+    fn model(&self) -> &ModelFacts;
+
+    fn limits(&self) -> EngineLimits;
+
+    fn kv(&self) -> &Arc<KvMemory>;
+
+    /// Starts one mixed batch: it writes the KV of every row and draws the tokens that the rows ask for, by the definition in
+    /// [`sample`]. The blocks of the step are claimed until it has completed, which may be after this call has returned.
+    fn submit(&mut self, step: Step);
+
+    /// Waits until the submitted step has completed. `None` when no step is under way.
+    fn complete(&mut self) -> Option<CompletedStep>;
+}
+
+/// An engine that computes on the calling thread and whose logits come to the host. [`OnHost`] makes it an [`Engine`].
+pub trait HostEngine: Send {
     fn model(&self) -> &ModelFacts;
 
     fn limits(&self) -> EngineLimits;

@@ -12,7 +12,8 @@ use thiserror::Error;
 use crate::kv_geometry::check_block_tokens;
 use crate::{
     BLOCK_TOKENS, CpuEngineOptions, Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, KvDtype,
-    KvGeometry, KvSize, LoadProgress, ModelFacts, Numerics, StandInConfig, StandInEngine, open_cpu_engine_with,
+    KvGeometry, KvSize, LoadProgress, ModelFacts, Numerics, OnHost, SampleError, StandInConfig, StandInEngine,
+    open_cpu_engine_with,
 };
 
 /// Which engine a node runs.
@@ -75,6 +76,8 @@ pub enum OpenError {
     Engine(#[from] EngineError),
     #[error("the model file's tokenizer cannot be used: {0}")]
     Tokenizer(#[from] TokenizerError),
+    #[error("the model cannot be sampled from: {0}")]
+    Sampler(#[from] SampleError),
 }
 
 /// Context of a stand-in without a model file, and its vocabulary: those of SmolLM2.
@@ -106,7 +109,7 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
     };
     let engine: Box<dyn Engine> = match (options.kind, &file) {
         (EngineKind::Cpu, None) => return Err(OpenError::NoModel),
-        (EngineKind::Cpu, Some(file)) => Box::new(open_cpu_engine_with(
+        (EngineKind::Cpu, Some(file)) => Box::new(OnHost::new(open_cpu_engine_with(
             &options.kept_weights,
             file,
             CpuEngineOptions {
@@ -119,8 +122,8 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
                 kv_backing: options.kv_backing,
                 progress: options.progress,
             },
-        )?),
-        (EngineKind::StandIn, file) => Box::new(open_stand_in(file.as_ref(), &options)?),
+        )?)?),
+        (EngineKind::StandIn, file) => Box::new(OnHost::new(open_stand_in(file.as_ref(), &options)?)?),
     };
     let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
     Ok(OpenedEngine { engine, compatibility })
@@ -165,9 +168,8 @@ pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protoco
         weights_sha256,
         kv,
         rope_base,
+        rank,
     } = facts;
-    /// Tensor parallelism is not built yet: every node holds all heads.
-    const TENSOR_PARALLEL: u32 = 1;
     let mut hasher = Sha256::new();
     hasher.update(b"baton compatibility 1\0");
     hasher.update(weights_sha256);
@@ -184,7 +186,7 @@ pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protoco
         kv.head_dim,
         kv.block_tokens,
         rope_base.to_bits(),
-        TENSOR_PARALLEL,
+        rank.count,
         protocol_version,
     ];
     for number in numbers {
@@ -247,6 +249,10 @@ mod tests {
             },
             ModelFacts {
                 rope_base: 1.0,
+                ..facts.clone()
+            },
+            ModelFacts {
+                rank: crate::Rank { index: 0, count: 2 },
                 ..facts.clone()
             },
             ModelFacts {

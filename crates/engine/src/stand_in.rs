@@ -13,10 +13,11 @@ use serving_core::ids::{BlockId, TokenId};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::batch::BatchBounds;
-use crate::kv_memory::{StepClaim, hash_rows};
+use crate::kv_claims::StepClaim;
+use crate::kv_memory::hash_rows;
 use crate::{
-    Engine, EngineError, EngineLimits, KvAccessError, KvBacking, KvGeometry, KvMemory, LogitsSink, LogitsWanted,
-    ModelFacts, SequenceRows,
+    EngineError, EngineLimits, HostEngine, KvAccessError, KvBacking, KvGeometry, KvMemory, LogitsSink, LogitsWanted,
+    ModelFacts, Rank, SequenceRows,
 };
 
 /// Everything that defines a stand-in. Two stand-ins with equal geometry, vocabulary and seed give equal tokens.
@@ -42,6 +43,7 @@ pub struct StandInEngine {
     config: StandInConfig,
     facts: ModelFacts,
     kv: Arc<KvMemory>,
+    claim: StepClaim,
     logits: Vec<f32>,
 }
 
@@ -63,11 +65,13 @@ impl StandInEngine {
             weights_sha256,
             kv: config.geometry,
             rope_base: 0.0,
+            rank: Rank::WHOLE,
         };
         let logits = vec![0.0; config.vocab_size as usize];
         Ok(Self {
             config,
             facts,
+            claim: StepClaim::new(kv.clone()),
             kv,
             logits,
         })
@@ -83,7 +87,7 @@ impl StandInEngine {
     }
 }
 
-impl Engine for StandInEngine {
+impl HostEngine for StandInEngine {
     fn model(&self) -> &ModelFacts {
         &self.facts
     }
@@ -99,35 +103,18 @@ impl Engine for StandInEngine {
     fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError> {
         let started = Instant::now();
         self.bounds().check(batch)?;
-        let kv = Arc::clone(&self.kv);
-        let mut claim = kv.claim_step(batch)?;
+        self.claim.take(batch)?;
         let cells = Cells {
             geometry: self.config.geometry,
             seed: self.config.seed,
         };
-        let mut tokens = 0;
-        for rows in batch {
-            for (token, position) in rows.tokens.iter().zip(rows.first_position..) {
-                cells.write(&mut claim, rows.block_table, (*token, position))?;
-                tokens += 1;
-            }
-        }
+        let tokens = cells.write_rows(&mut self.claim, batch)?;
         wait_until(
             started,
             self.config.nanoseconds_per_step + tokens * self.config.nanoseconds_per_token,
         );
-        for (sequence, rows) in batch.iter().enumerate() {
-            let first = match rows.logits {
-                LogitsWanted::None => continue,
-                LogitsWanted::Last => rows.end_position() - 1,
-                LogitsWanted::All => rows.first_position,
-            };
-            for position in first..rows.end_position() {
-                let digest = cells.digest(&claim, rows.block_table, position)?;
-                fill_logits(digest, &mut self.logits);
-                sink.row(sequence, position, &mut self.logits);
-            }
-        }
+        cells.logits(&self.claim, batch, &mut self.logits, sink)?;
+        self.claim.release();
         Ok(())
     }
 }
@@ -139,14 +126,69 @@ fn wait_until(started: Instant, cost_nanoseconds: u64) {
     }
 }
 
+/// The blocks of a step, wherever they are.
+pub(crate) trait BlockBytes {
+    fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError>;
+    fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError>;
+}
+
+impl BlockBytes for StepClaim {
+    fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError> {
+        self.block(block)
+    }
+    fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError> {
+        self.block_mut(block)
+    }
+}
+
 /// Reads and writes the chained KV content.
 #[derive(Clone, Copy)]
-struct Cells {
-    geometry: KvGeometry,
-    seed: u64,
+pub(crate) struct Cells {
+    pub geometry: KvGeometry,
+    pub seed: u64,
 }
 
 impl Cells {
+    /// Writes the KV of every row of a batch; gives back how many rows there are.
+    pub(crate) fn write_rows(
+        &self,
+        blocks: &mut impl BlockBytes,
+        batch: &[SequenceRows<'_>],
+    ) -> Result<u64, KvAccessError> {
+        let mut count = 0;
+        for rows in batch {
+            for (token, position) in rows.tokens.iter().zip(rows.first_position..) {
+                self.write(blocks, rows.block_table, (*token, position))?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Gives the logits of every row that asked for them to `sink`. `logits` is scratch memory, one value for each token of the
+    /// vocabulary.
+    pub(crate) fn logits(
+        &self,
+        blocks: &impl BlockBytes,
+        batch: &[SequenceRows<'_>],
+        logits: &mut [f32],
+        sink: &mut dyn LogitsSink,
+    ) -> Result<(), KvAccessError> {
+        for (sequence, rows) in batch.iter().enumerate() {
+            let first = match rows.logits {
+                LogitsWanted::None => continue,
+                LogitsWanted::Last => rows.end_position() - 1,
+                LogitsWanted::All => rows.first_position,
+            };
+            for position in first..rows.end_position() {
+                let digest = self.digest(blocks, rows.block_table, position)?;
+                fill_logits(digest, logits);
+                sink.row(sequence, position, logits);
+            }
+        }
+        Ok(())
+    }
+
     fn place(&self, table: &[BlockId], position: u32) -> (BlockId, usize) {
         let block_tokens = self.geometry.block_tokens;
         (
@@ -158,7 +200,7 @@ impl Cells {
     /// Writes the rows of one position in every layer and head.
     fn write(
         &self,
-        claim: &mut StepClaim<'_>,
+        blocks: &mut impl BlockBytes,
         table: &[BlockId],
         (token, position): (TokenId, u32),
     ) -> Result<(), KvAccessError> {
@@ -167,13 +209,13 @@ impl Cells {
         hasher.update(&position.to_le_bytes());
         if let Some(before) = position.checked_sub(1) {
             let (block, offset) = self.place(table, before);
-            for head in claim.bytes(block)?.chunks_exact(self.geometry.head_bytes()) {
+            for head in blocks.bytes(block)?.chunks_exact(self.geometry.head_bytes()) {
                 hasher.update(&head[offset..offset + self.geometry.row_bytes()]);
             }
         }
         let mut stream = hasher.digest();
         let (block, offset) = self.place(table, position);
-        for head in claim.bytes_mut(block)?.chunks_exact_mut(self.geometry.head_bytes()) {
+        for head in blocks.bytes_mut(block)?.chunks_exact_mut(self.geometry.head_bytes()) {
             for out in head[offset..offset + self.geometry.row_bytes()].chunks_mut(8) {
                 let bytes = next(&mut stream).to_le_bytes();
                 out.copy_from_slice(&bytes[..out.len()]);
@@ -183,12 +225,12 @@ impl Cells {
     }
 
     /// Hash of every KV byte of positions 0..=position.
-    fn digest(&self, claim: &StepClaim<'_>, table: &[BlockId], position: u32) -> Result<u64, KvAccessError> {
+    fn digest(&self, blocks: &impl BlockBytes, table: &[BlockId], position: u32) -> Result<u64, KvAccessError> {
         let mut hasher = Xxh3::with_seed(self.seed);
         let mut left = position + 1;
         for block in &table[..self.geometry.blocks_for(left) as usize] {
             let valid = left.min(self.geometry.block_tokens);
-            hasher.update(&hash_rows(&self.geometry, claim.bytes(*block)?, valid).to_le_bytes());
+            hasher.update(&hash_rows(&self.geometry, blocks.bytes(*block)?, valid).to_le_bytes());
             left -= valid;
         }
         Ok(hasher.digest())

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use common::{Setup, feed, goldens, open, setup, table};
 use engine::{
-    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvSize,
-    LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
+    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineError, EngineLimits, HostEngine, KeptWeights, KernelChoice,
+    KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
 };
 use model_files::gguf::{GgmlType, GgufFile};
 use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
@@ -27,7 +27,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-fn block_hashes(engine: &dyn Engine, table: &[BlockId], tokens: usize) -> Vec<u64> {
+fn block_hashes(engine: &dyn HostEngine, table: &[BlockId], tokens: usize) -> Vec<u64> {
     let valid = |index: usize| (tokens - index * 16).min(16) as u32;
     table
         .iter()
@@ -36,7 +36,7 @@ fn block_hashes(engine: &dyn Engine, table: &[BlockId], tokens: usize) -> Vec<u6
         .collect()
 }
 
-fn trace(engine: &mut dyn Engine, tokens: &[TokenId], first_block: u32, chunk: usize) -> Trace {
+fn trace(engine: &mut dyn HostEngine, tokens: &[TokenId], first_block: u32, chunk: usize) -> Trace {
     let table = table(first_block, tokens.len());
     let mut logits = BTreeMap::new();
     feed(

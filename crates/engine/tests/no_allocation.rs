@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use engine::{
-    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics, SampleInput,
-    Sampler, SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
+    SampleInput, Sampler, SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
 use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};

@@ -17,9 +17,10 @@ use serving_core::scheduler::{BlockReport, PushEnd};
 use serving_core::time::Time;
 use tokio::sync::oneshot;
 
+use crate::engine_thread::StepDone;
 use crate::request::NewRequest;
 
-/// Requests that may wait for the loop. It takes them all between two steps, so this is what may arrive in one step.
+/// Requests that may wait for the loop. It takes them all as soon as it has a CPU, so this is what may arrive until then.
 const REQUESTS_MAX: usize = 256;
 
 /// Why the mailbox did not take a request.
@@ -60,6 +61,7 @@ pub struct PushReport {
 /// Everything that arrived since the loop last looked, to be applied in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Arrivals {
+    pub step: Option<StepDone>,
     pub requests: Vec<NewRequest>,
     pub began: BTreeSet<TransferId>,
     pub progressed: BTreeSet<TransferId>,
@@ -70,9 +72,11 @@ pub struct Arrivals {
     pub questions: Vec<oneshot::Sender<BlockReport>>,
     /// Set once: finish what runs until then, take nothing new.
     pub drain_until: Option<Time>,
+    /// The engine's thread has ended.
+    pub is_engine_gone: bool,
 }
 
-/// Block reports that may be asked for during one step: a person, a monitor, a test.
+/// Block reports that may be asked for at once: a person, a monitor, a test.
 const QUESTIONS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
@@ -107,9 +111,18 @@ impl Inbox {
         state.arrivals.began.insert(transfer);
         self.wake_locked(state);
     }
+    /// Does not wake the loop: it looks at signs of life before it looks at its timers, and nothing else depends on them.
     pub fn progressed(&self, transfer: TransferId) {
+        self.lock().arrivals.progressed.insert(transfer);
+    }
+    pub fn step_done(&self, step: StepDone) {
         let mut state = self.lock();
-        state.arrivals.progressed.insert(transfer);
+        state.arrivals.step = Some(step);
+        self.wake_locked(state);
+    }
+    pub fn engine_gone(&self) {
+        let mut state = self.lock();
+        state.arrivals.is_engine_gone = true;
         self.wake_locked(state);
     }
     /// Dropped when the loop has ended: the answer's sender goes with it.
@@ -157,10 +170,10 @@ impl Inbox {
         state.arrivals = Arrivals::default();
     }
 
-    /// Takes everything; waits for something until `deadline` when one is given.
-    pub fn take(&self, deadline: Option<Time>) -> Arrivals {
+    /// Waits for something, at most until `deadline`, and takes everything.
+    pub fn take(&self, deadline: Time) -> Arrivals {
         let mut state = self.lock();
-        while let Some(deadline) = deadline {
+        loop {
             let left = deadline.remaining(Clock::now());
             if state.is_woken || left.is_zero() {
                 break;
@@ -201,16 +214,16 @@ mod tests {
         let sender = inbox.clone();
         let thread =
             std::thread::spawn(move || sender.receive_ended(TransferId(1), TransportKind::Grpc, ReceiveEnd::PairLost));
-        let work = inbox.take(Some(Clock::now() + Duration::from_secs(20)));
+        let work = inbox.take(Clock::now() + Duration::from_secs(20));
         assert_eq!(work.receive_ends.len(), 1);
         thread.join().expect("no panic");
-        assert!(inbox.take(None).receive_ends.is_empty());
+        assert!(inbox.take(Clock::now()).receive_ends.is_empty());
     }
 
     #[test]
     fn an_idle_wait_ends_at_its_deadline() {
         let start = Clock::now();
-        Inbox::default().take(Some(start + Duration::from_millis(5)));
+        Inbox::default().take(start + Duration::from_millis(5));
         assert!(Clock::now() >= start + Duration::from_millis(5));
     }
 

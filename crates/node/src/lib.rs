@@ -7,6 +7,7 @@
 mod admit;
 mod decode_leg;
 mod deliver;
+mod engine_thread;
 mod handle;
 mod handoff_in;
 mod handoff_out;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{KvMemory, OpenedEngine, SampleError, StepRunner};
+use engine::{Engine, KvMemory, OpenedEngine};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::receiver::{MappedPool, Receiver};
@@ -25,6 +25,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
+use crate::engine_thread::{EngineThread, NodeWork};
 use crate::handle::Handle;
 use crate::handoff_in::Reservations;
 use crate::handoff_out::{Handoffs, PushQueue};
@@ -40,12 +41,10 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(3);
 /// The configuration's or the machine's fault; nothing to retry.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    #[error("the model cannot be sampled from: {0}")]
-    Sampler(#[from] SampleError),
     #[error("`max_model_len` is {max_model_tokens}, the model has {context} positions; lower it or leave it out")]
     BeyondContext { max_model_tokens: u32, context: u32 },
-    #[error("the system started no thread for the node's loop: {0}; raise the process limit")]
-    Thread(std::io::Error),
+    #[error("the system started no thread for the node: {0}; raise the process limit")]
+    Thread(#[from] std::io::Error),
 }
 
 /// A running node. Dropping it does not stop the loop: `drain` does.
@@ -90,13 +89,12 @@ impl Node {
         (opened, address): (OpenedEngine, &str),
         registry: &mut Registry,
     ) -> Result<Self, NodeError> {
-        let compatibility = opened.compatibility;
-        let runner = StepRunner::new(opened.engine)?;
-        let limits = node_limits(settings, &runner)?;
-        let record = record(settings, (&runner, &limits), (address, compatibility));
+        let OpenedEngine { engine, compatibility } = opened;
+        let limits = node_limits(settings, &*engine)?;
+        let record = record(settings, (&*engine, &limits), (address, compatibility));
         let inbox: Arc<Inbox> = Arc::default();
         let aliases = PoolFacts::if_wanted(settings.metrics, &settings.served_model_name, &limits);
-        let kv = runner.engine().kv().clone();
+        let kv = engine.kv().clone();
         let ends = match &settings.role {
             RoleSettings::Prefill(prefill) => {
                 sending_end(settings, prefill, (&record, &kv), (registry, aliases), inbox.clone())
@@ -109,9 +107,13 @@ impl Node {
         let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (prefixes_in, prefixes) = watch::channel(PrefixLog::default());
         let gauges = ends.metrics.membership();
+        let work = NodeWork {
+            hands_over: ends.outgoing.is_some(),
+            decodes: ends.incoming.is_some(),
+        };
         let node_loop = NodeLoop::new(LoopParts {
             node: record.id.clone(),
-            runner,
+            engine: EngineThread::start(engine, inbox.clone(), work)?,
             scheduler,
             inbox: inbox.clone(),
             metrics: ends.metrics,
@@ -301,7 +303,7 @@ fn spawn(node_loop: NodeLoop) -> Result<oneshot::Receiver<()>, NodeError> {
         let _ending: oneshot::Sender<()> = ending;
         node_loop.run();
     });
-    spawned.map_err(NodeError::Thread)?;
+    spawned?;
     Ok(ended)
 }
 
@@ -312,8 +314,8 @@ async fn watch_pairs(mut health: watch::Receiver<Vec<PairHealth>>, inbox: Arc<In
     }
 }
 
-fn node_limits(settings: &NodeSettings, runner: &StepRunner) -> Result<NodeLimits, NodeError> {
-    let (model, limits, kv) = (runner.engine().model(), runner.engine().limits(), runner.engine().kv());
+fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimits, NodeError> {
+    let (model, limits, kv) = (engine.model(), engine.limits(), engine.kv());
     let context = model.context_length;
     let max_model_tokens = settings.max_model_len.unwrap_or(context);
     if max_model_tokens > context {
@@ -336,7 +338,7 @@ fn node_limits(settings: &NodeSettings, runner: &StepRunner) -> Result<NodeLimit
 /// What the node says of itself when it joins.
 fn record(
     settings: &NodeSettings,
-    (runner, limits): (&StepRunner, &NodeLimits),
+    (engine, limits): (&dyn Engine, &NodeLimits),
     (address, compatibility): (&str, CompatibilityHash),
 ) -> NodeRecord {
     let (is_co_located, kv_address) = match &settings.role {
@@ -361,7 +363,7 @@ fn record(
             max_sequences: limits.max_sequences,
             max_batch_tokens: limits.max_batch_tokens,
             max_model_tokens: limits.max_model_tokens,
-            block_bytes: runner.engine().kv().geometry().block_bytes() as u64,
+            block_bytes: engine.kv().geometry().block_bytes() as u64,
         },
         model_name: settings.served_model_name.clone(),
         state: NodeState::Ready,

@@ -1,18 +1,17 @@
-//! The node's one loop, on a thread of its own: take what arrived, apply it to the scheduler, carry out, run one engine step.
+//! The node's one loop, on a thread of its own: take what arrived, apply it to the scheduler, carry out, submit the next step.
 //!
-//! It owns the engine, the scheduler and every response stream, and waits for nobody: results go into bounded channels, and a
-//! reader that lets one run full loses its request. It sleeps only when nothing can be computed, at most a second, so that
-//! deadlines are kept on an idle node as on a full one.
+//! It owns the scheduler and every response stream, and waits for nobody: the engine computes on a thread of its own, results go
+//! into bounded channels, and a reader that lets one run full loses its request. So a request is answered while a step runs. The
+//! loop sleeps until something arrives, at most a second, so that deadlines are kept on an idle node as on a full one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{KvMemory, StepRunner};
+use engine::{KvMemory, Step, StepOutput, StepRow};
 use kv_transfer::receiver::Receiver;
 use proto::messages::StepNote;
 use service_runtime::clock::Clock;
-use service_runtime::failpoints::{self, FaultPoint};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeState, NodeStatus, PairHealth};
@@ -21,6 +20,7 @@ use serving_core::scheduler::{NodeFailure, Scheduler};
 use serving_core::time::Time;
 use tokio::sync::watch;
 
+use crate::engine_thread::{EngineThread, StepDone};
 use crate::handoff_in::Reservations;
 use crate::handoff_out::{Handoff, Handoffs};
 use crate::inbox::{Arrivals, Inbox};
@@ -36,7 +36,7 @@ const CLOSE_TIME_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct LoopParts {
     pub node: NodeId,
-    pub runner: StepRunner,
+    pub engine: EngineThread,
     pub scheduler: Scheduler,
     pub inbox: Arc<Inbox>,
     pub metrics: Metrics,
@@ -74,6 +74,10 @@ pub struct NodeLoop {
     pub(crate) transfers: BTreeMap<TransferId, AttemptKey>,
     /// Pushes whose request is gone, until they say that they have ended. Each was told to.
     pub(crate) ending: BTreeMap<TransferId, (AttemptKey, Handoff)>,
+    /// Prompt tokens of the step that the engine runs.
+    running: Option<u32>,
+    /// Buffers for the next step.
+    spare: Step,
     /// The step whose tokens are being told.
     pub(crate) step: Option<(Time, StepNote)>,
     pub(crate) drain_until: Option<Time>,
@@ -85,22 +89,27 @@ impl NodeLoop {
         let status = parts.scheduler.status(NodeState::Ready);
         parts.metrics.status(&status, parts.scheduler.stages());
         Self {
-            kv: parts.runner.engine().kv().clone(),
+            kv: parts.engine.kv().clone(),
             parts,
             streams: Streams::default(),
             transfers: BTreeMap::new(),
             ending: BTreeMap::new(),
+            running: None,
+            spare: Step::default(),
             step: None,
             drain_until: None,
         }
     }
 
-    /// Runs until a drain is over.
+    /// Runs until a drain is over, or the engine is gone.
     pub fn run(mut self) {
         let mut next_tick = Clock::now() + TICK;
-        let mut is_idle = true;
         while !self.is_over() {
-            let arrivals = self.select(is_idle, next_tick);
+            let arrivals = self.select(next_tick);
+            if arrivals.is_engine_gone {
+                tracing::error!("the engine's thread has ended; the node ends");
+                break;
+            }
             self.apply(arrivals);
             self.note_progress();
             let now = Clock::now();
@@ -111,22 +120,20 @@ impl NodeLoop {
             self.give_up_when_late(now);
             self.cancel_closed();
             self.deliver();
-            is_idle = !self.step();
+            self.begin_step();
+            self.publish();
         }
-        self.publish();
         self.parts.inbox.close();
     }
 
-    /// Takes what has come; waits for something only when there is nothing to compute.
-    fn select(&mut self, is_idle: bool, next_tick: Time) -> Arrivals {
+    /// Waits until something has come or is due, and takes what has come.
+    fn select(&mut self, next_tick: Time) -> Arrivals {
         let now = Clock::now();
-        let drain = self.drain_until.map(|until| match until > now {
-            true => until,
-            false => until + CLOSE_TIME_LIMIT,
-        });
-        let timers = [self.parts.scheduler.next_timer(), drain];
-        let wake_at = timers.into_iter().flatten().fold(next_tick, Time::min);
-        self.parts.inbox.take(is_idle.then_some(wake_at))
+        let drain = self.drain_until.into_iter();
+        let drain = drain.flat_map(|until| [until, until + CLOSE_TIME_LIMIT]);
+        let timers = self.parts.scheduler.next_timer().into_iter();
+        let wake_at = timers.chain(drain.filter(|at| *at > now)).fold(next_tick, Time::min);
+        self.parts.inbox.take(wake_at)
     }
 
     fn apply(&mut self, arrivals: Arrivals) {
@@ -135,6 +142,9 @@ impl NodeLoop {
             self.drain_until = Some(until);
         }
         self.pause_grants();
+        if let Some(done) = arrivals.step {
+            self.end_step(done);
+        }
         for new in arrivals.requests {
             self.admit(now, new);
         }
@@ -195,63 +205,64 @@ impl NodeLoop {
         }
     }
 
-    /// Runs one step; false when nothing waits. What is published meanwhile counts the step's prompts as running.
-    fn step(&mut self) -> bool {
+    /// Submits the next step when none runs and something can be computed.
+    fn begin_step(&mut self) {
+        if self.running.is_some() {
+            return;
+        }
         let began = Clock::now();
         self.parts.scheduler.next_step(began);
-        self.publish();
         let Some(plan) = self.parts.scheduler.running_step() else {
-            return false;
+            return;
         };
-        let rows: Vec<(AttemptKey, u32)> = plan.rows().iter().map(|row| (row.key, row.token_count)).collect();
-        for (key, _) in &rows {
-            if let (Some(outgoing), Some(stream)) = (&self.parts.outgoing, self.streams.get_mut(*key)) {
-                stream.begin_prefill(began, *key, &outgoing.handoffs);
+        let mut step = std::mem::take(&mut self.spare);
+        step.fill(&plan);
+        self.running = Some(plan.prompt_token_count());
+        for row in step.rows() {
+            if let (Some(outgoing), Some(stream)) = (&self.parts.outgoing, self.streams.get_mut(row.key)) {
+                stream.begin_prefill(began, row.key, &outgoing.handoffs);
             }
         }
-        let (tokens, prompt_tokens) = (plan.token_count(), plan.prompt_token_count());
-        if self.parts.outgoing.is_some() {
-            failpoints::hit(FaultPoint::MidChunk);
-        }
-        let ran = self.parts.runner.run(&plan);
-        if self.parts.incoming.is_some() {
-            failpoints::hit(FaultPoint::MidDecode);
-        }
-        let ended = Clock::now();
-        let took = ended.since(began);
-        self.parts.metrics.step(tokens, rows.len(), took);
-        match ran {
-            Ok(()) => self.step_done(ended, &rows),
+        self.parts.engine.submit(step);
+    }
+
+    /// Tells what a step has brought.
+    fn end_step(&mut self, done: StepDone) {
+        let StepDone { ended, took, completed } = done;
+        let step = completed.step;
+        let tokens = step.rows().iter().map(StepRow::token_count).sum();
+        self.parts.metrics.step(tokens, step.rows().len(), took);
+        match completed.result {
+            Ok(output) => self.step_done(ended, &step, output),
             Err(error) => {
                 tracing::error!(%error, "a model step failed");
                 self.parts.scheduler.step_failed(&error.to_string());
             }
         }
+        self.spare = step;
         let note = StepNote {
             took,
-            prompt_tokens,
+            prompt_tokens: self.running.take().unwrap_or(0),
             preemptions: 0,
         };
         self.step = Some((ended, note));
         self.deliver();
         self.step = None;
-        true
     }
 
-    fn step_done(&mut self, now: Time, rows: &[(AttemptKey, u32)]) {
-        for (key, tokens) in rows {
-            if let Some(stream) = self.streams.get_mut(*key).filter(|stream| stream.is_prefill()) {
-                stream.prefill.chunks.push((now, *tokens));
+    fn step_done(&mut self, now: Time, step: &Step, mut output: StepOutput) {
+        for row in step.rows() {
+            if let Some(stream) = self.streams.get_mut(row.key).filter(|stream| stream.is_prefill()) {
+                stream.prefill.chunks.push((now, row.token_count()));
             }
         }
-        let output = self.parts.runner.output();
-        for key in output.unscored.drain(..) {
+        for key in output.unscored {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.is_unscored = true;
             }
         }
         let mut failed = Vec::new();
-        for chunk in output.prompt_logprobs.drain(..) {
+        for chunk in output.prompt_logprobs {
             let stream = self.streams.get(chunk.key);
             let told = stream.map_or(Ok(()), |stream| {
                 stream.tell_prompt_logprobs(chunk.first_position, &chunk.tokens)
@@ -272,7 +283,7 @@ impl NodeLoop {
         };
         let blocks = self.parts.scheduler.pool().counts();
         let is_empty = self.parts.scheduler.keys().next().is_none();
-        is_empty && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
+        is_empty && self.running.is_none() && (blocks.quarantined == 0 || Clock::now() >= until + CLOSE_TIME_LIMIT)
     }
 
     fn publish(&mut self) {

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use engine::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
+use engine::{EngineLimits, KvDtype, KvGeometry, OnHost, StandInConfig, StandInEngine};
 use kv_transfer::choice::{Fallbacks, TransportKind};
 use kv_transfer::transport::{
     AbortReason, PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
@@ -18,6 +18,7 @@ use serving_core::scheduler::{NodeLimits, SchedulerConfig};
 use tokio::runtime::Handle as RuntimeHandle;
 
 use super::*;
+use crate::engine_thread::NodeWork;
 use crate::handle::{Asked, EventStream, Handle};
 use crate::handoff_out::PushQueue;
 use crate::request::NodeEvent;
@@ -111,7 +112,13 @@ impl Rig {
             nanoseconds_per_step: 0,
             seed: 7,
         });
-        let runner = StepRunner::new(Box::new(engine.unwrap())).unwrap();
+        let engine = OnHost::new(engine.unwrap()).unwrap();
+        let inbox: Arc<Inbox> = Arc::default();
+        let work = NodeWork {
+            hands_over: true,
+            decodes: false,
+        };
+        let engine = EngineThread::start(Box::new(engine), inbox.clone(), work).unwrap();
         let node_limits = NodeLimits {
             kv_blocks: POOL_BLOCKS,
             block_tokens: BLOCK_TOKENS,
@@ -123,7 +130,6 @@ impl Rig {
         };
         let scheduler = Scheduler::new(SchedulerConfig::prefill(node_limits, hold, None));
         let metrics = Metrics::of_prefill(&mut Registry::default(), Arc::new(Fallbacks::default()), None);
-        let inbox: Arc<Inbox> = Arc::default();
         let (status_in, status) = watch::channel(scheduler.status(NodeState::Ready));
         let (pairs_in, pairs) = watch::channel(Vec::new());
         let node = NodeId {
@@ -132,7 +138,7 @@ impl Rig {
         };
         let handoffs = Handoffs {
             transport: Arc::new(transport),
-            kv: runner.engine().kv().clone(),
+            kv: engine.kv().clone(),
             queue: Arc::new(PushQueue::new(POOL_BLOCKS as usize)),
             inbox: inbox.clone(),
             metrics: metrics.clone(),
@@ -140,7 +146,7 @@ impl Rig {
         };
         let node_loop = NodeLoop::new(LoopParts {
             node,
-            runner,
+            engine,
             scheduler,
             inbox: inbox.clone(),
             metrics,

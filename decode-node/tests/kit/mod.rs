@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use decode_node::Config;
-use engine::{StepRunner, open_engine};
+use engine::{Step, open_engine};
 use node::Node;
 use prometheus_client::registry::Registry;
 use proto::messages::{DecodeEvent, Hello, KvBlockFrame, KvFrame, KvReply, LastFrame, OpenRequest, PROTOCOL_VERSION};
@@ -219,9 +219,9 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
     let opened = open_engine(options).expect("the stand-in opens");
     assert_eq!(opened.compatibility, node.record.compatibility);
     let vocab_size = opened.engine.model().vocab_size;
-    let mut runner = StepRunner::new(opened.engine).expect("a small vocabulary");
+    let (mut engine, mut step) = (opened.engine, Step::default());
     let limits = NodeLimits {
-        kv_blocks: runner.engine().kv().block_count(),
+        kv_blocks: engine.kv().block_count(),
         block_tokens: 16,
         max_batch_tokens: 32,
         max_sequences: 4,
@@ -247,12 +247,15 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
         first_tokens: Vec::new(),
     };
     while let Some(plan) = scheduler.next_step(Time::ZERO) {
-        runner.run(&plan).expect("a good batch");
-        scheduler.step_done(Time::ZERO, &mut runner.output().sampled);
+        step.fill(&plan);
+        engine.submit(step);
+        let completed = engine.complete().expect("one step is under way");
+        step = completed.step;
+        scheduler.step_done(Time::ZERO, &mut completed.result.expect("a good batch").sampled);
         while let Some(event) = scheduler.take_event() {
             match event {
                 SchedulerEvent::BlocksReady { blocks, .. } => {
-                    let kv = runner.engine().kv();
+                    let kv = engine.kv();
                     for pushed in blocks {
                         let mut bytes = vec![0; kv.geometry().block_bytes()];
                         kv.export_block(pushed.block, &mut bytes).expect("complete");

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use engine::{
-    Engine, EngineLimits, KvDtype, KvGeometry, OpenedEngine, StandInConfig, StandInEngine, compatibility_hash,
+    EngineLimits, HostEngine, KvDtype, KvGeometry, OnHost, OpenedEngine, StandInConfig, StandInEngine,
+    compatibility_hash,
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
@@ -101,7 +102,7 @@ impl Prefill {
         let engine = engine(spec);
         let compatibility = compatibility_hash(engine.model(), &[0; 32], PROTOCOL_VERSION);
         let opened = OpenedEngine {
-            engine: Box::new(engine),
+            engine: Box::new(OnHost::new(engine).unwrap()),
             compatibility,
         };
         let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();

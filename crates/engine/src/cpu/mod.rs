@@ -1,4 +1,4 @@
-//! The CPU engine: opening a model, and the [`Engine`] contract around [`forward::Step`].
+//! The CPU engine: opening a model, and the [`HostEngine`] contract around [`forward::Step`].
 //!
 //! `weights` packs the file, `kernels` multiply, `forward` runs the layers, `pool` divides the work between threads.
 
@@ -19,9 +19,11 @@ use model_files::gguf::GgufFile;
 use serving_core::ids::BlockId;
 
 use crate::batch::BatchBounds;
+use crate::kv_claims::StepClaim;
 use crate::kv_geometry::check_block_tokens;
 use crate::{
-    Engine, EngineError, EngineLimits, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, SequenceRows,
+    EngineError, EngineLimits, HostEngine, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, Rank,
+    SequenceRows,
 };
 
 pub use kept::KeptWeights;
@@ -83,6 +85,7 @@ pub struct CpuEngine {
     weights: Arc<weights::Weights>,
     rope: rope::RopeTable,
     kv: Arc<KvMemory>,
+    claim: StepClaim,
     plan: plan::StepLayout,
     scratch: forward::Scratch,
     pool: pool::Pool,
@@ -157,6 +160,7 @@ pub fn open_cpu_engine_with(
         weights_sha256,
         kv: geometry,
         rope_base: config.rope_base,
+        rank: Rank::WHOLE,
     };
     Ok(CpuEngine {
         facts,
@@ -164,6 +168,7 @@ pub fn open_cpu_engine_with(
         kernels,
         weights,
         rope: rope::RopeTable::new(config.context_length, config.head_dim, config.rope_base),
+        claim: StepClaim::new(kv.clone()),
         kv,
         plan: plan::StepLayout::with_capacity(options.limits, context_blocks),
         scratch: forward::Scratch::new(&config, options.numerics, options.limits, pool.threads()),
@@ -179,7 +184,7 @@ impl CpuEngine {
     }
 }
 
-impl Engine for CpuEngine {
+impl HostEngine for CpuEngine {
     fn model(&self) -> &ModelFacts {
         &self.facts
     }
@@ -200,8 +205,7 @@ impl Engine for CpuEngine {
             geometry: self.facts.kv,
         };
         bounds.check(batch)?;
-        let kv = Arc::clone(&self.kv);
-        let claim = kv.claim_step(batch)?;
+        self.claim.take(batch)?;
         self.plan.fill(batch, &self.facts.kv);
         let step = forward::Step {
             config: &self.config,
@@ -211,9 +215,10 @@ impl Engine for CpuEngine {
             plan: &self.plan,
             scratch: &self.scratch,
             geometry: self.facts.kv,
-            kv: forward::KvBase(claim.block_pointer(BlockId(0))?),
+            kv: forward::KvBase(self.claim.block_pointer(BlockId(0))?),
         };
         step.run(&mut self.pool, sink);
+        self.claim.release();
         Ok(())
     }
 }

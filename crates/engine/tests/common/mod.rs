@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use engine::{
-    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, Engine, EngineLimits, KernelChoice, KvSize, LogitsWanted, Numerics,
+    BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
     SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
@@ -90,7 +90,7 @@ pub fn table(first: u32, tokens: usize) -> Vec<BlockId> {
 
 /// Feeds one sequence in chunks; `see(position, logits)` gets the wanted rows.
 pub fn feed(
-    engine: &mut dyn Engine,
+    engine: &mut dyn HostEngine,
     (tokens, first_position, table): (&[TokenId], u32, &[BlockId]),
     (chunk, logits): (usize, LogitsWanted),
     mut see: impl FnMut(u32, &mut [f32]),

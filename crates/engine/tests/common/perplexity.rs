@@ -1,7 +1,7 @@
 //! Perplexity as `llama-perplexity` counts it: the text cut into chunks of n tokens, each scored alone from an empty
 //! cache, only the second half of each chunk counted, a short last chunk dropped.
 
-use engine::{Engine, EngineError, LogitsWanted, SequenceRows, prompt_logprob};
+use engine::{EngineError, HostEngine, LogitsWanted, SequenceRows, prompt_logprob};
 use serving_core::ids::{BlockId, TokenId};
 
 /// Rows of a step; does not change the result.
@@ -21,7 +21,7 @@ impl Score {
 }
 
 /// Scores one chunk into `score`.
-pub fn score_chunk(engine: &mut dyn Engine, chunk: &[TokenId], score: &mut Score) -> Result<(), EngineError> {
+pub fn score_chunk(engine: &mut dyn HostEngine, chunk: &[TokenId], score: &mut Score) -> Result<(), EngineError> {
     let table: Vec<BlockId> = (0..chunk.len().div_ceil(16) as u32).map(BlockId).collect();
     let first_counted = chunk.len() / 2;
     let mut start = 0;

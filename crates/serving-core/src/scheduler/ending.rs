@@ -47,7 +47,7 @@ impl Scheduler {
         // Asking again is harmless, and a lost answer would otherwise keep the blocks for ever.
         self.events
             .extend(self.quarantine.keys().copied().map(Quarantined::review));
-        let late = self.entries.iter();
+        let late = self.entries.iter().filter(|(serial, _)| !self.is_ending(**serial));
         let late = late.filter_map(|(serial, entry)| Some((*serial, self.lateness(now, entry)?)));
         for (serial, failure) in late.collect::<Vec<_>>() {
             self.end(serial, Some(failure));
@@ -75,17 +75,27 @@ impl Scheduler {
         }
     }
 
-    /// When `tick` has something to do next.
+    /// When `tick` has something to do next. A request that only waits for the running step has no timer.
     pub fn next_timer(&self) -> Option<Time> {
-        let times = self.entries.values().map(|entry| {
+        let entries = self.entries.iter().filter(|(serial, _)| !self.is_ending(**serial));
+        let times = entries.map(|(_, entry)| {
             let peer = entry.peer_limit(self.config.reservation);
             peer.map_or(entry.deadline, |limit| limit.min(entry.deadline))
         });
         times.min()
     }
 
-    /// Ends a request early, with an event when it failed. While it is in a running step the end waits for the step.
+    /// Its end waits for the running step.
+    pub(super) fn is_ending(&self, serial: u64) -> bool {
+        self.deferred.iter().any(|(ending, _)| *ending == serial)
+    }
+
+    /// Ends a request early, with an event when it failed. While it is in a running step the end waits for the step. The first
+    /// reason to end it counts.
     pub(super) fn end(&mut self, serial: u64, failure: Option<NodeFailure>) {
+        if self.is_ending(serial) {
+            return;
+        }
         if self.plan.iter().any(|row| row.serial == serial) {
             self.deferred.push((serial, failure));
             return;

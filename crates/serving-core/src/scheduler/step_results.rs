@@ -42,7 +42,9 @@ impl Scheduler {
 
     fn row_done(&mut self, now: Time, row: &PlannedRow, tokens: &mut impl Iterator<Item = SampledToken>) {
         const ALL_DRAWS: &str = "the shell must give back every draw of the plan";
-        let Some(entry) = self.entries.get_mut(&row.serial) else {
+        // A request that was ended while the step ran takes nothing from it.
+        let is_ending = self.is_ending(row.serial);
+        let Some(entry) = self.entries.get_mut(&row.serial).filter(|_| !is_ending) else {
             tokens.take(row.draws as usize).for_each(drop);
             return;
         };

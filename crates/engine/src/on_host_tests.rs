@@ -1,4 +1,4 @@
-//! Tests of the step runner: scheduler, stand-in engine and sampler together.
+//! Tests of engines on the host: scheduler, stand-in engine and sampler together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
 
 const VOCAB: u32 = 300;
 
-fn runner(limits: EngineLimits) -> StepRunner {
+fn engine(limits: EngineLimits) -> impl Engine {
     let geometry = KvGeometry {
         layer_count: 2,
         kv_head_count: 1,
@@ -32,7 +32,7 @@ fn runner(limits: EngineLimits) -> StepRunner {
         nanoseconds_per_step: 0,
         seed: 1,
     };
-    StepRunner::new(Box::new(StandInEngine::new(config).expect("valid"))).expect("small vocabulary")
+    OnHost::new(StandInEngine::new(config).expect("valid")).expect("small vocabulary")
 }
 
 fn request(prompt: u32, max_tokens: u32) -> Request {
@@ -66,7 +66,8 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
         max_batch_tokens,
         max_sequences: 8,
     };
-    let mut runner = runner(engine_limits);
+    let mut engine = engine(engine_limits);
+    let mut step = Step::default();
     let limits = NodeLimits {
         kv_blocks: 40,
         block_tokens: 16,
@@ -88,16 +89,20 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
     };
     scheduler.admit(Time::ZERO, admission).expect("fits");
     while let Some(plan) = scheduler.next_step(Time::ZERO) {
-        runner.run(&plan).expect("a good batch");
-        for chunk in &runner.output().prompt_logprobs {
+        step.fill(&plan);
+        engine.submit(step);
+        let completed = engine.complete().expect("one step is under way");
+        let mut output = completed.result.expect("a good batch");
+        step = completed.step;
+        for chunk in &output.prompt_logprobs {
             scored.extend((chunk.first_position..).take(chunk.tokens.len()));
         }
-        scheduler.step_done(Time::ZERO, &mut runner.output().sampled);
+        scheduler.step_done(Time::ZERO, &mut output.sampled);
         while let Some(event) = scheduler.take_event() {
             match event {
                 SchedulerEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
                 SchedulerEvent::CopyBlock { from, to, .. } => {
-                    runner.engine().kv().copy_block(from, to).expect("both are ours");
+                    engine.kv().copy_block(from, to).expect("both are ours");
                 }
                 _ => {}
             }

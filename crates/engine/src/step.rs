@@ -1,0 +1,151 @@
+//! One step, detached from the scheduler that planned it: the scheduler can go on while an engine computes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
+use serving_core::request::{AttemptKey, Request, SamplingParams, TokenLogprobs};
+use serving_core::scheduler::{RowLogits, SampledToken, StepPlan};
+
+use crate::{EngineError, LogitsWanted, SampleInput, SequenceRows};
+
+/// The rows of a step with everything that computing them and drawing from them needs. Its buffers are used again by the next
+/// step.
+#[derive(Debug, Default)]
+pub struct Step {
+    rows: Vec<StepRow>,
+    /// Tokens to feed, and outputs that penalties look at. The rows' ranges point into it.
+    tokens: Vec<TokenId>,
+    blocks: Vec<BlockId>,
+}
+
+/// Rows of one sequence: a chunk of its prompt, or its one decode row.
+#[derive(Debug)]
+pub struct StepRow {
+    pub key: AttemptKey,
+    pub request: Arc<Request>,
+    pub first_position: u32,
+    pub logits: LogitsWanted,
+    /// What is drawn from the last row; `None` before the end of a prompt.
+    pub draws: Option<Draws>,
+    tokens: Range<usize>,
+    blocks: Range<usize>,
+}
+
+/// The tokens to draw from one row of logits.
+#[derive(Debug)]
+pub struct Draws {
+    pub choices: Range<u32>,
+    /// Counted over all attempts of the request.
+    pub output_index: OutputIndex,
+    /// The outputs so far, those of earlier attempts included. Empty when no penalty looks at them.
+    outputs: Range<usize>,
+}
+
+/// What a step brought.
+#[derive(Debug, Default)]
+pub struct StepOutput {
+    /// In the order of the step's draws.
+    pub sampled: Vec<SampledToken>,
+    pub prompt_logprobs: Vec<PromptLogprobsChunk>,
+    /// Requests whose prompt could not be scored (logits that are not numbers): they fail.
+    pub unscored: Vec<AttemptKey>,
+}
+
+/// Logprobs of the prompt tokens from `first_position` on, as far as one chunk gives them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprobsChunk {
+    pub key: AttemptKey,
+    pub first_position: u32,
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// A step that is over, and whose blocks are free again.
+#[derive(Debug)]
+pub struct CompletedStep {
+    /// For its buffers.
+    pub step: Step,
+    /// An error means that nothing was written.
+    pub result: Result<StepOutput, EngineError>,
+}
+
+impl Step {
+    /// Takes a plan over. What the step held before is forgotten.
+    pub fn fill(&mut self, plan: &StepPlan<'_>) {
+        self.rows.clear();
+        self.tokens.clear();
+        self.blocks.clear();
+        for (i, row) in plan.rows().iter().enumerate() {
+            let request = plan.request(i);
+            let tokens = append(&mut self.tokens, plan.tokens(i));
+            let blocks = append(&mut self.blocks, plan.block_table(i));
+            let draws = (row.draws > 0).then(|| Draws {
+                choices: row.choice.0..row.choice.0 + row.draws,
+                output_index: plan.output_index(i),
+                outputs: match looks_back(&request.sampling) {
+                    true => append(&mut self.tokens, plan.history(i).1),
+                    false => 0..0,
+                },
+            });
+            self.rows.push(StepRow {
+                key: row.key,
+                request: request.clone(),
+                first_position: row.first_position,
+                logits: match row.logits {
+                    RowLogits::None => LogitsWanted::None,
+                    RowLogits::Last => LogitsWanted::Last,
+                    RowLogits::All => LogitsWanted::All,
+                },
+                draws,
+                tokens,
+                blocks,
+            });
+        }
+    }
+
+    pub fn rows(&self) -> &[StepRow] {
+        &self.rows
+    }
+
+    /// A row as an engine takes it.
+    pub fn sequence(&self, row: &StepRow) -> SequenceRows<'_> {
+        SequenceRows {
+            tokens: &self.tokens[row.tokens.clone()],
+            first_position: row.first_position,
+            block_table: &self.blocks[row.blocks.clone()],
+            logits: row.logits,
+        }
+    }
+
+    /// Everything that determines one draw except the logits.
+    pub fn sample_input<'a>(&'a self, row: &'a StepRow, draws: &Draws, choice: ChoiceIndex) -> SampleInput<'a> {
+        let request = &row.request;
+        SampleInput {
+            params: &request.sampling,
+            stop: &request.stop,
+            seed: request.seed,
+            choice,
+            output_index: draws.output_index,
+            prompt: &request.prompt[..request.client_prompt_tokens as usize],
+            outputs: &self.tokens[draws.outputs.clone()],
+            logprobs: request.logprobs,
+        }
+    }
+}
+
+impl StepRow {
+    pub fn token_count(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+}
+
+fn append<T: Copy>(buffer: &mut Vec<T>, items: &[T]) -> Range<usize> {
+    let start = buffer.len();
+    buffer.extend_from_slice(items);
+    start..buffer.len()
+}
+
+/// Whether a draw depends on the outputs before it.
+fn looks_back(params: &SamplingParams) -> bool {
+    params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
+}

@@ -1,0 +1,108 @@
+//! The engine, on a thread of its own: the loop submits a step and goes on; the completed step comes back through the mailbox.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use engine::{CompletedStep, Engine, KvMemory, Step};
+use service_runtime::clock::Clock;
+use service_runtime::failpoints::{self, FaultPoint};
+use serving_core::time::Time;
+
+use crate::inbox::Inbox;
+
+/// A step that is over, with its times as the engine's thread saw them.
+#[derive(Debug)]
+pub struct StepDone {
+    pub ended: Time,
+    pub took: Duration,
+    pub completed: CompletedStep,
+}
+
+/// What the node does, as far as faults on purpose ask for it.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeWork {
+    pub hands_over: bool,
+    pub decodes: bool,
+}
+
+/// The loop's end of the thread. Dropping it waits for the step that runs and ends the thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    kv: Arc<KvMemory>,
+    /// At most one step is under way, so there is always room.
+    steps: Option<SyncSender<Step>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineThread {
+    /// # Errors
+    /// The system starts no thread.
+    pub fn start(engine: Box<dyn Engine>, inbox: Arc<Inbox>, work: NodeWork) -> io::Result<Self> {
+        let kv = engine.kv().clone();
+        let (steps, submitted) = sync_channel(1);
+        let thread = std::thread::Builder::new().name("engine".to_owned());
+        let thread = thread.spawn(move || {
+            let gone = Gone(inbox);
+            run(engine, &submitted, (&gone.0, work));
+        })?;
+        Ok(Self {
+            kv,
+            steps: Some(steps),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn kv(&self) -> &Arc<KvMemory> {
+        &self.kv
+    }
+
+    /// The step that ran before must have come back. Never waits. An engine that is gone says so through the mailbox.
+    pub fn submit(&self, step: Step) {
+        let sent = self.steps.as_ref().map(|steps| steps.try_send(step));
+        debug_assert!(!matches!(sent, Some(Err(std::sync::mpsc::TrySendError::Full(_)))));
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        self.steps = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells the loop when the thread ends, also by a panic.
+struct Gone(Arc<Inbox>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.engine_gone();
+    }
+}
+
+fn run(mut engine: Box<dyn Engine>, submitted: &Receiver<Step>, (inbox, work): (&Inbox, NodeWork)) {
+    while let Ok(step) = submitted.recv() {
+        if work.hands_over {
+            failpoints::hit(FaultPoint::MidChunk);
+        }
+        let began = Clock::now();
+        engine.submit(step);
+        let Some(completed) = engine.complete() else {
+            return;
+        };
+        let ended = Clock::now();
+        if work.decodes {
+            failpoints::hit(FaultPoint::MidDecode);
+        }
+        inbox.step_done(StepDone {
+            ended,
+            took: ended.since(began),
+            completed,
+        });
+    }
+}
