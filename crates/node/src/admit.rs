@@ -22,9 +22,7 @@ use crate::streams::Stream;
 impl NodeLoop {
     pub(crate) fn admit(&mut self, now: Time, new: NewRequest) {
         if self.drain_until.is_some() {
-            let detail = "this node is leaving".to_owned();
-            let reason = RefuseReason::Draining;
-            return self.refuse(&new, Refused { reason, detail });
+            return self.refuse_leaving(&new);
         }
         let key = new.key();
         let work = match &new.leg {
@@ -100,6 +98,12 @@ impl NodeLoop {
         let pairs = outgoing.pairs.borrow();
         let pair = pairs.iter().find(|pair| pair.decode_node == *decode_node);
         pair.is_some_and(|pair| pair.transport.as_deref() == Some(TransportKind::Grpc.name()))
+    }
+
+    pub(crate) fn refuse_leaving(&self, new: &NewRequest) {
+        let detail = "this node is leaving".to_owned();
+        let reason = RefuseReason::Draining;
+        self.refuse(new, Refused { reason, detail });
     }
 
     fn refuse(&self, new: &NewRequest, refused: Refused) {

@@ -179,7 +179,7 @@ impl NodeLoop {
         failpoints::hit(FaultPoint::PrefillDone);
         event_log::record(key, || Step::FirstTokens { continues });
         let tokens = std::mem::take(&mut stream.tokens);
-        if stream.is_unscored {
+        if stream.broken.is_some() {
             return;
         }
         if !continues {
@@ -195,7 +195,7 @@ impl NodeLoop {
                 .leg
                 .event(SharedEvent::Tokens(TokenBatch::handed_over(tokens, sampled_at)));
             if let Err(failure) = stream.tell(first).and_then(|()| stream.tell(batch)) {
-                self.parts.scheduler.fail(key, failure);
+                self.break_off(key, failure);
             }
         }
     }
@@ -209,17 +209,22 @@ impl NodeLoop {
             return;
         };
         if let Err(failure) = stream.tell_tokens(sampled_at(step), step.map(|(_, note)| note)) {
-            self.parts.scheduler.fail(key, failure);
+            self.break_off(key, failure);
         }
+    }
+
+    /// Something of the answer is lost. The scheduler may have finished the request already: then its stream fails all the same.
+    fn break_off(&mut self, key: AttemptKey, failure: NodeFailure) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.broken = Some(failure.clone());
+        }
+        self.parts.scheduler.fail(key, failure);
     }
 
     fn finished(&mut self, key: AttemptKey, mut report: Report) {
         let Some(stream) = self.streams.get(key) else {
             return;
         };
-        if stream.is_unscored {
-            return self.failed(key, &NodeFailure::Sampling);
-        }
         let (outcome, is_prefill) = (report.outcome, stream.is_prefill());
         let end = End::Finished(outcome);
         if is_prefill {
@@ -233,6 +238,9 @@ impl NodeLoop {
         let Some(stream) = self.streams.get_mut(key) else {
             return;
         };
+        if let Some(failure) = stream.broken.clone() {
+            return self.failed(key, &failure);
+        }
         report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
         if is_prefill {
             if let Some(tail) = stream.prefill.transfer_tail() {
@@ -290,9 +298,9 @@ impl NodeLoop {
         let LegRequest::Prefill(ticket) = &stream.leg else {
             return;
         };
-        if let (Some(handoff), Some(ticket)) = (stream.prefill.handoff.take(), ticket) {
+        if let Some(handoff) = stream.prefill.handoff.take() {
             handoff.abort(stream.prefill.abort_reason());
-            self.ending.insert(ticket.transfer, (key, handoff));
+            self.ending.insert(handoff.serial, (key, handoff));
         }
         stream.prefill.record_spans(stream.received_at, &stream.trace);
         let transport = stream.prefill.transport(ticket.as_ref());
@@ -302,20 +310,22 @@ impl NodeLoop {
     pub(crate) fn push_ended(&mut self, ended: PushEnded) {
         let PushEnded {
             key,
-            transfer,
+            serial,
             end,
             report,
         } = ended;
         event_log::record(key, || Step::PushEnded {
             end: end.name().to_owned(),
         });
-        self.ending.remove(&transfer);
+        self.ending.remove(&serial);
         if let Some(stream) = self.streams.get_mut(key) {
-            let LegRequest::Prefill(Some(ticket)) = &stream.leg else {
-                return;
-            };
             // The end of an earlier life of the key: its blocks went back when it was told to stop.
-            if ticket.transfer != transfer {
+            if stream
+                .prefill
+                .handoff
+                .as_ref()
+                .is_none_or(|handoff| handoff.serial != serial)
+            {
                 return;
             }
             stream.prefill.report = report;

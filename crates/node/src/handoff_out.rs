@@ -94,9 +94,21 @@ pub struct Handoffs {
     pub runtime: Handle,
 }
 
+/// Tells the handoffs of a node apart, whatever tickets its peers send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HandoffSerial(u64);
+
+impl HandoffSerial {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// The loop's end of one handoff. Dropping it aborts the handoff.
 #[derive(Debug)]
 pub struct Handoff {
+    pub serial: HandoffSerial,
     work: mpsc::Sender<Work>,
     abort: watch::Sender<Option<AbortReason>>,
     queue: Arc<PushQueue>,
@@ -159,9 +171,11 @@ impl Handoffs {
         let (work, queued) = mpsc::channel(new.ticket.blocks.len() + 1);
         let (abort, aborted) = watch::channel(None);
         let new_trace = new.trace.clone();
+        let serial = HandoffSerial::next();
         let progress: Arc<Progress> = Arc::default();
         let source = Arc::new(TransferSource::new(self.kv.clone()));
         let driver = Driver {
+            serial,
             source: source.clone(),
             progress: progress.clone(),
             handoffs: self.clone(),
@@ -173,6 +187,7 @@ impl Handoffs {
             pushed_blocks: 0,
         };
         Handoff {
+            serial,
             work,
             abort,
             queue: self.queue.clone(),
@@ -194,6 +209,7 @@ enum Stop {
 /// The task of one handoff.
 #[derive(Debug)]
 struct Driver {
+    serial: HandoffSerial,
     handoffs: Handoffs,
     new: NewHandoff,
     source: Arc<TransferSource>,
@@ -225,7 +241,7 @@ impl Driver {
         };
         self.handoffs.inbox.push_ended(PushEnded {
             key: self.new.key,
-            transfer: self.new.ticket.transfer,
+            serial: self.serial,
             end,
             report,
         });

@@ -18,6 +18,7 @@ use serving_core::time::Time;
 use tokio::sync::oneshot;
 
 use crate::engine_thread::StepDone;
+use crate::handoff_out::HandoffSerial;
 use crate::request::NewRequest;
 
 /// Requests that may wait for the loop. It takes them all as soon as it has a CPU, so this is what may arrive until then.
@@ -43,7 +44,7 @@ pub struct CommitJob {
 pub struct PushEnded {
     pub key: AttemptKey,
     /// Tells it from a handoff of an earlier life of the key.
-    pub transfer: TransferId,
+    pub serial: HandoffSerial,
     pub end: PushEnd,
     /// With `Acked`.
     pub report: Option<PushReport>,
@@ -163,11 +164,11 @@ impl Inbox {
     pub fn wake(&self) {
         self.wake_locked(self.lock());
     }
-    /// The loop has ended: nobody will look again.
-    pub fn close(&self) {
+    /// The loop has ended: nobody will look again. Gives back the requests that nobody has seen.
+    pub fn close(&self) -> Vec<NewRequest> {
         let mut state = self.lock();
         state.is_closed = true;
-        state.arrivals = Arrivals::default();
+        std::mem::take(&mut state.arrivals).requests
     }
 
     /// Waits for something, at most until `deadline`, and takes everything.

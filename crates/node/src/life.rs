@@ -1,6 +1,7 @@
 //! The life of a node's process: port, engine, membership, work, drain, goodbye.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::{KeptWeights, OpenError, OpenedEngine};
 use prometheus_client::registry::Registry;
@@ -39,6 +40,10 @@ pub enum RunError {
     Node(#[from] NodeError),
     #[error("the node's loop ended by itself; its last words are on stderr; this is a bug in baton")]
     Loop,
+    #[error(
+        "a step of the model takes longer than the drain, so the process cannot take another role; it is to be started again"
+    )]
+    StillComputing,
     #[error("a task of the node broke: {0}; this is a bug in baton")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -115,10 +120,14 @@ where
     };
     health.set(ReadyState::Draining);
     let goodbye = async {
-        let drained = match leaving.is_ok() {
-            true => node.drain(settings.drain).await,
-            false => Drained::AtRest,
-        };
+        // After a failure nobody waits for what runs.
+        let grace = leaving.as_ref().map_or(Duration::ZERO, |_| settings.drain);
+        let mut drained = node.drain(grace).await;
+        if matches!(leaving, Ok(Some(Leaving::ForRole(_)))) {
+            // The next role needs the memory of this one's engine, so it waits for a step that takes longer than the drain.
+            node.loop_ended().await;
+            drained = Drained::AtRest;
+        }
         // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
         stop_serving.request();
         if !server.is_finished() {
@@ -140,7 +149,7 @@ fn end(why: Option<Leaving>, drained: Drained, name: String) -> Result<LifeEnd, 
     match why {
         Some(Leaving::Fenced { by_epoch }) => Err(RunError::Fenced { name, by_epoch }),
         // A second engine beside one that still computes: rather a new process.
-        Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::Loop),
+        Some(Leaving::ForRole(_)) if drained == Drained::StillComputing => Err(RunError::StillComputing),
         why => Ok(why.into()),
     }
 }

@@ -21,7 +21,7 @@ use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeState,
 use serving_core::scheduler::{NodeLimits, Scheduler};
 use thiserror::Error;
 use tokio::runtime::Handle as RuntimeHandle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
@@ -61,7 +61,7 @@ pub struct Node {
     /// Prefill nodes of this host may share memory as long as it lives.
     _shared_memory: Option<shm::Serving>,
     /// Ends with the loop's thread, however it ends.
-    ended: oneshot::Receiver<()>,
+    ended: watch::Receiver<()>,
 }
 
 /// The pairs of a node that pushes.
@@ -155,9 +155,9 @@ impl Node {
         }
     }
 
-    /// Pends until the loop's thread is gone. Cancel-safe; not to be asked again after it ended.
+    /// Pends until the loop's thread is gone. Cancel-safe.
     pub async fn loop_ended(&mut self) {
-        let _ = (&mut self.ended).await;
+        while self.ended.changed().await.is_ok() {}
     }
 
     /// The decode nodes to keep pairs with.
@@ -175,7 +175,7 @@ impl Node {
     /// Takes nothing new, finishes what runs within `grace`, gives the rest up, ends the loop and the streams of its pairs.
     pub async fn drain(&mut self, grace: Duration) -> Drained {
         self.inbox.drain(Clock::now() + grace);
-        let ended = tokio::time::timeout(grace + DRAIN_MARGIN, &mut self.ended).await;
+        let ended = tokio::time::timeout(grace + DRAIN_MARGIN, self.loop_ended()).await;
         if let Some(receiver) = &self.receiver {
             receiver.close();
         }
@@ -295,16 +295,27 @@ fn share_memory(
 }
 
 /// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.
-fn spawn(node_loop: NodeLoop) -> Result<oneshot::Receiver<()>, NodeError> {
-    let (ending, ended) = oneshot::channel();
+fn spawn(node_loop: NodeLoop) -> Result<watch::Receiver<()>, NodeError> {
+    let (ending, ended) = watch::channel(());
+    let inbox = Closes(node_loop.parts.inbox.clone());
     let thread = std::thread::Builder::new().name("node-loop".to_owned());
     let spawned = thread.spawn(move || {
         // Dropped when the loop returns or panics: that is the signal.
-        let _ending: oneshot::Sender<()> = ending;
+        let _ending: watch::Sender<()> = ending;
+        let _inbox = inbox;
         node_loop.run();
     });
     spawned?;
     Ok(ended)
+}
+
+/// Closes the mailbox of a loop that has panicked: what waits in it ends, and nothing more is taken.
+struct Closes(Arc<Inbox>);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// The loop publishes the pairs' health with its status: it must hear of changes while it sleeps.

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::engine_thread::{EngineThread, StepDone};
 use crate::handoff_in::Reservations;
-use crate::handoff_out::{Handoff, Handoffs};
+use crate::handoff_out::{Handoff, HandoffSerial, Handoffs};
 use crate::inbox::{Arrivals, Inbox};
 use crate::metrics::Metrics;
 use crate::streams::Streams;
@@ -73,7 +73,7 @@ pub struct NodeLoop {
     /// Requests that wait for a transfer.
     pub(crate) transfers: BTreeMap<TransferId, AttemptKey>,
     /// Pushes whose request is gone, until they say that they have ended. Each was told to.
-    pub(crate) ending: BTreeMap<TransferId, (AttemptKey, Handoff)>,
+    pub(crate) ending: BTreeMap<HandoffSerial, (AttemptKey, Handoff)>,
     /// Prompt tokens of the step that the engine runs.
     running: Option<u32>,
     /// Buffers for the next step.
@@ -123,7 +123,9 @@ impl NodeLoop {
             self.begin_step();
             self.publish();
         }
-        self.parts.inbox.close();
+        for new in self.parts.inbox.close() {
+            self.refuse_leaving(&new);
+        }
     }
 
     /// Waits until something has come or is due, and takes what has come.
@@ -258,21 +260,18 @@ impl NodeLoop {
         }
         for key in output.unscored {
             if let Some(stream) = self.streams.get_mut(key) {
-                stream.is_unscored = true;
+                stream.broken = Some(NodeFailure::Sampling);
             }
         }
-        let mut failed = Vec::new();
         for chunk in output.prompt_logprobs {
-            let stream = self.streams.get(chunk.key);
-            let told = stream.map_or(Ok(()), |stream| {
-                stream.tell_prompt_logprobs(chunk.first_position, &chunk.tokens)
-            });
-            failed.extend(told.err().map(|failure| (chunk.key, failure)));
+            if let Some(stream) = self.streams.get_mut(chunk.key)
+                && let Err(failure) = stream.tell_prompt_logprobs(chunk.first_position, &chunk.tokens)
+            {
+                stream.broken.get_or_insert(failure);
+            }
         }
         self.parts.scheduler.step_done(now, &mut output.sampled);
-        let unscored = self.streams.unscored().into_iter();
-        failed.extend(unscored.map(|key| (key, NodeFailure::Sampling)));
-        for (key, failure) in failed {
+        for (key, failure) in self.streams.broken() {
             self.parts.scheduler.fail(key, failure);
         }
     }

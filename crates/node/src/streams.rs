@@ -32,8 +32,8 @@ pub struct Stream {
     /// Drawn and not told yet.
     pub tokens: Vec<TokenEvent>,
     pub kv_hashes: Vec<u64>,
-    /// The prompt could not be scored: the request fails whatever else it gives.
-    pub is_unscored: bool,
+    /// Something of the answer is missing: the request fails whatever else it gives.
+    pub broken: Option<NodeFailure>,
     pub trace: Context,
     /// Of the caller's span that ends with the first answer.
     pub answer_parent: Option<Context>,
@@ -51,7 +51,7 @@ impl Stream {
             events: new.events,
             tokens: Vec::new(),
             kv_hashes: Vec::new(),
-            is_unscored: false,
+            broken: None,
             trace: new.trace,
             answer_parent: new.answer_parent,
             received_at: new.received_at,
@@ -168,9 +168,13 @@ impl Streams {
         let closed = self.all.iter().filter(|(_, stream)| stream.is_closed());
         closed.map(|(key, _)| *key).collect()
     }
-    pub fn unscored(&self) -> Vec<AttemptKey> {
-        let unscored = self.all.iter().filter(|(_, stream)| stream.is_unscored);
-        unscored.map(|(key, _)| *key).collect()
+    /// Those whose answer cannot be whole any more, with the reason.
+    pub fn broken(&self) -> Vec<(AttemptKey, NodeFailure)> {
+        let broken = self
+            .all
+            .iter()
+            .filter_map(|(key, stream)| Some((*key, stream.broken.clone()?)));
+        broken.collect()
     }
 
     /// A token was drawn: it is told with the others of its step.

@@ -121,8 +121,19 @@ impl Entry {
         u32::try_from(found.count()).unwrap_or(u32::MAX)
     }
 
-    /// Sequences that could be computed and have no place in the batch.
+    /// Sequences of which something is being computed.
+    pub fn running_sequences(&self) -> u32 {
+        match self.phase {
+            Phase::Prompt { first_chunk_at: None } => 0,
+            _ => self.count(ChoiceState::Running),
+        }
+    }
+
+    /// Sequences that could be computed: they have no place in the batch, or nothing of their prompt was planned yet.
     pub fn waiting_sequences(&self) -> u32 {
+        if let Phase::Prompt { first_chunk_at: None } = self.phase {
+            return 1;
+        }
         let schedulable = self.choices[..self.schedulable()].iter();
         let waiting =
             schedulable.filter(|choice| matches!(choice.state, ChoiceState::Waiting | ChoiceState::Preempted));

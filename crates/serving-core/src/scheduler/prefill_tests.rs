@@ -462,3 +462,52 @@ fn a_long_prompt_leaves_permits_for_short_ones() {
     step(&mut scheduler, Time::ZERO);
     assert_eq!(outstanding(&scheduler), 40);
 }
+
+#[test]
+fn prompts_just_too_long_to_be_short_take_their_permits_whole() {
+    let limits = NodeLimits {
+        max_batch_tokens: 100,
+        max_sequences: 16,
+        max_model_tokens: 10_000,
+        ..limits(4_000)
+    };
+    let mut scheduler = Scheduler::new(SchedulerConfig::prefill(limits, Duration::from_secs(5), None));
+    let mut admit = |id, tokens: u32| {
+        let admission = Admission {
+            permits: u64::from(tokens.min(100)),
+            ..command(request(id, tokens, 1), None)
+        };
+        scheduler.admit(Time::ZERO, admission).expect("fits");
+        let status = scheduler.status(NodeState::Ready);
+        status
+            .permits_granted_total
+            .saturating_sub(status.permits_received_total)
+    };
+    assert_eq!(admit(1, 5_000), 100, "what was granted before is still out");
+    assert_eq!(admit(2, 30), 70);
+    assert_eq!(admit(3, 30), 40);
+    assert_eq!(
+        admit(4, 30),
+        10,
+        "the shares of two steps hold one of them, not one after the other"
+    );
+    assert_eq!(admit(5, 10), 0);
+}
+
+#[test]
+fn a_prompt_waits_until_its_first_chunk_is_planned() {
+    let mut scheduler = Scheduler::new(SchedulerConfig::prefill(limits(100), Duration::from_secs(5), None));
+    let counts = |scheduler: &Scheduler| {
+        let status = scheduler.status(NodeState::Ready);
+        (status.running_sequences, status.waiting_sequences)
+    };
+    for id in 1..=2 {
+        scheduler
+            .admit(Time::ZERO, command(request(id, 40, 1), None))
+            .expect("fits");
+    }
+    assert_eq!(counts(&scheduler), (0, 2));
+    scheduler.next_step(Time::ZERO).expect("two prompts");
+    let running = scheduler.running_step().expect("the same").rows().len() as u32;
+    assert_eq!(counts(&scheduler), (running, 2 - running));
+}

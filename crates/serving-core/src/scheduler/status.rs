@@ -26,7 +26,7 @@ impl Scheduler {
             permits_received_by: self.permits.received_by.clone(),
             coordinators: 0,
             kv_blocks: self.pool.counts(),
-            running_sequences: sum(|entry| entry.count(ChoiceState::Running)),
+            running_sequences: sum(Entry::running_sequences),
             waiting_sequences: sum(Entry::waiting_sequences),
             waiting_tokens: sum(Entry::waiting_tokens),
             prefix_query_tokens_total: self.prefix_query_tokens,
@@ -67,8 +67,8 @@ impl Scheduler {
         self.permits.grant(available);
     }
 
-    /// Two step budgets less what waits, at most what the blocks hold. A long prompt leaves the share of short prompts to them, as
-    /// the steps do.
+    /// Two step budgets less what waits, at most what the blocks hold. The longest prompt leaves the share of short prompts to them,
+    /// as the steps do; all others count whole.
     fn grantable_tokens(&self) -> u64 {
         let limits = &self.config.limits;
         let capacity = prefill_capacity_tokens(&NodeCapacity {
@@ -79,14 +79,14 @@ impl Scheduler {
             max_model_tokens: limits.max_model_tokens,
             block_bytes: 0,
         });
-        let share = limits.short_prompt_tokens();
-        let waiting = self.entries.values().map(Entry::waiting_tokens);
-        let (short, long): (Vec<u32>, Vec<u32>) = waiting.partition(|tokens| *tokens <= share);
-        let sum = |waiting: Vec<u32>| waiting.into_iter().map(u64::from).sum::<u64>();
-        let kept_for_short = capacity.min(2 * u64::from(share));
-        let left = capacity - sum(long).min(capacity - kept_for_short);
+        let share = u64::from(limits.short_prompt_tokens());
+        let waiting = || self.entries.values().map(|entry| u64::from(entry.waiting_tokens()));
+        let longest = waiting().max().filter(|tokens| *tokens > share).unwrap_or(0);
+        let kept_for_short = capacity.min(2 * share);
+        let left = capacity - longest.min(capacity - kept_for_short);
+        let others = waiting().sum::<u64>() - longest;
         let room = u64::from(self.pool.available()) * u64::from(limits.block_tokens);
-        left.saturating_sub(sum(short)).min(room)
+        left.saturating_sub(others).min(room)
     }
 
     /// Free and cached blocks less one for each sequence that has no growth left: those come before new requests.

@@ -101,7 +101,8 @@ impl Scheduler {
     /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them.
     fn plan_short_prompts(&mut self, now: Time, budget: &mut u32) {
         let short = self.config.limits.short_prompt_tokens();
-        let mut share = short.min(*budget);
+        // Of what decode rows leave: an older long prompt must not get less than the rest of it.
+        let mut share = short.min(*budget / SHORT_PROMPTS_SHARE);
         for lane in [Lane::Interactive, Lane::Batch] {
             for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.request.lane == lane) {
                 let pending = entry.choices[0].sequence.pending();
