@@ -90,11 +90,13 @@ fn recycle<'b>(mut batch: Vec<SequenceRows<'_>>) -> Vec<SequenceRows<'b>> {
     emptied.collect()
 }
 
-struct Draw<'a> {
-    step: &'a Step,
-    sampler: &'a mut Sampler,
-    scratch: &'a mut Vec<f32>,
-    output: &'a mut StepOutput,
+/// Draws what a step asks for from rows of logits.
+pub(crate) struct Draw<'a> {
+    pub step: &'a Step,
+    pub sampler: &'a mut Sampler,
+    /// One row of logits, for prompts that several choices draw from.
+    pub scratch: &'a mut Vec<f32>,
+    pub output: &'a mut StepOutput,
 }
 
 impl LogitsSink for Draw<'_> {

@@ -2,27 +2,44 @@
 
 use std::path::Path;
 
-use model_files::config::LlamaConfig;
 use model_files::gguf::GgufFile;
 use model_files::tokenizer::{Tokenizer, TokenizerError};
 use serving_core::node::CompatibilityHash;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use crate::kv_geometry::check_block_tokens;
 use crate::{
-    BLOCK_TOKENS, CpuEngineOptions, Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, KvDtype,
-    KvGeometry, KvSize, LoadProgress, ModelFacts, Numerics, OnHost, SampleError, StandInConfig, StandInEngine,
-    open_cpu_engine_with,
+    Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, LoadProgress, ModelFacts, Numerics,
+    SampleError,
 };
 
-/// Which engine a node runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EngineKind {
-    Cpu,
+type Opener = fn(Option<&GgufFile>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>;
+
+/// Declares the engines: each a name of `--engine`, and what opens it.
+macro_rules! engines {
+    ($($(#[$about:meta])* $name:ident => $open:path,)+) => {
+        /// Which engine a node runs.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum EngineKind {
+            $($(#[$about])* $name,)+
+        }
+
+        impl EngineKind {
+            fn opener(self) -> Opener {
+                match self {
+                    $(Self::$name => $open,)+
+                }
+            }
+        }
+    };
+}
+
+engines! {
+    /// The model, on the host's processors.
+    Cpu => crate::cpu::open,
     /// No weights: for emulated clusters and tests. With a model file it takes the vocabulary and context from it.
-    StandIn,
+    StandIn => crate::stand_in::open,
 }
 
 /// A node's settings, as far as they concern the engine.
@@ -80,19 +97,6 @@ pub enum OpenError {
     Sampler(#[from] SampleError),
 }
 
-/// Context of a stand-in without a model file, and its vocabulary: those of SmolLM2.
-const STAND_IN_CONTEXT: u32 = 8192;
-const STAND_IN_VOCAB: u32 = 49_152;
-/// A block has 2 KiB at 16 tokens, so handoffs stay cheap and still move real bytes.
-const STAND_IN_GEOMETRY: KvGeometry = KvGeometry {
-    layer_count: 4,
-    kv_head_count: 1,
-    head_dim: 8,
-    block_tokens: BLOCK_TOKENS,
-    dtype: KvDtype::F16,
-};
-const STAND_IN_SEED: u64 = 0xba70;
-
 /// Opens the engine. Takes seconds for a real model: call it off the async threads.
 ///
 /// # Errors
@@ -107,55 +111,9 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
         Some(file) => Tokenizer::from_gguf(file)?.content_hash(),
         None => [0; 32],
     };
-    let engine: Box<dyn Engine> = match (options.kind, &file) {
-        (EngineKind::Cpu, None) => return Err(OpenError::NoModel),
-        (EngineKind::Cpu, Some(file)) => Box::new(OnHost::new(open_cpu_engine_with(
-            &options.kept_weights,
-            file,
-            CpuEngineOptions {
-                numerics: options.numerics,
-                threads: options.threads,
-                kernel: options.kernel,
-                limits: options.limits,
-                block_tokens: options.block_tokens,
-                kv_size: KvSize::Bytes(options.kv_bytes),
-                kv_backing: options.kv_backing,
-                progress: options.progress,
-            },
-        )?)?),
-        (EngineKind::StandIn, file) => Box::new(OnHost::new(open_stand_in(file.as_ref(), &options)?)?),
-    };
+    let engine = options.kind.opener()(file.as_ref(), options)?;
     let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
     Ok(OpenedEngine { engine, compatibility })
-}
-
-fn open_stand_in(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<StandInEngine, EngineError> {
-    let (vocab_size, context_length) = match file {
-        Some(file) => {
-            let config = LlamaConfig::from_gguf(file)?;
-            (config.vocab_size as u32, config.context_length as u32)
-        }
-        None => (STAND_IN_VOCAB, STAND_IN_CONTEXT),
-    };
-    check_block_tokens(options.block_tokens)?;
-    let geometry = KvGeometry {
-        block_tokens: options.block_tokens,
-        ..STAND_IN_GEOMETRY
-    };
-    let blocks = options.kv_bytes / geometry.block_bytes() as u64;
-    // Blocks are tiny, so as many as a real model's pool would have are enough.
-    const MOST_BLOCKS: u64 = 4096;
-    StandInEngine::new(StandInConfig {
-        geometry,
-        vocab_size,
-        context_length,
-        block_count: blocks.clamp(1, MOST_BLOCKS) as u32,
-        kv_backing: options.kv_backing,
-        limits: options.limits,
-        nanoseconds_per_token: 0,
-        nanoseconds_per_step: 0,
-        seed: STAND_IN_SEED,
-    })
 }
 
 /// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).
@@ -198,6 +156,7 @@ pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protoco
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{BLOCK_TOKENS, KvDtype, KvGeometry};
 
     fn options(protocol_version: u32) -> OpenOptions<'static> {
         OpenOptions {

@@ -22,8 +22,8 @@ use crate::batch::BatchBounds;
 use crate::kv_claims::StepClaim;
 use crate::kv_geometry::check_block_tokens;
 use crate::{
-    EngineError, EngineLimits, HostEngine, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics, Rank,
-    SequenceRows,
+    Engine, EngineError, EngineLimits, HostEngine, KvBacking, KvGeometry, KvMemory, LogitsSink, ModelFacts, Numerics,
+    OnHost, OpenError, OpenOptions, Rank, SequenceRows,
 };
 
 pub use kept::KeptWeights;
@@ -182,6 +182,25 @@ impl CpuEngine {
     pub fn kernel_name(&self) -> &'static str {
         self.kernels.name
     }
+}
+
+pub(crate) fn open(file: Option<&GgufFile>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
+    let file = file.ok_or(OpenError::NoModel)?;
+    let engine = open_cpu_engine_with(
+        &options.kept_weights,
+        file,
+        CpuEngineOptions {
+            numerics: options.numerics,
+            threads: options.threads,
+            kernel: options.kernel,
+            limits: options.limits,
+            block_tokens: options.block_tokens,
+            kv_size: KvSize::Bytes(options.kv_bytes),
+            kv_backing: options.kv_backing,
+            progress: options.progress,
+        },
+    )?;
+    Ok(Box::new(OnHost::new(engine)?))
 }
 
 impl HostEngine for CpuEngine {

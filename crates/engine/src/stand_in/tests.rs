@@ -1,8 +1,10 @@
 //! The stand-in gives the same tokens however it is fed, and other tokens when one byte of KV is wrong.
 
 use super::*;
-use crate::KvDtype;
+use serving_core::ids::TokenId;
+
 use crate::kv_geometry::BLOCK_TOKENS;
+use crate::{KvDtype, LogitsWanted};
 
 fn engine() -> StandInEngine {
     StandInEngine::new(config()).unwrap()

@@ -1,144 +1,15 @@
-//! The stand-in engine: the same contract without weights, for emulated clusters, load tests and protocol tests.
-//!
-//! It makes KV errors visible. The KV bytes of a position are a function of the token there and of the KV bytes of the
-//! position before it, **read back from memory**, so they depend on every token so far. The logits of a row hash every KV
-//! byte of its sequence. A lost, swapped, stale or corrupt block therefore changes the next tokens, while chunking,
-//! batching and phase do not. Equal token ids across two topologies mean that the KV arrived. Time is modelled: a step
-//! waits until its cost has passed.
-
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+//! What a stand-in writes into KV blocks and reads from them, wherever the blocks are.
 
 use serving_core::ids::{BlockId, TokenId};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::batch::BatchBounds;
-use crate::kv_claims::StepClaim;
 use crate::kv_memory::hash_rows;
-use crate::{
-    EngineError, EngineLimits, HostEngine, KvAccessError, KvBacking, KvGeometry, KvMemory, LogitsSink, LogitsWanted,
-    ModelFacts, Rank, SequenceRows,
-};
-
-/// Everything that defines a stand-in. Two stand-ins with equal geometry, vocabulary and seed give equal tokens.
-#[derive(Clone, Debug)]
-pub struct StandInConfig {
-    pub geometry: KvGeometry,
-    pub vocab_size: u32,
-    pub context_length: u32,
-    pub block_count: u32,
-    pub kv_backing: KvBacking,
-    pub limits: EngineLimits,
-    /// Modelled cost of each row of a step; 0 runs as fast as the machine can.
-    pub nanoseconds_per_token: u64,
-    /// Modelled cost of a step for any number of rows: reading the weights once.
-    pub nanoseconds_per_step: u64,
-    /// Stands for the weights. Another seed is another model.
-    pub seed: u64,
-}
-
-/// See the module's documentation.
-#[derive(Debug)]
-pub struct StandInEngine {
-    config: StandInConfig,
-    facts: ModelFacts,
-    kv: Arc<KvMemory>,
-    claim: StepClaim,
-    logits: Vec<f32>,
-}
-
-impl StandInEngine {
-    pub fn new(config: StandInConfig) -> Result<Self, EngineError> {
-        config.limits.check()?;
-        let kv = Arc::new(KvMemory::backed(
-            config.geometry,
-            config.block_count,
-            config.kv_backing,
-        )?);
-        let mut weights_sha256 = [0; 32];
-        weights_sha256[..8].copy_from_slice(&config.seed.to_le_bytes());
-        let facts = ModelFacts {
-            name: "stand-in".to_owned(),
-            vocab_size: config.vocab_size,
-            context_length: config.context_length,
-            numerics_id: "stand-in/1".to_owned(),
-            weights_sha256,
-            kv: config.geometry,
-            rope_base: 0.0,
-            rank: Rank::WHOLE,
-        };
-        let logits = vec![0.0; config.vocab_size as usize];
-        Ok(Self {
-            config,
-            facts,
-            claim: StepClaim::new(kv.clone()),
-            kv,
-            logits,
-        })
-    }
-
-    fn bounds(&self) -> BatchBounds {
-        BatchBounds {
-            limits: self.config.limits,
-            vocab_size: self.config.vocab_size,
-            context_length: self.config.context_length,
-            geometry: self.config.geometry,
-        }
-    }
-}
-
-impl HostEngine for StandInEngine {
-    fn model(&self) -> &ModelFacts {
-        &self.facts
-    }
-
-    fn limits(&self) -> EngineLimits {
-        self.config.limits
-    }
-
-    fn kv(&self) -> &Arc<KvMemory> {
-        &self.kv
-    }
-
-    fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError> {
-        let started = Instant::now();
-        self.bounds().check(batch)?;
-        self.claim.take(batch)?;
-        let cells = Cells {
-            geometry: self.config.geometry,
-            seed: self.config.seed,
-        };
-        let tokens = cells.write_rows(&mut self.claim, batch)?;
-        wait_until(
-            started,
-            self.config.nanoseconds_per_step + tokens * self.config.nanoseconds_per_token,
-        );
-        cells.logits(&self.claim, batch, &mut self.logits, sink)?;
-        self.claim.release();
-        Ok(())
-    }
-}
-
-fn wait_until(started: Instant, cost_nanoseconds: u64) {
-    let left = Duration::from_nanos(cost_nanoseconds).saturating_sub(started.elapsed());
-    if !left.is_zero() {
-        std::thread::sleep(left);
-    }
-}
+use crate::{KvAccessError, KvGeometry, LogitsSink, LogitsWanted, SequenceRows};
 
 /// The blocks of a step, wherever they are.
 pub(crate) trait BlockBytes {
     fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError>;
     fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError>;
-}
-
-impl BlockBytes for StepClaim {
-    fn bytes(&self, block: BlockId) -> Result<&[u8], KvAccessError> {
-        self.block(block)
-    }
-    fn bytes_mut(&mut self, block: BlockId) -> Result<&mut [u8], KvAccessError> {
-        self.block_mut(block)
-    }
 }
 
 /// Reads and writes the chained KV content.
@@ -253,7 +124,3 @@ fn fill_logits(digest: u64, logits: &mut [f32]) {
         *value = (next(&mut stream) >> 40) as f32 / (1u32 << 20) as f32 - 8.0;
     }
 }
-
-#[cfg(test)]
-#[path = "stand_in_tests.rs"]
-mod tests;
