@@ -52,6 +52,9 @@ pub enum EngineError {
         max_sequences: u32,
         most: u32,
     },
+    /// The caller's bug: at most one step is under way.
+    #[error("a step was submitted before the last one had completed; it was not run")]
+    StillRunning,
     #[error("the model file cannot be run: {0}")]
     Model(#[from] ConfigError),
     #[error("the model file cannot be read: {0}")]

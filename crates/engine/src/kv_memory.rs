@@ -44,6 +44,8 @@ pub enum KvMemoryError {
         "the system gave no {bytes} bytes of shareable memory: {error}; start the node without `shm_direct_secret`"
     )]
     NotShareable { bytes: usize, error: String },
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Why a block could not be accessed. Nothing was read or written.
