@@ -10,6 +10,7 @@
 
 mod batch;
 pub mod cpu;
+mod device_stand_in;
 mod error;
 mod kv_claims;
 mod kv_geometry;

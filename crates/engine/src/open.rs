@@ -40,6 +40,8 @@ engines! {
     Cpu => crate::cpu::open,
     /// No weights: for emulated clusters and tests. With a model file it takes the vocabulary and context from it.
     StandIn => crate::stand_in::open,
+    /// The stand-in on a double of a device, whose memory the host cannot address: for tests.
+    DeviceStandIn => crate::device_stand_in::open,
 }
 
 /// A node's settings, as far as they concern the engine.
