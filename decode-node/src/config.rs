@@ -51,7 +51,7 @@ pub struct Config {
     /// Model name to register under; the coordinator takes nodes of its own name only
     #[arg(long, default_value = "smollm2-135m")]
     pub served_model_name: String,
-    /// What computes: cpu, or stand-in (no weights, for tests)
+    /// What computes
     #[arg(long, value_enum, default_value = "cpu")]
     pub engine: EngineKind,
     /// Arithmetic of the cpu engine; all nodes of a cluster need the same

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
 
+use std::sync::mpsc;
 use std::time::Instant;
 
-use engine::{EngineLimits, KvDtype, KvGeometry, OnHost, StandInConfig, StandInEngine};
+use engine::{
+    CompletedStep, Engine, EngineLimits, KvDtype, KvGeometry, ModelFacts, OnHost, StandInConfig, StandInEngine,
+};
 use kv_transfer::choice::{Fallbacks, TransportKind};
 use kv_transfer::transport::{
     AbortReason, PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
@@ -33,6 +36,11 @@ const GEOMETRY: KvGeometry = KvGeometry {
     head_dim: 8,
     block_tokens: BLOCK_TOKENS,
     dtype: KvDtype::F16,
+};
+
+const LIMITS: EngineLimits = EngineLimits {
+    max_batch_tokens: 512,
+    max_sequences: 4,
 };
 
 /// A pair on which each block takes `per_block`, and whose acknowledgement follows the last one.
@@ -95,35 +103,64 @@ struct Rig {
     _pairs: watch::Sender<Vec<PairHealth>>,
 }
 
+/// An engine whose steps complete when a test lets them.
+struct Gated {
+    engine: OnHost<StandInEngine>,
+    gate: mpsc::Receiver<()>,
+}
+
+impl Engine for Gated {
+    fn model(&self) -> &ModelFacts {
+        self.engine.model()
+    }
+    fn limits(&self) -> EngineLimits {
+        self.engine.limits()
+    }
+    fn kv(&self) -> &Arc<KvMemory> {
+        self.engine.kv()
+    }
+    fn submit(&mut self, step: Step) {
+        self.engine.submit(step);
+    }
+    fn complete(&mut self) -> Option<CompletedStep> {
+        // A test that has ended lets everything go on.
+        let _ = self.gate.recv();
+        self.engine.complete()
+    }
+}
+
+fn stand_in() -> OnHost<StandInEngine> {
+    let engine = StandInEngine::new(StandInConfig {
+        geometry: GEOMETRY,
+        vocab_size: 64,
+        context_length: 1024,
+        block_count: POOL_BLOCKS,
+        kv_backing: Default::default(),
+        limits: LIMITS,
+        nanoseconds_per_token: 0,
+        nanoseconds_per_step: 0,
+        seed: 7,
+    });
+    OnHost::new(engine.unwrap()).unwrap()
+}
+
 impl Rig {
     fn start(transport: Scripted, hold: Duration) -> Self {
-        let limits = EngineLimits {
-            max_batch_tokens: 512,
-            max_sequences: 4,
-        };
-        let engine = StandInEngine::new(StandInConfig {
-            geometry: GEOMETRY,
-            vocab_size: 64,
-            context_length: 1024,
-            block_count: POOL_BLOCKS,
-            kv_backing: Default::default(),
-            limits,
-            nanoseconds_per_token: 0,
-            nanoseconds_per_step: 0,
-            seed: 7,
-        });
-        let engine = OnHost::new(engine.unwrap()).unwrap();
+        Self::with_engine(Box::new(stand_in()), transport, hold)
+    }
+
+    fn with_engine(engine: Box<dyn Engine>, transport: Scripted, hold: Duration) -> Self {
         let inbox: Arc<Inbox> = Arc::default();
         let work = NodeWork {
             hands_over: true,
             decodes: false,
         };
-        let engine = EngineThread::start(Box::new(engine), inbox.clone(), work).unwrap();
+        let engine = EngineThread::start(engine, inbox.clone(), work).unwrap();
         let node_limits = NodeLimits {
             kv_blocks: POOL_BLOCKS,
             block_tokens: BLOCK_TOKENS,
-            max_batch_tokens: limits.max_batch_tokens,
-            max_sequences: limits.max_sequences,
+            max_batch_tokens: LIMITS.max_batch_tokens,
+            max_sequences: LIMITS.max_sequences,
             max_model_tokens: 1024,
             vocab_size: 64,
             prefix_cache: true,
@@ -170,8 +207,13 @@ impl Rig {
 
     /// Sends a request that hands so many blocks over.
     fn hand_over(&self, blocks: u32) -> EventStream {
-        self.handle
-            .submit(Asked::prefill(message(blocks), tracing::Span::none()))
+        self.hand_over_as(1, blocks)
+    }
+    fn hand_over_as(&self, id: u128, blocks: u32) -> EventStream {
+        let mut asked = message(blocks);
+        asked.request.id = RequestId(id);
+        asked.ticket.as_mut().unwrap().transfer = TransferId(id);
+        self.handle.submit(Asked::prefill(asked, tracing::Span::none()))
     }
 
     async fn until(&mut self, wanted: impl FnMut(&NodeStatus) -> bool) {
@@ -270,4 +312,51 @@ async fn blocks_of_a_push_that_ended_without_a_word_leave_quarantine() {
     drop(stream);
     rig.until(|status| status.kv_blocks.in_transfer == 0 && status.kv_blocks.quarantined == 0)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
+    let (go, gate) = mpsc::channel();
+    let engine = Gated {
+        engine: stand_in(),
+        gate,
+    };
+    let transport = Scripted {
+        per_block: Duration::ZERO,
+        panics_in_abort: false,
+    };
+    let mut rig = Rig::with_engine(Box::new(engine), transport, PATIENCE);
+    let mut first = rig.hand_over_as(1, 4);
+    assert!(matches!(
+        next(&mut first).await,
+        Some(NodeEvent::Prefill(PrefillEvent::Accepted { .. }))
+    ));
+    rig.until(|status| status.running_sequences == 1).await;
+    let mut second = rig.hand_over_as(2, 4);
+    assert!(matches!(
+        next(&mut second).await,
+        Some(NodeEvent::Prefill(PrefillEvent::Accepted { .. }))
+    ));
+    let mut third = rig.hand_over_as(3, 4);
+    assert!(next(&mut third).await.is_some());
+    rig.until(|status| status.waiting_sequences == 2).await;
+    // One that waits leaves at once, one that is computed leaves with its step.
+    drop(third);
+    rig.until(|status| status.waiting_sequences == 1).await;
+    drop(first);
+    let blocks = rig.status.borrow().kv_blocks.active;
+    assert_eq!(blocks, 8, "the step still writes to the first request's blocks");
+    go.send(()).unwrap();
+    rig.until(|status| status.kv_blocks.active == 4).await;
+    go.send(()).unwrap();
+    loop {
+        match next(&mut second).await {
+            Some(NodeEvent::Prefill(PrefillEvent::Finished(finished))) => {
+                assert_eq!(finished.outcome, PrefillOutcome::HandedOver);
+                break;
+            }
+            Some(_) => {}
+            None => panic!("the stream ended without its end"),
+        }
+    }
 }

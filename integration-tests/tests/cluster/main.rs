@@ -2,6 +2,7 @@
 
 mod block_ledger;
 mod cancel_storm;
+mod device_memory;
 mod etcd;
 mod fault_matrix;
 mod fault_runs;

@@ -135,7 +135,7 @@ pub struct ClusterSettings {
     /// Keep finished prompts' KV blocks for prompts that start alike.
     #[arg(long, value_name = "BOOL")]
     pub prefix_cache: Option<bool>,
-    /// cpu, or stand-in: no weights, modelled time, made-up tokens.
+    /// cpu; or for tests, without weights: stand-in, device-stand-in (its KV is in memory that the host cannot address).
     #[arg(long, value_name = "NAME")]
     pub engine: Option<String>,
     /// Expose metrics under vLLM's names too, on every process.
