@@ -14,15 +14,25 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio_util::codec::LengthDelimitedCodec;
 
+use super::fault::{DirectFault, ShmFault};
 use super::pool::PoolTerms;
 use super::ring::RingShape;
-use crate::choice::{DirectFault, ShmFault};
-use crate::sink::PoolShape;
+use crate::receiver::PoolShape;
+use crate::trust::Word32;
 
 /// Shows that the other side speaks this protocol in this version.
 const MAGIC: u32 = u32::from_be_bytes(*b"KVR2");
-/// A nonce or a proof.
-pub(super) type Word32 = [u8; 32];
+
+/// What a decode node says about its shared memory in the answer to a hello.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct ShmOffer {
+    /// The kernel's boot id. It is equal on the same host only.
+    #[prost(string, tag = "1")]
+    pub boot_id: String,
+    /// Name of an abstract Unix socket of the same network namespace, drawn at random at every start.
+    #[prost(string, tag = "2")]
+    pub socket: String,
+}
 
 /// A message before the first frame: a fixed number of 32-bit numbers, followed by 32 bytes.
 pub(super) trait Fixed: Sized {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use serving_core::ids::BlockId;
 
-use super::place::NoPlace;
+use super::fault::ShmFault;
 use super::pool::{PoolTerms, SendPool};
-use crate::choice::ShmFault;
-use crate::sink::PoolShape;
+use crate::link::NoPlace;
+use crate::receiver::PoolShape;
 
 /// Another process's pool, only for copying blocks into it: no frames, no checks, no sums.
 #[derive(Debug)]

@@ -21,39 +21,81 @@
 //! The memory cannot be resized once passed (the sender verifies the seals), so no access can fault. The socket's name is
 //! abstract, and memfds have no name in the file system: whatever process dies, the kernel leaves nothing behind.
 //!
-//! The nodes learn over gRPC whether a pair may share memory: `HelloReply` has boot id and socket. Both ends compare the
+//! The nodes learn in their first hello whether a pair may share memory: the offer is boot id and socket. Both ends compare the
 //! user behind the socket (SO_PEERCRED) with their own before they say anything else. Then each proves that it holds the
 //! secret.
 
+mod config;
 mod connect;
 mod credits;
+mod fault;
 mod lent;
 mod part;
-mod place;
+mod peer_process;
 mod pool;
 mod receiver;
 mod ring;
 mod socket;
-mod trust;
 mod welcome;
 mod yardstick;
 
-pub(crate) use connect::connect;
-pub(crate) use place::{NoPlace, Slot};
-pub(crate) use pool::SendPool;
-pub use receiver::{Serving, ShmConfig, serve};
-pub(crate) use ring::SendRing;
-pub use trust::{DirectSecret, NoSecret};
-pub use welcome::DirectOffer;
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+pub use config::ShmConfig;
+pub use fault::ShmFault;
+pub use receiver::{ShmServing, serve};
 pub use yardstick::Yardstick;
 
-/// What a prefill node needs to write its peers' pools in place.
-#[derive(Clone, Debug)]
-pub struct DirectWish {
-    pub secret: DirectSecret,
-    /// The shape of this node's own blocks. Only pools of the same shape are written.
-    pub layers: u32,
-    pub layer_bytes: u32,
+use self::fault::DirectFault;
+use crate::choice::TransportKind;
+use crate::link::{Dial, KvTransport, Link, NoLink, ReceivingEnd, Serving};
+use crate::receiver::Receiver;
+use crate::trust::DirectWish;
+
+/// Memory shared by two processes of one host.
+pub const KIND: TransportKind = TransportKind::new("shm");
+/// The mode between peers that trust each other: the prefill node writes the decode node's pool in place. A pair that takes
+/// shared memory may get this mode; it is never in a list of transports.
+pub const DIRECT: TransportKind = TransportKind::new("shm-direct");
+
+#[derive(Debug)]
+pub(crate) struct Shm {
+    /// This process, as its peers see it. Shared memory is for peers of the same user.
+    pub uid: u32,
+    pub direct: Option<DirectWish>,
+}
+
+pub(super) fn transport(direct: Option<&DirectWish>) -> Arc<dyn KvTransport> {
+    Arc::new(Shm {
+        uid: rustix::process::geteuid().as_raw(),
+        direct: direct.cloned(),
+    })
+}
+
+#[async_trait]
+impl KvTransport for Shm {
+    fn kind(&self) -> TransportKind {
+        KIND
+    }
+
+    fn fallbacks(&self) -> &'static [(TransportKind, &'static [&'static str])] {
+        &[(KIND, &ShmFault::NAMES), (DIRECT, &DirectFault::NAMES)]
+    }
+
+    fn serve(&self, receiver: &Arc<Receiver>, end: &ReceivingEnd) -> io::Result<Option<Serving>> {
+        let config = ShmConfig {
+            direct: end.direct.clone(),
+            ..ShmConfig::new(end.layer_bytes)
+        };
+        Ok(Some(Serving(Box::new(serve(receiver, config)?))))
+    }
+
+    async fn connect(&self, dial: &Dial<'_>) -> Result<Link, NoLink> {
+        let connected = connect::connect(dial, self).await;
+        connected.map_err(|fault| NoLink::Way(fault.into()))
+    }
 }
 
 #[cfg(test)]

@@ -25,22 +25,15 @@ impl Credits {
     pub async fn next(self: &Arc<Self>) -> Credit {
         // The semaphore is never closed. Without a permit the only thing to do is to wait for the caller's end.
         match self.available.clone().acquire_owned().await {
-            Ok(permit) => self.take(permit),
+            Ok(permit) => Credit {
+                credits: self.clone(),
+                index: self
+                    .free()
+                    .pop()
+                    .expect("a permit stands for an index on the list: `Credit` gives both back, the index first"),
+                _permit: permit,
+            },
             Err(_) => std::future::pending().await,
-        }
-    }
-
-    pub fn try_next(self: &Arc<Self>) -> Option<Credit> {
-        let permit = self.available.clone().try_acquire_owned().ok()?;
-        Some(self.take(permit))
-    }
-
-    fn take(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Credit {
-        let index = self.free().pop();
-        Credit {
-            credits: self.clone(),
-            index: index.expect("a permit stands for an index on the list: `Credit` gives both back, the index first"),
-            _permit: permit,
         }
     }
 

@@ -5,28 +5,25 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::config::{RingBudget, ShmConfig};
+use super::fault::{DirectFault, ShmFault};
+use super::peer_process::PeerProcess;
 use super::pool::PoolTerms;
-use super::receiver::ShmConfig;
 use super::ring::{ReceiveRing, RingShape};
-use super::socket::{self, Ask, Grant, Welcome, Word32};
-use super::trust::{DirectSecret, PeerProcess, Prover};
-use crate::choice::{DirectFault, ShmFault};
-use crate::sink::MappedPool;
-
-/// The direct mode, for senders that hold the same secret.
-#[derive(Clone, Debug)]
-pub struct DirectOffer {
-    pub secret: DirectSecret,
-    pub pool: Arc<dyn MappedPool>,
-    /// Both ends sum every frame. Without it a fault of the memory or of this program is not noticed.
-    pub has_checksums: bool,
-}
+use super::socket::{self, Ask, Grant, Welcome};
+use crate::receiver::MappedPool;
+use crate::trust::{Prover, Word32};
 
 /// How a sender's bytes come in.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Ring(Arc<ReceiveRing>),
+    Ring {
+        ring: Arc<ReceiveRing>,
+        /// Its part of the node's budget.
+        _room: OwnedSemaphorePermit,
+    },
     Pool {
         pool: Arc<dyn MappedPool>,
         has_checksums: bool,
@@ -38,7 +35,7 @@ pub(super) enum Incoming {
 /// Memory for a process of the same user, if there is room for one more.
 pub(super) async fn welcome(
     stream: &UnixStream,
-    config: &ShmConfig,
+    (config, rings): (&ShmConfig, &RingBudget),
     is_one_too_many: bool,
 ) -> Result<Option<Incoming>, ShmFault> {
     if let Err(fault) = socket::check_user(stream, config.uid) {
@@ -64,15 +61,19 @@ pub(super) async fn welcome(
         }
         Err(fault) => fault,
     };
-    let (ring, memory) = match ReceiveRing::create(config.shape()) {
+    let Some((shape, room)) = rings.take(config.shape()) else {
+        socket::say(stream, &Grant::NoMemory, None).await?;
+        return Ok(None);
+    };
+    let (ring, memory) = match ReceiveRing::create(shape) {
         Ok(created) => created,
         Err(fault) => {
             socket::say(stream, &Grant::NoMemory, None).await?;
             return Err(fault);
         }
     };
-    socket::say(stream, &Grant::Ring(ring.shape(), staged), Some(memory.as_fd())).await?;
-    Ok(Some(Incoming::Ring(ring)))
+    socket::say(stream, &Grant::Ring(shape, staged), Some(memory.as_fd())).await?;
+    Ok(Some(Incoming::Ring { ring, _room: room }))
 }
 
 /// The pool, or why it is not given. There is no reason when the sender did not ask for it.

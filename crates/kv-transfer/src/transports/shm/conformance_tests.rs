@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{DirectOffer, DirectWish, ShmConfig, serve};
+use super::{ShmConfig, serve};
 use crate::choice::TransportKind;
 use crate::conformance::{BLOCK_BYTES, Harness, LAYER_BYTES, LAYERS, Recorder, Served, Setup};
 use crate::grpc::add_to_routes;
-use crate::pairs::{PairConfig, PairTransport};
+use crate::pairs::PairConfig;
 use crate::receiver::Receiver;
 use crate::test_process;
 use crate::transport::Transport;
+use crate::{DirectOffer, DirectWish, shm, transports};
 
 struct Shm;
 
@@ -27,14 +28,14 @@ fn small_ring() -> ShmConfig {
 #[async_trait]
 impl Harness for Shm {
     fn kind(&self) -> TransportKind {
-        TransportKind::Shm
+        shm::KIND
     }
 
     async fn serve(&self, receiver: Arc<Receiver>, _: Arc<Recorder>, address: &str) -> Served {
         test_process::serve(address, move || {
             let mut routes = tonic::service::RoutesBuilder::default();
             add_to_routes(&mut routes, receiver.clone());
-            let serving = serve(receiver, small_ring()).unwrap();
+            let serving = serve(&receiver, small_ring()).unwrap();
             let server = tonic::transport::Server::builder().add_routes(routes.routes());
             (server, serving)
         })
@@ -42,8 +43,8 @@ impl Harness for Shm {
     }
 
     fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(PairTransport::new(PairConfig {
-            transports: vec![TransportKind::Shm],
+        Box::new(transports::pairs(PairConfig {
+            transports: vec![shm::KIND],
             stall_window: setup.stall_window,
             tap: setup.tap,
             ..PairConfig::new(setup.me, setup.compatibility)
@@ -66,7 +67,7 @@ struct ShmDirect;
 #[async_trait]
 impl Harness for ShmDirect {
     fn kind(&self) -> TransportKind {
-        TransportKind::ShmDirect
+        shm::DIRECT
     }
 
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
@@ -82,7 +83,7 @@ impl Harness for ShmDirect {
                 direct: Some(direct),
                 ..small_ring()
             };
-            let serving = serve(receiver, config).unwrap();
+            let serving = serve(&receiver, config).unwrap();
             let server = tonic::transport::Server::builder().add_routes(routes.routes());
             (server, serving)
         })
@@ -90,8 +91,8 @@ impl Harness for ShmDirect {
     }
 
     fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(PairTransport::new(PairConfig {
-            transports: vec![TransportKind::Shm],
+        Box::new(transports::pairs(PairConfig {
+            transports: vec![shm::KIND],
             direct: Some(DirectWish {
                 secret: "of this test".parse().unwrap(),
                 layers: LAYERS,

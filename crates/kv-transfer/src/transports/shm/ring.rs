@@ -3,16 +3,22 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
+use serving_core::ids::BlockId;
 
+use super::KIND;
 use super::credits::{Credit, Credits};
-use super::place::Slot;
-use crate::choice::ShmFault;
+use super::fault::ShmFault;
+use crate::choice::TransportKind;
 use crate::frame::FrameData;
+use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
+use crate::span::Span;
 
 /// Name of the memfd in `/proc/PID/maps`; no file has it.
 pub(super) const MEMFD_NAME: &str = "baton-kv-ring";
@@ -115,7 +121,7 @@ impl FrameData for RingData {
         self.len
     }
 
-    fn read<R>(self, take: impl FnOnce(&[u8]) -> R) -> R {
+    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R {
         let mut copy = lock(&self.ring.copy);
         copy.resize(self.len, 0);
         // SAFETY: offset + len is inside the mapping (`RingShape::span`), which lives as long as `ring`, and whose memory
@@ -126,12 +132,12 @@ impl FrameData for RingData {
             std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), self.len);
         }
         // The copy is what is summed and imported: the compiler must not read the shared bytes a second time instead.
-        take(std::hint::black_box(&copy))
+        take(Span::Host(std::hint::black_box(&copy)))
     }
 }
 
 /// The sender's end. It hands out free slots.
-pub(crate) struct SendRing {
+pub(super) struct SendRing {
     shape: RingShape,
     map: MmapRaw,
     credits: Arc<Credits>,
@@ -159,31 +165,73 @@ impl SendRing {
         }))
     }
 
-    pub fn slot_bytes(&self) -> usize {
+    fn slot_bytes(&self) -> usize {
         self.shape.slot_bytes as usize
     }
 
     /// Waits while every slot is in use. Cancel-safe.
     pub async fn slot(self: &Arc<Self>) -> Slot {
-        Slot::in_ring(self.credits.next().await, self)
+        let (credit, ring) = (self.credits.next().await, self.clone());
+        Slot { credit, ring }
+    }
+}
+
+#[async_trait]
+impl Carrier for Arc<SendRing> {
+    fn kind(&self) -> TransportKind {
+        KIND
     }
 
-    pub fn try_slot(self: &Arc<Self>) -> Option<Slot> {
-        Some(Slot::in_ring(self.credits.try_next()?, self))
+    fn data_bytes_max(&self) -> usize {
+        self.slot_bytes()
     }
 
-    /// The slot's first `bytes`, at most the whole slot. `credit` is one of this ring's.
-    pub(super) fn slot_of<'a>(&'a self, credit: &'a mut Credit, bytes: usize) -> &'a mut [u8] {
+    fn check(&self, _: u32, layer_bytes: usize) -> Result<(), NoPlace> {
         let slot_bytes = self.slot_bytes();
-        let index = credit.index().min(self.shape.slots - 1) as usize;
-        // SAFETY: the range is inside the mapping, which lives as long as this ring and cannot shrink (seals). A credit
-        // is the only one of its index, and it is borrowed: nothing else in this process refers to the range. The decode
-        // node has no business writing it; if it did, bytes are valid whatever they are, and it would spoil only what it
-        // receives.
+        match layer_bytes <= slot_bytes {
+            true => Ok(()),
+            false => Err(NoPlace::LayerTooLarge {
+                layer_bytes,
+                slot_bytes,
+            }),
+        }
+    }
+
+    async fn room(&self, _: (BlockId, Range<u32>), _: usize) -> Box<dyn Place> {
+        Box::new(self.slot().await)
+    }
+}
+
+/// One slot of a ring, which nothing else in this process uses.
+#[derive(Debug)]
+pub(super) struct Slot {
+    credit: Credit,
+    ring: Arc<SendRing>,
+}
+
+impl Slot {
+    /// The slot's first `bytes`, at most the whole slot.
+    pub fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        let slot_bytes = self.ring.slot_bytes();
+        let index = self.credit.index().min(self.ring.shape.slots - 1) as usize;
+        // SAFETY: the range is inside the mapping, which lives as long as the ring and cannot shrink (seals). A credit
+        // is the only one of its index, and its slot is borrowed: nothing else in this process refers to the range. The
+        // decode node has no business writing it; if it did, bytes are valid whatever they are, and it would spoil only
+        // what it receives.
         unsafe {
-            let start = self.map.as_mut_ptr().add(index * slot_bytes);
+            let start = self.ring.map.as_mut_ptr().add(index * slot_bytes);
             std::slice::from_raw_parts_mut(start, bytes.min(slot_bytes))
         }
+    }
+}
+
+impl Place for Slot {
+    fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
+        Ok(from.summed(self.bytes(from.bytes))?)
+    }
+
+    fn index(&self) -> u32 {
+        self.credit.index()
     }
 }
 
@@ -193,6 +241,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     const SHAPE: RingShape = RingShape {
@@ -249,19 +299,19 @@ mod tests {
     fn a_slot_is_somebodys_alone_until_it_is_dropped() {
         let (receiving, memory) = ReceiveRing::create(SHAPE).unwrap();
         let ring = SendRing::map(&memory, SHAPE).unwrap();
-        let mut slots: Vec<Slot> = std::iter::from_fn(|| ring.try_slot()).collect();
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| ring.slot().now_or_never()).collect();
         let mut indices: Vec<u32> = slots.iter().map(Slot::index).collect();
         indices.sort_unstable();
         assert_eq!(indices, [0, 1, 2, 3]);
         for slot in &mut slots {
             let value = slot.index() as u8 + 1;
-            slot.fill(usize::MAX, |place| place.fill(value)).unwrap();
+            slot.bytes(usize::MAX).fill(value);
         }
         for slot in 0..4 {
             let data = receiving.data(slot, 4096).unwrap();
-            assert!(data.read(|bytes| bytes == [slot as u8 + 1; 4096]));
+            assert!(data.read(|bytes| bytes.host() == Ok(&[slot as u8 + 1; 4096])));
         }
         let last = slots.pop().unwrap().index();
-        assert_eq!(ring.try_slot().unwrap().index(), last);
+        assert_eq!(ring.slot().now_or_never().unwrap().index(), last);
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::OwnedReadHalf;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 
-use super::trust::PeerProcess;
+use super::peer_process::PeerProcess;
 
 pub(super) type Frames = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
 

@@ -12,13 +12,14 @@ use serving_core::node::Ticket;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
+use super::ShmConfig;
 use super::tests::{Served, config, fallback, prefill, ring, ticket};
-use super::{DirectOffer, DirectSecret, DirectWish, ShmConfig};
-use crate::choice::TransportKind;
 use crate::conformance::*;
 use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::ReceiveEnd;
+use crate::span::SpanMut;
 use crate::transport::*;
+use crate::{DirectOffer, DirectSecret, DirectWish, shm, transports};
 
 fn secret(text: &str) -> DirectSecret {
     text.parse().unwrap()
@@ -53,43 +54,43 @@ async fn served(has_checksums: bool) -> Served {
 #[tokio::test]
 async fn only_nodes_that_hold_one_secret_write_in_place_and_the_others_stage() {
     let both = served(true).await;
-    let transport = PairTransport::new(trusting());
-    assert_eq!(both.carried_by(&transport, 1).await, TransportKind::ShmDirect);
+    let transport = transports::pairs(trusting());
+    assert_eq!(both.carried_by(&transport, 1).await, shm::DIRECT);
     assert_eq!(fallback(&transport, "secret"), 0);
     let health = transport.health().borrow().clone();
     assert_eq!(health[0].transport.as_deref(), Some("shm-direct"));
 
-    let without = PairTransport::new(config());
-    assert_eq!(both.carried_by(&without, 2).await, TransportKind::Shm);
+    let without = transports::pairs(config());
+    assert_eq!(both.carried_by(&without, 2).await, shm::KIND);
     assert_eq!(fallback(&without, "secret"), 0, "it was not wanted");
 
     let other = DirectWish {
         secret: secret("another up"),
         ..wish()
     };
-    let transport = PairTransport::new(config().writing_in_place(Some(other)));
-    assert_eq!(both.carried_by(&transport, 3).await, TransportKind::Shm);
+    let transport = transports::pairs(config().writing_in_place(Some(other)));
+    assert_eq!(both.carried_by(&transport, 3).await, shm::KIND);
     assert_eq!(fallback(&transport, "secret"), 1);
 
     let other_blocks = DirectWish {
         layers: LAYERS + 1,
         ..wish()
     };
-    let transport = PairTransport::new(config().writing_in_place(Some(other_blocks)));
-    assert_eq!(both.carried_by(&transport, 4).await, TransportKind::Shm);
+    let transport = transports::pairs(config().writing_in_place(Some(other_blocks)));
+    assert_eq!(both.carried_by(&transport, 4).await, shm::KIND);
     assert_eq!(fallback(&transport, "geometry"), 1);
 
     let staged_only = Served::new(Some(ring())).await;
-    let transport = PairTransport::new(trusting());
-    assert_eq!(staged_only.carried_by(&transport, 1).await, TransportKind::Shm);
+    let transport = transports::pairs(trusting());
+    assert_eq!(staged_only.carried_by(&transport, 1).await, shm::KIND);
     assert_eq!(fallback(&transport, "not_offered"), 1);
 }
 
 #[tokio::test]
 async fn without_checksums_the_bytes_are_in_place_all_the_same() {
     let served = served(false).await;
-    let transport = PairTransport::new(trusting());
-    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::ShmDirect);
+    let transport = transports::pairs(trusting());
+    assert_eq!(served.carried_by(&transport, 1).await, shm::DIRECT);
     assert_eq!(served.sink.in_pool(BlockId(100)), whole(BlockId(0)));
     assert_eq!(served.sink.written(), 0, "nobody looked at them");
 }
@@ -98,7 +99,7 @@ async fn without_checksums_the_bytes_are_in_place_all_the_same() {
 #[tokio::test]
 async fn a_sender_whose_ticket_is_good_no_more_stores_nothing() {
     let served = served(true).await;
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let expired = ticket(1, 4, &served.address);
     let start = TransferStart {
         key: key(expired.transfer),
@@ -107,7 +108,7 @@ async fn a_sender_whose_ticket_is_good_no_more_stores_nothing() {
         traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
-    assert_eq!(transfer.transport(), TransportKind::ShmDirect);
+    assert_eq!(transfer.transport(), shm::DIRECT);
     let pushed = within("push", transfer.push(nth(0))).await.unwrap_err();
     assert_eq!(pushed.name(), "unknown_transfer", "{pushed}");
     for (block, _) in &expired.blocks {
@@ -121,7 +122,7 @@ async fn a_sender_whose_ticket_is_good_no_more_stores_nothing() {
 #[tokio::test]
 async fn a_pair_that_closes_says_goodbye_and_its_blocks_are_free() {
     let served = served(true).await;
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let ticket = served.reserved(1, 4);
     let transfer = begun(&transport, &ticket, Arc::new(Pattern)).await;
     transport.keep_pairs(Vec::new());
@@ -140,7 +141,7 @@ async fn a_pair_that_closes_says_goodbye_and_its_blocks_are_free() {
 #[tokio::test]
 async fn a_decode_node_that_stops_serving_waits_for_the_goodbye() {
     let mut served = served(true).await;
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let ticket = served.reserved(1, 4);
     let mut transfer = begun(&transport, &ticket, Arc::new(Pattern)).await;
     served.serving = None;
@@ -172,7 +173,7 @@ async fn begun(transport: &PairTransport, ticket: &Ticket, source: Arc<dyn KvSou
         traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
-    assert_eq!(transfer.transport(), TransportKind::ShmDirect);
+    assert_eq!(transfer.transport(), shm::DIRECT);
     transfer.push(nth(0)).await.unwrap();
     transfer
 }
@@ -188,11 +189,11 @@ impl KvSource for HalfWay {
     fn layer_bytes(&self) -> usize {
         LAYER_BYTES
     }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
         if block == BlockId(0) {
             return Pattern.export(block, layers, out);
         }
-        let (first, second) = out.split_at_mut(LAYER_BYTES);
+        let (first, second) = out.host().unwrap().split_at_mut(LAYER_BYTES);
         first.fill(0xaa);
         println!("half way");
         let mut word = String::new();
@@ -216,7 +217,11 @@ struct Sender {
 impl Sender {
     async fn half_way(test: &str, served: &Served) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--nocapture", "--exact", &format!("shm::direct_tests::{test}")])
+            .args([
+                "--nocapture",
+                "--exact",
+                &format!("transports::shm::direct_tests::{test}"),
+            ])
             .env(IN_CHILD, &served.address)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -245,7 +250,7 @@ impl Sender {
 
 /// In the child: pushes until it is killed.
 async fn push_half_way(address: &str) {
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let ticket = ticket(1, 2, address);
     let mut transfer = begun(&transport, &ticket, Arc::new(HalfWay)).await;
     let _ = transfer.push(nth(1)).await;
@@ -254,9 +259,9 @@ async fn push_half_way(address: &str) {
 
 /// Nothing ends, though the decode node works: another pair's transfer goes through meanwhile.
 async fn still_in_quarantine(served: &Served, ids: Range<u128>) {
-    let other = PairTransport::new(trusting());
+    let other = transports::pairs(trusting());
     for id in ids {
-        assert_eq!(served.carried_by(&other, id).await, TransportKind::ShmDirect);
+        assert_eq!(served.carried_by(&other, id).await, shm::DIRECT);
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!(served.sink.ends(), []);
         assert!(
@@ -305,8 +310,8 @@ async fn a_sender_killed_in_mid_store_ends_its_transfer_and_leaves_nothing() {
     let served = served(true).await;
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     // The pipes of the child, and what the runtime and the sink open once.
-    let first = PairTransport::new(trusting());
-    assert_eq!(served.carried_by(&first, 5).await, TransportKind::ShmDirect);
+    let first = transports::pairs(trusting());
+    assert_eq!(served.carried_by(&first, 5).await, shm::DIRECT);
     drop(first);
     eventually("the first pair is closed", || mapped_pools() == 1).await;
     for signal in [Signal::KILL, Signal::STOP] {
@@ -338,7 +343,7 @@ async fn a_sender_unmaps_the_pool_of_a_killed_decode_node_at_once() {
     }
     let mut node = Command::new(std::env::current_exe().unwrap())
         .args(["--nocapture", "--exact"])
-        .arg("shm::direct_tests::a_sender_unmaps_the_pool_of_a_killed_decode_node_at_once")
+        .arg("transports::shm::direct_tests::a_sender_unmaps_the_pool_of_a_killed_decode_node_at_once")
         .env(IN_CHILD, "")
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -354,7 +359,7 @@ async fn a_sender_unmaps_the_pool_of_a_killed_decode_node_at_once() {
         }
     })
     .await;
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let mut transfer = begun(&transport, &ticket(1, 4, &address), Arc::new(Pattern)).await;
     assert_eq!((mapped_pools(), open_pools()), (1, 0), "a mapping needs no descriptor");
     node.kill().await.unwrap();
@@ -370,7 +375,7 @@ async fn a_sender_unmaps_the_pool_of_a_killed_decode_node_at_once() {
 #[tokio::test]
 async fn an_abort_of_a_dropped_transfer_comes_after_its_store() {
     let served = served(true).await;
-    let transport = PairTransport::new(trusting());
+    let transport = transports::pairs(trusting());
     let ticket = served.reserved(1, 2);
     let gate = Arc::new(Gated::default());
     let start = TransferStart {

@@ -7,17 +7,18 @@ use async_trait::async_trait;
 use super::add_to_routes;
 use crate::choice::TransportKind;
 use crate::conformance::{Harness, Recorder, Served, Setup, conformance_tests};
-use crate::pairs::{PairConfig, PairTransport};
+use crate::pairs::PairConfig;
 use crate::receiver::Receiver;
 use crate::test_process;
 use crate::transport::Transport;
+use crate::{grpc, transports};
 
 struct Grpc;
 
 #[async_trait]
 impl Harness for Grpc {
     fn kind(&self) -> TransportKind {
-        TransportKind::Grpc
+        grpc::KIND
     }
 
     async fn serve(&self, receiver: Arc<Receiver>, _: Arc<Recorder>, address: &str) -> Served {
@@ -35,8 +36,8 @@ impl Harness for Grpc {
     }
 
     fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(PairTransport::new(PairConfig {
-            transports: vec![TransportKind::Grpc],
+        Box::new(transports::pairs(PairConfig {
+            transports: vec![grpc::KIND],
             in_flight_bytes_max: 1 << 20,
             stall_window: setup.stall_window,
             tap: setup.tap,

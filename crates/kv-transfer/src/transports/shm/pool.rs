@@ -7,20 +7,24 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
 use serving_core::ids::BlockId;
 
-use super::credits::Credits;
-use super::place::{NoPlace, Slot};
+use super::DIRECT;
+use super::credits::{Credit, Credits};
+use super::fault::ShmFault;
 use super::ring::{SEALS, SLOTS_MAX};
-use crate::choice::ShmFault;
-use crate::sink::PoolShape;
+use crate::choice::TransportKind;
+use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
+use crate::receiver::PoolShape;
+use crate::span::SpanMut;
 
 /// The time for which `unmap` may have to wait: 3 ms where a page takes 10 us.
 const WARMED_AT_ONCE_BYTES: usize = 1 << 20;
 
 /// The sender's mapping of a pool.
-pub(crate) struct SendPool {
+pub(super) struct SendPool {
     shape: PoolShape,
     /// Removed as soon as the pair is over. Held for reading during a copy, so that removing it waits for running copies.
     map: RwLock<Option<MmapRaw>>,
@@ -78,30 +82,13 @@ impl SendPool {
         }))
     }
 
-    pub fn frame_bytes_max(&self) -> usize {
-        self.frame_bytes_max
-    }
-
     pub fn layers(&self) -> u32 {
         self.shape.layers
-    }
-
-    pub fn has_checksums(&self) -> bool {
-        self.has_checksums
     }
 
     /// Whether blocks of this shape are blocks of the pool.
     pub fn fits(&self, layers: u32, layer_bytes: usize) -> bool {
         self.shape.layers == layers && self.shape.layer_bytes as usize == layer_bytes
-    }
-
-    /// Waits while the most frames allowed are in flight. Cancel-safe.
-    pub async fn place(self: &Arc<Self>, at: (BlockId, Range<u32>)) -> Slot {
-        Slot::in_pool(self.credits.next().await, self, at)
-    }
-
-    pub fn try_place(self: &Arc<Self>, at: (BlockId, Range<u32>)) -> Option<Slot> {
-        Some(Slot::in_pool(self.credits.try_next()?, self, at))
     }
 
     /// Gives `write` some layers of a block. The caller's transfer is claimed at the decode node and has not ended.
@@ -174,6 +161,61 @@ impl<'a> Writing<'a> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         self.0.writing().remove(&self.1);
+    }
+}
+
+#[async_trait]
+impl Carrier for Arc<SendPool> {
+    fn kind(&self) -> TransportKind {
+        DIRECT
+    }
+
+    fn writes_in_place(&self) -> bool {
+        true
+    }
+
+    fn data_bytes_max(&self) -> usize {
+        self.frame_bytes_max
+    }
+
+    fn check(&self, layers: u32, layer_bytes: usize) -> Result<(), NoPlace> {
+        self.fits(layers, layer_bytes).then_some(()).ok_or(NoPlace::Outside)
+    }
+
+    async fn room(&self, (block, layers): (BlockId, Range<u32>), _: usize) -> Box<dyn Place> {
+        Box::new(InPlace {
+            credit: self.credits.next().await,
+            pool: self.clone(),
+            block,
+            layers,
+        })
+    }
+}
+
+/// The place of some layers in the decode node's pool.
+#[derive(Debug)]
+struct InPlace {
+    credit: Credit,
+    pool: Arc<SendPool>,
+    block: BlockId,
+    layers: Range<u32>,
+}
+
+impl Place for InPlace {
+    fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
+        let written = self.pool.write((self.block, &self.layers), |place| {
+            let end = from.bytes.min(place.len());
+            let place = &mut place[..end];
+            match self.pool.has_checksums {
+                true => from.summed(place),
+                false => from.to(SpanMut::Host(place)).map(|()| 0),
+            }
+        });
+        Ok(written??)
+    }
+
+    fn index(&self) -> u32 {
+        self.credit.index()
     }
 }
 

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
-use proto::messages::{KvBlockFrame, KvFrame, KvReply, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
+use proto::messages::{KvFrame, KvReply, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+use tokio_util::sync::CancellationToken;
 
-use super::DirectWish;
+use super::Shm;
+use super::fault::{DirectFault, ShmFault};
 use super::lent::LentSlots;
-use super::place::Slot;
 use super::pool::SendPool;
 use super::ring::SendRing;
-use super::socket::{self, Ask, Grant, Welcome, Word32};
-use super::trust::Prover;
-use crate::choice::{DirectFault, ShmFault};
-use crate::pairs::queue::{FrameTap, Queued, Room};
-use crate::pairs::{Carrier, Link, PairConfig, PairStream};
-use crate::transport::{PairFault, PairPeer};
+use super::socket::{self, Ask, Grant, ShmOffer, Welcome};
+use crate::link::queue::{Outbox, Queued};
+use crate::link::{Carrier, Dial, Link, LinkReply};
+use crate::transport::PairFault;
+use crate::trust::{DirectWish, Prover, Word32};
 
 /// A peer of the same host that does not answer within this time is not waited for, because the pair has gRPC.
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -36,52 +36,59 @@ const GOODBYE_TIME_LIMIT: Duration = Duration::from_secs(2);
 type Frames = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 type Replies = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
 
-/// Shares memory with a decode node that offers it, or returns why not. The second fault is the reason against the direct
-/// mode.
-pub(crate) async fn connect(
-    peer: &PairPeer,
-    offer: Option<&SharedMemoryOffer>,
-    config: &PairConfig,
-) -> Result<(Link, Option<DirectFault>), ShmFault> {
-    let offer = offer.ok_or(ShmFault::Disabled)?;
+/// The memory that a decode node gave.
+enum Memory {
+    Ring(Arc<SendRing>, Option<DirectFault>),
+    Pool(Arc<SendPool>),
+}
+
+/// Shares memory with a decode node that offers it, or returns why not.
+pub(super) async fn connect(dial: &Dial<'_>, shm: &Shm) -> Result<Link, ShmFault> {
+    let offer = ShmOffer::decode(dial.offer.ok_or(ShmFault::Disabled)?).map_err(|_| io::ErrorKind::InvalidData)?;
     if socket::boot_id()? != offer.boot_id {
         return Err(ShmFault::NotSameHost);
     }
     let connected = tokio::time::timeout(CONNECT_TIME_LIMIT, async {
         let connected = UnixStream::connect(socket::path(&offer.socket)).await;
         let stream = connected.map_err(ShmFault::Unreachable)?;
-        socket::check_user(&stream, config.uid)?;
-        let (lane, staged) = take_memory(&stream, config.direct.as_ref()).await?;
+        socket::check_user(&stream, shm.uid)?;
+        let memory = take_memory(&stream, shm.direct.as_ref()).await?;
         let (replies, frames) = stream.into_split();
         let mut frames = FramedWrite::new(frames, socket::codec());
         let mut replies = FramedRead::new(replies, socket::codec());
-        send(&mut frames, StagedFrame::Control(KvFrame::Hello(config.hello(peer)))).await?;
+        send(&mut frames, StagedFrame::Control(KvFrame::Hello(dial.hello.clone()))).await?;
         let first = replies.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
         match read(first) {
             Ok(StagedReply::Reply(KvReply::Hello(reply))) if reply.refused.is_none() => {
-                Ok(((lane, staged), frames, replies))
+                Ok((memory, reply, (frames, replies)))
             }
             _ => Err(ShmFault::Refused("the hello that it took over gRPC")),
         }
     });
-    let ((lane, staged), frames, replies) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let (live, queue) = PairStream::new(peer.node.clone(), lane, config.buffers.clone());
-    let lent = LentSlots::new(live.gauge.clone());
+    let (memory, hello, (frames, replies)) = connected.await.map_err(|_| ShmFault::TimeOut)??;
+    let (outbox, queue) = Outbox::new();
+    let lent: Arc<LentSlots> = Arc::default();
+    let (carrier, pool, staged): (Arc<dyn Carrier>, _, _) = match memory {
+        Memory::Ring(ring, staged) => (Arc::new(ring), None, staged),
+        Memory::Pool(pool) => (Arc::new(pool.clone()), Some(pool), None),
+    };
     let writer = Writer {
         frames,
         lent: lent.clone(),
-        tap: config.tap.clone(),
+        pool,
     };
-    tokio::spawn(writer.run(queue, live.clone()));
-    let replies = until_broken(replies, lent, live.clone()).boxed();
-    Ok((Link { live, replies }, staged))
+    tokio::spawn(writer.run(queue, outbox.over.clone()));
+    Ok(Link {
+        carrier,
+        hello,
+        outbox,
+        replies: until_broken(replies, lent).boxed(),
+        lesser_because: staged.map(Into::into),
+    })
 }
 
 /// The pool, where both sides want that and trust each other; else the ring.
-async fn take_memory(
-    stream: &UnixStream,
-    wish: Option<&DirectWish>,
-) -> Result<(Carrier, Option<DirectFault>), ShmFault> {
+async fn take_memory(stream: &UnixStream, wish: Option<&DirectWish>) -> Result<Memory, ShmFault> {
     let (welcome, _) = socket::heard(stream).await?;
     let theirs = match welcome {
         Welcome::Ask(nonce) => nonce,
@@ -100,7 +107,7 @@ async fn take_memory(
     let (grant, memory) = socket::heard(stream).await?;
     let memory = || memory.ok_or(io::ErrorKind::InvalidData);
     match (grant, wish) {
-        (Grant::Ring(shape, staged), _) => Ok((Carrier::Ring(SendRing::map(&memory()?, shape)?), staged)),
+        (Grant::Ring(shape, staged), _) => Ok(Memory::Ring(SendRing::map(&memory()?, shape)?, staged)),
         (Grant::Pool(terms, proof), Some(wish)) => {
             if !wish.secret.is_proof(&proof, Prover::Receiver, nonces) {
                 return Err(ShmFault::Refused("it passed its pool without holding the secret"));
@@ -110,16 +117,10 @@ async fn take_memory(
                 return Err(ShmFault::Refused("it passed a pool of other blocks"));
             }
             pool.warm();
-            Ok((Carrier::Pool(pool), None))
+            Ok(Memory::Pool(pool))
         }
         (Grant::Pool(..), None) => Err(ShmFault::Refused("it passed a pool that nobody asked for")),
         (Grant::NoMemory, _) => Err(ShmFault::Refused("it could make no shared memory")),
-    }
-}
-
-impl From<io::ErrorKind> for ShmFault {
-    fn from(kind: io::ErrorKind) -> Self {
-        ShmFault::Io(kind.into())
     }
 }
 
@@ -134,29 +135,26 @@ fn read(bytes: BytesMut) -> Result<StagedReply, PairFault> {
     StagedReply::try_from(reply).map_err(|error| broken(&error))
 }
 
-/// Passes replies to transfers. Returned slots are taken back on the way. The first error ends it.
-fn until_broken(
-    replies: Replies,
-    lent: Arc<LentSlots>,
-    live: Arc<PairStream>,
-) -> impl futures::Stream<Item = Result<KvReply, PairFault>> {
-    futures::stream::unfold(Some((replies, lent, live)), async |state| {
-        let (mut replies, lent, live) = state?;
+/// The replies. Returned slots are taken back on the way. The first error ends it.
+fn until_broken(replies: Replies, lent: Arc<LentSlots>) -> impl futures::Stream<Item = Result<LinkReply, PairFault>> {
+    futures::stream::unfold(Some((replies, lent)), async |state| {
+        let (mut replies, lent) = state?;
         loop {
             let read = match replies.next().await? {
                 Ok(bytes) => read(bytes),
                 Err(error) => Err(PairFault::Broken(error.to_string())),
             };
-            match read {
-                Ok(StagedReply::Reply(reply)) => return Some((Ok(reply), Some((replies, lent, live)))),
-                Ok(StagedReply::ReturnedSlot(slot)) if lent.take_back(slot, Instant::now()) => {}
+            let reply = match read {
+                Ok(StagedReply::Reply(reply)) => LinkReply::Reply(reply),
+                Ok(StagedReply::Begun(transfer)) => LinkReply::Begun(transfer),
+                Ok(StagedReply::ReturnedSlot(slot)) if lent.take_back(slot) => continue,
                 Ok(StagedReply::ReturnedSlot(_)) => {
                     let fault = PairFault::Broken("the decode node returned a slot it did not have".to_owned());
                     return Some((Err(fault), None));
                 }
-                Ok(StagedReply::Begun(transfer)) => live.begun(transfer),
                 Err(fault) => return Some((Err(fault), None)),
-            }
+            };
+            return Some((Ok(reply), Some((replies, lent))));
         }
     })
 }
@@ -166,20 +164,20 @@ fn until_broken(
 struct Writer {
     frames: Frames,
     lent: Arc<LentSlots>,
-    tap: Option<Arc<dyn FrameTap>>,
+    /// Written in place.
+    pool: Option<Arc<SendPool>>,
 }
 
 impl Writer {
     /// Writes until the pair is over. It leaves nothing of a pool mapped, and says so: the decode node keeps the blocks of
     /// our transfers out of use until then.
-    async fn run(mut self, mut queue: mpsc::Receiver<Queued>, live: Arc<PairStream>) {
+    async fn run(mut self, mut queue: mpsc::Receiver<Queued>, over: CancellationToken) {
         tokio::select! {
-            () = live.over() => {}
+            () = over.cancelled() => {}
             // The replies end too and give the reason.
             _ = self.write(&mut queue) => {}
         }
-        if let Carrier::Pool(pool) = &live.lane {
-            let pool = pool.clone();
+        if let Some(pool) = self.pool {
             // A running copy ends first. It is cancelled only with the process.
             if tokio::task::spawn_blocking(move || pool.unmap()).await.is_ok() {
                 let goodbye = send(&mut self.frames, StagedFrame::Goodbye);
@@ -196,14 +194,8 @@ impl Writer {
             let mut told = Vec::new();
             for mut queued in batch.drain(..) {
                 told.extend(queued.written.take());
-                let frames = match &self.tap {
-                    None => vec![queued],
-                    Some(tap) => tapped(&**tap, queued),
-                };
-                for frame in frames {
-                    let bytes: Bytes = v1::StagedFrame::from(self.staged(frame)).encode_to_vec().into();
-                    self.frames.feed(bytes).await?;
-                }
+                let bytes: Bytes = v1::StagedFrame::from(self.staged(queued)).encode_to_vec().into();
+                self.frames.feed(bytes).await?;
             }
             SinkExt::<Bytes>::flush(&mut self.frames).await?;
             for written in told {
@@ -215,59 +207,14 @@ impl Writer {
 
     /// The message for a frame. The slot counts as lent before the receiver can know of it.
     fn staged(&self, queued: Queued) -> StagedFrame {
-        match (queued.frame, queued.slot) {
-            (KvFrame::Block(header), Some(slot)) => {
-                let data_bytes = queued.room.as_ref().map_or(0, |room| room.bytes);
-                StagedFrame::Block(StagedBlock {
-                    header,
-                    slot: self.lent.lend(slot, (queued.room, queued.moving)),
-                    // At most a slot, whose size is a u32.
-                    data_bytes: u32::try_from(data_bytes).unwrap_or(u32::MAX),
-                })
-            }
+        match (queued.frame, queued.kv) {
+            (KvFrame::Block(header), Some(kv)) => StagedFrame::Block(StagedBlock {
+                header,
+                // At most a slot, whose size is a u32.
+                data_bytes: u32::try_from(kv.bytes).unwrap_or(u32::MAX),
+                slot: self.lent.lend(kv),
+            }),
             (frame, _) => StagedFrame::Control(frame),
         }
     }
-}
-
-/// Applies a tap to a frame: the tap sees the slot's bytes in the frame, and its changes go back into slots.
-fn tapped(tap: &dyn FrameTap, queued: Queued) -> Vec<Queued> {
-    let Queued {
-        mut frame,
-        mut slot,
-        room,
-        moving,
-        ..
-    } = queued;
-    let gauge = room.as_ref().map(Room::gauge);
-    if let (KvFrame::Block(block), Some(slot), Some(room)) = (&mut frame, &mut slot, &room) {
-        let data = slot.fill(room.bytes as usize, |place| Bytes::copy_from_slice(place));
-        block.data = data.unwrap_or_default();
-    }
-    // Taken from the end, so the frame's own slot is first. One more slot is enough for a tap that doubles the frame.
-    let more = slot.as_ref().and_then(Slot::another);
-    let mut slots: Vec<Slot> = more.into_iter().chain(slot).collect();
-    let mut restage = |frame: KvFrame| match (frame, &gauge) {
-        (KvFrame::Block(block), Some(gauge)) => {
-            let mut slot = slots.pop()?;
-            let filled = slot.fill(block.data.len(), |place| {
-                let bytes = place.len();
-                place.copy_from_slice(&block.data[..bytes]);
-                bytes
-            });
-            let bytes = filled.ok()?;
-            let header = KvBlockFrame {
-                data: Bytes::new(),
-                ..block
-            };
-            Some(Queued {
-                room: Some(Room::take(bytes as u64, gauge, None)),
-                slot: Some(slot),
-                moving: moving.clone(),
-                ..Queued::control(KvFrame::Block(header))
-            })
-        }
-        (frame, _) => Some(Queued::control(frame)),
-    };
-    tap.pass(frame).into_iter().filter_map(&mut restage).collect()
 }

@@ -12,13 +12,12 @@ use serving_core::request::{AttemptKey, TokenEvent};
 use thiserror::Error;
 
 use crate::choice::TransportKind;
-#[cfg(doc)]
-use crate::receiver::Receiver;
+use crate::span::Span;
 
 /// What a decode node does with a handoff. Calls of one transfer come in order; calls of several interleave.
 #[async_trait]
 pub trait HandoffSink: Send + Sync + Debug + 'static {
-    /// Hands out the reservation behind a ticket, once. It must not call back into the [`Receiver`].
+    /// Hands out the reservation behind a ticket, once. It must not call back into the `Receiver`.
     ///
     /// # Errors
     /// Unknown, expired, cancelled or already claimed: the transfer is refused.
@@ -31,11 +30,12 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     fn progressed(&self, transfer: TransferId);
 
     /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, for small frames on an async
-    /// one, so it must not wait.
+    /// one, so it must not wait. A copy out of a device's span may be complete later than the call; until then the sink keeps
+    /// a clone of the span.
     ///
     /// # Errors
     /// The memory could not be written: the transfer is refused.
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError>;
+    fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError>;
 
     /// Everything that was promised has arrived, and nothing is written any more. `Ok` is acknowledged to the sender.
     ///

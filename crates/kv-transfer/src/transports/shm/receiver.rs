@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
-use proto::messages::{KvFrame, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply};
+use proto::messages::{KvFrame, StagedBlock, StagedFrame, StagedReply, TransportOffer};
 use proto::v1;
 use thiserror::Error;
 use tokio::net::unix::OwnedWriteHalf;
@@ -16,99 +16,55 @@ use tokio::sync::Semaphore;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::config::{RingBudget, ShmConfig};
+use super::fault::ShmFault;
 use super::part::{Frames, parted};
 use super::ring::RingShape;
-use super::socket;
-use super::welcome::{DirectOffer, Incoming, welcome};
-use crate::choice::{ShmFault, TransportKind};
-use crate::receiver::{IncomingPair, PairError, Receiver};
+use super::socket::{self, ShmOffer};
+use super::welcome::{Incoming, welcome};
+use super::{DIRECT, KIND};
+use crate::receiver::{IncomingPair, Offered, PairError, Receiver};
 
 /// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
 const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The pause after a failed accept (no descriptors left, for example).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a decode node gives to shared memory.
-#[derive(Clone, Debug)]
-pub struct ShmConfig {
-    /// KV bytes in flight per pair. Memory that is never used is never taken from the system.
-    pub ring_bytes: u64,
-    /// Largest run of KV bytes in one frame.
-    pub slot_bytes: u32,
-    /// Senders at the same time. Further senders are refused and use gRPC.
-    pub pairs_max: usize,
-    /// A sender that has its ring must say hello within this time, or the ring is taken away.
-    pub hello_wait: Duration,
-    /// This process as its peers see it.
-    pub uid: u32,
-    /// Where the direct mode is offered too.
-    pub direct: Option<DirectOffer>,
-}
-
-impl ShmConfig {
-    /// For a node whose (block, layer) has `layer_bytes`. A slot has 512 KiB: a block of a small model in one piece, and
-    /// two slots fit a core's second-level cache. A ring has 32 MiB, as much as gRPC has in flight.
-    pub fn new(layer_bytes: usize) -> Self {
-        const SLOT_BYTES: u32 = 512 << 10;
-        Self {
-            ring_bytes: 32 << 20,
-            slot_bytes: u32::try_from(layer_bytes).unwrap_or(u32::MAX).max(SLOT_BYTES),
-            pairs_max: 64,
-            hello_wait: Duration::from_secs(5),
-            uid: rustix::process::geteuid().as_raw(),
-            direct: None,
-        }
-    }
-
-    pub(super) fn shape(&self) -> RingShape {
-        let slots = self.ring_bytes / u64::from(self.slot_bytes.max(1));
-        RingShape {
-            // At least two: one is filled while the other is copied out.
-            slots: u32::try_from(slots).unwrap_or(u32::MAX).max(2),
-            slot_bytes: self.slot_bytes,
-        }
-    }
-}
-
 /// Shared memory is served while this value lives. Dropping it ends every pair that uses it.
 #[derive(Debug)]
-pub struct Serving {
-    receiver: Arc<Receiver>,
-    offer: SharedMemoryOffer,
+pub struct ShmServing {
+    _offered: Offered,
     _stop: DropGuard,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.receiver.withdraw_shared_memory(&self.offer);
-    }
 }
 
 /// Offers shared memory to senders of this host and serves those that come. Needs a Tokio runtime around it.
 ///
 /// # Errors
 /// The system gives no socket, or does not say which boot it is.
-pub fn serve(receiver: Arc<Receiver>, config: ShmConfig) -> io::Result<Serving> {
+pub fn serve(receiver: &Arc<Receiver>, config: ShmConfig) -> io::Result<ShmServing> {
     let name = format!("baton-kv-{:032x}", rand::random::<u128>());
     let listener = UnixListener::bind(socket::path(&name))?;
-    let offer = SharedMemoryOffer {
+    let offer = ShmOffer {
         boot_id: socket::boot_id()?,
         socket: name,
     };
-    receiver.offer_shared_memory(offer.clone());
+    let offered = receiver.offer(TransportOffer {
+        transport: KIND.name().to_owned(),
+        offer: offer.encode_to_vec().into(),
+    });
     let stop = CancellationToken::new();
-    let accepting = accept(listener, receiver.clone(), config);
+    let accepting = accept(listener, receiver.clone(), Arc::new(config));
     tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
-    Ok(Serving {
-        receiver,
-        offer,
+    Ok(ShmServing {
+        _offered: offered,
         _stop: stop.drop_guard(),
     })
 }
 
 /// Never ends by itself. The pairs' tasks go on when it is dropped, until `pairs` ends them.
-async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConfig) {
+async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<ShmConfig>) {
     let room = Arc::new(Semaphore::new(config.pairs_max));
+    let rings = Arc::new(RingBudget::of(&config));
     let pairs = CancellationToken::new();
     let _ends_with_this = pairs.clone().drop_guard();
     loop {
@@ -126,6 +82,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: ShmConf
             is_one_too_many: permit.is_none(),
             receiver: receiver.clone(),
             config: config.clone(),
+            rings: rings.clone(),
         };
         let stop = pairs.clone();
         // A task of its own, because it must finish a running import when the connection drops.
@@ -165,22 +122,23 @@ struct Sender {
     stream: UnixStream,
     is_one_too_many: bool,
     receiver: Arc<Receiver>,
-    config: ShmConfig,
+    config: Arc<ShmConfig>,
+    rings: Arc<RingBudget>,
 }
 
 impl Sender {
     async fn serve(self, stop: CancellationToken) -> Result<(), PairEnd> {
-        let welcomed = welcome(&self.stream, &self.config, self.is_one_too_many).await?;
+        let welcomed = welcome(&self.stream, (&self.config, &self.rings), self.is_one_too_many).await?;
         let Some(incoming) = welcomed else {
             return Ok(());
         };
-        let kind = match &incoming {
-            Incoming::Ring(_) => TransportKind::Shm,
-            Incoming::Pool { .. } => TransportKind::ShmDirect,
+        let pair = match &incoming {
+            Incoming::Ring { .. } => IncomingPair::new(&self.receiver, KIND),
+            Incoming::Pool { .. } => IncomingPair::new(&self.receiver, DIRECT).written_in_place(),
         };
         let (frames, replies) = self.stream.into_split();
         let mut serving = ServedPair {
-            pair: self.receiver.incoming(kind),
+            pair,
             incoming,
             frames: FramedRead::new(frames, socket::codec()),
             replies: FramedWrite::new(replies, socket::codec()),
@@ -259,8 +217,7 @@ impl ServedPair {
             _ => None,
         };
         let taken = self.pair.frame(frame).await;
-        if let Err(PairError::HelloRefused(reason)) = &taken {
-            let reply = self.pair.hello_reply(Some(reason));
+        if let Some(reply) = taken.as_ref().err().and_then(PairError::last_reply) {
             send(&mut self.replies, StagedReply::Reply(reply)).await?;
             flush(&mut self.replies).await?;
         }
@@ -275,11 +232,11 @@ impl ServedPair {
     async fn block(&mut self, block: StagedBlock) -> Result<(), PairEnd> {
         let (slot, bytes) = (block.slot, block.data_bytes);
         let refused = match &self.incoming {
-            Incoming::Ring(ring) => {
+            Incoming::Ring { ring, .. } => {
                 let shape = ring.shape();
                 let data = ring.data(slot, bytes);
                 let data = data.ok_or(PairEnd::OutsideRing { slot, bytes, shape })?;
-                self.pair.staged_block(block.header, data).await?
+                self.pair.block(block.header, data).await?
             }
             Incoming::Pool {
                 pool, has_checksums, ..

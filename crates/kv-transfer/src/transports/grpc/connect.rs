@@ -11,9 +11,8 @@ use http::{Method, Request, Uri};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use proto::kv_stream::{self, PUSH_PATH};
-use proto::messages::{HelloReply, KV_FRAME_BYTES_MAX, KvFrame, KvReply};
+use proto::messages::{HelloRefused, HelloReply, KV_FRAME_BYTES_MAX, KvFrame, KvReply, PROTOCOL_VERSION};
 use proto::v1;
-use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::codec::Codec as _;
 use tonic::metadata::GRPC_CONTENT_TYPE;
@@ -22,8 +21,10 @@ use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::Service as _;
 
-use crate::pairs::queue::{Outgoing, Queued};
-use crate::pairs::{Carrier, Link, PairConfig, PairStream};
+use super::InFrames;
+use crate::link::budget::Share;
+use crate::link::queue::{Outbox, Outgoing};
+use crate::link::{Dial, Link, LinkReply};
 use crate::transport::{PairFault, PairPeer};
 
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -35,39 +36,44 @@ const KEEPALIVE_TIME_LIMIT: Duration = Duration::from_secs(5);
 const REPLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Every pair begins here, whatever carries its bytes later: this port is the only address under which a peer is known.
-pub(crate) async fn connect(peer: &PairPeer, config: &PairConfig) -> Result<(Link, HelloReply), PairFault> {
-    let channel = channel(peer).await?;
-    let room = Arc::new(Semaphore::new(config.room_kib() as usize));
-    let lane = Carrier::Stream {
-        room,
-        room_kib: config.room_kib(),
-    };
-    let (live, queue) = PairStream::new(peer.node.clone(), lane, config.buffers.clone());
-    let outgoing = Outgoing::new(queue, live.gauge.clone(), config.tap.clone());
-    let hello = KvFrame::Hello(config.hello(peer));
-    let _ = live.frames.send(Queued::control(hello)).await;
+pub(super) async fn connect(dial: &Dial<'_>) -> Result<Link, PairFault> {
+    let channel = channel(dial.peer).await?;
+    let (outbox, queue) = Outbox::new();
+    let hello = stream::iter([KvFrame::Hello(dial.hello.clone())]);
+    let outgoing = hello.chain(Outgoing::new(queue));
+    let outgoing = outgoing.take_until(outbox.over.clone().cancelled_owned());
     let shake_hands = async {
-        let outgoing = outgoing.take_until(live.over());
         let mut replies = push(channel, outgoing).await.map_err(broken)?;
         let first = replies.message().await.map_err(broken)?;
         match first.map(KvReply::try_from) {
-            Some(Ok(KvReply::Hello(reply))) => match reply.refused {
-                None => Ok((replies, reply)),
-                Some(reason) => Err(PairFault::Refused(reason)),
-            },
+            Some(Ok(KvReply::Hello(reply))) => Ok((replies, accepted(reply)?)),
             other => Err(PairFault::Broken(format!("expected a hello, got {other:?}"))),
         }
     };
     let shaken = tokio::time::timeout(HELLO_TIME_LIMIT, shake_hands).await;
-    match shaken.unwrap_or_else(|_| Err(PairFault::Broken("no answer to the hello".to_owned()))) {
-        Ok((replies, reply)) => {
-            let replies = replies.map(read).boxed();
-            Ok((Link { live, replies }, reply))
-        }
-        Err(fault) => {
-            live.close(fault.clone());
-            Err(fault)
-        }
+    let shaken = shaken.unwrap_or_else(|_| Err(PairFault::Broken("no answer to the hello".to_owned())));
+    let (replies, hello) = shaken.inspect_err(|_| outbox.over.cancel())?;
+    Ok(Link {
+        carrier: Arc::new(InFrames(Share::of(dial.budget))),
+        hello,
+        outbox,
+        replies: replies.map(|reply| read(reply).map(LinkReply::Reply)).boxed(),
+        lesser_because: None,
+    })
+}
+
+fn accepted(reply: HelloReply) -> Result<HelloReply, PairFault> {
+    match reply.refused {
+        None => Ok(reply),
+        // A node of protocol version 1 gives no detail.
+        Some(HelloRefused { reason, detail }) if detail.is_empty() => Err(PairFault::Refused {
+            reason,
+            detail: format!(
+                "this node speaks version {PROTOCOL_VERSION} of the protocol, {} another one",
+                reply.node
+            ),
+        }),
+        Some(HelloRefused { reason, detail }) => Err(PairFault::Refused { reason, detail }),
     }
 }
 

@@ -11,10 +11,11 @@ use serving_core::request::AttemptKey;
 use thiserror::Error;
 use tokio::task::JoinSet;
 
+use super::shared::{AbortBox, Receiver, lock};
+use super::sink::{Arrived, MappedPool, ReceiveEnd, TransferRefusal};
 use crate::choice::TransportKind;
 use crate::frame::{self, FrameData};
-use crate::receiver::{AbortBox, Receiver, lock};
-use crate::sink::{Arrived, MappedPool, ReceiveEnd, TransferRefusal};
+use crate::span::checksum;
 
 /// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
 #[derive(Debug)]
@@ -46,56 +47,73 @@ pub enum PairError {
     NoHello,
     #[error("a second hello came on one stream")]
     SecondHello,
-    #[error("hello refused: {0}")]
-    HelloRefused(&'static str),
+    #[error("hello refused: {}", .0.refused.as_ref().map_or("", |refused| &refused.detail))]
+    HelloRefused(HelloReply),
+}
+
+impl PairError {
+    /// What the sender must still be told.
+    pub fn last_reply(&self) -> Option<KvReply> {
+        match self {
+            PairError::NoHello | PairError::SecondHello => None,
+            PairError::HelloRefused(reply) => Some(KvReply::Hello(reply.clone())),
+        }
+    }
 }
 
 impl IncomingPair {
-    pub(crate) fn new(receiver: Arc<Receiver>, transport: TransportKind) -> Self {
+    /// A transport has accepted a stream.
+    pub fn new(receiver: &Arc<Receiver>, transport: TransportKind) -> Self {
         Self {
-            receiver,
+            receiver: receiver.clone(),
             transport,
             sender: None,
             transfers: BTreeMap::new(),
             lingering: BTreeMap::new(),
-            is_writer_gone: !transport.writes_in_place(),
+            is_writer_gone: true,
             aborts: Arc::default(),
             commits: JoinSet::new(),
         }
     }
 
+    /// The sender writes this node's blocks in place.
+    pub(crate) fn written_in_place(mut self) -> Self {
+        self.is_writer_gone = false;
+        self
+    }
+
     /// Takes one frame. Returns the answer to send at once, if there is one. An error ends the stream after the answer.
     ///
     /// # Errors
-    /// [`PairError`]; the reply to a refused hello is given by [`Self::hello_reply`].
+    /// [`PairError`]; [`PairError::last_reply`] is still to be sent.
     pub async fn frame(&mut self, frame: KvFrame) -> Result<Option<KvReply>, PairError> {
-        if let KvFrame::Hello(hello) = frame {
-            return self.hello(&hello).map(Some);
-        }
-        let sender = self.sender.clone().ok_or(PairError::NoHello)?;
-        Ok(match frame {
-            KvFrame::Hello(_) => None,
-            KvFrame::Begin { transfer } => self.begin(transfer, &sender),
+        match frame {
+            KvFrame::Hello(hello) => self.hello(&hello).map(Some),
+            KvFrame::Begin { transfer } => self.begin(transfer),
             KvFrame::Block(mut block) => {
                 let data = std::mem::take(&mut block.data);
-                self.block(block, data, &sender).await
+                self.block(block, data).await
             }
-            KvFrame::Last(last) => self.last(last, &sender),
-            KvFrame::Abort { transfer, reason } => Some(self.abort_by_sender(transfer, reason)),
-        })
+            KvFrame::Last(last) => self.last(last),
+            KvFrame::Abort { transfer, reason } => {
+                self.sender()?;
+                Ok(Some(self.abort_by_sender(transfer, reason)))
+            }
+        }
     }
 
-    /// Takes a block whose bytes came by another way than its header.
+    /// Takes a block whose bytes may have come by another way than its header.
     ///
     /// # Errors
     /// [`PairError::NoHello`].
-    pub(crate) async fn staged_block(
+    pub(crate) async fn block(
         &mut self,
         header: KvBlockFrame,
         data: impl FrameData,
     ) -> Result<Option<KvReply>, PairError> {
-        let sender = self.sender.clone().ok_or(PairError::NoHello)?;
-        Ok(self.block(header, data, &sender).await)
+        let (transfer, sender) = (header.transfer, self.sender()?);
+        let landed = self.land(header, data, &sender).await;
+        Ok(self.landed(transfer, landed))
     }
 
     /// Takes a block that the sender has written in place. The pool shows the bytes when they must be summed.
@@ -108,12 +126,14 @@ impl IncomingPair {
         data_bytes: usize,
         summed: Option<Arc<dyn MappedPool>>,
     ) -> Result<Option<KvReply>, PairError> {
-        if self.sender.is_none() {
-            return Err(PairError::NoHello);
-        }
+        self.sender()?;
         let transfer = header.transfer;
         let placed = self.place(header, data_bytes, summed).await;
         Ok(self.landed(transfer, placed))
+    }
+
+    fn sender(&self) -> Result<NodeId, PairError> {
+        self.sender.clone().ok_or(PairError::NoHello)
     }
 
     /// The transport has proof that the sender can write no block any more. Drop the pair next.
@@ -140,33 +160,26 @@ impl IncomingPair {
         }
     }
 
-    /// Answer for a stream that ends with [`PairError::HelloRefused`].
-    pub fn hello_reply(&self, refused: Option<&str>) -> KvReply {
-        let offered = || lock(&self.receiver.shared_memory).clone();
-        KvReply::Hello(HelloReply {
-            node: self.receiver.node.clone(),
-            refused: refused.map(str::to_owned),
-            shared_memory: refused.is_none().then(offered).flatten(),
-        })
-    }
-
     fn hello(&mut self, hello: &Hello) -> Result<KvReply, PairError> {
         if self.sender.is_some() {
             return Err(PairError::SecondHello);
         }
-        self.receiver.check_hello(hello).map_err(PairError::HelloRefused)?;
+        if let Err(refused) = self.receiver.check_hello(hello) {
+            return Err(PairError::HelloRefused(self.receiver.hello_reply(Some(refused))));
+        }
         self.sender = Some(hello.from.clone());
-        Ok(self.hello_reply(None))
+        Ok(KvReply::Hello(self.receiver.hello_reply(None)))
     }
 
-    fn begin(&mut self, transfer: TransferId, sender: &NodeId) -> Option<KvReply> {
-        match self.claimed(transfer, sender) {
+    fn begin(&mut self, transfer: TransferId) -> Result<Option<KvReply>, PairError> {
+        let sender = self.sender()?;
+        Ok(match self.claimed(transfer, &sender) {
             Ok(_) => {
                 self.receiver.sink.began(transfer);
                 None
             }
             Err(reason) => Some(refusal(transfer, &reason)),
-        }
+        })
     }
 
     /// The transfer's entry. The first frame of a transfer claims its reservation.
@@ -202,12 +215,6 @@ impl IncomingPair {
         })
     }
 
-    async fn block(&mut self, block: KvBlockFrame, data: impl FrameData, sender: &NodeId) -> Option<KvReply> {
-        let transfer = block.transfer;
-        let landed = self.land(block, data, sender).await;
-        self.landed(transfer, landed)
-    }
-
     fn landed(&mut self, transfer: TransferId, landed: Result<(), TransferRefusal>) -> Option<KvReply> {
         match landed {
             Ok(()) => {
@@ -223,10 +230,10 @@ impl IncomingPair {
 
     /// Checks the header first, then the checksum, and only then writes a byte. The bytes that are summed are the bytes
     /// that are written: bytes that the sender can still change are copied before.
-    async fn land(
+    async fn land<D: FrameData>(
         &mut self,
         block: KvBlockFrame,
-        data: impl FrameData,
+        data: D,
         sender: &NodeId,
     ) -> Result<(), TransferRefusal> {
         let transfer = block.transfer;
@@ -236,10 +243,9 @@ impl IncomingPair {
         incoming.ledger.admit(&header)?;
         let kv_bytes = data.len() as u64;
         let sink = self.receiver.sink.clone();
-        let inline = LANDED_INLINE_BYTES_MAX;
-        off_the_stream((data.len(), inline), move || {
+        off_the_stream((data.len(), D::INLINE_BYTES_MAX), move || {
             data.read(|bytes| {
-                if frame::checksum(bytes) != block.checksum {
+                if bytes.checksum() != block.checksum {
                     let sequence_no = block.sequence_no;
                     return Err(TransferRefusal::Checksum { sequence_no });
                 }
@@ -267,7 +273,7 @@ impl IncomingPair {
         incoming.ledger.admit(&header)?;
         if let Some(pool) = summed {
             off_the_stream((data_bytes, SUMMED_INLINE_BYTES_MAX), move || {
-                let mut is_good = |bytes: &[u8]| frame::checksum(bytes) == block.checksum;
+                let mut is_good = |bytes: &[u8]| checksum(bytes) == block.checksum;
                 match pool.verify(block.block, header.layers, &mut is_good) {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(TransferRefusal::Checksum {
@@ -290,7 +296,12 @@ impl IncomingPair {
     }
 
     /// Commits run beside the stream: the node's loop answers between two steps, and other transfers go on.
-    fn last(&mut self, last: LastFrame, sender: &NodeId) -> Option<KvReply> {
+    fn last(&mut self, last: LastFrame) -> Result<Option<KvReply>, PairError> {
+        let sender = self.sender()?;
+        Ok(self.finish(last, &sender))
+    }
+
+    fn finish(&mut self, last: LastFrame, sender: &NodeId) -> Option<KvReply> {
         let last_frame = Instant::now();
         let transfer = last.transfer;
         let key = AttemptKey {
@@ -434,8 +445,6 @@ impl Drop for IncomingPair {
 
 /// Summing this many bytes takes 20 us: as long as two changes of threads, and short enough for an async thread.
 const SUMMED_INLINE_BYTES_MAX: usize = 512 << 10;
-/// A sum and one or two copies of this many bytes take as long.
-const LANDED_INLINE_BYTES_MAX: usize = 128 << 10;
 
 /// Runs work on KV bytes on a blocking thread, unless the work is so small that the change of threads would take longer.
 async fn off_the_stream(

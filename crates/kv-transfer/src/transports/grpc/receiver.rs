@@ -22,8 +22,8 @@ use tonic::server::NamedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic_prost::ProstCodec;
 
-use crate::choice::TransportKind;
-use crate::receiver::{IncomingPair, PairError, Receiver};
+use super::KIND;
+use crate::receiver::{IncomingPair, Receiver};
 
 /// Replies that wait for a sender which does not read. Then its frames are not read either.
 const REPLIES_QUEUED_MAX: usize = 256;
@@ -71,7 +71,7 @@ impl tower::Service<Request<Body>> for Service {
 impl Service {
     fn push(&self, frames: Body) -> Response<Body> {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let pair = self.receiver.incoming(TransportKind::Grpc);
+        let pair = IncomingPair::new(&self.receiver, KIND);
         // A task of its own, because it must finish a running import when the connection drops.
         tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
         let body = EncodeBody::new_server(
@@ -189,10 +189,7 @@ async fn take(pair: &mut IncomingPair, frame: Result<KvFrame, NoFrame>) -> Resul
     })?;
     pair.frame(frame).await.map_err(|error| {
         tracing::warn!(%error, "closing a handoff stream");
-        let reply = match error {
-            PairError::HelloRefused(reason) => Some(pair.hello_reply(Some(reason))),
-            PairError::NoHello | PairError::SecondHello => None,
-        };
+        let reply = error.last_reply();
         StreamEnd {
             reply,
             status: Some(Status::failed_precondition(error.to_string())),

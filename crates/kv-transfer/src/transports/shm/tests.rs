@@ -9,9 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt as _, StreamExt as _};
 use prost::Message as _;
-use proto::messages::{
-    KvBlockFrame, KvFrame, KvReply, LastFrame, SharedMemoryOffer, StagedBlock, StagedFrame, StagedReply,
-};
+use proto::messages::{KvBlockFrame, KvFrame, KvReply, LastFrame, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
 use rustix::fs::MemfdFlags;
 use serving_core::ids::*;
@@ -22,16 +20,18 @@ use tokio::process::{Child, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-use super::place::Slot;
-use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing};
-use super::socket::{self, Ask, Grant, Welcome};
-use super::{Serving, ShmConfig, serve};
-use crate::choice::{ShmFault, TransportKind};
+use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing, Slot};
+use super::socket::{self, Ask, Grant, ShmOffer, Welcome};
+use super::{Shm, ShmConfig, ShmFault, ShmServing, serve};
+use crate::choice::TransportKind;
 use crate::conformance::*;
-use crate::frame::checksum;
-use crate::pairs::{PairConfig, PairTransport};
+use crate::link::budget::Budget;
+use crate::link::{Dial, LinkReply, Place as _};
+use crate::pairs::{PairConfig, PairTransport, Ways};
 use crate::receiver::{ReceiveEnd, Receiver};
+use crate::span::checksum;
 use crate::transport::*;
+use crate::{grpc, shm, transports};
 
 pub(super) fn prefill() -> NodeId {
     node("prefill-0", 11)
@@ -42,7 +42,7 @@ fn decode() -> NodeId {
 }
 
 pub(super) fn config() -> PairConfig {
-    PairConfig::new(prefill(), compatibility(1))
+    PairConfig::new(prefill(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
 }
 
 fn peer(address: &str) -> PairPeer {
@@ -72,7 +72,7 @@ pub(super) fn ticket(transfer: u128, blocks: u32, address: &str) -> Ticket {
 pub(super) struct Served {
     pub sink: Arc<Recorder>,
     pub receiver: Arc<Receiver>,
-    pub serving: Option<Serving>,
+    pub serving: Option<ShmServing>,
     pub address: String,
 }
 
@@ -90,7 +90,7 @@ impl Served {
         crate::grpc::add_to_routes(&mut routes, receiver.clone());
         let server = tonic::transport::Server::builder().add_routes(routes.routes());
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-        let serving = shm(&sink).map(|shm| serve(receiver.clone(), shm).unwrap());
+        let serving = shm(&sink).map(|shm| serve(&receiver, shm).unwrap());
         Self {
             sink,
             receiver,
@@ -99,11 +99,10 @@ impl Served {
         }
     }
 
-    fn offer(&self) -> SharedMemoryOffer {
-        let KvReply::Hello(hello) = self.receiver.incoming(TransportKind::Grpc).hello_reply(None) else {
-            panic!("not a hello");
-        };
-        hello.shared_memory.unwrap()
+    fn offer(&self) -> ShmOffer {
+        let offers = self.receiver.hello_reply(None).offers;
+        assert_eq!(offers[0].transport, "shm");
+        ShmOffer::decode(&offers[0].offer[..]).unwrap()
     }
 
     pub fn reserved(&self, transfer: u128, blocks: u32) -> Ticket {
@@ -161,24 +160,24 @@ fn usable(health: &[PairHealth]) -> bool {
 #[tokio::test]
 async fn a_pair_takes_shared_memory_when_both_have_it_and_grpc_when_not() {
     let shared = Served::new(Some(ring())).await;
-    let transport = PairTransport::new(config());
-    assert_eq!(shared.carried_by(&transport, 1).await, TransportKind::Shm);
+    let transport = transports::pairs(config());
+    assert_eq!(shared.carried_by(&transport, 1).await, shm::KIND);
     assert_eq!(fallback(&transport, "disabled"), 0);
-    let only_grpc = PairTransport::new(PairConfig {
-        transports: vec![TransportKind::Grpc],
+    let only_grpc = transports::pairs(PairConfig {
+        transports: vec![grpc::KIND],
         ..config()
     });
-    assert_eq!(shared.carried_by(&only_grpc, 2).await, TransportKind::Grpc);
+    assert_eq!(shared.carried_by(&only_grpc, 2).await, grpc::KIND);
     assert_eq!(fallback(&only_grpc, "disabled"), 0, "shared memory was not wanted");
-    let grpc_first = PairTransport::new(PairConfig {
-        transports: vec![TransportKind::Grpc, TransportKind::Shm],
+    let grpc_first = transports::pairs(PairConfig {
+        transports: vec![grpc::KIND, shm::KIND],
         ..config()
     });
-    assert_eq!(shared.carried_by(&grpc_first, 3).await, TransportKind::Grpc);
+    assert_eq!(shared.carried_by(&grpc_first, 3).await, grpc::KIND);
 
     let unshared = Served::new(None).await;
-    let transport = PairTransport::new(config());
-    assert_eq!(unshared.carried_by(&transport, 1).await, TransportKind::Grpc);
+    let transport = transports::pairs(config());
+    assert_eq!(unshared.carried_by(&transport, 1).await, grpc::KIND);
     assert_eq!(fallback(&transport, "disabled"), 1);
     assert!(usable(&transport.health().borrow()));
 }
@@ -186,8 +185,8 @@ async fn a_pair_takes_shared_memory_when_both_have_it_and_grpc_when_not() {
 #[tokio::test]
 async fn without_grpc_in_its_list_a_pair_that_cannot_share_memory_is_unusable() {
     let served = Served::new(None).await;
-    let transport = PairTransport::new(PairConfig {
-        transports: vec![TransportKind::Shm],
+    let transport = transports::pairs(PairConfig {
+        transports: vec![shm::KIND],
         ..config()
     });
     transport.keep_pairs(vec![peer(&served.address)]);
@@ -203,24 +202,29 @@ async fn without_grpc_in_its_list_a_pair_that_cannot_share_memory_is_unusable() 
 async fn another_user_gets_no_memory_from_either_side_and_the_pair_uses_grpc() {
     let other = ring().uid + 1;
     let served = Served::new(Some(ShmConfig { uid: other, ..ring() })).await;
-    let transport = PairTransport::new(config());
-    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::Grpc);
+    let transport = transports::pairs(config());
+    assert_eq!(served.carried_by(&transport, 1).await, grpc::KIND);
     assert_eq!(fallback(&transport, "refused"), 1);
     assert!(usable(&transport.health().borrow()));
 
     let served = Served::new(Some(ring())).await;
-    let transport = PairTransport::new(PairConfig { uid: other, ..config() });
-    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::Grpc);
+    let direct = None;
+    let ways = Ways {
+        meeting: grpc::transport(None),
+        best_first: vec![Arc::new(Shm { uid: other, direct }), grpc::transport(None)],
+    };
+    let transport = PairTransport::new(config(), ways);
+    assert_eq!(served.carried_by(&transport, 1).await, grpc::KIND);
     assert_eq!(fallback(&transport, "uid"), 1);
 }
 
 #[tokio::test]
 async fn one_sender_too_many_uses_grpc() {
     let served = Served::new(Some(ShmConfig { pairs_max: 1, ..ring() })).await;
-    let first = PairTransport::new(config());
-    assert_eq!(served.carried_by(&first, 1).await, TransportKind::Shm);
-    let second = PairTransport::new(config());
-    assert_eq!(served.carried_by(&second, 2).await, TransportKind::Grpc);
+    let first = transports::pairs(config());
+    assert_eq!(served.carried_by(&first, 1).await, shm::KIND);
+    let second = transports::pairs(config());
+    assert_eq!(served.carried_by(&second, 2).await, grpc::KIND);
     assert_eq!(fallback(&second, "refused"), 1);
 }
 
@@ -228,26 +232,43 @@ async fn one_sender_too_many_uses_grpc() {
 async fn an_offer_from_elsewhere_is_not_taken() {
     let served = Served::new(Some(ring())).await;
     let offer = served.offer();
-    let elsewhere = SharedMemoryOffer {
+    let elsewhere = ShmOffer {
         boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
         ..offer.clone()
     };
-    let nowhere = SharedMemoryOffer {
+    let nowhere = ShmOffer {
         socket: "baton-kv-nobody".to_owned(),
         ..offer
     };
-    let (peer, config) = (peer(&served.address), config());
-    let fault = super::connect(&peer, Some(&elsewhere), &config).await.err().unwrap();
-    assert_eq!(fault.name(), "not_same_host", "{fault}");
-    let fault = super::connect(&peer, Some(&nowhere), &config).await.err().unwrap();
-    assert_eq!(fault.name(), "unreachable", "{fault}");
+    for (offer, name) in [(elsewhere, "not_same_host"), (nowhere, "unreachable")] {
+        let fault = connect(&offer.encode_to_vec(), &served.address).await.err().unwrap();
+        assert_eq!(fault.name(), name, "{fault}");
+    }
+    let fault = connect(b"no offer", &served.address).await.err().unwrap();
+    assert_eq!(fault.name(), "io", "{fault}");
+}
+
+/// A sender that takes an offer.
+async fn connect(offer: &[u8], address: &str) -> Result<crate::link::Link, ShmFault> {
+    let peer = peer(address);
+    let dial = Dial {
+        peer: &peer,
+        hello: config().hello(&peer),
+        offer: Some(offer),
+        budget: &Budget::of(0),
+    };
+    let shm = Shm {
+        uid: ring().uid,
+        direct: None,
+    };
+    super::connect::connect(&dial, &shm).await
 }
 
 /// A decode node that the test plays: what its socket says to the first that comes.
-async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<Result<KvReply, PairFault>, ShmFault> {
+async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<Result<LinkReply, PairFault>, ShmFault> {
     let name = format!("baton-kv-test-{:032x}", rand::random::<u128>());
     let listener = UnixListener::bind(socket::path(&name)).unwrap();
-    let offer = SharedMemoryOffer {
+    let offer = ShmOffer {
         boot_id: socket::boot_id().unwrap(),
         socket: name,
     };
@@ -255,9 +276,8 @@ async fn played(play: impl AsyncFnOnce(UnixStream) + Send + 'static) -> Result<R
         let (stream, _) = listener.accept().await.unwrap();
         play(stream).await;
     };
-    let (peer, config) = (peer(""), config());
     let sending = async {
-        let (mut link, _) = super::connect(&peer, Some(&offer), &config).await?;
+        let mut link = connect(&offer.encode_to_vec(), "").await?;
         Ok(link.replies.next().await.unwrap())
     };
     // The play may outlast the sender: it ends with it.
@@ -320,7 +340,7 @@ async fn a_slot_that_was_not_lent_cannot_come_back() {
         let hello = KvReply::Hello(proto::messages::HelloReply {
             node: decode(),
             refused: None,
-            shared_memory: None,
+            offers: Vec::new(),
         });
         for reply in [StagedReply::Reply(hello), StagedReply::ReturnedSlot(1)] {
             let bytes: Bytes = v1::StagedReply::from(reply).encode_to_vec().into();
@@ -380,10 +400,10 @@ impl Raw {
     }
 
     /// A good block, in a slot of its own.
-    fn block(&self, ticket: &Ticket, index: u32) -> (StagedBlock, Slot) {
+    async fn block(&self, ticket: &Ticket, index: u32) -> (StagedBlock, Slot) {
         let data = whole(BlockId(index));
-        let mut slot = self.ring.try_slot().unwrap();
-        slot.fill(BLOCK_BYTES, |place| place.copy_from_slice(&data)).unwrap();
+        let mut slot = self.ring.slot().await;
+        slot.bytes(BLOCK_BYTES).copy_from_slice(&data);
         let (block, generation) = ticket.blocks[index as usize];
         let header = KvBlockFrame {
             transfer: ticket.transfer,
@@ -431,8 +451,8 @@ async fn a_sender_that_says_nothing_loses_its_ring() {
     assert_eq!(raw.reply().await, None);
     drop(raw);
     eventually("the ring is gone", || mapped_rings() == 0).await;
-    let transport = PairTransport::new(config());
-    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::Shm);
+    let transport = transports::pairs(config());
+    assert_eq!(served.carried_by(&transport, 1).await, shm::KIND);
 }
 
 #[tokio::test]
@@ -440,7 +460,7 @@ async fn a_sender_that_reads_no_replies_is_given_up() {
     let served = Served::new(Some(ring())).await;
     let mut raw = Raw::greeted(&served).await;
     let ticket = served.reserved(1, 2);
-    let (block, _slot) = raw.block(&ticket, 0);
+    let (block, _slot) = raw.block(&ticket, 0).await;
     raw.send(StagedFrame::Block(block)).await;
     let abort = KvFrame::Abort {
         transfer: TransferId(77),
@@ -476,7 +496,7 @@ async fn a_slot_or_a_length_outside_the_ring_ends_the_pair() {
             transfer: ticket.transfer,
         };
         raw.send(StagedFrame::Control(begin)).await;
-        let (mut block, _slot) = raw.block(&ticket, 0);
+        let (mut block, _slot) = raw.block(&ticket, 0).await;
         change(&mut block);
         raw.send(StagedFrame::Block(block)).await;
         assert_eq!(raw.reply().await, None);
@@ -495,13 +515,11 @@ async fn bytes_that_change_after_their_header_was_sent_are_refused() {
     let ticket = served.reserved(1, 2);
     // The first block stands at the gate while the second one, announced with a good checksum, is changed behind it.
     served.sink.is_gated.store(true, Ordering::Relaxed);
-    let (first, _first_slot) = raw.block(&ticket, 0);
-    let (second, mut second_slot) = raw.block(&ticket, 1);
+    let (first, _first_slot) = raw.block(&ticket, 0).await;
+    let (second, mut second_slot) = raw.block(&ticket, 1).await;
     raw.send(StagedFrame::Block(first)).await;
     raw.send(StagedFrame::Block(second)).await;
-    second_slot
-        .fill(BLOCK_BYTES, |place| place[BLOCK_BYTES - 1] ^= 1)
-        .unwrap();
+    second_slot.bytes(BLOCK_BYTES)[BLOCK_BYTES - 1] ^= 1;
     served.sink.is_gated.store(false, Ordering::Relaxed);
     assert!(matches!(raw.reply().await, Some(StagedReply::ReturnedSlot(_))));
     let refused = raw.reply().await;
@@ -521,15 +539,15 @@ async fn a_sender_that_keeps_writing_gets_no_bad_byte_committed() {
     let (mut committed, mut refused) = (0, 0);
     for transfer in 1..=300 {
         let ticket = served.reserved(transfer, 1);
-        let (block, mut slot) = raw.block(&ticket, 0);
+        let (block, mut slot) = raw.block(&ticket, 0).await;
         let is_over = Arc::new(AtomicBool::new(false));
         let scribbling = {
             let is_over = is_over.clone();
             std::thread::spawn(move || {
-                let good = slot.fill(BLOCK_BYTES, |place| place[9000]).unwrap();
+                let good = slot.bytes(BLOCK_BYTES)[9000];
                 while !is_over.load(Ordering::Relaxed) {
                     for byte in [!good, good] {
-                        slot.fill(BLOCK_BYTES, |place| place[9000] = byte).unwrap();
+                        slot.bytes(BLOCK_BYTES)[9000] = byte;
                         std::hint::black_box(&mut slot);
                     }
                 }
@@ -565,8 +583,8 @@ async fn a_sender_that_keeps_writing_gets_no_bad_byte_committed() {
 async fn no_bytes_on_the_socket_harm_anybody_else() {
     use rand::{Rng as _, SeedableRng as _};
     let served = Served::new(Some(ring())).await;
-    let transport = PairTransport::new(config());
-    assert_eq!(served.carried_by(&transport, 1).await, TransportKind::Shm);
+    let transport = transports::pairs(config());
+    assert_eq!(served.carried_by(&transport, 1).await, shm::KIND);
     let mut random = rand::rngs::StdRng::seed_from_u64(3);
     for round in 0..100 {
         let mut raw = match round % 2 {
@@ -586,13 +604,13 @@ async fn no_bytes_on_the_socket_harm_anybody_else() {
     // A block before any hello, and a length that no message has.
     let mut raw = Raw::silent(&served).await;
     let ticket = served.reserved(2, 1);
-    let (block, _slot) = raw.block(&ticket, 0);
+    let (block, _slot) = raw.block(&ticket, 0).await;
     raw.send(StagedFrame::Block(block)).await;
     assert_eq!(raw.reply().await, None);
     let mut raw = Raw::greeted(&served).await;
     raw.stream.get_mut().write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     assert_eq!(raw.reply().await, None);
-    assert_eq!(served.carried_by(&transport, 3).await, TransportKind::Shm);
+    assert_eq!(served.carried_by(&transport, 3).await, shm::KIND);
     assert_eq!(served.sink.written(), 2);
 }
 
@@ -623,8 +641,8 @@ async fn a_closed_pair_leaves_no_memory_no_descriptor_and_no_file() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
     for round in 0..3 {
-        let transport = PairTransport::new(config());
-        assert_eq!(served.carried_by(&transport, 1 + round).await, TransportKind::Shm);
+        let transport = transports::pairs(config());
+        assert_eq!(served.carried_by(&transport, 1 + round).await, shm::KIND);
         assert_eq!(mapped_rings(), 2, "once at each end");
         assert_eq!(open_rings(), 0, "a mapping needs no descriptor");
         assert_eq!(left_on_disk(), Vec::<String>::new());
@@ -634,14 +652,14 @@ async fn a_closed_pair_leaves_no_memory_no_descriptor_and_no_file() {
         eventually("the sockets are closed", || descriptors() <= before).await;
     }
     // The receiver's end alone goes.
-    let transport = PairTransport::new(config());
-    assert_eq!(served.carried_by(&transport, 9).await, TransportKind::Shm);
+    let transport = transports::pairs(config());
+    assert_eq!(served.carried_by(&transport, 9).await, shm::KIND);
     let offer = served.offer();
     served.serving = None;
     eventually("the ring is gone", || mapped_rings() == 0).await;
     let gone = UnixStream::connect(socket::path(&offer.socket)).await;
     assert!(gone.is_err(), "somebody listens");
-    assert_eq!(served.carried_by(&transport, 10).await, TransportKind::Grpc);
+    assert_eq!(served.carried_by(&transport, 10).await, grpc::KIND);
     assert_eq!(fallback(&transport, "disabled"), 1);
 }
 
@@ -651,7 +669,7 @@ const TO_BE_KILLED: &str = "KV_TRANSFER_TEST_TO_BE_KILLED";
 /// The named test once more, in a process of its own that sees `TO_BE_KILLED`.
 fn start_to_kill(test: &str, address: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--nocapture", "--exact", &format!("shm::tests::{test}")])
+        .args(["--nocapture", "--exact", &format!("transports::shm::tests::{test}")])
         .env(TO_BE_KILLED, address)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -667,7 +685,7 @@ async fn begun(transport: &PairTransport, ticket: &Ticket) -> Box<dyn SendTransf
         traceparent: None,
     };
     let mut transfer = within("begin", transport.begin(start)).await.unwrap();
-    assert_eq!(transfer.transport(), TransportKind::Shm);
+    assert_eq!(transfer.transport(), shm::KIND);
     let block = PushedBlock {
         ticket_index: 0,
         block: BlockId(0),
@@ -679,7 +697,7 @@ async fn begun(transport: &PairTransport, ticket: &Ticket) -> Box<dyn SendTransf
 #[tokio::test]
 async fn a_sender_killed_in_mid_transfer_leaves_nothing_and_its_blocks_are_free() {
     if let Ok(address) = std::env::var(TO_BE_KILLED) {
-        let transport = PairTransport::new(config());
+        let transport = transports::pairs(config());
         let _transfer = begun(&transport, &ticket(1, 4, &address)).await;
         return std::future::pending().await;
     }
@@ -696,8 +714,8 @@ async fn a_sender_killed_in_mid_transfer_leaves_nothing_and_its_blocks_are_free(
     .await;
     eventually("the ring is gone", || mapped_rings() == 0).await;
     assert_eq!((open_rings(), left_on_disk()), (0, Vec::new()));
-    let next = PairTransport::new(config());
-    assert_eq!(served.carried_by(&next, 2).await, TransportKind::Shm);
+    let next = transports::pairs(config());
+    assert_eq!(served.carried_by(&next, 2).await, shm::KIND);
 }
 
 #[tokio::test]
@@ -719,7 +737,7 @@ async fn a_decode_node_killed_in_mid_transfer_ends_it_and_leaves_nothing() {
         }
     })
     .await;
-    let transport = PairTransport::new(config());
+    let transport = transports::pairs(config());
     let mut transfer = begun(&transport, &ticket(1, 4, &address)).await;
     node.kill().await.unwrap();
     let error = within("the transfer ends", transfer.acked()).await.unwrap_err();

@@ -1,18 +1,34 @@
-//! Which process may write this node's blocks in place: one that holds the same secret, and whose exit can be watched.
+//! Trust between nodes that one `baton up` started: the secret that they hold, and what it lets them do to each other's memory.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use rustix::process::{Pid, PidfdFlags};
 use serde::{Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::net::UnixStream;
 
-use super::socket::Word32;
+use crate::receiver::MappedPool;
+
+/// A nonce or a proof.
+pub(crate) type Word32 = [u8; 32];
+
+/// What a prefill node needs to write its peers' pools in place.
+#[derive(Clone, Debug)]
+pub struct DirectWish {
+    pub secret: DirectSecret,
+    /// The shape of this node's own blocks. Only pools of the same shape are written.
+    pub layers: u32,
+    pub layer_bytes: u32,
+}
+
+/// What a decode node lets senders that hold the same secret do: write its pool in place.
+#[derive(Clone, Debug)]
+pub struct DirectOffer {
+    pub secret: DirectSecret,
+    pub pool: Arc<dyn MappedPool>,
+    /// Both ends sum every frame. Without it a fault of the memory or of this program is not noticed.
+    pub has_checksums: bool,
+}
 
 /// A secret that the nodes of one `baton up` know. It keeps clusters of one user apart and never travels. It does not
 /// protect from that user's other programs, which may read the memory of these processes anyway.
@@ -52,7 +68,7 @@ impl Serialize for DirectSecret {
 
 /// The end that proves that it holds the secret.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Prover {
+pub(crate) enum Prover {
     Sender,
     Receiver,
 }
@@ -60,7 +76,7 @@ pub(super) enum Prover {
 impl DirectSecret {
     /// The proof for one conversation and one end of it. The secret is at both ends of the hashed text, so that nothing can
     /// be appended.
-    pub(super) fn proof(&self, prover: Prover, nonces: [&Word32; 2]) -> Word32 {
+    pub(crate) fn proof(&self, prover: Prover, nonces: [&Word32; 2]) -> Word32 {
         let role = match prover {
             Prover::Sender => b'S',
             Prover::Receiver => b'R',
@@ -75,35 +91,10 @@ impl DirectSecret {
     }
 
     /// Compares in a time that does not show how much of it was right.
-    pub(super) fn is_proof(&self, proof: &Word32, prover: Prover, nonces: [&Word32; 2]) -> bool {
+    pub(crate) fn is_proof(&self, proof: &Word32, prover: Prover, nonces: [&Word32; 2]) -> bool {
         let expected = self.proof(prover, nonces);
         let differing = expected.iter().zip(proof).fold(0, |all, (a, b)| all | (a ^ b));
         std::hint::black_box(differing) == 0
-    }
-}
-
-/// The process behind a socket, even after it is gone.
-#[derive(Debug)]
-pub(super) struct PeerProcess(AsyncFd<OwnedFd>);
-
-impl PeerProcess {
-    /// The process that made the connection. Its number may have been given to another process meanwhile. Only a process
-    /// that still speaks on the socket afterwards is the right one.
-    pub fn behind(socket: &UnixStream) -> io::Result<Self> {
-        let pid = socket.peer_cred()?.pid().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
-        // SAFETY: an `OwnedFd` is the same open descriptor for as long as it lives, and it lives inside the `AsyncFd`.
-        let watched = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) };
-        Ok(Self(watched.map_err(io::Error::from)?))
-    }
-
-    /// Waits for its exit. Then every thread and every mapping of it is gone.
-    pub async fn exited(&self) {
-        if self.0.readable().await.is_err() {
-            // The runtime is ending, and this process with it.
-            std::future::pending::<()>().await;
-        }
     }
 }
 
@@ -137,18 +128,5 @@ mod tests {
         let shown = format!("{secret:?} {}", serde_json::to_string(&secret).unwrap());
         assert_eq!(shown, "redacted \"redacted\"");
         assert!("redacted".parse::<DirectSecret>().is_err());
-    }
-
-    #[tokio::test]
-    async fn the_exit_of_the_process_behind_a_socket_is_noticed() {
-        let name = format!("baton-kv-test-{:032x}", rand::random::<u128>());
-        let listener = tokio::net::UnixListener::bind(super::super::socket::path(&name)).unwrap();
-        let stream = UnixStream::connect(super::super::socket::path(&name)).await.unwrap();
-        let (accepted, _) = listener.accept().await.unwrap();
-        let myself = PeerProcess::behind(&accepted).unwrap();
-        drop(stream);
-        let limit = std::time::Duration::from_millis(50);
-        let gone = tokio::time::timeout(limit, myself.exited()).await;
-        assert!(gone.is_err(), "this process runs, whatever its socket does");
     }
 }
