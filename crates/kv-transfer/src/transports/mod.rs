@@ -1,6 +1,8 @@
 //! The transports, and what a node makes of them: its pairs, or the ends at which it receives.
 
 pub mod grpc;
+#[cfg(test)]
+mod memory;
 pub mod shm;
 
 use std::sync::{Arc, LazyLock};
@@ -15,7 +17,12 @@ use crate::trust::DirectWish;
 type Make = fn(Option<&DirectWish>) -> Arc<dyn KvTransport>;
 
 /// Every transport, best first. A new one is a folder here, and a line.
-const REGISTERED: &[Make] = &[shm::transport, grpc::transport];
+const REGISTERED: &[Make] = &[
+    shm::transport,
+    grpc::transport,
+    #[cfg(test)]
+    memory::transport,
+];
 
 static KINDS: LazyLock<Vec<TransportKind>> = LazyLock::new(|| made(None).map(|transport| transport.kind()).collect());
 
