@@ -13,6 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // KV bytes are decoded without a copy.
     tonic_prost_build::configure()
         .bytes(".baton.v1.KvBlock.data")
+        .bytes(".baton.v1.TransportOffer.offer")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -8,8 +8,8 @@ use engine::{
     EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
     open_engine,
 };
+use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
-use kv_transfer::shm::DirectSecret;
 use node::{DecodeSettings, NodeSettings, RoleSettings};
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;
@@ -184,7 +184,7 @@ impl Config {
     /// Trusted prefill nodes may write the KV memory in place: it must be made so that they can map it.
     pub fn direct_secret(&self) -> Option<&DirectSecret> {
         let secret = self.shm_direct_secret.as_ref();
-        secret.filter(|_| self.transports.contains(&TransportKind::Shm) && !self.co_located)
+        secret.filter(|_| self.transports.contains(&kv_transfer::shm::KIND) && !self.co_located)
     }
     pub fn reservation(&self) -> Duration {
         Duration::from_millis(self.reservation_ms_max)

@@ -143,7 +143,7 @@ async fn strangers_get_no_reservation() {
     for (to, compatibility, label) in cases {
         let mut pusher = Pusher::connect_as(&node, to, compatibility).await;
         match pusher.reply().await {
-            Some(KvReply::Hello(hello)) => assert_eq!(hello.refused.as_deref(), Some(label)),
+            Some(KvReply::Hello(hello)) => assert_eq!(hello.refused.map(|refused| refused.reason.name()), Some(label)),
             other => panic!("{label}: {other:?}"),
         }
     }

@@ -9,8 +9,8 @@ use engine::{
     EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
     open_engine,
 };
+use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
-use kv_transfer::shm::DirectSecret;
 use node::{NodeSettings, PrefillSettings, RoleSettings};
 use proto::messages::PROTOCOL_VERSION;
 use serde::Serialize;

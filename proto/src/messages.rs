@@ -1,5 +1,7 @@
 //! The messages between processes in core types. `convert` makes them from the wire, and all other crates use them.
 
+use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +14,7 @@ use serving_core::stage::StageTimings;
 use serving_core::time::Time;
 
 /// Version of the whole wire. It is equal on both ends of a stream, and part of the compatibility hash.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Largest control message (Open, Prefill, Join, token events). A prompt of 700,000 tokens of 5-byte varints fits.
 pub const CONTROL_MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -305,6 +307,36 @@ pub struct Hello {
     pub to: NodeId,
     pub protocol_version: u32,
     pub compatibility: CompatibilityHash,
+    pub shard: KvShard,
+}
+
+/// The part of each block's KV that a process holds: its rank in a group that computes one model, and its KV heads. Both ends
+/// of a pair must hold the same part (PROTOCOL rule 14).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvShard {
+    pub rank: u32,
+    pub rank_count: u32,
+    /// `None`: all heads.
+    pub heads: Option<Range<u32>>,
+}
+
+impl KvShard {
+    /// Each process of this version computes the whole model.
+    pub const WHOLE: Self = Self {
+        rank: 0,
+        rank_count: 1,
+        heads: None,
+    };
+}
+
+impl fmt::Display for KvShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} with ", self.rank, self.rank_count)?;
+        match &self.heads {
+            None => write!(f, "all KV heads"),
+            Some(heads) => write!(f, "KV heads {} to {}", heads.start, heads.end),
+        }
+    }
 }
 
 /// One block, or a layer range of it, in the wire layout of PROTOCOL rule 14.
@@ -362,20 +394,53 @@ pub enum KvReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HelloReply {
     pub node: NodeId,
-    /// `None`: accepted. Else a closed label: `incompatible`, `stale_epoch`, `protocol_version`.
-    pub refused: Option<String>,
-    /// Set when the node takes KV over shared memory too.
-    pub shared_memory: Option<SharedMemoryOffer>,
+    /// `None`: accepted.
+    pub refused: Option<HelloRefused>,
+    /// The ends of the node's transports. Empty when the pair is refused.
+    pub offers: Vec<TransportOffer>,
 }
 
-/// The address at which a peer of the same host finds a node's shared memory.
+/// A decode node takes no frame of this stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedMemoryOffer {
-    /// The kernel's boot id. It is equal on the same host only.
-    pub boot_id: String,
-    /// Name of an abstract Unix socket.
-    pub socket: String,
+pub struct HelloRefused {
+    pub reason: HelloRefusedReason,
+    /// For people, with the values of both nodes. Nodes of protocol version 1 send none.
+    pub detail: String,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HelloRefusedReason {
+    ProtocolVersion,
+    /// The node has another epoch than the sender believes.
+    StaleEpoch,
+    Incompatible,
+    /// The two processes hold different parts of each block.
+    Shard,
+}
+
+impl HelloRefusedReason {
+    pub const ALL: &'static [Self] = &[Self::ProtocolVersion, Self::StaleEpoch, Self::Incompatible, Self::Shard];
+
+    /// Closed label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ProtocolVersion => "protocol_version",
+            Self::StaleEpoch => "stale_epoch",
+            Self::Incompatible => "incompatible",
+            Self::Shard => "shard",
+        }
+    }
+}
+
+/// What a transport of a decode node tells the same transport of a prefill node. Only that transport knows what the bytes mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportOffer {
+    pub transport: String,
+    pub offer: Bytes,
+}
+
+/// Bytes of one offer.
+pub const TRANSPORT_OFFER_BYTES_MAX: usize = 4096;
 
 /// P -> D on the Unix socket of a pair that shares memory.
 #[derive(Clone, Debug, PartialEq)]

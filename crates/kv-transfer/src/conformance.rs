@@ -3,6 +3,7 @@
 
 mod memory;
 mod recorder;
+mod tap;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -18,13 +19,14 @@ use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
-use crate::pairs::queue::FrameTap;
-use crate::receiver::{ReceiveEnd, Receiver, TransferRefusal};
+use crate::receiver::{IncomingPair, ReceiveEnd, Receiver, TransferRefusal};
+use crate::span::SpanMut;
 use crate::transport::*;
 
 use memory::{DeviceSource, MemoryKind};
 pub(crate) use memory::{Pattern, whole};
 pub(crate) use recorder::{CommitAnswer, Recorder};
+pub(crate) use tap::{FrameTap, Tapping};
 
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
@@ -74,7 +76,7 @@ pub(crate) struct Served {
 pub(crate) struct Setup {
     pub me: NodeId,
     pub compatibility: CompatibilityHash,
-    pub tap: Option<Arc<dyn FrameTap>>,
+    pub tap: Tapping,
     pub stall_window: Duration,
 }
 
@@ -137,12 +139,12 @@ impl<F: FnMut(KvFrame) -> Vec<KvFrame> + Send> FrameTap for Tap<F> {
     }
 }
 
-fn tap(change: impl FnMut(KvFrame) -> Vec<KvFrame> + Send + 'static) -> Option<Arc<dyn FrameTap>> {
-    Some(Arc::new(Tap(Mutex::new(change))))
+fn tap(change: impl FnMut(KvFrame) -> Vec<KvFrame> + Send + 'static) -> Tapping {
+    Tapping(Some(Arc::new(Tap(Mutex::new(change)))))
 }
 
 /// Changes the n-th KV frame.
-fn change_block(n: usize, change: impl Fn(&mut KvBlockFrame) + Send + 'static) -> Option<Arc<dyn FrameTap>> {
+fn change_block(n: usize, change: impl Fn(&mut KvBlockFrame) + Send + 'static) -> Tapping {
     let mut seen = 0;
     tap(move |mut frame| {
         if let KvFrame::Block(block) = &mut frame {
@@ -169,7 +171,7 @@ struct Bench<'a> {
 
 struct Scenario {
     answer: CommitAnswer,
-    tap: Option<Arc<dyn FrameTap>>,
+    tap: Tapping,
     stall_window: Duration,
 }
 
@@ -177,11 +179,11 @@ impl Scenario {
     fn good() -> Self {
         Self {
             answer: CommitAnswer::Accept,
-            tap: None,
+            tap: Tapping::default(),
             stall_window: Duration::from_secs(60),
         }
     }
-    fn tapped(tap: Option<Arc<dyn FrameTap>>) -> Self {
+    fn tapped(tap: Tapping) -> Self {
         Self { tap, ..Self::good() }
     }
     fn answering(answer: CommitAnswer) -> Self {
@@ -464,7 +466,7 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let other = harness.transport(Setup {
         me: node("prefill-1", 1),
         compatibility: compatibility(2),
-        tap: None,
+        tap: Tapping::default(),
         stall_window: Duration::from_secs(60),
     });
     let start = |ticket: &Ticket| TransferStart {
@@ -561,7 +563,7 @@ impl KvSource for Gated {
     fn layer_bytes(&self) -> usize {
         LAYER_BYTES
     }
-    fn export(&self, _: BlockId, _: Range<u32>, _: &mut [u8]) -> Result<(), SourceError> {
+    fn export(&self, _: BlockId, _: Range<u32>, _: SpanMut<'_>) -> Result<(), SourceError> {
         self.running.fetch_add(1, Ordering::SeqCst);
         while !self.is_open.load(Ordering::SeqCst) {
             std::thread::park_timeout(Duration::from_millis(1));
@@ -843,7 +845,7 @@ pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harne
 /// This test uses no transport: the order of the two calls matters, and only a direct call fixes it.
 #[tokio::test]
 async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
-    use proto::messages::{Hello, KvReply, LastFrame, PROTOCOL_VERSION};
+    use proto::messages::{Hello, KvReply, KvShard, LastFrame, PROTOCOL_VERSION};
     let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
     let sink = Recorder::new(CommitAnswer::Accept);
     let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
@@ -857,12 +859,13 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         layer_bytes: LAYER_BYTES,
     };
     sink.reservations.lock().unwrap().insert(transfer, reservation);
-    let mut pair = receiver.incoming(TransportKind::Grpc);
+    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND);
     let hello = Hello {
         from: prefill,
         to: decode,
         protocol_version: PROTOCOL_VERSION,
         compatibility: compatibility(1),
+        shard: KvShard::WHOLE,
     };
     pair.frame(KvFrame::Hello(hello)).await.unwrap();
     pair.frame(KvFrame::Begin { transfer }).await.unwrap();

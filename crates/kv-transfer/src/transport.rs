@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use proto::messages::HelloRefusedReason;
 use serving_core::ids::{BlockId, NodeId};
 use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
@@ -13,6 +14,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::choice::TransportKind;
+use crate::span::{DeviceMemory, SpanMut};
 
 /// The KV memory a transfer reads from. Blocks given to `push` must be complete and must not change until the transfer
 /// has ended or its `abort` has returned.
@@ -20,11 +22,17 @@ pub trait KvSource: Send + Sync + Debug {
     fn layer_count(&self) -> u32;
     /// Bytes of one (block, layer).
     fn layer_bytes(&self) -> usize;
-    /// Copies layers of a block out; `out` has `layers.len() * layer_bytes()`. Called on a blocking thread.
+    /// Copies layers of a block out; `out` has `layers.len() * layer_bytes()`. Called on a blocking thread. A copy into a
+    /// device's span may be complete later than the call: then the span's event is signalled.
     ///
     /// # Errors
-    /// The block could not be read: the transfer fails.
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError>;
+    /// The block could not be read, or not into this memory: the transfer fails.
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError>;
+    /// Memory of the device that has the KV, for links that can move it: they keep a frame there. `None`: frames are in the
+    /// memory of this process.
+    fn staging(&self, _bytes: usize) -> Option<Arc<dyn DeviceMemory>> {
+        None
+    }
 }
 
 /// Why the node's own memory could not be read. Not the peer's fault.
@@ -222,13 +230,12 @@ pub enum PairFault {
         window_ms: u64,
         floor_bytes_per_second: u64,
     },
-    /// Label of the receiver: `incompatible`, `stale_epoch`, `protocol_version`.
-    #[error("the decode node refused the pair ({0})")]
-    Refused(String),
+    #[error("the decode node refused the pair ({}): {detail}", .reason.name())]
+    Refused { reason: HelloRefusedReason, detail: String },
     #[error("compatibility hashes differ: another model, numerics or version")]
     Incompatible,
     /// Only when `grpc` is not among this node's transports.
-    #[error("shared memory is the only transport of this node, and the pair has none: {0}")]
+    #[error("no transport of this node reaches the peer: {0}")]
     NoTransport(String),
     #[error("this node keeps it no longer: it is leaving, or the coordinator's list has this decode node no more")]
     Closed,
@@ -236,7 +243,7 @@ pub enum PairFault {
 
 impl PairFault {
     /// Every [`PairFault::name`], the receiver's refusals of a pair included.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "connecting",
         "unreachable",
         "broken",
@@ -244,6 +251,7 @@ impl PairFault {
         "incompatible",
         "stale_epoch",
         "protocol_version",
+        "shard",
         "no_transport",
         "closed",
     ];
@@ -252,18 +260,18 @@ impl PairFault {
     pub fn is_lasting(&self) -> bool {
         matches!(
             self,
-            PairFault::Incompatible | PairFault::Refused(_) | PairFault::NoTransport(_)
+            PairFault::Incompatible | PairFault::Refused { .. } | PairFault::NoTransport(_)
         )
     }
 
     /// Closed label for metrics and the coordinator.
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &'static str {
         match self {
             PairFault::Connecting => "connecting",
             PairFault::Unreachable(_) => "unreachable",
             PairFault::Broken(_) => "broken",
             PairFault::Stalled { .. } => "stalled",
-            PairFault::Refused(reason) => reason,
+            PairFault::Refused { reason, .. } => reason.name(),
             PairFault::Incompatible => "incompatible",
             PairFault::NoTransport(_) => "no_transport",
             PairFault::Closed => "closed",

@@ -1,6 +1,5 @@
 //! A request that wants to be let in, and what it is told first: its ticket, its prefix, or why not.
 
-use kv_transfer::choice::TransportKind;
 use proto::messages::{DecodeEvent, Opened, PrefillEvent, RefuseReason, Refused};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
@@ -97,7 +96,7 @@ impl NodeLoop {
         };
         let pairs = outgoing.pairs.borrow();
         let pair = pairs.iter().find(|pair| pair.decode_node == *decode_node);
-        pair.is_some_and(|pair| pair.transport.as_deref() == Some(TransportKind::Grpc.name()))
+        pair.is_some_and(|pair| pair.transport.as_deref() == Some(kv_transfer::grpc::KIND.name()))
     }
 
     pub(crate) fn refuse_leaving(&self, new: &NewRequest) {

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, TransferRefusal};
+use kv_transfer::span::Span;
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
 use tokio::sync::oneshot;
@@ -65,12 +66,11 @@ impl HandoffSink for Reservations {
         self.inbox.progressed(transfer);
     }
 
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
-        let imported = self.kv.import_layers(block, layers, data);
-        imported.map_err(|source| ImportError {
-            block,
-            source: Box::new(source),
-        })
+    fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
+        let copy = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            Ok(self.kv.import_layers(block, layers, data.host()?)?)
+        };
+        copy().map_err(|source| ImportError { block, source })
     }
 
     async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {

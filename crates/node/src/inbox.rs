@@ -213,8 +213,9 @@ mod tests {
     fn an_end_is_not_lost_and_wakes_the_loop() {
         let inbox = Arc::new(Inbox::default());
         let sender = inbox.clone();
-        let thread =
-            std::thread::spawn(move || sender.receive_ended(TransferId(1), TransportKind::Grpc, ReceiveEnd::PairLost));
+        let thread = std::thread::spawn(move || {
+            sender.receive_ended(TransferId(1), kv_transfer::grpc::KIND, ReceiveEnd::PairLost)
+        });
         let work = inbox.take(Clock::now() + Duration::from_secs(20));
         assert_eq!(work.receive_ends.len(), 1);
         thread.join().expect("no panic");
@@ -239,7 +240,7 @@ mod tests {
                 request: serving_core::ids::RequestId(1),
                 attempt: serving_core::ids::Attempt(0),
             },
-            transport: TransportKind::Grpc,
+            transport: kv_transfer::grpc::KIND,
             first_tokens: Vec::new(),
             kv_bytes: 0,
             frames: 0,

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 
 use engine::KvMemory;
+use kv_transfer::span::SpanMut;
 use kv_transfer::transport::{KvSource, SourceError};
 use serving_core::ids::BlockId;
 use thiserror::Error;
@@ -47,12 +48,14 @@ impl KvSource for TransferSource {
     fn layer_bytes(&self) -> usize {
         self.kv.geometry().layer_bytes()
     }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
         let is_open = self.is_open.read().unwrap_or_else(PoisonError::into_inner);
-        let copied: Result<(), Box<dyn std::error::Error + Send + Sync>> = match *is_open {
-            true => self.kv.export_layers(block, layers, out).map_err(Into::into),
-            false => Err(SourceClosed.into()),
+        let copy = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            match *is_open {
+                true => Ok(self.kv.export_layers(block, layers, out.host()?)?),
+                false => Err(SourceClosed.into()),
+            }
         };
-        copied.map_err(|source| SourceError { block, source })
+        copy().map_err(|source| SourceError { block, source })
     }
 }

@@ -144,7 +144,6 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use kv_transfer::choice::TransportKind;
     use kv_transfer::receiver::{ReceiveEnd, TransferRefusal};
     use kv_transfer::transport::{AbortReason, PairFault, TransferError};
     use proto::messages::RefuseReason;
@@ -193,8 +192,12 @@ mod tests {
         timings.push(Stage::Commit, Duration::from_millis(1));
         metrics.stages(&timings);
         metrics.local_prefill(LocalPrefillReason::Short);
-        metrics.handoff_done((TransportKind::Shm.name(), "committed"), 4096, Duration::from_millis(2));
-        metrics.transfer_failed(TransportKind::Grpc.name(), ReceiveEnd::PairLost.name());
+        metrics.handoff_done(
+            (kv_transfer::shm::KIND.name(), "committed"),
+            4096,
+            Duration::from_millis(2),
+        );
+        metrics.transfer_failed(kv_transfer::grpc::KIND.name(), ReceiveEnd::PairLost.name());
         text(&registry)
     }
 
@@ -209,7 +212,7 @@ mod tests {
         metrics.stages(&timings);
         metrics.push_queue(3);
         metrics.handoff_done(
-            (TransportKind::Grpc.name(), "handed_over"),
+            (kv_transfer::grpc::KIND.name(), "handed_over"),
             1 << 20,
             Duration::from_millis(3),
         );
@@ -285,7 +288,8 @@ mod tests {
             assert!(listed.contains(name), "{name} is not in {listed:?}");
         }
         let carriers = table::KV_TRANSFER_FAILURES.closed_values("transport", Role::Decode);
-        assert_eq!(carriers, Some(TransportKind::ALL.map(TransportKind::name).to_vec()));
+        let kinds = kv_transfer::transports::kinds();
+        assert_eq!(carriers, Some(kinds.iter().map(|kind| kind.name()).collect()));
         let mut registry = Registry::default();
         Metrics::of_decode(&mut registry, None).transfer_failed("shm", "a word of its own");
         let failures = &read(&text(&registry))["baton_kv_transfer_failures"];

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, KvMemory, OpenedEngine};
-use kv_transfer::choice::TransportKind;
-use kv_transfer::pairs::{PairConfig, PairTransport};
+use kv_transfer::pairs::PairConfig;
 use kv_transfer::receiver::{MappedPool, Receiver};
-use kv_transfer::shm::{self, DirectOffer, DirectWish, ShmConfig};
 use kv_transfer::transport::{PairPeer, Transport};
+use kv_transfer::{DirectOffer, DirectWish, ReceivingEnd, Serving, transports};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
@@ -58,8 +57,8 @@ pub struct Node {
     inbox: Arc<Inbox>,
     sender: Option<Sender>,
     receiver: Option<Arc<Receiver>>,
-    /// Prefill nodes of this host may share memory as long as it lives.
-    _shared_memory: Option<shm::Serving>,
+    /// Prefill nodes may use other transports than gRPC as long as these live.
+    _transports: Vec<Serving>,
     /// Ends with the loop's thread, however it ends.
     ended: watch::Receiver<()>,
 }
@@ -130,7 +129,7 @@ impl Node {
             inbox,
             sender: ends.sender,
             receiver: ends.receiver,
-            _shared_memory: ends.shared_memory,
+            _transports: ends.transports,
             ended: spawn(node_loop)?,
         })
     }
@@ -198,7 +197,7 @@ struct Ends {
     incoming: Option<Incoming>,
     sender: Option<Sender>,
     receiver: Option<Arc<Receiver>>,
-    shared_memory: Option<shm::Serving>,
+    transports: Vec<Serving>,
 }
 
 type Registering<'a> = (&'a mut Registry, Option<PoolFacts>);
@@ -217,7 +216,7 @@ fn sending_end(
         layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
     });
     let pairs = PairConfig::new(record.id.clone(), record.compatibility);
-    let pairs = PairTransport::new(pairs.writing_in_place(direct).over(settings.transports.clone()));
+    let pairs = transports::pairs(pairs.writing_in_place(direct).over(settings.transports.clone()));
     let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
     let transport: Arc<dyn Transport> = Arc::new(pairs);
     let queue_max = prefill.push_queue_blocks_max.unwrap_or(kv.block_count() / 2).max(1);
@@ -239,7 +238,7 @@ fn sending_end(
             transport,
         }),
         receiver: None,
-        shared_memory: None,
+        transports: Vec::new(),
     }
 }
 
@@ -262,20 +261,17 @@ fn receiving_end(
             reservation: decode.reservation,
         }),
         sender: None,
-        shared_memory: share_memory(settings, decode, (&receiver, kv)),
+        transports: serve_transports(settings, decode, (&receiver, kv)),
         receiver: Some(receiver),
     }
 }
 
-/// A node that cannot share memory is a good node: its pairs use gRPC.
-fn share_memory(
+/// The ways in which prefill nodes can reach this node's memory, beside gRPC.
+fn serve_transports(
     settings: &NodeSettings,
     decode: &DecodeSettings,
     (receiver, kv): (&Arc<Receiver>, &Arc<KvMemory>),
-) -> Option<shm::Serving> {
-    if !settings.transports.contains(&TransportKind::Shm) {
-        return None;
-    }
+) -> Vec<Serving> {
     let direct = decode.direct_secret.clone().and_then(|secret| {
         let pool: Arc<dyn MappedPool> = Arc::new(KvPool::of(kv)?);
         let has_checksums = decode.direct_checksums;
@@ -285,13 +281,8 @@ fn share_memory(
             has_checksums,
         })
     });
-    let shm_config = ShmConfig {
-        direct,
-        ..ShmConfig::new(kv.geometry().layer_bytes())
-    };
-    shm::serve(receiver.clone(), shm_config)
-        .inspect_err(|error| tracing::warn!(%error, "no shared memory for prefill nodes of this host; they use gRPC"))
-        .ok()
+    let layer_bytes = kv.geometry().layer_bytes();
+    transports::serve(receiver, &settings.transports, &ReceivingEnd { layer_bytes, direct })
 }
 
 /// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.

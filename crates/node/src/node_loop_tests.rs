@@ -72,7 +72,7 @@ struct ScriptedTransfer {
 #[tonic::async_trait]
 impl SendTransfer for ScriptedTransfer {
     fn transport(&self) -> TransportKind {
-        TransportKind::Grpc
+        kv_transfer::grpc::KIND
     }
     async fn push(&mut self, _: PushedBlock) -> Result<(), TransferError> {
         tokio::time::sleep(self.scripted.per_block).await;

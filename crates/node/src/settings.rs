@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
-use kv_transfer::shm::DirectSecret;
 use service_runtime::http_guard::GuardConfig;
 use service_runtime::membership::CoordinatorsAt;
 use service_runtime::metrics::config::MetricsConfig;

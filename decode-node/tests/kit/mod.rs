@@ -8,7 +8,9 @@ use decode_node::Config;
 use engine::{Step, open_engine};
 use node::Node;
 use prometheus_client::registry::Registry;
-use proto::messages::{DecodeEvent, Hello, KvBlockFrame, KvFrame, KvReply, LastFrame, OpenRequest, PROTOCOL_VERSION};
+use proto::messages::{
+    DecodeEvent, Hello, KvBlockFrame, KvFrame, KvReply, KvShard, LastFrame, OpenRequest, PROTOCOL_VERSION,
+};
 use proto::v1;
 use proto::v1::decode_service_client::DecodeServiceClient;
 use proto::v1::handoff_service_client::HandoffServiceClient;
@@ -301,6 +303,7 @@ impl Pusher {
             to,
             protocol_version: PROTOCOL_VERSION,
             compatibility,
+            shard: KvShard::WHOLE,
         };
         frames.send(KvFrame::Hello(hello).into()).await.expect("queued");
         let mut client = HandoffServiceClient::new(node.channel.clone());

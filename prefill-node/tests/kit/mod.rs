@@ -12,7 +12,8 @@ use engine::{
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
-use kv_transfer::shm::{self, ShmConfig};
+use kv_transfer::span::Span;
+use kv_transfer::{ReceivingEnd, Serving, shm, transports};
 use node::Node;
 use prefill_node::Config;
 use prometheus_client::registry::Registry;
@@ -251,7 +252,8 @@ impl HandoffSink for RecordingSink {
         self.recorded.lock().unwrap().begun.push(transfer);
     }
     fn progressed(&self, _: TransferId) {}
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
+    fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
+        let data = data.host().unwrap();
         let mut recorded = self.recorded.lock().unwrap();
         recorded.first_import.get_or_insert_with(Instant::now);
         let bytes = recorded
@@ -282,7 +284,7 @@ pub struct Decode {
     runtime: Option<Runtime>,
     next_transfer: u128,
     next_block: u32,
-    _shared_memory: Option<shm::Serving>,
+    _transports: Vec<Serving>,
 }
 
 impl Decode {
@@ -315,14 +317,18 @@ impl Decode {
         let serving = runtime.spawn(async move {
             let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
             serve_routes(listener, routes, Arc::default());
-            let shm = || shm::serve(receiver, ShmConfig::new(GEOMETRY.layer_bytes())).unwrap();
-            (address, is_sharing.then(shm))
+            let end = ReceivingEnd {
+                layer_bytes: GEOMETRY.layer_bytes(),
+                direct: None,
+            };
+            let shared = if is_sharing { &[shm::KIND][..] } else { &[] };
+            (address, transports::serve(&receiver, shared, &end))
         });
-        let (address, shared_memory) = serving.await.unwrap();
+        let (address, transports) = serving.await.unwrap();
         Self {
             id,
             address: address.to_string(),
-            _shared_memory: shared_memory,
+            _transports: transports,
             sink,
             runtime: Some(runtime),
             next_transfer: 1,

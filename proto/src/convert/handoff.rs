@@ -6,11 +6,12 @@ use serving_core::node::CompatibilityHash;
 
 use super::tokens::tokens_from_wire;
 use super::{
-    ConvertError, Result, detail, hash32, id_to_wire, name, node_id, node_ref, request_id, required, transfer_id,
+    ConvertError, Result, SMALL_LIST_MAX, at_most, detail, hash32, id_to_wire, name, node_id, node_ref, request_id,
+    required, transfer_id,
 };
 use crate::messages::{
-    Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame, SharedMemoryOffer, StagedBlock, StagedFrame,
-    StagedReply,
+    Hello, HelloRefused, HelloRefusedReason, HelloReply, KvBlockFrame, KvFrame, KvReply, KvShard, LastFrame,
+    StagedBlock, StagedFrame, StagedReply, TRANSPORT_OFFER_BYTES_MAX, TransportOffer,
 };
 use crate::v1;
 
@@ -26,6 +27,14 @@ impl From<KvFrame> for v1::KvFrame {
                 to: Some(node_ref(hello.to)),
                 protocol_version: hello.protocol_version,
                 compatibility_hash: hello.compatibility.0.to_vec(),
+                shard: Some(v1::KvShard {
+                    rank: hello.shard.rank,
+                    rank_count: hello.shard.rank_count,
+                    heads: hello.shard.heads.map(|heads| v1::HeadRange {
+                        begin: heads.start,
+                        end: heads.end,
+                    }),
+                }),
             }),
             KvFrame::Begin { transfer } => Frame::Begin(v1::Begin {
                 transfer_id: id_to_wire(transfer.0),
@@ -69,6 +78,11 @@ impl TryFrom<v1::KvFrame> for KvFrame {
                 to: node_id(hello.to, "hello.to")?,
                 protocol_version: hello.protocol_version,
                 compatibility: CompatibilityHash(hash32(&hello.compatibility_hash, "hello.compatibility_hash")?),
+                shard: hello.shard.map_or(KvShard::WHOLE, |shard| KvShard {
+                    rank: shard.rank,
+                    rank_count: shard.rank_count,
+                    heads: shard.heads.map(|heads| heads.begin..heads.end),
+                }),
             }),
             Frame::Begin(begin) => KvFrame::Begin {
                 transfer: transfer_id(&begin.transfer_id, "begin.transfer_id")?,
@@ -117,15 +131,18 @@ impl From<KvReply> for v1::KvReply {
     fn from(reply: KvReply) -> Self {
         use v1::kv_reply::Reply;
         let reply = match reply {
-            KvReply::Hello(hello) => Reply::Hello(v1::HelloReply {
-                node: Some(node_ref(hello.node)),
-                accepted: hello.refused.is_none(),
-                reason: hello.refused.unwrap_or_default(),
-                shared_memory: hello.shared_memory.map(|offer| v1::SharedMemoryOffer {
-                    boot_id: offer.boot_id,
-                    socket: offer.socket,
-                }),
-            }),
+            KvReply::Hello(hello) => {
+                let (reason, text) = hello.refused.map_or_else(Default::default, |refused| {
+                    (refused.reason.name().to_owned(), detail(&refused.detail))
+                });
+                Reply::Hello(v1::HelloReply {
+                    node: Some(node_ref(hello.node)),
+                    accepted: reason.is_empty(),
+                    reason,
+                    detail: text,
+                    offers: hello.offers.into_iter().map(Into::into).collect(),
+                })
+            }
             KvReply::Ack { transfer } => Reply::Ack(v1::Ack {
                 transfer_id: id_to_wire(transfer.0),
             }),
@@ -169,24 +186,49 @@ impl TryFrom<v1::KvReply> for KvReply {
     }
 }
 
+impl From<TransportOffer> for v1::TransportOffer {
+    fn from(TransportOffer { transport, offer }: TransportOffer) -> Self {
+        Self { transport, offer }
+    }
+}
+
 fn hello_reply(wire: v1::HelloReply) -> Result<HelloReply> {
     let node: NodeId = node_id(wire.node, "hello.node")?;
     let refused = match wire.accepted {
         true => None,
-        false => Some(name(wire.reason, "hello.reason")?),
+        false => Some(HelloRefused {
+            reason: hello_refused_reason(&wire.reason)?,
+            detail: detail(&wire.detail),
+        }),
     };
-    let offer = |wire: v1::SharedMemoryOffer| {
-        Ok(SharedMemoryOffer {
-            boot_id: name(wire.boot_id, "hello.shared_memory.boot_id")?,
-            socket: name(wire.socket, "hello.shared_memory.socket")?,
-        })
+    let offer = |wire: v1::TransportOffer| match wire.offer.len() {
+        0..=TRANSPORT_OFFER_BYTES_MAX => Ok(TransportOffer {
+            transport: name(wire.transport, "hello.offers.transport")?,
+            offer: wire.offer,
+        }),
+        bytes => Err(ConvertError::OutOfRange {
+            field: "hello.offers.offer",
+            value: format!("{bytes} bytes"),
+            allowed: "at most 4096 bytes",
+        }),
     };
-    let shared_memory = wire.shared_memory.map(offer).transpose()?;
+    let offers = at_most(wire.offers, SMALL_LIST_MAX, "hello.offers")?;
     Ok(HelloReply {
         node,
         refused,
-        shared_memory,
+        offers: offers.into_iter().map(offer).collect::<Result<_>>()?,
     })
+}
+
+fn hello_refused_reason(label: &str) -> Result<HelloRefusedReason> {
+    let mut known = HelloRefusedReason::ALL.iter().copied();
+    known
+        .find(|reason| reason.name() == label)
+        .ok_or_else(|| ConvertError::OutOfRange {
+            field: "hello.reason",
+            value: detail(label),
+            allowed: "a reason of this protocol version",
+        })
 }
 
 impl From<StagedFrame> for v1::StagedFrame {

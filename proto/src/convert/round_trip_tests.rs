@@ -397,12 +397,14 @@ fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
 
 fn kv_frame() -> impl Strategy<Value = KvFrame> {
     let transfer = || any::<u128>().prop_map(TransferId);
-    let hello = (node(), node(), any::<u32>(), hash()).prop_map(|(from, to, protocol_version, compatibility)| {
+    let hello = (node(), node(), any::<u32>(), hash(), kv_shard());
+    let hello = hello.prop_map(|(from, to, protocol_version, compatibility, shard)| {
         KvFrame::Hello(Hello {
             from,
             to,
             protocol_version,
             compatibility,
+            shard,
         })
     });
     let data = prop::collection::vec(any::<u8>(), 0..200);
@@ -447,13 +449,12 @@ fn kv_frame() -> impl Strategy<Value = KvFrame> {
 fn kv_reply() -> impl Strategy<Value = KvReply> {
     let transfer = || any::<u128>().prop_map(TransferId);
     prop_oneof![
-        (node(), option::of(label()), option::of((label(), label()))).prop_map(|(node, refused, offer)| {
-            KvReply::Hello(HelloReply {
-                node,
-                refused,
-                shared_memory: offer.map(|(boot_id, socket)| SharedMemoryOffer { boot_id, socket }),
-            })
-        }),
+        (
+            node(),
+            option::of(hello_refused()),
+            prop::collection::vec(transport_offer(), 0..3)
+        )
+            .prop_map(|(node, refused, offers)| { KvReply::Hello(HelloReply { node, refused, offers }) }),
         transfer().prop_map(|transfer| KvReply::Ack { transfer }),
         (transfer(), label(), "[ -~]{0,40}").prop_map(|(transfer, reason, detail)| KvReply::Refused {
             transfer,
@@ -462,6 +463,26 @@ fn kv_reply() -> impl Strategy<Value = KvReply> {
         }),
         (transfer(), label()).prop_map(|(transfer, reason)| KvReply::Aborted { transfer, reason }),
     ]
+}
+
+fn hello_refused() -> impl Strategy<Value = HelloRefused> {
+    let reason = select(HelloRefusedReason::ALL.to_vec());
+    (reason, "[ -~]{0,40}").prop_map(|(reason, detail)| HelloRefused { reason, detail })
+}
+
+fn transport_offer() -> impl Strategy<Value = TransportOffer> {
+    (label(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(transport, offer)| TransportOffer {
+        transport,
+        offer: offer.into(),
+    })
+}
+
+fn kv_shard() -> impl Strategy<Value = KvShard> {
+    (any::<u32>(), any::<u32>(), option::of(any::<(u32, u32)>())).prop_map(|(rank, rank_count, heads)| KvShard {
+        rank,
+        rank_count,
+        heads: heads.map(|(begin, end)| begin..end),
+    })
 }
 
 fn staged_frame() -> impl Strategy<Value = StagedFrame> {

@@ -2,6 +2,7 @@
 //! sink and a source in device memory will: no byte of it has an address here, copies run one after the other on a stream
 //! of their own, and a call that asked for a copy returns long before the copy is made.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use serving_core::ids::BlockId;
 
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS};
+use crate::span::{self, DeviceMemory, DeviceSpan, Span, SpanMut};
 use crate::transport::{KvSource, SourceError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub(crate) enum MemoryKind {
 /// A receiver's blocks.
 pub(super) trait BlockMemory: Send + Sync + Debug {
     /// Never waits. `data` may be gone after it has returned.
-    fn write(&self, block: BlockId, start: usize, data: &[u8]);
+    fn write(&self, block: BlockId, start: usize, data: Span<'_>);
     /// Calls back when all that was written before is in its place.
     fn after_writes(&self, then: Box<dyn FnOnce() + Send>);
     /// The bytes that a reader would find now. `None` when nothing was written there.
@@ -33,11 +35,17 @@ pub(super) trait BlockMemory: Send + Sync + Debug {
 #[derive(Debug, Default)]
 pub(super) struct HostMemory(Mutex<BTreeMap<BlockId, Vec<u8>>>);
 
-impl BlockMemory for HostMemory {
-    fn write(&self, block: BlockId, start: usize, data: &[u8]) {
+impl HostMemory {
+    fn put(&self, block: BlockId, start: usize, data: &[u8]) {
         let mut blocks = self.0.lock().unwrap();
         let bytes = blocks.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
         bytes[start..start + data.len()].copy_from_slice(data);
+    }
+}
+
+impl BlockMemory for HostMemory {
+    fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
+        self.put(block, start, data.host().expect("this double has no device"));
     }
     fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
         then();
@@ -80,12 +88,12 @@ impl Stream {
 }
 
 #[derive(Debug)]
-pub(super) struct DeviceMemory {
+pub(super) struct DeviceBlocks {
     blocks: Arc<HostMemory>,
     stream: Stream,
 }
 
-impl DeviceMemory {
+impl DeviceBlocks {
     pub fn new() -> Self {
         Self {
             blocks: Arc::default(),
@@ -94,11 +102,20 @@ impl DeviceMemory {
     }
 }
 
-impl BlockMemory for DeviceMemory {
-    fn write(&self, block: BlockId, start: usize, data: &[u8]) {
-        // The copy that a pinned buffer would take.
-        let (blocks, staged) = (self.blocks.clone(), data.to_vec());
-        self.stream.launch(move || blocks.write(block, start, &staged));
+impl BlockMemory for DeviceBlocks {
+    fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
+        let blocks = self.blocks.clone();
+        match data {
+            Span::Host(data) => {
+                // The copy that a pinned buffer would take.
+                let staged = data.to_vec();
+                self.stream.launch(move || blocks.put(block, start, &staged));
+            }
+            Span::Device(span) => self.stream.launch(move || {
+                span.ready.wait();
+                blocks.put(block, start, &staged(&span).lock().unwrap()[..span.bytes]);
+            }),
+        }
     }
     fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
         self.stream.launch(then);
@@ -109,6 +126,22 @@ impl BlockMemory for DeviceMemory {
     fn count(&self) -> usize {
         self.blocks.count()
     }
+}
+
+/// Memory of the double that is no block: where a link keeps a frame.
+#[derive(Debug)]
+struct Staged(Mutex<Vec<u8>>);
+
+impl DeviceMemory for Staged {
+    fn checksum(&self, bytes: usize) -> u64 {
+        span::checksum(&self.0.lock().unwrap()[..bytes])
+    }
+}
+
+/// What no other code than the double's can see.
+fn staged(span: &DeviceSpan) -> &Mutex<Vec<u8>> {
+    let memory: &dyn Any = &*span.memory;
+    &memory.downcast_ref::<Staged>().expect("memory of this double").0
 }
 
 /// The sender's memory: block b, layer l is filled with a pattern of both.
@@ -131,7 +164,8 @@ impl KvSource for Pattern {
     fn layer_bytes(&self) -> usize {
         LAYER_BYTES
     }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
+        let out = out.host().expect("no staging was given");
         for (layer, part) in layers.zip(out.chunks_mut(LAYER_BYTES)) {
             part.copy_from_slice(&pattern(block, layer));
         }
@@ -156,24 +190,33 @@ impl KvSource for DeviceSource {
     fn layer_bytes(&self) -> usize {
         LAYER_BYTES
     }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
-        let (copied, bytes) = mpsc::sync_channel(1);
-        self.0.launch(move || {
-            let all: Vec<u8> = layers.flat_map(|layer| pattern(block, layer)).collect();
-            // The reader waits below.
-            copied.send(all).unwrap();
-        });
-        out.copy_from_slice(&bytes.recv().unwrap());
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
+        let bytes = move || layers.flat_map(|layer| pattern(block, layer)).collect::<Vec<u8>>();
+        match out {
+            SpanMut::Host(out) => {
+                let (copied, all) = mpsc::sync_channel(1);
+                // The reader waits below.
+                self.0.launch(move || copied.send(bytes()).unwrap());
+                out.copy_from_slice(&all.recv().unwrap());
+            }
+            SpanMut::Device(span) => self.0.launch(move || {
+                staged(&span).lock().unwrap()[..span.bytes].copy_from_slice(&bytes());
+                span.ready.signal();
+            }),
+        }
         Ok(())
+    }
+    fn staging(&self, bytes: usize) -> Option<Arc<dyn DeviceMemory>> {
+        Some(Arc::new(Staged(Mutex::new(vec![0; bytes]))))
     }
 }
 
 #[test]
 fn the_double_shows_who_does_not_wait() {
-    let memory = DeviceMemory::new();
+    let memory = DeviceBlocks::new();
     let (go_on, held) = mpsc::sync_channel::<()>(1);
     memory.after_writes(Box::new(move || held.recv().unwrap()));
-    memory.write(BlockId(1), 0, &whole(BlockId(9)));
+    memory.write(BlockId(1), 0, Span::Host(&whole(BlockId(9))));
     assert_eq!(
         memory.get(BlockId(1)),
         None,

@@ -15,10 +15,11 @@ use serving_core::kv::reservation::Reservation;
 use serving_core::node::Ticket;
 use tokio::sync::oneshot;
 
-use super::memory::{BlockMemory, DeviceMemory, HostMemory, MemoryKind, whole};
+use super::memory::{BlockMemory, DeviceBlocks, HostMemory, MemoryKind, whole};
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS, key};
 use crate::choice::TransportKind;
 use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
+use crate::span::Span;
 
 /// How the recording sink answers a commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,7 +82,7 @@ impl Recorder {
             reservations: Mutex::default(),
             memory: match memory {
                 MemoryKind::Host => Box::new(HostMemory::default()),
-                MemoryKind::Device => Box::new(DeviceMemory::new()),
+                MemoryKind::Device => Box::new(DeviceBlocks::new()),
             },
             commits: Mutex::default(),
             ended: Arc::default(),
@@ -136,7 +137,7 @@ impl HandoffSink for Recorder {
     fn progressed(&self, transfer: TransferId) {
         self.progressed.lock().unwrap().push(transfer);
     }
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
+    fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
         while self.is_gated.load(Ordering::Relaxed) {
             std::thread::park_timeout(Duration::from_millis(1));
         }
@@ -189,7 +190,7 @@ impl MappedPool for Recorder {
         let bytes = unsafe { std::slice::from_raw_parts(map.as_ptr().add(span.start), span.len()) };
         let is_good = is_good(bytes);
         if is_good {
-            self.import(block, layers, bytes)?;
+            self.import(block, layers, Span::Host(bytes))?;
         }
         Ok(is_good)
     }

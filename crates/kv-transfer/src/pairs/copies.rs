@@ -7,47 +7,26 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use proto::messages::{KvBlockFrame, KvFrame};
 use serving_core::ids::BlockId;
-use thiserror::Error;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::Notify;
 
 use super::pair_stream::{Gate, PairStream};
-use super::queue::{Queued, Room};
-use crate::frame;
-use crate::shm::{NoPlace, Slot};
-use crate::transport::{KvSource, SourceError};
+use crate::link::queue::{Queued, QueuedKv};
+use crate::link::{Copied, NoPlace, NotCopied, Place};
+use crate::transport::KvSource;
 
 /// Each batch wakes the stream's writer once. This many copies of a small model's blocks take 0.2 ms.
 const FRAMES_SENT_AT_ONCE: usize = 8;
-
-/// Why a copy was not made. The transfer ends.
-#[derive(Debug, Error)]
-pub(super) enum NotCopied {
-    #[error("{0}")]
-    Source(#[from] SourceError),
-    #[error("{0}")]
-    Place(#[from] NoPlace),
-    /// Nobody takes frames any more.
-    #[error("the pair's stream has ended")]
-    NoStream,
-    /// The source panicked. The process has logged it.
-    #[error("a copy broke off")]
-    BrokeOff,
-}
 
 /// One frame to be made.
 #[derive(Debug)]
 pub(super) struct Copy {
     pub block: BlockId,
     pub layers: Range<u32>,
-    /// The place of the bytes. `None`: memory of their own.
-    pub slot: Option<Slot>,
+    pub place: Box<dyn Place>,
     /// Complete except for bytes and checksum.
     pub header: KvBlockFrame,
-    /// Its share of the byte limit, unless a slot is that share.
-    pub permit: Option<OwnedSemaphorePermit>,
     /// Where the transfer adds up its moving time.
     pub moving: Arc<AtomicU64>,
 }
@@ -180,6 +159,7 @@ impl Copies {
     fn send(&self, made: &mut Vec<Queued>) -> Result<(), NotCopied> {
         for queued in made.drain(..) {
             self.live
+                .outbox
                 .frames
                 .blocking_send(queued)
                 .map_err(|_| NotCopied::NoStream)?;
@@ -189,40 +169,21 @@ impl Copies {
 
     fn make(&self, copy: Copy) -> Result<Queued, NotCopied> {
         let Copy {
-            block,
-            layers,
-            slot,
-            mut header,
-            permit,
-            moving,
+            mut place, mut header, ..
         } = copy;
-        let bytes = layers.len() * self.source.layer_bytes();
-        let has_checksums = self.live.lane.has_checksums();
-        let sum = |data: &[u8]| if has_checksums { frame::checksum(data) } else { 0 };
-        let copied = self.gate.pass(|| match slot {
-            None => {
-                let mut data = self.live.buffers.take(bytes);
-                self.source.export(block, layers, &mut data.bytes)?;
-                header.checksum = sum(&data.bytes);
-                header.data = Bytes::from_owner(data);
-                Ok(None)
-            }
-            Some(mut slot) => {
-                let exported = slot.fill(bytes, |place| {
-                    self.source.export(block, layers, place)?;
-                    Ok::<u64, SourceError>(sum(place))
-                })?;
-                header.checksum = exported?;
-                header.data = Bytes::new();
-                Ok(Some(slot))
-            }
-        });
+        let from = Copied {
+            source: &*self.source,
+            block: copy.block,
+            bytes: copy.layers.len() * self.source.layer_bytes(),
+            layers: copy.layers,
+        };
         // Closed: the transfer has ended, and a decode node whose pool we write has been told that we write no more.
-        let slot = copied.unwrap_or(Err(NotCopied::Place(NoPlace::Unmapped)))?;
+        let filled = self.gate.pass(|| place.fill(&from));
+        header.checksum = filled.unwrap_or(Err(NotCopied::Place(NoPlace::Unmapped)))?;
+        header.data = place.inline();
+        let placed = (place, from.bytes as u64);
         Ok(Queued {
-            room: Some(Room::take(bytes as u64, &self.live.gauge, permit)),
-            slot,
-            moving: Some(moving),
+            kv: Some(QueuedKv::new(placed, &self.live.outbox.gauge, copy.moving)),
             ..Queued::control(KvFrame::Block(header))
         })
     }

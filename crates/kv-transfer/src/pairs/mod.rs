@@ -3,7 +3,6 @@
 mod copies;
 mod pair;
 mod pair_stream;
-pub(crate) mod queue;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -11,18 +10,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use proto::messages::{Hello, PROTOCOL_VERSION};
+use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
 use serving_core::ids::NodeId;
 use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
 use tokio::sync::watch;
 
 use self::pair::{Pair, PairState, Shared};
-pub(crate) use self::pair_stream::{Carrier, Link, PairStream};
-use self::queue::{Buffers, FrameTap};
+use self::pair_stream::PairStream;
 use self::transfer::PairTransfer;
 use crate::choice::{Fallbacks, TransportKind};
-use crate::shm::DirectWish;
+use crate::link::KvTransport;
+use crate::link::budget::Budget;
 use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
+use crate::trust::DirectWish;
 
 /// Pairs that tickets may open beyond the kept ones, until the coordinator's list comes.
 const PAIRS_MAX: usize = 1024;
@@ -31,23 +31,21 @@ const PAIRS_MAX: usize = 1024;
 pub struct PairConfig {
     pub me: NodeId,
     pub compatibility: CompatibilityHash,
+    /// The part of each block that this process holds.
+    pub(crate) shard: KvShard,
     /// The transports that may be used, best first. Pairs meet over gRPC even when gRPC may carry no KV.
     pub transports: Vec<TransportKind>,
-    /// This process, as its peers see it. Shared memory is for peers of the same user.
-    pub uid: u32,
     /// The secret for writing the pools of decode nodes in place, where memory is shared and they hold the same secret.
     pub direct: Option<DirectWish>,
-    /// KV bytes that are queued or being written, per pair over gRPC. With shared memory the decode node's ring is the
-    /// limit.
+    /// KV bytes that are queued or being written in this node's memory, over all pairs.
     pub in_flight_bytes_max: u64,
     /// A pair that has bytes to move and moves fewer than the floor during this time is torn down.
     pub stall_window: Duration,
     pub floor_bytes_per_second: u64,
     /// How long `begin` waits for a pair that is connecting.
     pub connect_wait: Duration,
-    pub(crate) tap: Option<Arc<dyn FrameTap>>,
-    /// Limit over all pairs of the node.
-    pub(crate) buffers: Arc<Buffers>,
+    #[cfg(test)]
+    pub(crate) tap: crate::conformance::Tapping,
 }
 
 impl PairConfig {
@@ -57,15 +55,15 @@ impl PairConfig {
         Self {
             me,
             compatibility,
-            transports: vec![TransportKind::Shm, TransportKind::Grpc],
-            uid: rustix::process::geteuid().as_raw(),
+            shard: KvShard::WHOLE,
+            transports: Vec::new(),
             direct: None,
             in_flight_bytes_max: 32 << 20,
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
             connect_wait: Duration::from_secs(1),
-            tap: None,
-            buffers: Arc::default(),
+            #[cfg(test)]
+            tap: Default::default(),
         }
     }
 
@@ -81,13 +79,6 @@ impl PairConfig {
         Self { direct, ..self }
     }
 
-    /// At least one frame's worth, so that any frame fits.
-    pub(crate) fn room_kib(&self) -> u32 {
-        u32::try_from(self.in_flight_bytes_max / 1024)
-            .unwrap_or(u32::MAX)
-            .clamp(64, 1 << 28)
-    }
-
     /// The first message of this node on a stream.
     pub(crate) fn hello(&self, peer: &PairPeer) -> Hello {
         Hello {
@@ -95,8 +86,18 @@ impl PairConfig {
             to: peer.node.clone(),
             protocol_version: PROTOCOL_VERSION,
             compatibility: self.compatibility,
+            shard: self.shard.clone(),
         }
     }
+}
+
+/// The transports of a node's pairs.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    /// Needs no offer: its link carries the pair when no better one is found, and is given up when one is.
+    pub meeting: Arc<dyn KvTransport>,
+    /// Best first. The meeting transport is among them if it may carry KV.
+    pub best_first: Vec<Arc<dyn KvTransport>>,
 }
 
 /// Keeps a pair per decode node, over the transport on which the two agree. Needs a Tokio runtime around it.
@@ -107,10 +108,12 @@ pub struct PairTransport {
 }
 
 impl PairTransport {
-    pub fn new(config: PairConfig) -> Self {
+    pub(crate) fn new(config: PairConfig, ways: Ways) -> Self {
         Self {
             shared: Shared {
+                budget: Budget::of(config.in_flight_bytes_max),
                 config: Arc::new(config),
+                ways: Arc::new(ways),
                 health: watch::channel(Vec::new()).0,
                 fallbacks: Arc::default(),
             },
@@ -123,10 +126,6 @@ impl PairTransport {
         self.shared.fallbacks.clone()
     }
 
-    fn open(&self, peer: PairPeer) -> Pair {
-        Pair::open(peer, &self.shared)
-    }
-
     /// The pair that a ticket names. It is opened now if the coordinator's list has not come yet.
     fn pair_of(&self, ticket: &Ticket) -> Result<Arc<Pair>, PairFault> {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,12 +135,15 @@ impl PairTransport {
         if pairs.len() >= PAIRS_MAX {
             return Err(PairFault::Closed);
         }
-        let pair = Arc::new(self.open(PairPeer {
-            node: ticket.decode_node.clone(),
-            address: ticket.decode_address.clone(),
-            // Unknown here. The decode node compares it with the hello.
-            compatibility: self.shared.config.compatibility,
-        }));
+        let pair = Arc::new(Pair::open(
+            PairPeer {
+                node: ticket.decode_node.clone(),
+                address: ticket.decode_address.clone(),
+                // Unknown here. The decode node compares it with the hello.
+                compatibility: self.shared.config.compatibility,
+            },
+            &self.shared,
+        ));
         pairs.insert(ticket.decode_node.clone(), pair.clone());
         Ok(pair)
     }
@@ -182,7 +184,7 @@ impl Transport for PairTransport {
         });
         for peer in peers {
             if !pairs.contains_key(&peer.node) {
-                pairs.insert(peer.node.clone(), Arc::new(self.open(peer)));
+                pairs.insert(peer.node.clone(), Arc::new(Pair::open(peer, &self.shared)));
             }
         }
     }

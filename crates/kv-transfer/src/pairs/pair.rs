@@ -9,10 +9,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
-use super::pair_stream::{Link, PairStream, carry};
-use crate::choice::{Fallbacks, ShmFault, TransportKind};
+use super::Ways;
+use super::pair_stream::{PairStream, carry};
+use crate::choice::{Fallback, Fallbacks};
+use crate::link::budget::Budget;
+use crate::link::{Dial, Link, NoLink};
 use crate::transport::{PairFault, PairPeer};
-use crate::{grpc, shm};
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(2);
@@ -27,6 +29,8 @@ pub(super) enum PairState {
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     pub config: Arc<PairConfig>,
+    pub ways: Arc<Ways>,
+    pub budget: Arc<Budget>,
     pub health: watch::Sender<Vec<PairHealth>>,
     pub fallbacks: Arc<Fallbacks>,
 }
@@ -42,23 +46,17 @@ pub(super) struct Pair {
 
 impl Pair {
     pub fn open(peer: PairPeer, shared: &Shared) -> Self {
-        let Shared {
-            config,
-            health,
-            fallbacks,
-        } = shared.clone();
         let (state_in, state) = watch::channel(PairState::Unusable(PairFault::Connecting));
         let closed = CancellationToken::new();
         let keeper = Keeper {
             peer: peer.clone(),
-            config,
+            shared: shared.clone(),
             state: state_in,
-            health: health.clone(),
-            fallbacks,
             closed: closed.clone(),
         };
         keeper.tell(Err(&PairFault::Connecting));
         tokio::spawn(keeper.keep());
+        let health = shared.health.clone();
         Self {
             peer,
             state,
@@ -87,10 +85,8 @@ impl Drop for Pair {
 #[derive(Debug)]
 struct Keeper {
     peer: PairPeer,
-    config: Arc<PairConfig>,
+    shared: Shared,
     state: watch::Sender<PairState>,
-    health: watch::Sender<Vec<PairHealth>>,
-    fallbacks: Arc<Fallbacks>,
     closed: CancellationToken,
 }
 
@@ -134,55 +130,82 @@ impl Keeper {
     async fn one_stream(&self) -> PairFault {
         match self.connect().await {
             Ok(link) => {
-                self.state.send_replace(PairState::Usable(link.live.clone()));
-                let transport = link.live.lane.kind().name();
+                let (live, replies) = PairStream::new(self.peer.node.clone(), link);
+                self.state.send_replace(PairState::Usable(live.clone()));
+                let transport = live.carrier.kind().name();
                 self.tell(Ok(transport));
                 tracing::info!(peer = %self.peer.node, address = %self.peer.address, transport, "pair is up");
-                carry(link, &self.config).await
+                carry(&live, replies, &self.shared.config).await
             }
             Err(fault) => fault,
         }
     }
 
-    /// The best way that both nodes know, in this node's order. They meet over gRPC. The gRPC stream is given up when
-    /// another way is found, and is the fallback when none is.
+    fn dial<'a>(&'a self, offer: Option<&'a [u8]>) -> Dial<'a> {
+        Dial {
+            peer: &self.peer,
+            hello: self.shared.config.hello(&self.peer),
+            offer,
+            budget: &self.shared.budget,
+        }
+    }
+
+    /// The best way that both nodes know, in this node's order.
     async fn connect(&self) -> Result<Link, PairFault> {
-        if self.peer.compatibility != self.config.compatibility {
+        let Shared { config, ways, .. } = &self.shared;
+        if self.peer.compatibility != config.compatibility {
             return Err(PairFault::Incompatible);
         }
-        let (link, hello) = grpc::connect(&self.peer, &self.config).await?;
-        let mut unshared: Option<ShmFault> = None;
-        for transport in &self.config.transports {
-            match transport {
-                TransportKind::Grpc => {
-                    if let Some(fault) = &unshared {
-                        let peer = &self.peer.node;
-                        tracing::info!(%peer, reason = fault.name(), %fault, "no shared memory with a peer");
-                    }
-                    return Ok(link);
+        let met = ways
+            .meeting
+            .connect(&self.dial(None))
+            .await
+            .map_err(|fault| match fault {
+                NoLink::Pair(fault) => fault,
+                NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
+            })?;
+        let mut missing = None;
+        for way in &ways.best_first {
+            if way.kind() == ways.meeting.kind() {
+                return Ok(self.tapped(met));
+            }
+            let mut offers = met.hello.offers.iter();
+            let offer = offers.find(|offer| offer.transport == way.kind().name());
+            match way.connect(&self.dial(offer.map(|offer| &offer.offer[..]))).await {
+                Ok(link) => {
+                    link.lesser_because.iter().for_each(|fallback| self.without(fallback));
+                    met.outbox.over.cancel();
+                    return Ok(self.tapped(link));
                 }
-                TransportKind::Shm | TransportKind::ShmDirect => {
-                    match shm::connect(&self.peer, hello.shared_memory.as_ref(), &self.config).await {
-                        Ok((shared, staged)) => {
-                            if let Some(fault) = staged {
-                                let peer = &self.peer.node;
-                                self.fallbacks.count_staged(fault);
-                                tracing::info!(%peer, reason = fault.name(), %fault, "a peer's pool is not written in place");
-                            }
-                            link.live.close(PairFault::Closed);
-                            return Ok(shared);
-                        }
-                        Err(fault) => {
-                            self.fallbacks.count(&fault);
-                            unshared = Some(fault);
-                        }
-                    }
+                Err(NoLink::Way(fallback)) => {
+                    self.without(&fallback);
+                    missing = Some(fallback.detail);
+                }
+                Err(NoLink::Pair(fault)) => {
+                    met.outbox.over.cancel();
+                    return Err(fault);
                 }
             }
         }
-        let reason = unshared.map_or_else(|| "no transport is configured".to_owned(), |fault| fault.to_string());
-        link.live.close(PairFault::Closed);
+        met.outbox.over.cancel();
+        let reason = missing.unwrap_or_else(|| "no transport is configured".to_owned());
         Err(PairFault::NoTransport(reason))
+    }
+
+    fn without(&self, fallback: &Fallback) {
+        self.shared.fallbacks.count(fallback);
+        let (wanted, reason) = (fallback.wanted.name(), fallback.reason);
+        tracing::info!(peer = %self.peer.node, wanted, reason, fault = %fallback, "a pair goes without a transport");
+    }
+
+    #[cfg(test)]
+    fn tapped(&self, link: Link) -> Link {
+        self.shared.config.tap.on(link)
+    }
+
+    #[cfg(not(test))]
+    fn tapped(&self, link: Link) -> Link {
+        link
     }
 
     /// True when a usable stream was lost.
@@ -202,7 +225,7 @@ impl Keeper {
     fn tell(&self, state: Result<&'static str, &PairFault>) {
         let unusable_reason = state.err().map(|fault| fault.name().to_owned());
         let transport = state.ok().map(str::to_owned);
-        self.health.send_if_modified(|pairs| {
+        self.shared.health.send_if_modified(|pairs| {
             if self.closed.is_cancelled() {
                 return false;
             }

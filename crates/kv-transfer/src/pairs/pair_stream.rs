@@ -2,83 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use proto::messages::{KvFrame, KvReply};
 use serving_core::ids::{NodeId, TransferId};
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::sync::watch;
 
 use super::PairConfig;
-use super::queue::{Buffers, FRAMES_QUEUED_MAX, Gauge, Queued};
-use crate::choice::TransportKind;
-use crate::frame::FRAME_DATA_BYTES_MAX;
-use crate::shm::{SendPool, SendRing};
+use crate::link::queue::{Outbox, Queued};
+use crate::link::{Carrier, Link, LinkReply};
 use crate::transport::PairFault;
 
 /// How a transfer on a stream has ended, for its sender.
 #[derive(Clone, Debug)]
-pub(crate) enum End {
+pub(super) enum End {
     Acked,
     Refused { reason: String, detail: String },
     AbortedByPeer { reason: String },
     PairLost(PairFault),
 }
 
-/// How the bytes of a pair's blocks reach its peer, and what limits the bytes in flight.
-#[derive(Debug)]
-pub(crate) enum Carrier {
-    /// The bytes are in the frames.
-    Stream {
-        /// Room for KV bytes in flight, in KiB.
-        room: Arc<Semaphore>,
-        room_kib: u32,
-    },
-    /// The bytes go through the slots of a ring that both nodes map. At most as many frames are in flight as there are
-    /// slots.
-    Ring(Arc<SendRing>),
-    /// The bytes are in their place before the frame is sent.
-    Pool(Arc<SendPool>),
-}
-
-impl Carrier {
-    pub fn kind(&self) -> TransportKind {
-        match self {
-            Carrier::Stream { .. } => TransportKind::Grpc,
-            Carrier::Ring(_) => TransportKind::Shm,
-            Carrier::Pool(_) => TransportKind::ShmDirect,
-        }
-    }
-    /// Only the owner of a pool can do without checksums.
-    pub fn has_checksums(&self) -> bool {
-        match self {
-            Carrier::Stream { .. } | Carrier::Ring(_) => true,
-            Carrier::Pool(pool) => pool.has_checksums(),
-        }
-    }
-    /// Largest run of KV bytes in one frame.
-    pub fn data_bytes_max(&self) -> usize {
-        match self {
-            Carrier::Stream { .. } => FRAME_DATA_BYTES_MAX,
-            Carrier::Ring(ring) => ring.slot_bytes(),
-            Carrier::Pool(pool) => pool.frame_bytes_max(),
-        }
-    }
-}
-
-/// A stream that has shaken hands, in the form in which a transport gives it to its pair.
-pub(crate) struct Link {
-    pub live: Arc<PairStream>,
-    /// Ends with the stream.
-    pub replies: BoxStream<'static, Result<KvReply, PairFault>>,
-}
-
 /// Whether a transfer may still touch the memory that its copies write. Held for reading during a copy.
 #[derive(Debug)]
-pub(crate) struct Gate(RwLock<bool>);
+pub(super) struct Gate(RwLock<bool>);
 
 impl Gate {
     fn open() -> Arc<Self> {
@@ -97,7 +46,7 @@ impl Gate {
 
 /// The messages that a transfer gets from its stream.
 #[derive(Clone, Debug)]
-pub(crate) struct TransferSignals {
+pub(super) struct TransferSignals {
     pub end: watch::Receiver<Option<End>>,
     /// The decode node has claimed it. Sent only where the sender writes in place.
     pub begun: watch::Receiver<bool>,
@@ -113,42 +62,36 @@ struct Registered {
 
 /// One life of the pair's stream.
 #[derive(Debug)]
-pub(crate) struct PairStream {
+pub(super) struct PairStream {
     pub node: NodeId,
-    pub frames: mpsc::Sender<Queued>,
-    pub lane: Carrier,
-    pub gauge: Arc<Gauge>,
-    pub buffers: Arc<Buffers>,
+    pub carrier: Arc<dyn Carrier>,
+    pub outbox: Outbox,
     transfers: Mutex<BTreeMap<TransferId, Registered>>,
     fault: OnceLock<PairFault>,
-    over: CancellationToken,
 }
 
+pub(super) type Replies = BoxStream<'static, Result<LinkReply, PairFault>>;
+
 impl PairStream {
-    /// Shared with the queue that the transport empties.
-    pub fn new(node: NodeId, lane: Carrier, buffers: Arc<Buffers>) -> (Arc<Self>, mpsc::Receiver<Queued>) {
-        let (frames, queue) = mpsc::channel(FRAMES_QUEUED_MAX);
+    /// With the replies to its frames.
+    pub fn new(node: NodeId, link: Link) -> (Arc<Self>, Replies) {
         let live = Self {
             node,
-            frames,
-            lane,
-            gauge: Arc::default(),
-            buffers,
+            carrier: link.carrier,
+            outbox: link.outbox,
             transfers: Mutex::default(),
             fault: OnceLock::new(),
-            over: CancellationToken::new(),
         };
-        (Arc::new(live), queue)
+        (Arc::new(live), link.replies)
     }
 
-    /// Ends when the stream is to end.
-    pub fn over(&self) -> WaitForCancellationFutureOwned {
-        self.over.clone().cancelled_owned()
+    fn transfers(&self) -> MutexGuard<'_, BTreeMap<TransferId, Registered>> {
+        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A transfer that begins.
     pub fn register(&self, transfer: TransferId) -> Result<TransferSignals, PairFault> {
-        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut transfers = self.transfers();
         if let Some(fault) = self.fault.get() {
             return Err(fault.clone());
         }
@@ -164,16 +107,14 @@ impl PairStream {
         Ok(TransferSignals { end, begun, gate })
     }
 
-    pub fn begun(&self, transfer: TransferId) {
-        let transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(registered) = transfers.get(&transfer) {
+    fn begun(&self, transfer: TransferId) {
+        if let Some(registered) = self.transfers().get(&transfer) {
             registered.begun.send_replace(true);
         }
     }
 
     pub fn forget(&self, transfer: TransferId) {
-        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
-        transfers.remove(&transfer);
+        self.transfers().remove(&transfer);
     }
 
     pub fn fault(&self) -> PairFault {
@@ -181,13 +122,13 @@ impl PairStream {
     }
 
     fn end(self: &Arc<Self>, transfer: TransferId, end: End) {
-        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut transfers = self.transfers();
         let Some(registered) = transfers.remove(&transfer) else {
             return;
         };
         let is_answer_due = matches!(end, End::Refused { .. } | End::AbortedByPeer { .. });
         registered.end.send_replace(Some(end));
-        if is_answer_due && self.lane.kind().writes_in_place() {
+        if is_answer_due && self.carrier.writes_in_place() {
             // The blocks wait for our message that we store no more.
             let stopped = KvFrame::Abort {
                 transfer,
@@ -206,38 +147,37 @@ impl PairStream {
         let live = self.clone();
         runtime.spawn(async move {
             if tokio::task::spawn_blocking(move || gate.close()).await.is_ok() {
-                let _ = live.frames.send(Queued::control(frame)).await;
+                let _ = live.outbox.frames.send(Queued::control(frame)).await;
             }
         });
     }
 
     /// Every transfer of the stream fails, the stream ends, and no transfer can register any more.
     pub fn close(&self, fault: PairFault) {
-        let mut transfers = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut transfers = self.transfers();
         let fault = self.fault.get_or_init(|| fault).clone();
         for waiting in std::mem::take(&mut *transfers).into_values() {
             waiting.end.send_replace(Some(End::PairLost(fault.clone())));
         }
         drop(transfers);
-        self.over.cancel();
+        self.outbox.over.cancel();
     }
 }
 
 /// Passes replies to their transfers and watches the speed, until the stream is over.
-pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
-    let Link { live, mut replies } = link;
+pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> PairFault {
     let mut watch = StallWatch::new(config);
     let mut ticks = tokio::time::interval(config.stall_window / 4);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             reply = replies.next() => match reply {
-                Some(Ok(reply)) => give(&live, reply),
+                Some(Ok(reply)) => give(live, reply),
                 Some(Err(fault)) => return fault,
                 None => return PairFault::Broken("the decode node ended the stream".to_owned()),
             },
             _ = ticks.tick() => {
-                if let Some(fault) = watch.look(&live, Instant::now()) {
+                if let Some(fault) = watch.look(live, Instant::now()) {
                     return fault;
                 }
             }
@@ -245,16 +185,17 @@ pub(super) async fn carry(link: Link, config: &PairConfig) -> PairFault {
     }
 }
 
-fn give(live: &Arc<PairStream>, reply: KvReply) {
+fn give(live: &Arc<PairStream>, reply: LinkReply) {
     match reply {
-        KvReply::Hello(_) => {}
-        KvReply::Ack { transfer } => live.end(transfer, End::Acked),
-        KvReply::Refused {
+        LinkReply::Begun(transfer) => live.begun(transfer),
+        LinkReply::Reply(KvReply::Hello(_)) => {}
+        LinkReply::Reply(KvReply::Ack { transfer }) => live.end(transfer, End::Acked),
+        LinkReply::Reply(KvReply::Refused {
             transfer,
             reason,
             detail,
-        } => live.end(transfer, End::Refused { reason, detail }),
-        KvReply::Aborted { transfer, reason } => live.end(transfer, End::AbortedByPeer { reason }),
+        }) => live.end(transfer, End::Refused { reason, detail }),
+        LinkReply::Reply(KvReply::Aborted { transfer, reason }) => live.end(transfer, End::AbortedByPeer { reason }),
     }
 }
 
@@ -277,8 +218,8 @@ impl StallWatch {
     }
 
     fn look(&mut self, live: &PairStream, now: Instant) -> Option<PairFault> {
-        let taken = live.gauge.taken_bytes.load(Ordering::Relaxed);
-        if live.gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
+        let taken = live.outbox.gauge.taken_bytes.load(Ordering::Relaxed);
+        if live.outbox.gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
             self.since = None;
             return None;
         }

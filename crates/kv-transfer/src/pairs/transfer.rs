@@ -11,14 +11,14 @@ use bytes::Bytes;
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
 use serving_core::ids::{BlockId, TransferId};
 use serving_core::request::TokenEvent;
-use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use super::copies::{Copies, Copy, NotCopied};
-use super::pair_stream::{Carrier, End, PairStream, TransferSignals};
-use super::queue::Queued;
+use super::copies::{Copies, Copy};
+use super::pair_stream::{End, PairStream, TransferSignals};
 use crate::choice::TransportKind;
 use crate::frame;
-use crate::shm::{NoPlace, Slot};
+use crate::link::queue::Queued;
+use crate::link::{NoPlace, NotCopied, Place};
 use crate::transport::{AbortReason, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart};
 
 /// How long an abort may wait for room in a full queue. After it the receiver's own timer ends the transfer.
@@ -91,7 +91,7 @@ impl PairTransfer {
         let sent = tokio::select! {
             biased;
             end = Self::ended(&mut self.signals.end) => Err(end),
-            sent = self.live.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
+            sent = self.live.outbox.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
         };
         sent.map_err(|end| self.error(end))
     }
@@ -100,8 +100,7 @@ impl PairTransfer {
         let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
             return Err(self.no_such_block(block.ticket_index));
         };
-        let data_bytes = layers.len() * self.start.source.layer_bytes();
-        let (slot, permit) = self.room(target, layers.clone()).await?;
+        let place = self.room(target, layers.clone()).await?;
         let header = KvBlockFrame {
             transfer: self.transfer(),
             sequence_no: self.next_sequence_no,
@@ -113,51 +112,33 @@ impl PairTransfer {
             checksum: 0,
             data: Bytes::new(),
         };
+        self.next_sequence_no += 1;
+        self.kv_bytes += (layers.len() * self.start.source.layer_bytes()) as u64;
         self.copies.add(Copy {
             block: block.block,
             layers,
-            slot,
+            place,
             header,
-            permit,
             moving: self.moving.clone(),
         });
-        self.next_sequence_no += 1;
-        self.kv_bytes += data_bytes as u64;
         Ok(())
     }
 
     /// Waits for room on the pair for one frame.
-    async fn room(
-        &mut self,
-        target: BlockId,
-        layers: Range<u32>,
-    ) -> Result<(Option<Slot>, Option<OwnedSemaphorePermit>), TransferError> {
-        let live = self.live.clone();
-        let layer_bytes = self.start.source.layer_bytes();
-        match &live.lane {
-            Carrier::Stream { room, room_kib } => {
-                let kib = (layers.len() * layer_bytes).div_ceil(1024);
-                let kib = u32::try_from(kib).unwrap_or(u32::MAX).min(*room_kib);
-                let permit = self.unless_ended(room.clone().acquire_many_owned(kib)).await?;
-                Ok((None, permit.ok()))
-            }
-            Carrier::Ring(ring) if layer_bytes > ring.slot_bytes() => Err(TransferError::LayerTooLarge {
-                layer_bytes,
-                slot_bytes: ring.slot_bytes(),
-            }),
-            Carrier::Ring(ring) => Ok((Some(self.unless_ended(ring.slot()).await?), None)),
-            Carrier::Pool(pool) => {
-                if !pool.fits(self.start.source.layer_count(), layer_bytes) {
-                    return Err(self.not_copied(NotCopied::Place(NoPlace::Outside)));
-                }
-                // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
-                // request.
-                let mut begun = self.signals.begun.clone();
-                self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
-                let slot = self.unless_ended(pool.place((target, layers))).await?;
-                Ok((Some(slot), None))
-            }
+    async fn room(&mut self, target: BlockId, layers: Range<u32>) -> Result<Box<dyn Place>, TransferError> {
+        let carrier = self.live.carrier.clone();
+        let (layer_count, layer_bytes) = (self.start.source.layer_count(), self.start.source.layer_bytes());
+        if let Err(fault) = carrier.check(layer_count, layer_bytes) {
+            return Err(self.not_copied(fault.into()));
         }
+        if carrier.writes_in_place() {
+            // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
+            // request.
+            let mut begun = self.signals.begun.clone();
+            self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
+        }
+        let bytes = layers.len() * layer_bytes;
+        self.unless_ended(carrier.room((target, layers), bytes)).await
     }
 
     async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
@@ -177,7 +158,17 @@ impl PairTransfer {
             (None, NotCopied::Place(NoPlace::Unmapped) | NotCopied::NoStream) => {
                 self.error(End::PairLost(self.live.fault()))
             }
-            (None, NotCopied::Place(fault @ (NoPlace::Outside | NoPlace::Taken))) => TransferError::NoPlace {
+            (
+                None,
+                NotCopied::Place(NoPlace::LayerTooLarge {
+                    layer_bytes,
+                    slot_bytes,
+                }),
+            ) => TransferError::LayerTooLarge {
+                layer_bytes,
+                slot_bytes,
+            },
+            (None, NotCopied::Place(fault)) => TransferError::NoPlace {
                 node: self.live.node.clone(),
                 detail: fault.to_string(),
             },
@@ -208,7 +199,7 @@ impl PairTransfer {
 #[async_trait]
 impl SendTransfer for PairTransfer {
     fn transport(&self) -> TransportKind {
-        self.live.lane.kind()
+        self.live.carrier.kind()
     }
 
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError> {
@@ -216,7 +207,7 @@ impl SendTransfer for PairTransfer {
             return Err(self.no_such_block(block.ticket_index));
         }
         let source = &self.start.source;
-        let data_bytes_max = self.live.lane.data_bytes_max();
+        let data_bytes_max = self.live.carrier.data_bytes_max();
         for layers in frame::layer_ranges(source.layer_count(), source.layer_bytes(), data_bytes_max) {
             self.push_layers(block, layers).await?;
         }
@@ -252,7 +243,7 @@ impl SendTransfer for PairTransfer {
             at = was_written => at.ok(),
             failed = copies.failed() => return Err(self.not_copied(failed)),
             // A stream whose peer stops reading keeps its frames.
-            () = self.live.over() => None,
+            () = self.live.outbox.over.cancelled() => None,
         };
         if let Some(at) = was_written {
             self.last_written = Some(at);
@@ -288,12 +279,12 @@ impl SendTransfer for PairTransfer {
             // Frames hold copies of the blocks, so nothing reads the blocks any more. The few frames that are made but not
             // queued may still come after the abort. The receiver refuses them, because their reservation is gone.
             let frame = self.abort_frame(reason);
-            if self.live.lane.kind().writes_in_place() {
+            if self.live.carrier.writes_in_place() {
                 // This is never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
                 return self.live.say_when_stopped(self.signals.gate.clone(), frame);
             }
             let frame = Queued::control(frame);
-            let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.frames.send(frame)).await;
+            let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.outbox.frames.send(frame)).await;
         }
     }
 }
@@ -306,12 +297,12 @@ impl Drop for PairTransfer {
         }
         self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
-        if self.live.lane.kind().writes_in_place() {
+        if self.live.carrier.writes_in_place() {
             // A copy whose `push` was dropped may still run. The message comes after it.
             return self.live.say_when_stopped(self.signals.gate.clone(), frame);
         }
         let frame = Queued::control(frame);
-        let frames = self.live.frames.clone();
+        let frames = self.live.outbox.frames.clone();
         if let Err(tokio::sync::mpsc::error::TrySendError::Full(frame)) = frames.try_send(frame)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {

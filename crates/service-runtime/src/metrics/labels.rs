@@ -109,9 +109,9 @@ const STALL_CAUSES: [&str; 7] = [
     "egress_back_pressure",
     "migration",
 ];
-/// `choice::TransportKind` of kv-transfer.
+/// `transports::kinds` of kv-transfer.
 const TRANSPORTS: [&str; 3] = ["shm", "shm-direct", "grpc"];
-/// `choice::ShmFault` and `choice::DirectFault` of kv-transfer.
+/// `shm::ShmFault` of kv-transfer and the faults of its direct mode.
 const FALLBACK_REASONS: [&str; 12] = [
     "disabled",
     "not_same_host",
@@ -231,6 +231,7 @@ fn transfer_failures_sent() -> Vec<&'static str> {
         "incompatible",
         "stale_epoch",
         "protocol_version",
+        "shard",
         "no_transport",
         "closed",
         "aborted_by_peer",

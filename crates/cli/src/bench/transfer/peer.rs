@@ -13,7 +13,8 @@ use clap::Args;
 use engine::{KvBacking, KvMemory};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
-use kv_transfer::shm::{self, DirectOffer, DirectSecret, ShmConfig};
+use kv_transfer::span::Span;
+use kv_transfer::{DirectOffer, DirectSecret, ReceivingEnd, Serving, shm, transports};
 use node::KvPool;
 use serde::{Deserialize, Serialize};
 use service_runtime::freed_memory::{self, FreedMemory};
@@ -152,17 +153,14 @@ async fn serve(payload: Payload) -> anyhow::Result<()> {
 async fn serve_node(
     (memory, payload): (&Arc<KvMemory>, Payload),
     direct: Option<DirectOffer>,
-) -> anyhow::Result<(String, shm::Serving)> {
+) -> anyhow::Result<(String, Vec<Serving>)> {
     let sink = Arc::new(Sink {
         memory: memory.clone(),
         payload,
     });
     let receiver = Receiver::new(sender::node("decode-0"), sender::COMPATIBILITY, sink);
-    let shm_config = ShmConfig {
-        direct,
-        ..ShmConfig::new(payload.geometry().layer_bytes())
-    };
-    let serving = shm::serve(receiver.clone(), shm_config)?;
+    let layer_bytes = payload.geometry().layer_bytes();
+    let serving = transports::serve(&receiver, &[shm::KIND], &ReceivingEnd { layer_bytes, direct });
     let (listener, address) = serve::bind("127.0.0.1:0").await?;
     let ops = Ops {
         role: "bench",
@@ -199,12 +197,11 @@ impl HandoffSink for Sink {
     }
     fn began(&self, _: TransferId) {}
     fn progressed(&self, _: TransferId) {}
-    fn import(&self, block: BlockId, layers: Range<u32>, data: &[u8]) -> Result<(), ImportError> {
-        let imported = self.memory.import_layers(block, layers, data);
-        imported.map_err(|source| ImportError {
-            block,
-            source: Box::new(source),
-        })
+    fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
+        let copy = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            Ok(self.memory.import_layers(block, layers, data.host()?)?)
+        };
+        copy().map_err(|source| ImportError { block, source })
     }
     async fn commit(&self, _: Arrived) -> Result<(), TransferRefusal> {
         Ok(())

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use engine::KvMemory;
-use kv_transfer::choice::TransportKind;
 use kv_transfer::pairs::{PairConfig, PairTransport};
-use kv_transfer::shm::DirectWish;
+use kv_transfer::span::SpanMut;
 use kv_transfer::transport::{KvSource, PushedBlock, SendTransfer, SourceError, TransferStart, Transport};
+use kv_transfer::{DirectWish, grpc, shm, transports};
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
 use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::AttemptKey;
@@ -53,12 +53,11 @@ impl KvSource for Source {
     fn layer_bytes(&self) -> usize {
         self.0.geometry().layer_bytes()
     }
-    fn export(&self, block: BlockId, layers: Range<u32>, out: &mut [u8]) -> Result<(), SourceError> {
-        let exported = self.0.export_layers(block, layers, out);
-        exported.map_err(|source| SourceError {
-            block,
-            source: Box::new(source),
-        })
+    fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
+        let export = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            Ok(self.0.export_layers(block, layers, out.host()?)?)
+        };
+        export().map_err(|source| SourceError { block, source })
     }
 }
 
@@ -80,15 +79,15 @@ impl Sender {
         };
         let pair = |kind, wish| {
             let config = PairConfig::new(node("prefill-0"), COMPATIBILITY);
-            PairTransport::new(config.over(vec![kind]).writing_in_place(wish))
+            transports::pairs(config.over(vec![kind]).writing_in_place(wish))
         };
         let at = &peer.addresses;
-        let direct = || pair(TransportKind::Shm, Some(wish.clone()));
+        let direct = || pair(shm::KIND, Some(wish.clone()));
         let ways = vec![
             (Way::DirectUnchecked, direct(), at.direct_unchecked.clone()),
             (Way::Direct, direct(), at.direct.clone()),
-            (Way::Staged, pair(TransportKind::Shm, None), at.staged.clone()),
-            (Way::Grpc, pair(TransportKind::Grpc, None), at.staged.clone()),
+            (Way::Staged, pair(shm::KIND, None), at.staged.clone()),
+            (Way::Grpc, pair(grpc::KIND, None), at.staged.clone()),
         ];
         Ok(Self {
             source: Arc::new(Source(memory)),
@@ -121,9 +120,9 @@ impl Sender {
         };
         let transfer = transport.begin(start).await?;
         let expected = match way {
-            Way::Grpc => TransportKind::Grpc,
-            Way::Staged => TransportKind::Shm,
-            _ => TransportKind::ShmDirect,
+            Way::Grpc => grpc::KIND,
+            Way::Staged => shm::KIND,
+            _ => shm::DIRECT,
         };
         ensure!(
             transfer.transport() == expected,

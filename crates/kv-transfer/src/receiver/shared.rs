@@ -1,0 +1,129 @@
+//! What all pairs of a receiver share: who it is, its sink, the transfers under way, and the offers of its transports.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use proto::messages::{Hello, HelloRefused, HelloRefusedReason, HelloReply, KvShard, PROTOCOL_VERSION, TransportOffer};
+use serving_core::ids::{NodeId, TransferId};
+use serving_core::node::CompatibilityHash;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::sink::HandoffSink;
+
+/// Everything a decode node receives, over all transports and pairs.
+#[derive(Debug)]
+pub struct Receiver {
+    node: NodeId,
+    compatibility: CompatibilityHash,
+    pub(super) sink: Arc<dyn HandoffSink>,
+    /// The stream on which each claimed transfer is being received. Held while claiming, so that `abort` never misses one.
+    pub(super) active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
+    /// Sent to every sender whose hello is accepted.
+    offers: Mutex<Vec<TransportOffer>>,
+    /// The streams of pairs that came by the node's port end with it. Each other transport has its own end.
+    pub(crate) closed: CancellationToken,
+}
+
+/// Abort requests for one pair's stream: at most one per active transfer.
+#[derive(Debug, Default)]
+pub(super) struct AbortBox {
+    pub requests: Mutex<Vec<(TransferId, String)>>,
+    pub notify: Notify,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Receiver {
+    pub fn new(node: NodeId, compatibility: CompatibilityHash, sink: Arc<dyn HandoffSink>) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            compatibility,
+            sink,
+            active: Mutex::default(),
+            offers: Mutex::default(),
+            closed: CancellationToken::new(),
+        })
+    }
+
+    /// This node has drained. It ends its senders' streams, which would otherwise stay for as long as the senders want.
+    pub fn close(&self) {
+        self.closed.cancel();
+    }
+
+    /// An offer that answers to hellos carry until the returned value is dropped.
+    pub(crate) fn offer(self: &Arc<Self>, offer: TransportOffer) -> Offered {
+        lock(&self.offers).push(offer.clone());
+        let receiver = self.clone();
+        Offered { receiver, offer }
+    }
+
+    /// This node gives a transfer up. Idempotent, never blocks. The sink must already refuse to hand its reservation out.
+    /// True: `ended` (never `commit`) follows as soon as no write runs. False: the transfer was never claimed, or `commit`
+    /// or `ended` was called already; nothing is or will be written.
+    pub fn abort(&self, transfer: TransferId, reason: &str) -> bool {
+        let active = lock(&self.active);
+        let Some(pair) = active.get(&transfer) else {
+            return false;
+        };
+        let mut requests = lock(&pair.requests);
+        if !requests.iter().any(|(requested, _)| *requested == transfer) {
+            requests.push((transfer, reason.to_owned()));
+        }
+        pair.notify.notify_one();
+        true
+    }
+
+    /// The answer to a hello that is accepted, or to one that is not.
+    pub(crate) fn hello_reply(&self, refused: Option<HelloRefused>) -> HelloReply {
+        HelloReply {
+            node: self.node.clone(),
+            offers: match refused {
+                None => lock(&self.offers).clone(),
+                Some(_) => Vec::new(),
+            },
+            refused,
+        }
+    }
+
+    /// The version first: what an older node means by the other fields is not known.
+    pub(super) fn check_hello(&self, hello: &Hello) -> Result<(), HelloRefused> {
+        let Hello { from, to, shard, .. } = hello;
+        let me = &self.node;
+        let refused = |reason, detail| Err(HelloRefused { reason, detail });
+        if hello.protocol_version != PROTOCOL_VERSION {
+            let theirs = hello.protocol_version;
+            let detail =
+                format!("{me} speaks version {PROTOCOL_VERSION} of the protocol, {from} speaks version {theirs}");
+            return refused(HelloRefusedReason::ProtocolVersion, detail);
+        }
+        if *to != self.node {
+            let detail = format!("{from} means {to}, this node is {me}");
+            return refused(HelloRefusedReason::StaleEpoch, detail);
+        }
+        if hello.compatibility != self.compatibility {
+            let detail = format!("{me} and {from} have another model, numerics or version");
+            return refused(HelloRefusedReason::Incompatible, detail);
+        }
+        if *shard != KvShard::WHOLE {
+            let detail = format!("{me} holds {}, {from} holds {shard}", KvShard::WHOLE);
+            return refused(HelloRefusedReason::Shard, detail);
+        }
+        Ok(())
+    }
+}
+
+/// An offer that stands.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    receiver: Arc<Receiver>,
+    offer: TransportOffer,
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        lock(&self.receiver.offers).retain(|offer| *offer != self.offer);
+    }
+}

@@ -1,0 +1,198 @@
+//! The gRPC end of the receiver: one task for each pair's stream, which passes frames on and sends replies.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::CONTENT_TYPE;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use proto::kv_stream::{self, FrameReader, StreamError};
+use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame, KvReply};
+use proto::v1;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
+use tonic::metadata::GRPC_CONTENT_TYPE;
+use tonic::server::NamedService;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic_prost::ProstCodec;
+
+use super::KIND;
+use crate::receiver::{IncomingPair, Receiver};
+
+/// Replies that wait for a sender which does not read. Then its frames are not read either.
+const REPLIES_QUEUED_MAX: usize = 256;
+
+/// Adds the handoff service to a node's port.
+pub fn add_to_routes(routes: &mut RoutesBuilder, receiver: Arc<Receiver>) {
+    routes.add_service(Service { receiver });
+}
+
+/// The handoff service alone, for a port that has no other.
+pub fn routes(receiver: Arc<Receiver>) -> Routes {
+    let mut routes = RoutesBuilder::default();
+    add_to_routes(&mut routes, receiver);
+    routes.routes()
+}
+
+/// The generated server is not used, because its decoder would copy every block once more.
+#[derive(Clone, Debug)]
+struct Service {
+    receiver: Arc<Receiver>,
+}
+
+impl NamedService for Service {
+    const NAME: &'static str = kv_stream::SERVICE;
+}
+
+impl tower::Service<Request<Body>> for Service {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        ready(Ok(if request.uri().path() == kv_stream::PUSH_PATH {
+            self.push(request.into_body())
+        } else {
+            Status::unimplemented(format!("{} has the method Push alone", kv_stream::SERVICE)).into_http()
+        }))
+    }
+}
+
+impl Service {
+    fn push(&self, frames: Body) -> Response<Body> {
+        let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
+        let pair = IncomingPair::new(&self.receiver, KIND);
+        // A task of its own, because it must finish a running import when the connection drops.
+        tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
+        let body = EncodeBody::new_server(
+            ProstCodec::<v1::KvReply, v1::KvFrame>::default().encoder(),
+            ReceiverStream::new(queue),
+            None,
+            SingleMessageCompressionOverride::default(),
+            Some(KV_FRAME_BYTES_MAX),
+        );
+        let mut response = Response::new(Body::new(body));
+        response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+        response
+    }
+}
+
+/// The frames of one stream.
+#[derive(Debug)]
+struct Frames {
+    body: Body,
+    reader: FrameReader,
+}
+
+/// Why there is no further frame.
+enum NoFrame {
+    /// The sender has closed its end.
+    End,
+    /// The sender closed its end in the middle of a frame.
+    Cut,
+    Broken(Status),
+    Unreadable(StreamError),
+}
+
+impl Frames {
+    fn of(body: Body) -> Self {
+        Self {
+            body,
+            reader: FrameReader::default(),
+        }
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> Result<KvFrame, NoFrame> {
+        loop {
+            if let Some(frame) = self.reader.next_frame().map_err(NoFrame::Unreadable)? {
+                return Ok(frame);
+            }
+            match self.body.frame().await {
+                // gRPC gives no meaning to trailers of a request.
+                Some(Ok(frame)) => self.reader.add(frame.into_data().unwrap_or_default()),
+                Some(Err(status)) => return Err(NoFrame::Broken(status)),
+                None if self.reader.is_between_frames() => return Err(NoFrame::End),
+                None => return Err(NoFrame::Cut),
+            }
+        }
+    }
+}
+
+type Replies = mpsc::Sender<Result<v1::KvReply, Status>>;
+
+async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Replies, CancellationToken)) {
+    loop {
+        let reply = tokio::select! {
+            biased;
+            // The sender is gone, so nobody reads replies.
+            () = replies.closed() => return,
+            // Before the end, because a committed transfer must be acknowledged.
+            reply = pair.next_reply() => Some(reply),
+            () = closed.cancelled() => return,
+            frame = frames.next() => match take(&mut pair, frame).await {
+                Ok(reply) => reply,
+                Err(end) => {
+                    if let Some(reply) = end.reply {
+                        let _ = replies.send(Ok(reply.into())).await;
+                    }
+                    if let Some(status) = end.status {
+                        let _ = replies.send(Err(status)).await;
+                    }
+                    return;
+                }
+            },
+        };
+        if let Some(reply) = reply
+            && replies.send(Ok(reply.into())).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// How a stream ends, and its last message.
+#[derive(Default)]
+struct StreamEnd {
+    reply: Option<KvReply>,
+    status: Option<Status>,
+}
+
+async fn take(pair: &mut IncomingPair, frame: Result<KvFrame, NoFrame>) -> Result<Option<KvReply>, StreamEnd> {
+    let frame = frame.map_err(|end| match end {
+        NoFrame::End => StreamEnd::default(),
+        NoFrame::Cut => {
+            tracing::debug!("a handoff stream ended in the middle of a frame");
+            StreamEnd::default()
+        }
+        NoFrame::Broken(status) => {
+            tracing::debug!(%status, "a handoff stream broke");
+            StreamEnd::default()
+        }
+        NoFrame::Unreadable(error) => {
+            tracing::warn!(%error, "a handoff stream breaks the contract; closing it");
+            StreamEnd {
+                reply: None,
+                status: Some(error.status()),
+            }
+        }
+    })?;
+    pair.frame(frame).await.map_err(|error| {
+        tracing::warn!(%error, "closing a handoff stream");
+        let reply = error.last_reply();
+        StreamEnd {
+            reply,
+            status: Some(Status::failed_precondition(error.to_string())),
+        }
+    })
+}
