@@ -6,6 +6,9 @@ use std::time::Duration;
 pub const CHOICES_MAX: i64 = 16;
 /// Prompts in one completions request. Each is a request of its own in the admission queue.
 pub const PROMPTS_MAX: usize = 128;
+/// Token ids of a prompt that is one flat list. It is longer than any context that is served here, and each takes 32 bytes
+/// while the list is read.
+pub const PROMPT_ELEMENTS_MAX: usize = 1 << 18;
 /// Messages of one chat. It is far above any real conversation that fits a context, and limits the template's work.
 pub const MESSAGES_MAX: usize = 4096;
 /// Tokens that end a sequence. Each generated token is compared with all of them.

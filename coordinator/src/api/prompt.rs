@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
 use super::error::ApiError;
-use super::forms::{Id, List, Object, Real, TOKEN_ID, read_by_visitor, short, visit_whole_numbers};
-use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPTS_MAX};
+use super::forms::{Given, Id, List, Real, Unsupported, short};
+use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX};
 use super::request::in_vocabulary;
 use crate::text::ChatTurn;
 
@@ -31,78 +31,51 @@ pub enum Prompts {
     Several(Vec<Element>),
 }
 
-impl Default for Prompts {
-    fn default() -> Self {
-        Self::Several(Vec::new())
-    }
-}
-
 /// An element of the list, or the prompt itself.
 #[derive(Debug)]
 pub enum Element {
     Text(String),
-    Id(Id),
+    Id(TokenId),
     Ids(Vec<Id>),
 }
 
-impl Default for Element {
-    fn default() -> Self {
-        Self::Ids(Vec::new())
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string, a token id or a list of token ids";
+        match Given::read(deserializer, &wanted, usize::MAX)? {
+            Given::Text(text) => Ok(Self::Text(text)),
+            Given::List(ids) => Ok(Self::Ids(ids)),
+            other => other.token_id().map(Self::Id).ok_or_else(|| other.is_not(&wanted)),
+        }
     }
 }
 
-impl<'de> Visitor<'de> for Element {
-    type Value = Self;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, a token id or a list of token ids")
-    }
-    fn visit_str<E>(self, text: &str) -> Result<Self, E> {
-        Ok(Self::Text(text.to_owned()))
-    }
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Self, E> {
-        let id = TOKEN_ID.visit_f64(number)?;
-        Ok(Self::Id(Id(TokenId(id as u32))))
-    }
-    visit_whole_numbers!();
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self, A::Error> {
-        let mut ids = Vec::new();
-        while let Some(id) = elements.next_element()? {
-            ids.push(id);
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string, a list of strings, or a list of token ids";
+        let elements = match Given::<Element>::read(deserializer, &wanted, PROMPT_ELEMENTS_MAX)? {
+            Given::Text(text) => return Ok(Self::One(Element::Text(text))),
+            Given::List(elements) => elements,
+            other => return Err(other.is_not(&wanted)),
+        };
+        let is_id = |element: &Element| matches!(element, Element::Id(_));
+        if let Some(at) = elements.windows(2).position(|pair| is_id(&pair[0]) != is_id(&pair[1])) {
+            let wrong =
+                "is of another kind than the element before it: either all are token ids, or none is a token id";
+            return Err(D::Error::custom(format!("`prompt[{}]` {wrong}", at + 1)));
         }
-        Ok(Self::Ids(ids))
-    }
-}
-
-impl<'de> Visitor<'de> for Prompts {
-    type Value = Self;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "a string, a list of at most {PROMPTS_MAX} strings, or a list of token ids"
-        )
-    }
-    fn visit_str<E>(self, text: &str) -> Result<Self, E> {
-        Ok(Self::One(Element::Text(text.to_owned())))
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self, A::Error> {
-        let (mut ids, mut prompts) = (Vec::new(), Vec::new());
-        while let Some(element) = elements.next_element()? {
-            match element {
-                Element::Id(id) if prompts.is_empty() => ids.push(id),
-                Element::Text(_) | Element::Ids(_) if ids.is_empty() => prompts.push(element),
-                _ => {
-                    let at = ids.len() + prompts.len();
-                    let wrong = "is of another kind than the elements before it: either all are token ids, or none is a token id";
-                    return Err(A::Error::custom(format!("`prompt[{at}]` {wrong}")));
-                }
-            }
-            if prompts.len() > PROMPTS_MAX {
-                return Err(A::Error::invalid_length(prompts.len(), &Self::default()));
-            }
-        }
-        match ids.is_empty() {
-            true => Ok(Self::Several(prompts)),
-            false => Ok(Self::One(Element::Ids(ids))),
+        let id = |element: &Element| match element {
+            Element::Id(id) => Some(Id(*id)),
+            _ => None,
+        };
+        let ids: Vec<Id> = elements.iter().filter_map(id).collect();
+        match elements.len() {
+            _ if !ids.is_empty() => Ok(Self::One(Element::Ids(ids))),
+            ..=PROMPTS_MAX => Ok(Self::Several(elements)),
+            more => Err(D::Error::invalid_length(
+                more,
+                &format!("at most {PROMPTS_MAX} prompts").as_str(),
+            )),
         }
     }
 }
@@ -162,84 +135,76 @@ fn empty() -> ApiError {
     )
 }
 
-pub type ChatMessages = List<Object<ChatMessage>, MESSAGES_MAX>;
+pub type ChatMessages = List<ChatMessage, MESSAGES_MAX>;
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object with `role` and `content`")]
+#[expect(dead_code, reason = "an unsupported field is refused when it is read")]
 pub struct ChatMessage {
     role: Option<String>,
     content: Option<Content>,
-    name: Option<IgnoredAny>,
-    tool_calls: Option<IgnoredAny>,
-    tool_call_id: Option<IgnoredAny>,
-    function_call: Option<IgnoredAny>,
+    name: Option<Unsupported>,
+    tool_calls: Option<Unsupported>,
+    tool_call_id: Option<Unsupported>,
+    function_call: Option<Unsupported>,
 }
 
 /// A string, or a list of text parts that are joined.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Content(String);
 
 /// One part of a content, which must be text.
 #[derive(Deserialize)]
-#[serde(try_from = "Object<PartFields>")]
+#[serde(try_from = "PartFields")]
 struct Part(String);
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object with `type` and `text`")]
 struct PartFields {
     r#type: Option<String>,
     text: Option<String>,
 }
 
-impl TryFrom<Object<PartFields>> for Part {
+impl TryFrom<PartFields> for Part {
     type Error = &'static str;
 
-    fn try_from(Object(part): Object<PartFields>) -> Result<Self, Self::Error> {
+    fn try_from(part: PartFields) -> Result<Self, Self::Error> {
         let text = part.text.filter(|_| part.r#type.as_deref() == Some("text"));
         text.map(Self)
             .ok_or("must be {\"type\": \"text\", \"text\": ...}: this model reads text only")
     }
 }
 
-impl<'de> Visitor<'de> for Content {
-    type Value = Self;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a list of text parts")
-    }
-    fn visit_str<E>(self, text: &str) -> Result<Self, E> {
-        Ok(Self(text.to_owned()))
-    }
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut parts: A) -> Result<Self, A::Error> {
-        while let Some(Part(text)) = parts.next_element()? {
-            self.0.push_str(&text);
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string or a list of text parts";
+        match Given::<Part>::read(deserializer, &wanted, usize::MAX)? {
+            Given::Text(text) => Ok(Self(text)),
+            Given::List(parts) => Ok(Self(parts.into_iter().map(|part| part.0).collect())),
+            other => Err(other.is_not(&wanted)),
         }
-        Ok(self)
     }
 }
 
 pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<ChatTurn>, ApiError> {
-    let messages = messages.unwrap_or_default().0;
+    let messages = messages.map_or(Vec::new(), |messages| messages.0);
     if messages.is_empty() {
         let message = "`messages` must be a list with at least one message.";
         return Err(ApiError::invalid("messages", message));
     }
-    let turns = messages.into_iter().enumerate();
-    turns.map(|(at, Object(message))| message.turn(at)).collect()
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(at, message)| message.turn(at))
+        .collect()
 }
 
 impl ChatMessage {
     fn turn(self, at: usize) -> Result<ChatTurn, ApiError> {
-        let path = |field: &str| format!("messages[{at}].{field}");
-        let wrong = |field: &str, what: &str| ApiError::invalid(&path(field), format!("`{}` {what}.", path(field)));
-        let refused = [
-            ("name", self.name),
-            ("tool_calls", self.tool_calls),
-            ("tool_call_id", self.tool_call_id),
-            ("function_call", self.function_call),
-        ];
-        if let Some((field, _)) = refused.iter().find(|(_, value)| value.is_some()) {
-            return Err(ApiError::unsupported(&path(field)));
-        }
+        let wrong = |field: &str, what: &str| {
+            let path = format!("messages[{at}].{field}");
+            ApiError::invalid(&path, format!("`{path}` {what}."))
+        };
         let role = match self.role.as_deref() {
             Some(role @ ("system" | "user" | "assistant")) => role,
             // OpenAI's newer name for the system role. The models that are served here know only "system".
@@ -259,31 +224,40 @@ impl ChatMessage {
 }
 
 /// What is added to the logits of tokens. The keys are token ids.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LogitBias(Vec<(TokenId, f32)>);
 
-impl<'de> Visitor<'de> for LogitBias {
-    type Value = Self;
+struct LogitBiasVisitor;
+
+impl<'de> Visitor<'de> for LogitBiasVisitor {
+    type Value = LogitBias;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "an object of at most {LOGIT_BIAS_ENTRIES_MAX} token ids with their numbers"
         )
     }
-    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Self, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<LogitBias, A::Error> {
+        let mut biases = Vec::new();
         while let Some(key) = entries.next_key::<String>()? {
             let id = key.parse().map_err(|_| {
                 let key = short(&key);
                 A::Error::custom(format!("the keys must be token ids, and {key:?} is none"))
             })?;
             let Real(bias) = entries.next_value::<Real<{ -LOGIT_BIAS_MAX }, LOGIT_BIAS_MAX>>()?;
-            if self.0.len() == LOGIT_BIAS_ENTRIES_MAX {
+            if biases.len() == LOGIT_BIAS_ENTRIES_MAX {
                 return Err(A::Error::invalid_length(LOGIT_BIAS_ENTRIES_MAX + 1, &self));
             }
-            self.0.push((TokenId(id), bias));
+            biases.push((TokenId(id), bias));
         }
-        self.0.sort_by_key(|(token, _)| *token);
-        Ok(self)
+        biases.sort_by_key(|(token, _)| *token);
+        Ok(LogitBias(biases))
+    }
+}
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(LogitBiasVisitor)
     }
 }
 
@@ -304,5 +278,3 @@ impl LogitBias {
         Ok(self.0.clone())
     }
 }
-
-read_by_visitor!(Prompts, Element, Content, LogitBias);

@@ -2,22 +2,22 @@
 //! yet.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use serde::Deserialize;
-use serde::de::{Expected, Visitor};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 use serving_core::request::SamplingParams;
 
 use super::AppState;
 use super::error::ApiError;
 use super::forms::{
-    self, Count, Flag, Id, List, Object, Range, Real, Seed, Whole, read_by_visitor, visit_whole_numbers,
+    self, BestOfOne, Count, Flag, Given, Id, List, NoToolChoice, NoTools, PlainText, Real, Seed, Unsupported, Whole,
+    with_field_names,
 };
 use super::limits::*;
 use super::prompt::{ChatMessages, Input, LogitBias, Prompts, turns};
-use crate::text::StopStrings;
+use crate::text::{STOP_STRINGS_MAX, StopStrings};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Endpoint {
@@ -44,46 +44,78 @@ impl Endpoint {
     }
 }
 
-/// What a client wrote, with each field in its range. Null and absent mean the same. `include_metrics` and
-/// `return_kv_hashes` are baton's own; see `shapes`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct GenerateFields {
-    model: Option<String>,
-    prompt: Option<Prompts>,
-    messages: Option<ChatMessages>,
-    max_tokens: Option<Count>,
-    max_completion_tokens: Option<Count>,
-    temperature: Option<Real<0, TEMPERATURE_MAX>>,
-    top_p: Option<Real<0, 1>>,
-    top_k: Option<Whole<-1, { i32::MAX as i64 }>>,
-    min_p: Option<Real<0, 1>>,
-    n: Option<Whole<1, CHOICES_MAX>>,
-    stop: Option<StopStrings>,
-    pub seed: Option<Seed>,
-    pub stream: Flag,
-    stream_options: Option<Object<StreamOptions>>,
-    logprobs: Option<Logprobs>,
-    top_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
-    presence_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
-    frequency_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
-    repetition_penalty: Option<Real<0, REPETITION_PENALTY_MAX>>,
-    logit_bias: Option<LogitBias>,
-    user: Option<String>,
-    pub ignore_eos: Flag,
-    min_tokens: Option<Count>,
-    stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
-    pub echo: Flag,
-    pub return_token_ids: Flag,
-    pub include_metrics: Flag,
-    pub return_kv_hashes: Flag,
+with_field_names! {
+    /// What a client wrote, with each field in its range. Null and absent mean the same. `include_metrics` and
+    /// `return_kv_hashes` are baton's own; see `shapes`.
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default)]
+    #[expect(dead_code, reason = "an unsupported field is refused when it is read")]
+    pub struct GenerateFields {
+        model: Option<String>,
+        prompt: Option<Prompts>,
+        messages: Option<ChatMessages>,
+        max_tokens: Option<Count>,
+        max_completion_tokens: Option<Count>,
+        temperature: Option<Real<0, TEMPERATURE_MAX>>,
+        top_p: Option<Real<0, 1>>,
+        top_k: Option<Whole<-1, { i32::MAX as i64 }>>,
+        min_p: Option<Real<0, 1>>,
+        n: Option<Whole<1, CHOICES_MAX>>,
+        stop: Option<StopStrings>,
+        pub seed: Option<Seed>,
+        pub stream: Flag,
+        stream_options: Option<StreamOptions>,
+        logprobs: Option<Logprobs>,
+        top_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
+        presence_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
+        frequency_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
+        repetition_penalty: Option<Real<0, REPETITION_PENALTY_MAX>>,
+        logit_bias: Option<LogitBias>,
+        user: Option<String>,
+        pub ignore_eos: Flag,
+        min_tokens: Option<Count>,
+        stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
+        pub echo: Flag,
+        pub return_token_ids: Flag,
+        pub include_metrics: Flag,
+        pub return_kv_hashes: Flag,
+        best_of: Option<BestOfOne>,
+        suffix: Option<Unsupported>,
+        include_stop_str_in_output: Option<Unsupported>,
+        skip_special_tokens: Option<Unsupported>,
+        priority: Option<Unsupported>,
+        request_id: Option<Unsupported>,
+        cache_salt: Option<Unsupported>,
+        truncate_prompt_tokens: Option<Unsupported>,
+        add_special_tokens: Option<Unsupported>,
+        prompt_logprobs: Option<Unsupported>,
+        stream_interval: Option<Unsupported>,
+        session_id: Option<Unsupported>,
+        json_schema: Option<Unsupported>,
+        tools: Option<NoTools>,
+        tool_choice: Option<NoToolChoice>,
+        response_format: Option<PlainText>,
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct StreamOptions {
     pub include_usage: Flag,
     pub continuous_usage_stats: Flag,
+}
+
+impl<'de> Deserialize<'de> for StopStrings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let given = Given::read(deserializer, &Self::WANTED, STOP_STRINGS_MAX)?;
+        let wrong = given.is_not(&Self::WANTED);
+        let stops = match given {
+            Given::Text(one) => Self::new(vec![one]),
+            Given::List(stops) => Self::new(stops),
+            _ => None,
+        };
+        stops.ok_or(wrong)
+    }
 }
 
 /// Completions ask for a number of alternatives, chats for logprobs at all.
@@ -93,31 +125,20 @@ enum Logprobs {
     Best(u32),
 }
 
-impl Default for Logprobs {
-    fn default() -> Self {
-        Self::Wanted(false)
-    }
-}
+const LOGPROBS: &str = "true or false for a chat, or a whole number from 0 to 20 for a completion";
 
-impl Visitor<'_> for Logprobs {
-    type Value = Self;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "true or false (chat), or a whole number from 0 to {LOGPROBS_MAX} (completions)"
-        )
-    }
-    fn visit_bool<E>(self, wanted: bool) -> Result<Self, E> {
-        Ok(Self::Wanted(wanted))
-    }
-    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Self, E> {
-        let best = Range::whole(0, LOGPROBS_MAX).visit_f64(number)?;
+impl<'de> Deserialize<'de> for Logprobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let given = Given::<IgnoredAny>::read(deserializer, &LOGPROBS, 0)?;
+        if let Given::Bool(wanted) = given {
+            return Ok(Self::Wanted(wanted));
+        }
+        let best = given
+            .whole_within(0, LOGPROBS_MAX)
+            .ok_or_else(|| given.is_not(&LOGPROBS))?;
         Ok(Self::Best(best as u32))
     }
-    visit_whole_numbers!();
 }
-
-read_by_visitor!(Logprobs);
 
 /// A request that can be tokenized.
 #[derive(Debug)]
@@ -141,8 +162,13 @@ pub struct CheckedRequest {
 }
 
 pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<CheckedRequest, ApiError> {
-    check_names(text, endpoint, &state.ignored_names)?;
+    forms::each_name(text, |name| {
+        if !GenerateFields::FIELD_NAMES.contains(&name) {
+            state.ignored_names.note(name);
+        }
+    })?;
     let mut fields: GenerateFields = forms::read(text)?;
+    fields.check_endpoint(endpoint)?;
     let model = served_model(state, fields.model.take())?;
     let vocab_size = state.text.codec().vocab_size();
     let (max_tokens, max_tokens_field) = fields.max_tokens(endpoint)?;
@@ -161,7 +187,7 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
             "`stream_options` needs `stream` to be true.",
         ));
     }
-    let stop_token_ids = fields.stop_token_ids.take().unwrap_or_default();
+    let stop_token_ids = fields.stop_token_ids.take().map_or(Vec::new(), |ids| ids.0);
     Ok(CheckedRequest {
         endpoint,
         model,
@@ -169,13 +195,10 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
         max_tokens,
         max_tokens_field,
         min_tokens,
-        stop_token_ids: in_vocabulary(stop_token_ids.0, "stop_token_ids", vocab_size)?,
+        stop_token_ids: in_vocabulary(stop_token_ids, "stop_token_ids", vocab_size)?,
         choice_count: fields.n.map_or(1, Whole::get),
         logprobs: fields.logprobs(endpoint)?,
-        stream_options: fields
-            .stream_options
-            .take()
-            .map_or_else(Default::default, |options| options.0),
+        stream_options: fields.stream_options.unwrap_or_default(),
         input: match endpoint {
             Endpoint::Completions => Input::prompts(fields.prompt.take(), vocab_size)?,
             Endpoint::Chat => Input::Chat(turns(fields.messages.take())?),
@@ -241,7 +264,7 @@ impl GenerateFields {
 
     fn logprobs(&self, endpoint: Endpoint) -> Result<Option<u32>, ApiError> {
         let top = self.top_logprobs.map_or(0, Whole::get);
-        match (endpoint, self.logprobs.unwrap_or_default()) {
+        match (endpoint, self.logprobs.unwrap_or(Logprobs::Wanted(false))) {
             (Endpoint::Completions, Logprobs::Best(best)) => Ok(Some(best)),
             (Endpoint::Chat, Logprobs::Wanted(true)) => Ok(Some(top)),
             (_, Logprobs::Wanted(false)) if top == 0 => Ok(None),
@@ -249,9 +272,31 @@ impl GenerateFields {
                 let message = "`top_logprobs` needs `logprobs` to be true.";
                 Err(ApiError::invalid("top_logprobs", message))
             }
-            _ => {
-                let wanted: &dyn Expected = &Logprobs::default();
-                Err(ApiError::invalid("logprobs", format!("`logprobs` must be {wanted}.")))
+            _ => Err(ApiError::invalid("logprobs", format!("`logprobs` must be {LOGPROBS}."))),
+        }
+    }
+
+    /// Refuses the fields of the other endpoint. SDKs send `echo: false` along, which asks for nothing.
+    fn check_endpoint(&self, endpoint: Endpoint) -> Result<(), ApiError> {
+        let (other_path, others) = match endpoint {
+            Endpoint::Completions => (
+                "/v1/chat/completions",
+                &[
+                    ("messages", self.messages.is_some()),
+                    ("max_completion_tokens", self.max_completion_tokens.is_some()),
+                    ("top_logprobs", self.top_logprobs.is_some()),
+                ][..],
+            ),
+            Endpoint::Chat => (
+                "/v1/completions",
+                &[("prompt", self.prompt.is_some()), ("echo", self.echo.0)][..],
+            ),
+        };
+        match others.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!("`{name}` is a field of {other_path}; this endpoint does not have it.");
+                Err(ApiError::invalid(name, message))
             }
         }
     }
@@ -268,30 +313,6 @@ pub fn in_vocabulary(ids: Vec<Id>, name: &str, vocab_size: u32) -> Result<Vec<To
     Ok(ids.into_iter().map(|id| id.0).collect())
 }
 
-const COMPLETIONS_ONLY: &[&str] = &["prompt", "echo"];
-const CHAT_ONLY: &[&str] = &["messages", "max_completion_tokens", "top_logprobs"];
-
-/// Fields that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would otherwise believe
-/// that the field had an effect. SDKs and frameworks send some of them with a value that asks for the default behaviour.
-const UNSUPPORTED: &[(&str, &str)] = &[
-    ("include_stop_str_in_output", ""),
-    ("skip_special_tokens", ""),
-    ("priority", ""),
-    ("request_id", ""),
-    ("cache_salt", ""),
-    ("truncate_prompt_tokens", ""),
-    ("add_special_tokens", ""),
-    ("response_format", "{text}"),
-    ("tools", "[]"),
-    ("tool_choice", "none"),
-    ("prompt_logprobs", ""),
-    ("stream_interval", ""),
-    ("session_id", ""),
-    ("json_schema", ""),
-    ("suffix", ""),
-    ("best_of", "1"),
-];
-
 /// Remembers which ignored names were logged: each name once, and a limited number of names.
 #[derive(Debug, Default)]
 pub struct IgnoredNames(Mutex<BTreeSet<String>>);
@@ -306,32 +327,4 @@ impl IgnoredNames {
             );
         }
     }
-}
-
-/// Refuses fields that are known and not built, and notes fields that are unknown.
-fn check_names(text: &str, endpoint: Endpoint, ignored: &IgnoredNames) -> Result<(), ApiError> {
-    let (other, other_path) = match endpoint {
-        Endpoint::Completions => (CHAT_ONLY, "/v1/chat/completions"),
-        Endpoint::Chat => (COMPLETIONS_ONLY, "/v1/completions"),
-    };
-    let known = forms::field_names::<GenerateFields>();
-    forms::each_field(text, |name, value| {
-        if let Some((_, default)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
-            let asks_for_nothing = value == "null" || value == *default;
-            return if asks_for_nothing {
-                Ok(())
-            } else {
-                Err(ApiError::unsupported(name))
-            };
-        }
-        // SDKs send `echo: false` along. Only a value that asks for something is an error.
-        if other.contains(&name) && !matches!(value, "null" | "false") {
-            let message = format!("`{name}` is a field of {other_path}; this endpoint does not have it.");
-            return Err(ApiError::invalid(name, message));
-        }
-        if !known.contains(&name) && value != "null" {
-            ignored.note(name);
-        }
-        Ok(())
-    })
 }

@@ -1,15 +1,12 @@
 //! The text of one choice while its tokens come in: bytes become characters, and stop strings are found, cut off, and held
 //! back while they may begin. Everything about stop strings is here, from the field `stop` to the end of the choice.
 
-use std::fmt;
-
-use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serving_core::request::{FinishReason, TokenEvent};
 
 use super::TextModel;
 
 /// OpenAI allows 4 stop strings, vLLM any number. Every token is searched for each of them.
-const STOP_STRINGS_MAX: usize = 16;
+pub const STOP_STRINGS_MAX: usize = 16;
 /// A stop string of this length holds back as much text.
 const STOP_STRING_CHARS_MAX: usize = 256;
 
@@ -17,35 +14,14 @@ const STOP_STRING_CHARS_MAX: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings(pub Vec<String>);
 
-impl<'de> Visitor<'de> for StopStrings {
-    type Value = Self;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "a string or a list of strings, at most {STOP_STRINGS_MAX} of 1 to {STOP_STRING_CHARS_MAX} characters each"
-        )
-    }
-    fn visit_str<E: Error>(mut self, stop: &str) -> Result<Self, E> {
-        if stop.is_empty() || stop.chars().count() > STOP_STRING_CHARS_MAX {
-            return Err(E::invalid_value(Unexpected::Str(stop), &self));
-        }
-        if self.0.len() == STOP_STRINGS_MAX {
-            return Err(E::invalid_length(STOP_STRINGS_MAX + 1, &self));
-        }
-        self.0.push(stop.to_owned());
-        Ok(self)
-    }
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut stops: A) -> Result<Self, A::Error> {
-        while let Some(stop) = stops.next_element::<String>()? {
-            self = self.visit_str(&stop)?;
-        }
-        Ok(self)
-    }
-}
+impl StopStrings {
+    /// What a client may send.
+    pub const WANTED: &str = "a string or a list of strings, at most 16 of 1 to 256 characters each";
 
-impl<'de> serde::Deserialize<'de> for StopStrings {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Self::default())
+    /// `None` for a string that is too long or empty, or one too many.
+    pub fn new(stops: Vec<String>) -> Option<Self> {
+        let is_long = |stop: &String| stop.is_empty() || stop.chars().count() > STOP_STRING_CHARS_MAX;
+        (stops.len() <= STOP_STRINGS_MAX && !stops.iter().any(is_long)).then_some(Self(stops))
     }
 }
 

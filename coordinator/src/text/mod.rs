@@ -9,7 +9,7 @@ use std::fmt;
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-pub use choice::{ChoiceText, StopStrings, Utf8Decoder};
+pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
 pub use gguf::OpenModelError;
 
 /// One message of a chat, ready for the model's template.
