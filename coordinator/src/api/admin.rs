@@ -99,7 +99,7 @@ pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>)
 pub fn unknown_request(id: &str) -> ApiError {
     let message = format!(
         "No request `{}` is remembered: it never was here, or newer ones have taken its place (--request-records). See GET /admin/requests.",
-        super::json::short(id)
+        super::forms::short(id)
     );
     ApiError {
         code: Some("request_not_found"),

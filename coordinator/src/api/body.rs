@@ -1,5 +1,4 @@
-//! Request bodies: each is limited in size and time, all together share one budget, and each must be UTF-8 and a JSON
-//! object.
+//! Request bodies: each is limited in size and time, all together share one budget, and each must be UTF-8.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +6,13 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::StatusCode;
 use http_body_util::BodyExt;
-use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::AppState;
-use super::bounded_json::{self, Excess, JsonError};
 use super::error::ApiError;
-use super::json::describe;
 use super::limits::{
-    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, JSON_LIST_MAX, JSON_VALUES_MAX, REFUSED_BODY_READ_BYTES_MAX,
-    REFUSED_BODY_READ_MAX, REFUSED_BYTES_READ_PER_SECOND,
+    BODY_READ_MAX, BODY_UNCOUNTED_BYTES, REFUSED_BODY_READ_BYTES_MAX, REFUSED_BODY_READ_MAX,
+    REFUSED_BYTES_READ_PER_SECOND,
 };
 
 /// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
@@ -60,8 +56,8 @@ impl BodyBudget {
     }
 }
 
-/// The body as a JSON object, or the client's mistake.
-pub async fn json_object(state: &AppState, body: Body) -> Result<(Map<String, Value>, HeldBytes), ApiError> {
+/// The body as text, or the client's mistake.
+pub async fn text(state: &AppState, body: Body) -> Result<(String, HeldBytes), ApiError> {
     let limit = state.limits.body_bytes_max;
     let (bytes, held) = match tokio::time::timeout(BODY_READ_MAX, read(body, limit, &state.bodies)).await {
         Ok(read) => read?,
@@ -74,7 +70,16 @@ pub async fn json_object(state: &AppState, body: Body) -> Result<(Map<String, Va
             ));
         }
     };
-    Ok((parse(&bytes, state.text.max_model_tokens)?, held))
+    if bytes.is_empty() {
+        return Err(ApiError::bad_request(
+            "The request body is empty; it must be a JSON object.",
+        ));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        ApiError::bad_request(format!("The request body is not valid UTF-8 (at byte {at})."))
+    })?;
+    Ok((text, held))
 }
 
 async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
@@ -136,39 +141,4 @@ async fn discard(mut body: Body) -> usize {
 
 fn broken() -> ApiError {
     ApiError::bad_request("The request body ended before the length its headers announced, or was badly framed.")
-}
-
-fn parse(bytes: &[u8], context_tokens: u32) -> Result<Map<String, Value>, ApiError> {
-    if bytes.is_empty() {
-        return Err(ApiError::bad_request(
-            "The request body is empty; it must be a JSON object.",
-        ));
-    }
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let message = format!("The request body is not valid UTF-8 (at byte {}).", error.valid_up_to());
-        ApiError::bad_request(message)
-    })?;
-    match bounded_json::read(text, context_tokens) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(other) => {
-            let message = format!("The request body must be a JSON object, not {}.", describe(&other));
-            Err(ApiError::bad_request(message))
-        }
-        Err(JsonError::Syntax(error)) => Err(ApiError::bad_request(format!(
-            "The request body is not valid JSON: {error}."
-        ))),
-        Err(JsonError::Excess(Excess::Prompt)) => Err(ApiError::too_long(
-            "prompt",
-            format!(
-                "The context length of this model is {context_tokens} tokens, and a prompt has more token ids than that. \
-                 Shorten it."
-            ),
-        )),
-        Err(JsonError::Excess(Excess::List)) => Err(ApiError::bad_request(format!(
-            "A list in the request body has more than {JSON_LIST_MAX} elements. Send fewer."
-        ))),
-        Err(JsonError::Excess(Excess::Values)) => Err(ApiError::bad_request(format!(
-            "The request body has more than {JSON_VALUES_MAX} values. Send fewer prompts in one request, or send them as text."
-        ))),
-    }
 }

@@ -30,7 +30,7 @@ fn serve(path: &str, headers: &HeaderMap) -> Response {
         None => {
             let message = format!(
                 "The console has no file `{}`; it begins at /ui/.",
-                super::json::short(path)
+                super::forms::short(path)
             );
             ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message).into_response()
         }

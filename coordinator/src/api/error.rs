@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use serving_core::node::NodeRole;
 use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
-use super::json::short;
+use super::forms::short;
 use crate::request_handle::{Readiness, Rejected};
 use serving_core::cluster::Reach;
 

@@ -12,20 +12,19 @@ use serving_core::stage::{Stage, StageTimings};
 use tracing::{Instrument, Span};
 
 use super::AppState;
-use super::body::{HeldBytes, json_object};
+use super::body::{self, HeldBytes};
 use super::error::ApiError;
-use super::fields::Endpoint;
 use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
 use super::record::{Generation, RequestLabels, RequestRecord};
 use super::reply::{HeadParts, Reply};
+use super::request::{self, CheckedRequest, Endpoint};
 use super::run::{EndsWith, OutToken, Run, RunInput};
 use super::shapes::{EdgeTimes, Head, ms};
 use super::sse;
 use super::trace::{TraceContext, root_span};
-use super::validate::{CheckedRequest, plan};
 use crate::request_handle::Submission;
 
 const QUEUE_MS: HeaderName = HeaderName::from_static("x-queue-ms");
@@ -97,10 +96,11 @@ impl Call {
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;
         let rules = &self.state.insight.slo_rules;
+        let is_streaming = plan.fields.stream.0;
         let slo = rules.choose(labels.slo, Some(&plan.model), labels.lane);
         self.record.update(|generation| {
             generation.slo = slo;
-            generation.is_streaming = plan.reply.is_streaming;
+            generation.is_streaming = is_streaming;
         });
         let prompts = self.tokenize(&mut plan, held).await?;
         let requests = requests(&self.state, &plan, &prompts, &labels)?;
@@ -109,7 +109,7 @@ impl Call {
         let mut run = Run::start(&self.state, self.run_input(&plan, requests));
         self.record.update(|generation| generation.is_submitted = true);
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
-        let reply = self.reply(&plan, prompts);
+        let reply = self.reply(plan, prompts);
         // No header leaves before the first token has come, so that a failure until then still has a status of its own.
         let first = run.next().await;
         self.record.update(|generation| run.note(generation));
@@ -123,7 +123,7 @@ impl Call {
             first,
             egress,
         };
-        let mut response = if plan.reply.is_streaming {
+        let mut response = if is_streaming {
             sse::response(answering)
         } else {
             self.whole(answering).await?
@@ -138,8 +138,8 @@ impl Call {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
-            let (object, held) = json_object(&self.state, body).await?;
-            Ok((plan(&self.state, self.endpoint, &object)?, held))
+            let (text, held) = body::text(&self.state, body).await?;
+            Ok((request::parse(&self.state, self.endpoint, &text)?, held))
         };
         let plan = plan.instrument(span).await;
         let took = self.record.received_at.elapsed();
@@ -188,7 +188,7 @@ impl Call {
         span.record("gen_ai.request.top_p", f64::from(request.sampling.top_p));
         // A seed that was drawn here may need the 64th bit, which the attribute does not have.
         span.record("gen_ai.request.seed", i64::try_from(request.seed).ok());
-        span.record("gen_ai.request.stream", plan.reply.is_streaming);
+        span.record("gen_ai.request.stream", plan.fields.stream.0);
         span.record("gen_ai.request.choice.count", i64::from(request.choice_count));
         span.record("gen_ai.request.n", i64::from(request.choice_count));
         if let Some(top_k) = request.sampling.top_k {
@@ -222,9 +222,9 @@ impl Call {
         RunInput {
             requests,
             submissions,
-            stop_strings: plan.stop_strings.clone(),
+            stop_strings: plan.fields.stop_strings().to_vec(),
             record: Some(self.record.clone()),
-            ends_with: match (plan.reply.return_kv_hashes, plan.reply.include_metrics) {
+            ends_with: match (plan.fields.return_kv_hashes.0, plan.fields.include_metrics.0) {
                 (true, _) => EndsWith::LastReports,
                 (false, true) => EndsWith::Figures,
                 (false, false) => EndsWith::LastToken,
@@ -232,10 +232,10 @@ impl Call {
         }
     }
 
-    fn reply(&self, plan: &CheckedRequest, prompts: Vec<Prompt>) -> Reply {
+    fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Reply {
         let head = Head::new(HeadParts {
             endpoint: self.endpoint,
-            is_streaming: plan.reply.is_streaming,
+            is_streaming: plan.fields.stream.0,
             request_id: format!("{:032x}", rand::random::<u128>()),
             model: plan.model.clone(),
             fingerprint: self.state.text.fingerprint.clone(),
@@ -245,9 +245,7 @@ impl Call {
             .update(|generation| generation.response_id = Some(head.id.clone()));
         Reply {
             head,
-            endpoint: self.endpoint,
-            options: plan.reply.clone(),
-            wants_logprobs: plan.logprobs.is_some(),
+            plan,
             echo: prompts.into_iter().map(|prompt| prompt.echo_text).collect(),
             text: self.state.text.clone(),
         }

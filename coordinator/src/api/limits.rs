@@ -3,28 +3,27 @@
 use std::time::Duration;
 
 /// Choices per prompt. OpenAI allows 128. Each choice is a sequence with its own KV, and a node runs 16 sequences unless set.
-pub const CHOICES_MAX: u32 = 16;
+pub const CHOICES_MAX: i64 = 16;
 /// Prompts in one completions request. Each is a request of its own in the admission queue.
 pub const PROMPTS_MAX: usize = 128;
+/// Token ids of a prompt that is one flat list. It is longer than any context that is served here, and each takes 32 bytes
+/// while the list is read.
+pub const PROMPT_ELEMENTS_MAX: usize = 1 << 18;
 /// Messages of one chat. It is far above any real conversation that fits a context, and limits the template's work.
 pub const MESSAGES_MAX: usize = 4096;
-/// OpenAI allows 4 stop strings, vLLM any number. Every token is searched for each of them.
-pub const STOP_STRINGS_MAX: usize = 16;
-/// A stop string of this length holds back as much text.
-pub const STOP_STRING_CHARS_MAX: usize = 256;
 /// Tokens that end a sequence. Each generated token is compared with all of them.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// OpenAI's limit for chat (5 for completions). Each alternative travels with every token.
-pub const LOGPROBS_MAX: u32 = 20;
+pub const LOGPROBS_MAX: i64 = 20;
 /// OpenAI documents -100 to 100 for the values. vLLM's tests use up to 1,024 entries. The list travels to the nodes.
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
-pub const LOGIT_BIAS_MAX: f64 = 100.0;
+pub const LOGIT_BIAS_MAX: i32 = 100;
 /// OpenAI's range.
-pub const TEMPERATURE_MAX: f64 = 2.0;
+pub const TEMPERATURE_MAX: i32 = 2;
 /// OpenAI's range of presence and frequency penalty.
-pub const PENALTY_MAX: f64 = 2.0;
+pub const PENALTY_MAX: i32 = 2;
 /// The penalty multiplies logits. A larger value changes nothing more: repeated tokens are already out of reach.
-pub const REPETITION_PENALTY_MAX: f64 = 10.0;
+pub const REPETITION_PENALTY_MAX: i32 = 10;
 /// `user` and other labels that are kept with a request.
 pub const LABEL_CHARS_MAX: usize = 128;
 /// An hour: longer than any stream of this model's context takes on one core.
@@ -50,12 +49,8 @@ pub const REPORTS_WAIT_MAX: Duration = Duration::from_millis(500);
 pub const LATE_REPORTS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Ignored field names that are logged over the life of the process. Further names are ignored without a log line.
 pub const IGNORED_NAMES_LOGGED_MAX: usize = 256;
-/// Elements of one list of a body, except the token ids of a prompt, which the context length limits. It is also the most
-/// tokens that a `/detokenize` call may send.
-pub const JSON_LIST_MAX: usize = 1 << 16;
-/// Values in one body. Each takes up to 72 bytes while the fields are checked: 18 MiB at most, on at most as many threads
-/// as cores.
-pub const JSON_VALUES_MAX: usize = 1 << 18;
+/// Tokens that a `/detokenize` call may send.
+pub const DETOKENIZE_TOKENS_MAX: usize = 1 << 16;
 /// A text of up to this many context lengths is counted to its end, so that the refusal can say how many tokens it has.
 pub const COUNTED_CONTEXTS: usize = 4;
 /// Tokens of a text that `/tokenize` counts (or a context length where that is more). A text is prepared with this limit

@@ -48,7 +48,7 @@ pub struct CompletionLogprobs {
 impl CompletionLogprobs {
     /// The prompt's tokens (`echo`). The first one has no logprob, because nothing stands before it.
     pub fn push_prompt(&mut self, text: &TextModel, prompt: &[TokenId], logprobs: &[Option<TokenLogprobs>]) {
-        let mut decoder = Utf8Decoder::new();
+        let mut decoder = Utf8Decoder::default();
         let mut sink = String::new();
         for (position, token) in prompt.iter().enumerate() {
             let entry = logprobs.get(position).and_then(Option::as_ref);

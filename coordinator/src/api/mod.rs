@@ -1,22 +1,20 @@
 //! The HTTP edge: OpenAI's API in, validated requests to the control loop, tokens back as JSON or events.
 //!
-//! Read `generate` first: it is the path of a completion from body to answer. `validate`, `prompt` and `prepare` turn
+//! Read `generate` first: it is the path of a completion from body to answer. `request`, `prompt` and `prepare` turn
 //! JSON into requests, `run` merges the events that come back, `reply` and `sse` give them their looks.
 
 mod access_line;
 mod admin;
 mod body;
-mod bounded_json;
 mod connection;
 mod console;
 mod error;
 mod events;
-mod fields;
+mod forms;
 mod generate;
 mod guard;
-mod json;
 mod late;
-pub mod limits;
+mod limits;
 mod logprobs;
 mod long_text;
 mod metrics;
@@ -30,6 +28,7 @@ mod prompt;
 mod record;
 mod remember;
 mod reply;
+mod request;
 mod run;
 mod server;
 mod shapes;
@@ -37,7 +36,6 @@ mod sse;
 mod tokenize;
 mod trace;
 mod traces;
-mod validate;
 
 use std::fmt;
 use std::sync::Arc;
@@ -102,7 +100,7 @@ pub struct AppState {
     insight: Arc<Insight>,
     guard: HttpGuard,
     cors_origins: Vec<WebOrigin>,
-    ignored_names: fields::IgnoredNames,
+    ignored_names: request::IgnoredNames,
     /// Long texts are tokenized on blocking threads, at most as many at once as there are cores.
     long_texts: Arc<Semaphore>,
     bodies: body::BodyBudget,
@@ -122,7 +120,7 @@ impl AppState {
             insight: parts.insight,
             guard: parts.guard,
             cors_origins: parts.cors_origins,
-            ignored_names: fields::IgnoredNames::default(),
+            ignored_names: request::IgnoredNames::default(),
             long_texts: Arc::new(Semaphore::new(cores)),
             bodies: body::BodyBudget::new(parts.limits.request_bytes_in_flight_max),
             started_at_unix_s: SystemTime::now()
@@ -241,7 +239,7 @@ fn plain_outcome(status: StatusCode) -> &'static str {
 async fn unknown_route(request: Request) -> ApiError {
     let message = format!(
         "There is no {} here. The API is under /v1; see GET /v1/models.",
-        json::short(request.uri().path())
+        forms::short(request.uri().path())
     );
     ApiError {
         code: Some("unknown_url"),
@@ -252,7 +250,7 @@ async fn unknown_route(request: Request) -> ApiError {
 async fn wrong_method(method: Method, request: Request) -> ApiError {
     let message = format!(
         "{method} is not allowed on {}; see the Allow header.",
-        json::short(request.uri().path())
+        forms::short(request.uri().path())
     );
     ApiError {
         code: Some("method_not_allowed"),

@@ -112,7 +112,7 @@ fn role_to_take(
     let role = if role == "colocated" { "co-located" } else { role };
     let Some(role) = AssignedRole::by_name(role) else {
         let names = AssignedRole::ALL.map(AssignedRole::name).join(", ");
-        let message = format!("`{}` is no role; there are {names}.", super::json::short(role));
+        let message = format!("`{}` is no role; there are {names}.", super::forms::short(role));
         return Err(ApiError::bad_request(message));
     };
     let (node, control) = find(state, name)?;
@@ -176,7 +176,7 @@ fn unknown_node(name: &str, names: &[&str]) -> ApiError {
         [] => "No node has joined.".to_owned(),
         names => format!("There are {}.", names.join(", ")),
     };
-    let message = format!("No node is called `{}`. {known}", super::json::short(name));
+    let message = format!("No node is called `{}`. {known}", super::forms::short(name));
     ApiError {
         code: Some("node_not_found"),
         ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serving_core::ids::{RequestId, TokenId};
-use serving_core::request::{Lane, Request, StopConditions};
+use serving_core::request::{Request, StopConditions};
 
 use super::AppState;
 use super::body::HeldBytes;
@@ -12,7 +12,7 @@ use super::limits::COUNTED_CONTEXTS;
 use super::long_text::on_text;
 use super::prompt::{Input, PromptSource};
 use super::record::RequestLabels;
-use super::validate::CheckedRequest;
+use super::request::{CheckedRequest, Endpoint};
 use crate::text::{TextError, TextModel};
 
 /// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
@@ -30,10 +30,25 @@ pub struct Prompt {
 pub async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.input.param();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
-    let bytes = text_bytes(&input);
-    check_length(&state.text, bytes.longest, param)?;
-    let (text, echo) = (state.text.clone(), plan.echo);
-    on_text(state, (bytes.total, held), move || tokenize(&text, input, echo)).await
+    let bytes = input.text_bytes();
+    let longest = match &input {
+        Input::Prompts(list) => list.iter().map(PromptSource::text_bytes).max().unwrap_or(0),
+        Input::Chat(_) => bytes,
+    };
+    check_length(&state.text, longest, param)?;
+    let tokenizing = Tokenizing {
+        tokens_max: state.text.max_model_tokens as usize * COUNTED_CONTEXTS,
+        add_special: true,
+        add_generation_prompt: true,
+        echo: plan.fields.echo.0,
+    };
+    let text = state.text.clone();
+    let work = move || {
+        tokenizing
+            .run(&text, input)
+            .map_err(|error| text_error(&text, &error, param))
+    };
+    on_text(state, (bytes, held), work).await
 }
 
 /// Refuses a text that has too many bytes for its context, however its tokens fall.
@@ -49,65 +64,43 @@ fn check_length(text: &TextModel, bytes: usize, param: &str) -> Result<(), ApiEr
     Err(ApiError::too_long(param, message))
 }
 
-struct TextBytes {
-    total: usize,
-    longest: usize,
+/// How a text becomes tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokenizing {
+    pub tokens_max: usize,
+    /// Only for a prompt: the chat template has the special tokens itself.
+    pub add_special: bool,
+    pub add_generation_prompt: bool,
+    /// Keep the prompt as text.
+    pub echo: bool,
 }
 
-fn text_bytes(input: &Input) -> TextBytes {
-    let each = |source: &PromptSource| match source {
-        PromptSource::Text(text) => text.len(),
-        PromptSource::Tokens(_) => 0,
-    };
-    match input {
-        Input::Prompts(list) => TextBytes {
-            total: list.iter().map(each).sum(),
-            longest: list.iter().map(each).max().unwrap_or(0),
-        },
-        Input::Chat(turns) => {
-            let total = turns.iter().map(|turn| turn.content.len()).sum();
-            TextBytes { total, longest: total }
-        }
-    }
-}
-
-fn tokenize(text: &TextModel, input: Input, echo: bool) -> Result<Vec<Prompt>, ApiError> {
-    let most = text.max_model_tokens as usize * COUNTED_CONTEXTS;
-    let encode = |source: &str, add_special: bool| {
-        let tokens = text.codec().encode(source, add_special, most);
-        tokens.map(Arc::<[TokenId]>::from)
-    };
-    match input {
-        Input::Chat(turns) => {
-            let rendered = text
-                .codec()
-                .render_chat(&turns, true)
-                .map_err(|error| text_error(text, &error, "messages"))?;
-            let tokens = encode(&rendered, false).map_err(|error| text_error(text, &error, "messages"))?;
-            Ok(vec![Prompt {
-                tokens,
-                echo_text: None,
-            }])
-        }
-        Input::Prompts(sources) => sources
-            .into_iter()
-            .map(|source| match source {
-                PromptSource::Text(string) => {
-                    let tokens = encode(&string, true).map_err(|error| text_error(text, &error, "prompt"))?;
-                    Ok(Prompt {
-                        tokens,
-                        echo_text: echo.then_some(string),
-                    })
-                }
-                PromptSource::Tokens(ids) => {
-                    let echo_text = echo.then(|| text.decode(&ids, true));
-                    Ok(Prompt {
-                        tokens: Arc::from(ids),
-                        echo_text,
-                    })
-                }
+impl Tokenizing {
+    pub fn run(self, text: &TextModel, input: Input) -> Result<Vec<Prompt>, TextError> {
+        let encode = |source: &str, add_special| text.codec().encode(source, add_special, self.tokens_max);
+        let prompt = |source| {
+            Ok(match source {
+                PromptSource::Text(string) => Prompt {
+                    tokens: Arc::from(encode(&string, self.add_special)?),
+                    echo_text: self.echo.then_some(string),
+                },
+                PromptSource::Tokens(ids) => Prompt {
+                    echo_text: self.echo.then(|| text.decode(&ids, true)),
+                    tokens: Arc::from(ids),
+                },
             })
-            .collect(),
+        };
+        match input {
+            Input::Prompts(sources) => sources.into_iter().map(prompt).collect(),
+            Input::Chat(turns) => {
+                let rendered = text.codec().render_chat(&turns, self.add_generation_prompt)?;
+                let tokens = Arc::from(encode(&rendered, false)?);
+                Ok(vec![Prompt {
+                    tokens,
+                    echo_text: None,
+                }])
+            }
+        }
     }
 }
 
@@ -144,11 +137,7 @@ fn request(
     labels: &RequestLabels,
 ) -> Result<Request, ApiError> {
     let max_tokens = max_tokens(state, plan, prompt.tokens.len())?;
-    let end_tokens = if plan.ignore_eos {
-        Vec::new()
-    } else {
-        state.text.codec().end_tokens().to_vec()
-    };
+    let end_tokens = state.text.codec().end_tokens();
     Ok(Request {
         id: RequestId(rand::random()),
         prompt: prompt.tokens.clone(),
@@ -157,14 +146,18 @@ fn request(
         stop: StopConditions {
             max_tokens,
             min_tokens: plan.min_tokens.min(max_tokens),
-            end_tokens,
+            end_tokens: if plan.fields.ignore_eos.0 {
+                Vec::new()
+            } else {
+                end_tokens.to_vec()
+            },
             stop_token_ids: plan.stop_token_ids.clone(),
         },
         choice_count: plan.choice_count,
-        seed: plan.seed.unwrap_or_else(rand::random),
+        seed: plan.fields.seed.map_or_else(rand::random, |seed| seed.0),
         logprobs: plan.logprobs,
-        prompt_logprobs: plan.logprobs.filter(|_| plan.echo),
-        report_kv_hashes: plan.reply.return_kv_hashes,
+        prompt_logprobs: plan.logprobs.filter(|_| plan.fields.echo.0),
+        report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
         time_limit: labels.time_limit,
     })
@@ -172,50 +165,31 @@ fn request(
 
 /// The output budget: the client's number or the default, in both cases limited by the context.
 fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> Result<u32, ApiError> {
-    let param = if plan.max_tokens.is_some() {
-        plan.max_tokens_field
-    } else {
-        plan_param(plan)
-    };
+    let prompt_field = plan.endpoint.prompt_field();
+    if prompt_tokens == 0 {
+        let message = "The prompt has no tokens; the model needs at least one.";
+        return Err(ApiError::invalid(prompt_field, message));
+    }
     let limit = state.text.max_model_tokens;
     let room = u32::try_from(prompt_tokens)
         .ok()
         .and_then(|tokens| limit.checked_sub(tokens));
-    if prompt_tokens == 0 {
-        return Err(ApiError::invalid(
-            plan_param(plan),
-            "The prompt has no tokens; the model needs at least one.",
-        ));
-    }
     let wanted = plan.max_tokens.unwrap_or(1);
-    let Some(room) = room.filter(|room| *room >= wanted) else {
-        let asked = plan
-            .max_tokens
-            .map_or(String::new(), |max| format!(" and asked for {max} output tokens"));
-        let message = format!(
-            "The context length of this model is {limit} tokens. Your prompt has {prompt_tokens} tokens{asked}, {} \
-             together. Shorten the prompt or lower `{}`.",
-            prompt_tokens as u64 + u64::from(wanted),
-            plan.max_tokens_field,
-        );
-        return Err(ApiError::too_long(param, message));
-    };
-    Ok(plan.max_tokens.unwrap_or(match plan.endpoint {
-        super::fields::Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.min(room),
-        super::fields::Endpoint::Chat => room,
-    }))
-}
-
-fn plan_param(plan: &CheckedRequest) -> &'static str {
-    match plan.endpoint {
-        super::fields::Endpoint::Completions => "prompt",
-        super::fields::Endpoint::Chat => "messages",
+    match (room.filter(|room| *room >= wanted), plan.max_tokens, plan.endpoint) {
+        (Some(_), Some(asked), _) => Ok(asked),
+        (Some(room), None, Endpoint::Completions) => Ok(COMPLETIONS_MAX_TOKENS_DEFAULT.min(room)),
+        (Some(room), None, Endpoint::Chat) => Ok(room),
+        (None, asked, _) => {
+            let asked_words = asked.map_or(String::new(), |max| format!(" and asked for {max} output tokens"));
+            let (field, sum) = (plan.max_tokens_field, prompt_tokens as u64 + u64::from(wanted));
+            let message = format!(
+                "The context length of this model is {limit} tokens. Your prompt has {prompt_tokens} tokens{asked_words}, {sum} \
+                 together. Shorten the prompt or lower `{field}`."
+            );
+            Err(ApiError::too_long(
+                if asked.is_some() { field } else { prompt_field },
+                message,
+            ))
+        }
     }
-}
-
-/// The lanes that `x-lane` names.
-pub fn lane(name: &str) -> Option<Lane> {
-    [Lane::Interactive, Lane::Batch]
-        .into_iter()
-        .find(|lane| lane.name() == name)
 }

@@ -1,18 +1,92 @@
-//! The input of a request: the four forms of `prompt`, and `messages`.
+//! The input of a request: the four forms of `prompt`, `messages`, and `logit_bias`.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
 use super::error::ApiError;
-use super::json::{Fields, describe, short};
-use super::limits::{MESSAGES_MAX, PROMPTS_MAX};
-use super::validate::token_id;
+use super::forms::{Given, Id, List, Real, Unsupported, short};
+use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX};
+use super::request::in_vocabulary;
 use crate::text::ChatTurn;
 
 #[derive(Debug)]
 pub enum Input {
     Prompts(Vec<PromptSource>),
     Chat(Vec<ChatTurn>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PromptSource {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
+/// `string | [string] | [int] | [[int]]`.
+#[derive(Debug)]
+pub enum Prompts {
+    One(Element),
+    Several(Vec<Element>),
+}
+
+/// An element of the list, or the prompt itself.
+#[derive(Debug)]
+pub enum Element {
+    Text(String),
+    Id(TokenId),
+    Ids(Vec<Id>),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string, a token id or a list of token ids";
+        match Given::read(deserializer, &wanted, usize::MAX)? {
+            Given::Text(text) => Ok(Self::Text(text)),
+            Given::List(ids) => Ok(Self::Ids(ids)),
+            other => other.token_id().map(Self::Id).ok_or_else(|| other.is_not(&wanted)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string, a list of strings, or a list of token ids";
+        let elements = match Given::<Element>::read(deserializer, &wanted, PROMPT_ELEMENTS_MAX)? {
+            Given::Text(text) => return Ok(Self::One(Element::Text(text))),
+            Given::List(elements) => elements,
+            other => return Err(other.is_not(&wanted)),
+        };
+        let is_id = |element: &Element| matches!(element, Element::Id(_));
+        if let Some(at) = elements.windows(2).position(|pair| is_id(&pair[0]) != is_id(&pair[1])) {
+            let wrong =
+                "is of another kind than the element before it: either all are token ids, or none is a token id";
+            return Err(D::Error::custom(format!("`prompt[{}]` {wrong}", at + 1)));
+        }
+        let id = |element: &Element| match element {
+            Element::Id(id) => Some(Id(*id)),
+            _ => None,
+        };
+        let ids: Vec<Id> = elements.iter().filter_map(id).collect();
+        match elements.len() {
+            _ if !ids.is_empty() => Ok(Self::One(Element::Ids(ids))),
+            ..=PROMPTS_MAX => Ok(Self::Several(elements)),
+            more => Err(D::Error::invalid_length(
+                more,
+                &format!("at most {PROMPTS_MAX} prompts").as_str(),
+            )),
+        }
+    }
+}
+
+impl PromptSource {
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            PromptSource::Text(text) => text.len(),
+            PromptSource::Tokens(_) => 0,
+        }
+    }
 }
 
 impl Input {
@@ -23,73 +97,35 @@ impl Input {
             Input::Chat(_) => "messages",
         }
     }
-}
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PromptSource {
-    Text(String),
-    Tokens(Vec<TokenId>),
-}
-
-/// `string | [string] | [int] | [[int]]`.
-pub fn prompt_sources(fields: &Fields<'_>, vocab_size: u32) -> Result<Vec<PromptSource>, ApiError> {
-    let Some(value) = fields.get("prompt") else {
-        return Err(ApiError::invalid(
-            "prompt",
-            "`prompt` is missing: a string, a list of strings, or token ids.",
-        ));
-    };
-    match value {
-        Value::String(text) => Ok(vec![text_source(text)?]),
-        Value::Array(items) => match items.first() {
-            None => Err(empty()),
-            Some(Value::Number(_)) => Ok(vec![PromptSource::Tokens(token_ids(items, "prompt", vocab_size)?)]),
-            Some(_) => {
-                if items.len() > PROMPTS_MAX {
-                    let message = format!("`prompt` has {} prompts, the limit is {PROMPTS_MAX}.", items.len());
-                    return Err(ApiError::invalid("prompt", message));
-                }
-                items
-                    .iter()
-                    .enumerate()
-                    .map(|(i, item)| list_item(item, i, vocab_size))
-                    .collect()
-            }
-        },
-        other => Err(fields.wrong("prompt", "a string, a list of strings, or a list of token ids", other)),
-    }
-}
-
-fn list_item(item: &Value, index: usize, vocab_size: u32) -> Result<PromptSource, ApiError> {
-    match item {
-        Value::String(text) => text_source(text),
-        Value::Array(ids) if !ids.is_empty() => Ok(PromptSource::Tokens(token_ids(
-            ids,
-            &format!("prompt[{index}]"),
-            vocab_size,
-        )?)),
-        Value::Array(_) => Err(empty()),
-        other => {
-            let got = describe(other);
-            let message = format!("`prompt[{index}]` must be a string or a list of token ids, not {got}.");
-            Err(ApiError::invalid("prompt", message))
+    /// Bytes of text in all prompts together.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Input::Prompts(prompts) => prompts.iter().map(PromptSource::text_bytes).sum(),
+            Input::Chat(turns) => turns.iter().map(|turn| turn.content.len()).sum(),
         }
     }
-}
 
-fn text_source(text: &str) -> Result<PromptSource, ApiError> {
-    if text.is_empty() {
-        Err(empty())
-    } else {
-        Ok(PromptSource::Text(text.to_owned()))
+    pub fn prompts(given: Option<Prompts>, vocab_size: u32) -> Result<Self, ApiError> {
+        let source = |name: &str, element| match element {
+            Element::Text(text) if !text.is_empty() => Ok(PromptSource::Text(text)),
+            Element::Ids(ids) if !ids.is_empty() => in_vocabulary(ids, name, vocab_size).map(PromptSource::Tokens),
+            _ => Err(empty()),
+        };
+        match given {
+            None => Err(ApiError::invalid(
+                "prompt",
+                "`prompt` is missing: a string, a list of strings, or token ids.",
+            )),
+            Some(Prompts::One(prompt)) => Ok(Self::Prompts(vec![source("prompt", prompt)?])),
+            Some(Prompts::Several(prompts)) if prompts.is_empty() => Err(empty()),
+            Some(Prompts::Several(prompts)) => {
+                let sources = prompts.into_iter().enumerate();
+                let sources = sources.map(|(at, prompt)| source(&format!("prompt[{at}]"), prompt));
+                sources.collect::<Result<_, _>>().map(Self::Prompts)
+            }
+        }
     }
-}
-
-fn token_ids(ids: &[Value], name: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
-    ids.iter()
-        .enumerate()
-        .map(|(i, id)| token_id(id, &format!("{name}[{i}]"), vocab_size))
-        .collect()
 }
 
 fn empty() -> ApiError {
@@ -99,93 +135,146 @@ fn empty() -> ApiError {
     )
 }
 
-pub fn chat_turns(fields: &Fields<'_>) -> Result<Vec<ChatTurn>, ApiError> {
-    let messages = fields.array("messages")?.map(Vec::as_slice).unwrap_or_default();
-    if messages.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "`messages` must be a list with at least one message.",
-        ));
-    }
-    if messages.len() > MESSAGES_MAX {
-        let message = format!(
-            "`messages` has {} messages, the limit is {MESSAGES_MAX}.",
-            messages.len()
-        );
-        return Err(ApiError::invalid("messages", message));
-    }
-    messages
-        .iter()
-        .enumerate()
-        .map(|(i, message)| chat_turn(message, i))
-        .collect()
-}
+pub type ChatMessages = List<ChatMessage, MESSAGES_MAX>;
 
-fn chat_turn(message: &Value, index: usize) -> Result<ChatTurn, ApiError> {
-    let name = format!("messages[{index}]");
-    let Value::Object(map) = message else {
-        let text = format!(
-            "`{name}` must be an object with `role` and `content`, not {}.",
-            describe(message)
-        );
-        return Err(ApiError::invalid("messages", text));
-    };
-    let fields = Fields::nested(map, format!("{name}."));
-    for refused in ["name", "tool_calls", "tool_call_id", "function_call"] {
-        if fields.get(refused).is_some() {
-            return Err(ApiError::unsupported(&fields.path(refused)));
-        }
-    }
-    let role = match fields.string("role")? {
-        Some(role @ ("system" | "user" | "assistant")) => role,
-        // OpenAI's newer name for the system role. The models that are served here know only "system".
-        Some("developer") => "system",
-        Some(other) => {
-            let text = format!(
-                "`{name}.role` must be system, developer, user or assistant, not {:?}.",
-                short(other)
-            );
-            return Err(ApiError::invalid(&fields.path("role"), text));
-        }
-        None => {
-            return Err(ApiError::invalid(
-                &fields.path("role"),
-                format!("`{name}.role` is missing."),
-            ));
-        }
-    };
-    Ok(ChatTurn {
-        role: role.to_owned(),
-        content: content(&fields, &name)?,
-    })
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object with `role` and `content`")]
+#[expect(dead_code, reason = "an unsupported field is refused when it is read")]
+pub struct ChatMessage {
+    role: Option<String>,
+    content: Option<Content>,
+    name: Option<Unsupported>,
+    tool_calls: Option<Unsupported>,
+    tool_call_id: Option<Unsupported>,
+    function_call: Option<Unsupported>,
 }
 
 /// A string, or a list of text parts that are joined.
-fn content(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
-    match fields.get("content") {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let mut joined = String::new();
-            for (i, part) in parts.iter().enumerate() {
-                let kind = part.get("type").and_then(Value::as_str);
-                let Some(text) = part
-                    .get("text")
-                    .and_then(Value::as_str)
-                    .filter(|_| kind == Some("text"))
-                else {
-                    let param = format!("{name}.content[{i}]");
-                    let text =
-                        format!("`{param}` must be {{\"type\": \"text\", \"text\": ...}}: this model reads text only.");
-                    return Err(ApiError::invalid(&param, text));
-                };
-                joined.push_str(text);
-            }
-            Ok(joined)
+#[derive(Debug)]
+struct Content(String);
+
+/// One part of a content, which must be text.
+#[derive(Deserialize)]
+#[serde(try_from = "PartFields")]
+struct Part(String);
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object with `type` and `text`")]
+struct PartFields {
+    r#type: Option<String>,
+    text: Option<String>,
+}
+
+impl TryFrom<PartFields> for Part {
+    type Error = &'static str;
+
+    fn try_from(part: PartFields) -> Result<Self, Self::Error> {
+        let text = part.text.filter(|_| part.r#type.as_deref() == Some("text"));
+        text.map(Self)
+            .ok_or("must be {\"type\": \"text\", \"text\": ...}: this model reads text only")
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = "a string or a list of text parts";
+        match Given::<Part>::read(deserializer, &wanted, usize::MAX)? {
+            Given::Text(text) => Ok(Self(text)),
+            Given::List(parts) => Ok(Self(parts.into_iter().map(|part| part.0).collect())),
+            other => Err(other.is_not(&wanted)),
         }
-        Some(other) => Err(fields.wrong("content", "a string or a list of text parts", other)),
-        None => Err(ApiError::invalid(
-            &fields.path("content"),
-            format!("`{name}.content` is missing."),
-        )),
+    }
+}
+
+pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<ChatTurn>, ApiError> {
+    let messages = messages.map_or(Vec::new(), |messages| messages.0);
+    if messages.is_empty() {
+        let message = "`messages` must be a list with at least one message.";
+        return Err(ApiError::invalid("messages", message));
+    }
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(at, message)| message.turn(at))
+        .collect()
+}
+
+impl ChatMessage {
+    fn turn(self, at: usize) -> Result<ChatTurn, ApiError> {
+        let wrong = |field: &str, what: &str| {
+            let path = format!("messages[{at}].{field}");
+            ApiError::invalid(&path, format!("`{path}` {what}."))
+        };
+        let role = match self.role.as_deref() {
+            Some(role @ ("system" | "user" | "assistant")) => role,
+            // OpenAI's newer name for the system role. The models that are served here know only "system".
+            Some("developer") => "system",
+            Some(other) => {
+                let other = short(other);
+                let what = format!("must be system, developer, user or assistant, not {other:?}");
+                return Err(wrong("role", &what));
+            }
+            None => return Err(wrong("role", "is missing")),
+        };
+        Ok(ChatTurn {
+            role: role.to_owned(),
+            content: self.content.ok_or_else(|| wrong("content", "is missing"))?.0,
+        })
+    }
+}
+
+/// What is added to the logits of tokens. The keys are token ids.
+#[derive(Debug)]
+pub struct LogitBias(Vec<(TokenId, f32)>);
+
+struct LogitBiasVisitor;
+
+impl<'de> Visitor<'de> for LogitBiasVisitor {
+    type Value = LogitBias;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "an object of at most {LOGIT_BIAS_ENTRIES_MAX} token ids with their numbers"
+        )
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<LogitBias, A::Error> {
+        let mut biases = Vec::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let id = key.parse().map_err(|_| {
+                let key = short(&key);
+                A::Error::custom(format!("the keys must be token ids, and {key:?} is none"))
+            })?;
+            let Real(bias) = entries.next_value::<Real<{ -LOGIT_BIAS_MAX }, LOGIT_BIAS_MAX>>()?;
+            if biases.len() == LOGIT_BIAS_ENTRIES_MAX {
+                return Err(A::Error::invalid_length(LOGIT_BIAS_ENTRIES_MAX + 1, &self));
+            }
+            biases.push((TokenId(id), bias));
+        }
+        biases.sort_by_key(|(token, _)| *token);
+        Ok(LogitBias(biases))
+    }
+}
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(LogitBiasVisitor)
+    }
+}
+
+impl LogitBias {
+    /// The biases, sorted by token.
+    pub fn in_vocabulary(&self, vocab_size: u32) -> Result<Vec<(TokenId, f32)>, ApiError> {
+        let wrong = |message| Err(ApiError::invalid("logit_bias", message));
+        if let Some((id, _)) = self.0.iter().find(|(id, _)| id.0 >= vocab_size) {
+            let most = vocab_size - 1;
+            return wrong(format!(
+                "`logit_bias` names {id}: keys must be token ids from 0 to {most}."
+            ));
+        }
+        // "7" and "07" are two keys and one token. Which of them counts would be a guess.
+        if let Some(pair) = self.0.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return wrong(format!("`logit_bias` names token {} twice.", pair[0].0));
+        }
+        Ok(self.0.clone())
     }
 }

@@ -16,7 +16,6 @@ use super::connection::ConnectionTimes;
 use super::error::ApiError;
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
-use super::prepare::lane;
 use super::remember::{End, remember};
 use super::shapes::ms;
 use super::trace::{TraceContext, end_span, finish_root};
@@ -51,7 +50,7 @@ impl RequestLabels {
             Some(value) => value
                 .to_str()
                 .ok()
-                .and_then(lane)
+                .and_then(|name| Lane::ALL.into_iter().find(|lane| lane.name() == name))
                 .ok_or_else(|| ApiError::invalid("x-lane", "The header `x-lane` must be interactive or batch."))?,
         };
         let slo = match headers.get(SLO) {

@@ -6,22 +6,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use serving_core::request::FinishReason;
 
-use super::fields::Endpoint;
 use super::logprobs::{CompletionLogprobs, chat_logprobs};
+use super::request::{CheckedRequest, Endpoint};
 use super::run::{OutToken, Run};
 use super::shapes::{
     Answer, ChoiceBody, EdgeTimes, Head, Message, PromptTokensDetails, Usage, ids, kv_hashes, metrics, one_or_list,
 };
-use super::validate::ReplyOptions;
 use crate::text::TextModel;
 
 /// Everything that decides the form of one answer.
 #[derive(Debug)]
 pub struct Reply {
     pub head: Head,
-    pub endpoint: Endpoint,
-    pub options: ReplyOptions,
-    pub wants_logprobs: bool,
+    pub plan: CheckedRequest,
     /// With `echo`: each prompt's text.
     pub echo: Vec<Option<String>>,
     pub text: Arc<TextModel>,
@@ -60,13 +57,18 @@ impl Reply {
     /// The chunk of one token.
     pub fn chunk(&self, run: &Run, out: &OutToken) -> Answer<'_> {
         let mut body = self.choice(run, std::slice::from_ref(out));
-        if self.endpoint == Endpoint::Chat {
+        if self.plan.endpoint == Endpoint::Chat {
             body.delta = body.message.take().map(|message| Message {
                 role: if out.is_first { Some("assistant") } else { None },
                 ..message
             });
         }
-        let usage = self.options.continuous_usage.then(|| self.usage(run, false));
+        let usage = self
+            .plan
+            .stream_options
+            .continuous_usage_stats
+            .0
+            .then(|| self.usage(run, false));
         let prompt_token_ids = out.is_first.then(|| self.prompt_ids(run)).flatten();
         Answer {
             prompt_token_ids,
@@ -76,7 +78,7 @@ impl Reply {
 
     /// The chunk after the last token: `choices: []`. `None` when the client asked for nothing that belongs there.
     pub fn last_chunk(&self, run: &Run, times: &EdgeTimes) -> Option<Answer<'_>> {
-        let usage = self.options.include_usage.then(|| self.usage(run, true));
+        let usage = self.plan.stream_options.include_usage.0.then(|| self.usage(run, true));
         let extras = self.with_extras(self.answer(Vec::new(), usage), run, times);
         (extras.usage.is_some() || extras.metrics.is_some() || extras.kv_hashes.is_some()).then_some(extras)
     }
@@ -118,11 +120,11 @@ impl Reply {
         let first = steps.first().filter(|step| step.is_first);
         let (prompt, index) = steps.first().map_or((0, 0), |step| (step.prompt, step.choice));
         let echo = self.echo.get(prompt).and_then(Option::as_deref);
-        let logprobs = self.wants_logprobs.then(|| match self.endpoint {
+        let logprobs = self.plan.logprobs.map(|_| match self.plan.endpoint {
             Endpoint::Chat => chat_logprobs(&self.text, steps.iter()),
             Endpoint::Completions => self.completion_logprobs(run, steps, prompt),
         });
-        let (text, message) = match self.endpoint {
+        let (text, message) = match self.plan.endpoint {
             Endpoint::Chat => (None, Some(Message { role: None, content })),
             Endpoint::Completions => {
                 let text = match echo.filter(|_| first.is_some()) {
@@ -132,7 +134,7 @@ impl Reply {
                 (Some(text), None)
             }
         };
-        let wants_ids = self.options.return_token_ids;
+        let wants_ids = self.plan.fields.return_token_ids.0;
         ChoiceBody {
             index,
             text,
@@ -167,7 +169,7 @@ impl Reply {
     }
 
     fn prompt_ids(&self, run: &Run) -> Option<Vec<u32>> {
-        (self.options.return_token_ids && run.prompts.len() == 1).then(|| ids(&run.prompts[0].request.prompt))
+        (self.plan.fields.return_token_ids.0 && run.prompts.len() == 1).then(|| ids(&run.prompts[0].request.prompt))
     }
 
     fn with_extras<'a>(&self, answer: Answer<'a>, run: &Run, times: &EdgeTimes) -> Answer<'a> {
@@ -175,10 +177,10 @@ impl Reply {
             wanted.then(|| one_or_list(run.prompts.iter().map(value).collect()))
         };
         Answer {
-            metrics: of_prompts(self.options.include_metrics, &|prompt| {
+            metrics: of_prompts(self.plan.fields.include_metrics.0, &|prompt| {
                 serde_json::to_value(metrics(prompt, times)).unwrap_or(Value::Null)
             }),
-            kv_hashes: of_prompts(self.options.return_kv_hashes, &kv_hashes),
+            kv_hashes: of_prompts(self.plan.fields.return_kv_hashes.0, &kv_hashes),
             ..answer
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use serving_core::ids::{ChoiceIndex, TokenId};
+use serving_core::ids::TokenId;
 use serving_core::request::{FinishReason, Request, RequestError, TokenEvent, TokenLogprobs};
 use tokio::time::Sleep;
 
@@ -50,7 +50,7 @@ enum RunState {
 pub struct PromptRun {
     leg: RunState,
     pub request: Arc<Request>,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceText>,
     /// By prompt position; the first is always `None`.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
     pub placement: Option<Placement>,
@@ -65,12 +65,6 @@ enum SummaryState {
     Nothing,
     /// Everything that an answer shows; only the nodes' last reports are missing.
     SoFar,
-}
-
-struct Choice {
-    text: ChoiceText,
-    tokens: u32,
-    is_finished: bool,
 }
 
 /// Dropping the run drops each handle and so cancels the requests. This is how a client that leaves cancels.
@@ -118,14 +112,11 @@ impl Run {
             .zip(input.submissions)
             .map(|(request, submission)| {
                 let submit = state.submit.clone();
-                let choice = || Choice {
-                    text: ChoiceText::new(&input.stop_strings),
-                    tokens: 0,
-                    is_finished: false,
-                };
                 PromptRun {
                     leg: RunState::Submitting(Box::pin(async move { submit.submit(submission).await })),
-                    choices: (0..request.choice_count).map(|_| choice()).collect(),
+                    choices: (0..request.choice_count)
+                        .map(|_| ChoiceText::new(&input.stop_strings))
+                        .collect(),
                     prompt_logprobs: vec![
                         None;
                         if request.prompt_logprobs.is_some() {
@@ -346,55 +337,32 @@ impl PromptRun {
         let Some(choice) = self.choices.get_mut(event.choice.0 as usize) else {
             return broken("a token came for a choice that does not exist");
         };
-        if choice.is_finished {
-            // A token that was under way when a stop string ended the choice.
-            return Ok(None);
-        }
-        if event.index.0 != choice.tokens {
-            return broken("a token came out of order");
-        }
-        let is_control = text.codec().is_special(event.token) || event.finish == Some(FinishReason::EndToken);
-        let bytes = if is_control {
-            None
-        } else {
-            text.codec().token_bytes(event.token)
+        let step = match choice.take(text, &event) {
+            Ok(Some(step)) => step,
+            Ok(None) => return Ok(None),
+            Err(what) => return broken(what),
         };
-        let text_offset = choice.text.chars();
-        let delta = choice.text.push(bytes.unwrap_or_default(), event.finish.is_some());
-        let finish = if delta.is_stopped {
-            Some(FinishReason::StopString)
-        } else {
-            event.finish
-        };
-        choice.tokens += 1;
-        choice.is_finished = finish.is_some();
-        let is_first = event.index.0 == 0;
         self.output_tokens += 1;
-        if delta.is_stopped && event.finish.is_none() {
-            self.finish_at_edge(event.choice);
+        if step.ends_here
+            && let RunState::Running(handle) = &self.leg
+        {
+            handle.finish_choice(event.choice, FinishReason::StopString);
         }
         Ok(Some(OutToken {
             prompt,
             choice: prompt as u32 * choice_count + event.choice.0,
-            is_first,
+            is_first: event.index.0 == 0,
             token: Some(event.token),
-            text: delta.text,
-            text_offset,
+            text: step.text,
+            text_offset: step.text_offset,
             logprobs: event.logprobs,
-            finish,
+            finish: step.finish,
             times,
         }))
     }
 
-    /// Closes both legs of a choice that a stop string ended.
-    fn finish_at_edge(&mut self, choice: ChoiceIndex) {
-        if let RunState::Running(handle) = &self.leg {
-            handle.finish_choice(choice, FinishReason::StopString);
-        }
-    }
-
     fn has_all_tokens(&self) -> bool {
-        matches!(self.leg, RunState::Ended) || self.choices.iter().all(|choice| choice.is_finished)
+        matches!(self.leg, RunState::Ended) || self.choices.iter().all(ChoiceText::is_finished)
     }
 
     /// Everything that an answer shows has come, except figures of the nodes' last reports.
@@ -409,7 +377,7 @@ impl PromptRun {
             .choices
             .iter()
             .zip(0..)
-            .filter(|(choice, _)| !choice.is_finished)
+            .filter(|(choice, _)| !choice.is_finished())
             .map(|(_, i)| i)
             .collect();
         if !open.is_empty() && self.request.stop.max_tokens > 0 {

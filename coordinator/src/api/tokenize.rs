@@ -4,149 +4,107 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use serde::Deserialize;
 use serde_json::{Value, json};
-use serving_core::ids::TokenId;
 
-use super::AppState;
-use super::body::json_object;
 use super::error::ApiError;
-use super::json::Fields;
-use super::limits::TOKENIZE_TOKENS_MAX;
+use super::forms::{self, Flag, Id, List};
+use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
-use super::prepare::text_error;
-use super::prompt::chat_turns;
+use super::prepare::{Tokenizing, text_error};
+use super::prompt::{ChatMessages, Input, PromptSource, turns};
+use super::request::{in_vocabulary, served_model};
 use super::shapes::ids;
-use super::validate::{model, token_id};
-use crate::text::{ChatTurn, TextError, TextModel};
+use super::{AppState, body};
+use crate::text::{TextError, TextModel};
 
-/// The text or the messages to tokenize.
-enum Source {
-    Text {
-        text: String,
-        add_special: bool,
-    },
-    Chat {
-        turns: Vec<ChatTurn>,
-        add_generation_prompt: bool,
-    },
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenizeFields {
+    model: Option<String>,
+    prompt: Option<String>,
+    messages: Option<ChatMessages>,
+    add_special_tokens: Option<Flag>,
+    add_generation_prompt: Option<Flag>,
+    return_token_strs: Flag,
 }
 
-impl Source {
-    fn bytes(&self) -> usize {
-        match self {
-            Source::Text { text, .. } => text.len(),
-            Source::Chat { turns, .. } => turns.iter().map(|turn| turn.content.len()).sum(),
-        }
-    }
-
-    fn param(&self) -> &'static str {
-        match self {
-            Source::Text { .. } => "prompt",
-            Source::Chat { .. } => "messages",
-        }
-    }
-
-    fn tokenize(self, text: &TextModel) -> Result<Vec<TokenId>, ApiError> {
-        let (most, param) = (tokens_max(text), self.param());
-        let codec = text.codec();
-        let tokens = match self {
-            Source::Text {
-                text: source,
-                add_special,
-            } => codec.encode(&source, add_special, most),
-            Source::Chat {
-                turns,
-                add_generation_prompt,
-            } => codec
-                .render_chat(&turns, add_generation_prompt)
-                .and_then(|rendered| codec.encode(&rendered, false, most)),
-        };
-        tokens.map_err(|error| match error {
-            TextError::TooLong { .. } => too_long(text, param),
-            error => text_error(text, &error, param),
-        })
-    }
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DetokenizeFields {
+    model: Option<String>,
+    tokens: Option<List<Id, DETOKENIZE_TOKENS_MAX>>,
 }
 
-fn tokens_max(text: &TextModel) -> usize {
-    TOKENIZE_TOKENS_MAX.max(text.max_model_tokens as usize)
-}
-
-fn too_long(text: &TextModel, param: &str) -> ApiError {
+fn too_long(text: &TextModel, tokens_max: usize, param: &str) -> ApiError {
     let message = format!(
-        "The text has more than {} tokens, the most that is counted here; the context length of this model is {} tokens. \
-         Send it in parts.",
-        tokens_max(text),
+        "The text has more than {tokens_max} tokens, the most that is counted here; the context length of this model is {} \
+         tokens. Send it in parts.",
         text.max_model_tokens
     );
     ApiError::too_long(param, message)
 }
 
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (body, held) = json_object(&state, request.into_body()).await?;
-    let fields = Fields::new(&body);
-    if fields.get("model").is_some() {
-        model(&state, &fields)?;
-    }
-    let with_strings = fields.bool("return_token_strs")?.unwrap_or(false);
-    let source = source(&fields)?;
-    if state.text.fewest_tokens(source.bytes()) > tokens_max(&state.text) {
-        return Err(too_long(&state.text, source.param()));
-    }
-    // The parsed body is not needed while the text waits for its turn.
+    let (body, held) = body::text(&state, request.into_body()).await?;
+    let fields: TokenizeFields = forms::read(&body)?;
+    // The body is not needed while the text waits for its turn.
     drop(body);
+    if fields.model.is_some() {
+        served_model(&state, fields.model)?;
+    }
+    let input = match (fields.messages, fields.prompt) {
+        (Some(messages), _) => Input::Chat(turns(Some(messages))?),
+        (None, Some(prompt)) => Input::Prompts(vec![PromptSource::Text(prompt)]),
+        (None, None) => {
+            let message = "Send `prompt` (a string) or `messages` (a list).";
+            return Err(ApiError::invalid("prompt", message));
+        }
+    };
     let text = state.text.clone();
-    let tokens = on_text(&state, (source.bytes(), held), move || source.tokenize(&text)).await?;
+    let (param, bytes) = (input.param(), input.text_bytes());
+    let tokens_max = TOKENIZE_TOKENS_MAX.max(text.max_model_tokens as usize);
+    if text.fewest_tokens(bytes) > tokens_max {
+        return Err(too_long(&text, tokens_max, param));
+    }
+    let tokenizing = Tokenizing {
+        tokens_max,
+        add_special: fields.add_special_tokens.is_none_or(|wanted| wanted.0),
+        add_generation_prompt: fields.add_generation_prompt.is_none_or(|wanted| wanted.0),
+        echo: false,
+    };
+    let tokens = on_text(&state, (bytes, held), move || {
+        let prompts = tokenizing.run(&text, input).map_err(|error| match error {
+            TextError::TooLong { .. } => too_long(&text, tokens_max, param),
+            error => text_error(&text, &error, param),
+        })?;
+        Ok(prompts
+            .into_iter()
+            .flat_map(|prompt| prompt.tokens.to_vec())
+            .collect::<Vec<_>>())
+    });
+    let tokens = tokens.await?;
     let mut answer = json!({
         "count": tokens.len(),
         "max_model_len": state.text.max_model_tokens,
         "tokens": ids(&tokens),
     });
-    if with_strings && let Value::Object(map) = &mut answer {
-        let strings: Value = tokens
-            .iter()
-            .map(|token| Value::from(state.text.decode(&[*token], true)))
-            .collect();
-        map.insert("token_strs".to_owned(), strings);
+    if fields.return_token_strs.0 {
+        let strings = tokens.iter().map(|token| state.text.decode(&[*token], true));
+        answer["token_strs"] = strings.collect();
     }
     Ok(Json(answer))
 }
 
-fn source(fields: &Fields<'_>) -> Result<Source, ApiError> {
-    if fields.get("messages").is_some() {
-        let turns = chat_turns(fields)?;
-        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(true);
-        return Ok(Source::Chat {
-            turns,
-            add_generation_prompt,
-        });
-    }
-    let Some(text) = fields.string("prompt")? else {
-        return Err(ApiError::invalid(
-            "prompt",
-            "Send `prompt` (a string) or `messages` (a list).",
-        ));
-    };
-    Ok(Source::Text {
-        text: text.to_owned(),
-        add_special: fields.bool("add_special_tokens")?.unwrap_or(true),
-    })
-}
-
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (body, _held) = json_object(&state, request.into_body()).await?;
-    let fields = Fields::new(&body);
-    if fields.get("model").is_some() {
-        model(&state, &fields)?;
+    let (body, _held) = body::text(&state, request.into_body()).await?;
+    let fields: DetokenizeFields = forms::read(&body)?;
+    if fields.model.is_some() {
+        served_model(&state, fields.model)?;
     }
-    let Some(list) = fields.array("tokens")? else {
+    let Some(List(tokens)) = fields.tokens else {
         return Err(ApiError::invalid("tokens", "`tokens` is missing: a list of token ids."));
     };
-    let vocab_size = state.text.codec().vocab_size();
-    let tokens = list
-        .iter()
-        .enumerate()
-        .map(|(i, id)| token_id(id, &format!("tokens[{i}]"), vocab_size))
-        .collect::<Result<Vec<_>, _>>()?;
+    let tokens = in_vocabulary(tokens, "tokens", state.text.codec().vocab_size())?;
     Ok(Json(json!({"prompt": state.text.decode(&tokens, true)})))
 }

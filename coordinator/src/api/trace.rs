@@ -8,8 +8,8 @@ use serving_core::stage::Stage;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use super::fields::Endpoint;
 use super::record::Generation;
+use super::request::Endpoint;
 
 /// A `traceparent` (W3C Trace Context, version 00).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

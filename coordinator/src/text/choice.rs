@@ -1,75 +1,369 @@
-//! The text of one choice while its tokens come in: decoding and stop strings together.
+//! The text of one choice while its tokens come in: bytes become characters, and stop strings are found, cut off, and held
+//! back while they may begin. Everything about stop strings is here, from the field `stop` to the end of the choice.
 
-use super::stop::StopMatcher;
-use super::utf8::Utf8Decoder;
+use serving_core::request::{FinishReason, TokenEvent};
 
-/// What one token added to the text of its choice.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TextDelta {
-    /// It may be empty: the token was a control token or half a character, or it may begin a stop string.
-    pub text: String,
-    pub is_stopped: bool,
+use super::TextModel;
+
+/// OpenAI allows 4 stop strings, vLLM any number. Every token is searched for each of them.
+pub const STOP_STRINGS_MAX: usize = 16;
+/// A stop string of this length holds back as much text.
+const STOP_STRING_CHARS_MAX: usize = 256;
+
+/// The field `stop`: a string or a list of strings.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings(pub Vec<String>);
+
+impl StopStrings {
+    /// What a client may send.
+    pub const WANTED: &str = "a string or a list of strings, at most 16 of 1 to 256 characters each";
+
+    /// `None` for a string that is too long or empty, or one too many.
+    pub fn new(stops: Vec<String>) -> Option<Self> {
+        let is_long = |stop: &String| stop.is_empty() || stop.chars().count() > STOP_STRING_CHARS_MAX;
+        (stops.len() <= STOP_STRINGS_MAX && !stops.iter().any(is_long)).then_some(Self(stops))
+    }
 }
 
+/// What one token did to its choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextStep {
+    /// It may be empty: the token was a control token or half a character, or it may begin a stop string.
+    pub text: String,
+    /// Characters of generated text before this token, including text that is held back.
+    pub text_offset: usize,
+    pub finish: Option<FinishReason>,
+    /// A stop string ended the choice, and the nodes do not know that yet.
+    pub ends_here: bool,
+}
+
+/// The state of one choice.
 #[derive(Debug)]
 pub struct ChoiceText {
     decoder: Utf8Decoder,
     stops: StopMatcher,
+    tokens: u32,
+    is_finished: bool,
 }
 
 impl ChoiceText {
     pub fn new(stops: &[String]) -> Self {
         Self {
-            decoder: Utf8Decoder::new(),
+            decoder: Utf8Decoder::default(),
             stops: StopMatcher::new(stops),
+            tokens: 0,
+            is_finished: false,
         }
     }
 
-    /// Characters decoded so far, including text that is held back. It is the `text_offset` of the next token.
-    pub fn chars(&self) -> usize {
-        self.decoder.chars()
+    pub fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    /// Takes the next token. `None` for a token that was under way when a stop string ended the choice.
+    ///
+    /// # Errors
+    /// The token is not the next one.
+    pub fn take(&mut self, model: &TextModel, token: &TokenEvent) -> Result<Option<TextStep>, &'static str> {
+        if self.is_finished {
+            return Ok(None);
+        }
+        if token.index.0 != self.tokens {
+            return Err("a token came out of order");
+        }
+        let is_control = model.codec().is_special(token.token) || token.finish == Some(FinishReason::EndToken);
+        let bytes = model.codec().token_bytes(token.token).filter(|_| !is_control);
+        let text_offset = self.decoder.chars();
+        let (text, is_stopped) = self.push(bytes.unwrap_or_default(), token.finish.is_some());
+        let finish = if is_stopped {
+            Some(FinishReason::StopString)
+        } else {
+            token.finish
+        };
+        self.tokens += 1;
+        self.is_finished = finish.is_some();
+        Ok(Some(TextStep {
+            text,
+            text_offset,
+            finish,
+            ends_here: is_stopped && token.finish.is_none(),
+        }))
     }
 
     /// `is_last`: no token follows, so nothing is held back any more.
-    pub fn push(&mut self, bytes: &[u8], is_last: bool) -> TextDelta {
+    fn push(&mut self, bytes: &[u8], is_last: bool) -> (String, bool) {
         let mut decoded = String::new();
         self.decoder.push(bytes, &mut decoded);
         if is_last {
             self.decoder.finish(&mut decoded);
         }
-        let mut out = self.stops.push(&decoded);
-        if is_last && !out.is_stopped {
-            out.text.push_str(&self.stops.finish());
+        let (mut text, is_stopped) = self.stops.push(decoded);
+        if is_last && !is_stopped {
+            text.push_str(&self.stops.finish());
         }
-        TextDelta {
-            text: out.text,
-            is_stopped: out.is_stopped,
+        (text, is_stopped)
+    }
+}
+
+/// Finds the stop string that is *completed first*. (Of two that the same character completes it is the one that began
+/// first.) So the result is the same however the text is cut into pieces.
+#[derive(Debug)]
+struct StopMatcher {
+    stops: Vec<String>,
+    /// The longest end of the text with which a stop string could begin.
+    held: String,
+}
+
+impl StopMatcher {
+    fn new(stops: &[String]) -> Self {
+        Self {
+            stops: stops.to_vec(),
+            held: String::new(),
         }
+    }
+
+    /// The text that certainly stands before any stop string, and whether one was completed. Nothing more may be pushed then.
+    fn push(&mut self, piece: String) -> (String, bool) {
+        if self.stops.is_empty() {
+            return (piece, false);
+        }
+        self.held.push_str(&piece);
+        if let Some(start) = self.first_match() {
+            let mut text = std::mem::take(&mut self.held);
+            text.truncate(start);
+            return (text, true);
+        }
+        let keep_from = self.possible_beginning();
+        let tail = self.held.split_off(keep_from);
+        (std::mem::replace(&mut self.held, tail), false)
+    }
+
+    /// No text follows, so the held text belongs to the answer.
+    fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    fn first_match(&self) -> Option<usize> {
+        self.stops
+            .iter()
+            .filter_map(|stop| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start)))
+            .min()
+            .map(|(_, start)| start)
+    }
+
+    /// Byte offset of the longest tail that is a proper beginning of a stop string; the text's length when none is.
+    fn possible_beginning(&self) -> usize {
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0).saturating_sub(1);
+        let from = self.held.len().saturating_sub(longest);
+        (from..self.held.len())
+            .filter(|at| self.held.is_char_boundary(*at))
+            .find(|at| {
+                let tail = &self.held[*at..];
+                self.stops
+                    .iter()
+                    .any(|stop| stop.len() > tail.len() && stop.starts_with(tail))
+            })
+            .unwrap_or(self.held.len())
+    }
+}
+
+/// Turns a stream of bytes into text. The concatenation of all pieces equals `String::from_utf8_lossy` of all bytes,
+/// however the bytes are cut.
+#[derive(Debug, Default)]
+pub struct Utf8Decoder {
+    /// The start of a character whose end has not come: at most three bytes.
+    partial: Vec<u8>,
+    /// Characters handed out so far.
+    chars: usize,
+}
+
+impl Utf8Decoder {
+    /// Characters of text handed out so far.
+    pub fn chars(&self) -> usize {
+        self.chars
+    }
+
+    /// Appends the text that is certain now to `out`.
+    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
+        self.partial.extend_from_slice(bytes);
+        let pending = std::mem::take(&mut self.partial);
+        let mut rest: &[u8] = &pending;
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(text) => {
+                    self.emit(text, out);
+                    return;
+                }
+                Err(error) => {
+                    let (valid, after) = rest.split_at(error.valid_up_to());
+                    if let Ok(text) = std::str::from_utf8(valid) {
+                        self.emit(text, out);
+                    }
+                    match error.error_len() {
+                        // These bytes are never valid, whatever follows.
+                        Some(length) => {
+                            self.emit("\u{FFFD}", out);
+                            rest = &after[length..];
+                        }
+                        // The character is only cut short. Wait for the rest.
+                        None => {
+                            self.partial = after.to_vec();
+                            return;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// No byte will follow. An unfinished character becomes one U+FFFD.
+    pub fn finish(&mut self, out: &mut String) {
+        if !self.partial.is_empty() {
+            self.partial.clear();
+            self.emit("\u{FFFD}", out);
+        }
+    }
+
+    fn emit(&mut self, text: &str, out: &mut String) {
+        self.chars += text.chars().count();
+        out.push_str(text);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn a_stop_string_completed_by_the_last_token_still_stops() {
         let mut choice = ChoiceText::new(&["END".to_owned()]);
-        assert_eq!(choice.push(b"yes E", false).text, "yes ");
-        let last = choice.push(b"ND", true);
-        assert_eq!(
-            last,
-            TextDelta {
-                text: String::new(),
-                is_stopped: true
-            }
-        );
+        assert_eq!(choice.push(b"yes E", false).0, "yes ");
+        assert_eq!(choice.push(b"ND", true), (String::new(), true));
     }
 
     #[test]
     fn the_last_token_flushes_both_holds() {
         let mut choice = ChoiceText::new(&["xyz".to_owned()]);
-        assert_eq!(choice.push(b"x", false).text, "");
-        assert_eq!(choice.push(&[0xE2, 0x82], true).text, "x\u{FFFD}");
+        assert_eq!(choice.push(b"x", false).0, "");
+        assert_eq!(choice.push(&[0xE2, 0x82], true).0, "x\u{FFFD}");
+    }
+
+    fn strings(stops: &[&str]) -> Vec<String> {
+        stops.iter().map(|s| (*s).to_owned()).collect()
+    }
+
+    fn run(stops: &[String], pieces: &[&str]) -> (String, bool) {
+        let mut matcher = StopMatcher::new(stops);
+        let mut text = String::new();
+        for piece in pieces {
+            let (out, is_stopped) = matcher.push((*piece).to_owned());
+            text.push_str(&out);
+            if is_stopped {
+                return (text, true);
+            }
+        }
+        text.push_str(&matcher.finish());
+        (text, false)
+    }
+
+    /// The definition in its simplest form: the first end position at which any stop string ends.
+    fn by_definition(stops: &[String], text: &str) -> (String, bool) {
+        for end in 0..=text.len() {
+            if !text.is_char_boundary(end) {
+                continue;
+            }
+            if let Some(longest) = stops
+                .iter()
+                .filter(|s| text[..end].ends_with(s.as_str()))
+                .map(String::len)
+                .max()
+            {
+                return (text[..end - longest].to_owned(), true);
+            }
+        }
+        (text.to_owned(), false)
+    }
+
+    #[test]
+    fn found_across_pieces_and_cut_before() {
+        let out = run(&strings(&["\n\nQ:"]), &["The answer\n", "\n", "Q", ": next"]);
+        assert_eq!(out, ("The answer".to_owned(), true));
+    }
+
+    #[test]
+    fn a_beginning_that_comes_to_nothing_is_given_out() {
+        let mut matcher = StopMatcher::new(&strings(&["END"]));
+        assert_eq!(matcher.push("an E".to_owned()).0, "an ");
+        assert_eq!(matcher.push("N".to_owned()).0, "");
+        assert_eq!(matcher.push("gine".to_owned()).0, "ENgine");
+    }
+
+    #[test]
+    fn held_text_comes_out_at_the_end() {
+        let mut matcher = StopMatcher::new(&strings(&["stop"]));
+        assert_eq!(matcher.push("sto".to_owned()).0, "");
+        assert_eq!(matcher.finish(), "sto");
+    }
+
+    proptest! {
+        #[test]
+        fn any_cutting_equals_the_definition(
+            stops in proptest::collection::vec("[ab€]{1,4}", 0..4),
+            pieces in proptest::collection::vec("[abc€]{0,3}", 0..20),
+        ) {
+            let text: String = pieces.concat();
+            let borrowed: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(run(&stops, &borrowed), by_definition(&stops, &text));
+        }
+    }
+
+    fn in_pieces(bytes: &[u8], cuts: &[usize]) -> String {
+        let mut decoder = Utf8Decoder::default();
+        let mut out = String::new();
+        let mut at = 0;
+        for cut in cuts {
+            let next = (at + cut).min(bytes.len());
+            decoder.push(&bytes[at..next], &mut out);
+            at = next;
+        }
+        decoder.push(&bytes[at..], &mut out);
+        decoder.finish(&mut out);
+        assert_eq!(decoder.chars(), out.chars().count());
+        out
+    }
+
+    #[test]
+    fn a_split_character_is_held_not_replaced() {
+        let mut decoder = Utf8Decoder::default();
+        let mut out = String::new();
+        let euro = "€".as_bytes();
+        decoder.push(&euro[..1], &mut out);
+        decoder.push(&euro[1..2], &mut out);
+        assert_eq!(out, "");
+        decoder.push(&euro[2..], &mut out);
+        assert_eq!(out, "€");
+    }
+
+    #[test]
+    fn an_unfinished_character_becomes_one_replacement_at_the_end() {
+        let mut decoder = Utf8Decoder::default();
+        let mut out = String::new();
+        decoder.push(&"🦀".as_bytes()[..3], &mut out);
+        decoder.finish(&mut out);
+        assert_eq!(out, "\u{FFFD}");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_equal_the_whole_for_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..80), cuts in proptest::collection::vec(0usize..5, 0..40)) {
+            prop_assert_eq!(in_pieces(&bytes, &cuts), String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn pieces_equal_the_whole_for_any_text(text in "[a€🦀é]{0,30}", cuts in proptest::collection::vec(0usize..4, 0..60)) {
+            prop_assert_eq!(in_pieces(text.as_bytes(), &cuts), text);
+        }
     }
 }

@@ -3,18 +3,14 @@
 
 mod choice;
 mod gguf;
-mod stop;
-mod utf8;
 
 use std::fmt;
 
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-pub use choice::{ChoiceText, TextDelta};
+pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
 pub use gguf::OpenModelError;
-pub use stop::{StopMatcher, StopOutcome};
-pub use utf8::Utf8Decoder;
 
 /// One message of a chat, ready for the model's template.
 #[derive(Clone, Debug, PartialEq, Eq)]

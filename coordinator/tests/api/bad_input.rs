@@ -31,7 +31,7 @@ async fn bodies_that_are_no_json_object() {
         (&b""[..], "empty"),
         (b"{\"model\": ", "valid JSON"),
         (b"not json", "valid JSON"),
-        (b"[1]", "must be a JSON object, not a list"),
+        (b"[1]", "must be a JSON object: invalid type: sequence"),
         (b"\"text\"", "must be a JSON object"),
         (b"{\"model\": \"tiny\", \"prompt\": \"\xff\xfe\"}", "UTF-8"),
         (b"{\"prompt\": \"\\ud800\"}", "valid JSON"),

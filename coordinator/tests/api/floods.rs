@@ -42,9 +42,22 @@ async fn a_list_of_zeros_is_read_no_further_than_its_limit() {
             "context_length_exceeded",
         );
     }
-    let body = json!({"model": MODEL, "prompt": "hi", "stop": vec![0; 100_000]});
-    let answer = post(server.address, "/v1/completions", &body).await;
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &Value::Null));
+    // The first element that is wrong or too many ends the reading.
+    for (stop, element) in [
+        (json!(vec![0; 100_000]), "stop[0]"),
+        (json!(vec!["x"; 100_000]), "length 17"),
+    ] {
+        let body = json!({"model": MODEL, "prompt": "hi", "stop": stop});
+        let answer = post(server.address, "/v1/completions", &body).await;
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &Value::Null));
+        assert!(answer.text().contains(element), "{}", answer.text());
+    }
+    let tokens = json!({"tokens": vec![0; 100_000]});
+    let answer = post(server.address, "/detokenize", &tokens).await;
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["param"]),
+        (400, &json!("tokens"))
+    );
     assert!(answer.text().contains("65536"), "{}", answer.text());
 }
 
