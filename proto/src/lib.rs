@@ -4,13 +4,17 @@
 //! Read first: the `.proto` files under `baton/v1/`, whose comments are the reference; then `messages`.
 //! Tests: beside the conversions (round trips, hostile values).
 
-/// Generated from `baton/v1/*.proto`.
+/// Generated from `baton/v1/*.proto` by `tools/generate-wire`, and kept in the repository: whoever builds baton builds no
+/// protobuf compiler.
 #[allow(clippy::all, missing_debug_implementations)]
 pub mod v1 {
-    tonic::include_proto!("baton.v1");
+    include!("../generated/baton.v1.rs");
 }
 
 pub mod convert;
 pub mod kv_stream;
 pub mod messages;
 pub mod status;
+
+#[cfg(test)]
+mod generated_tests;

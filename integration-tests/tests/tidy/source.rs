@@ -104,7 +104,7 @@ pub fn files_with(root: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// Files below `root`, sorted. `target`, hidden folders and virtual environments are skipped.
+/// Files below `root`, sorted. `target`, generated code, hidden folders and virtual environments are skipped.
 pub fn all_files(root: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -112,7 +112,7 @@ pub fn all_files(root: &Path) -> Vec<PathBuf> {
             let path = entry.expect("a folder entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
-                if !name.starts_with('.') && name != "target" && name != "node_modules" {
+                if !name.starts_with('.') && name != "target" && name != "node_modules" && name != "generated" {
                     folders.push(path);
                 }
             } else {
