@@ -139,7 +139,7 @@ pub type ChatMessages = List<ChatMessage, MESSAGES_MAX>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, expecting = "an object with `role` and `content`")]
-#[expect(dead_code, reason = "an unsupported field is refused when it is read")]
+#[allow(dead_code, reason = "an unsupported field is refused when it is read")]
 pub struct ChatMessage {
     role: Option<String>,
     content: Option<Content>,

@@ -4,24 +4,29 @@
 //! When a call fails, the connection is dropped and the next one goes to the next endpoint. (A balanced channel over all
 //! endpoints would send every other call to the dead one.)
 //!
-//! The keep-alive of a lost lease answers `ttl` 0 and no error.
+//! Traps of etcd-client that this file avoids: `Event::event_type` panics on a type that it does not know, and
+//! `TxnResponse::op_responses` unwraps, so neither is called; `connect` succeeds when nothing listens; the keep-alive of a
+//! lost lease answers `ttl 0` and no error; etcd closes a connection that pings more often than every 5 s.
 
 use std::path::Path;
 use std::time::Duration;
 
-use tonic::Status;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use etcd_client::{
+    Certificate, Client, Compare, CompareOp, ConnectOptions, GetOptions, Identity, PutOptions, TlsOptions, Txn, TxnOp,
+    WatchOptions, WatchStream,
+};
 
 use crate::address::EtcdAddress;
-use crate::client::{Client, ClientOptions, Watch};
-use crate::messages::{
-    Compare, CompareTarget, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
-};
 use crate::trouble::{Call, EtcdTrouble, trouble};
 
+/// etcd closes connections that ping more often than its `--grpc-keepalive-min-time`, which is 5 s by default. This is
+/// twice that.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// A page of a list. With the largest value that etcd takes by default (1.5 MiB) it stays below the message limit, so that
 /// no record that somebody puts by hand can make the list fail.
 const PAGE_KEYS: i64 = 32;
+/// The limit for answers to lists and for watch messages, which etcd splits (`fragment`) at about 2 MiB.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The limit for a TLS file. A chain of certificates has a few KiB.
 const TLS_FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -74,12 +79,8 @@ impl Connection {
         call_limit: Duration,
     ) -> Result<Self, EtcdTrouble> {
         let endpoint = address.endpoint_url(endpoint_index);
-        let connecting = Client::open(ClientOptions {
-            url: &endpoint,
-            call_limit,
-            tls: tls_config(address).await?,
-            credentials: address.credentials.clone(),
-        });
+        let options = connect_options(address, call_limit).await?;
+        let connecting = Client::connect([&endpoint], Some(options));
         let client = timed(connecting, &endpoint, Call::Connect, call_limit).await?;
         Ok(Self {
             client,
@@ -95,10 +96,11 @@ impl Connection {
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<Lease, EtcdTrouble> {
         // Whole seconds, rounded up, because a TTL below the one that was asked for would lose leases.
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
-        let granted = self.timed(self.client.lease_grant(seconds), Call::GrantLease).await?;
-        match u64::try_from(granted.ttl) {
+        let mut client = self.client.lease_client();
+        let granted = self.timed(client.grant(seconds, None), Call::GrantLease).await?;
+        match u64::try_from(granted.ttl()) {
             Ok(seconds) if seconds > 0 => Ok(Lease {
-                id: granted.id,
+                id: granted.id(),
                 ttl: Duration::from_secs(seconds),
             }),
             _ => Err(EtcdTrouble::LeaseLost),
@@ -107,49 +109,45 @@ impl Connection {
 
     /// `false`: etcd no longer has the lease.
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdTrouble> {
-        let renewed = self.timed(self.client.lease_keep_alive(lease), Call::KeepLease).await?;
-        Ok(renewed.ttl > 0)
+        let mut client = self.client.lease_client();
+        // One question on a stream of its own, so there is no stream that could break between two renewals.
+        let renewing = async {
+            match client.keep_alive(lease).await {
+                Ok(_) => Ok(true),
+                // The client reports `ttl <= 0` like this.
+                Err(etcd_client::Error::LeaseKeepAliveError(_)) => Ok(false),
+                Err(error) => Err(error),
+            }
+        };
+        self.timed(renewing, Call::KeepLease).await
     }
 
     pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdTrouble> {
-        self.timed(self.client.lease_revoke(lease), Call::RevokeLease).await
+        let mut client = self.client.lease_client();
+        self.timed(client.revoke(lease), Call::RevokeLease).await.map(|_| ())
     }
 
     pub(crate) async fn read(&self, key: &str) -> Result<Option<KeyRecord>, EtcdTrouble> {
-        let request = RangeRequest {
-            key: key.into(),
-            ..RangeRequest::default()
-        };
-        let answer = self.timed(self.client.range(request), Call::Read).await?;
-        Ok(answer.kvs.into_iter().next().map(KeyRecord::of))
+        let mut client = self.client.kv_client().max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let answer = self.timed(client.get(key, None), Call::Read).await?;
+        Ok(answer.kvs().first().map(KeyRecord::of))
     }
 
     /// `None`: another process has written there meanwhile.
     pub(crate) async fn put(&self, put: GuardedPut<'_>) -> Result<Option<i64>, EtcdTrouble> {
-        let (target, create_revision) = match put.expected {
-            Some(_) => (CompareTarget::ModRevision, None),
-            None => (CompareTarget::CreateRevision, Some(0)),
+        let guard = match put.expected {
+            Some(revision) => Compare::mod_revision(put.key, CompareOp::Equal, revision),
+            None => Compare::create_revision(put.key, CompareOp::Equal, 0),
         };
-        let guard = Compare {
-            target: target.into(),
-            key: put.key.into(),
-            create_revision,
-            mod_revision: put.expected,
-        };
-        let write = PutRequest {
-            key: put.key.into(),
-            value: put.value,
-            lease: put.lease,
-        };
-        let request = TxnRequest {
-            compare: vec![guard],
-            success: vec![RequestOp {
-                request_put: Some(write),
-            }],
-        };
-        let done = self.timed(self.client.txn(request), Call::Write).await?;
-        match (done.succeeded, done.header) {
-            (true, Some(header)) => Ok(Some(header.revision)),
+        let options = PutOptions::new().with_lease(put.lease);
+        let write = TxnOp::put(put.key, put.value, Some(options));
+        let mut client = self.client.kv_client();
+        let done = self
+            .timed(client.txn(Txn::new().when([guard]).and_then([write])), Call::Write)
+            .await?;
+        let revision = done.header().map(etcd_client::ResponseHeader::revision);
+        match (done.succeeded(), revision) {
+            (true, Some(revision)) => Ok(Some(revision)),
             (true, None) => Err(self.failed(Call::Write, "the answer has no revision")),
             (false, _) => Ok(None),
         }
@@ -161,23 +159,21 @@ impl Connection {
         let mut from = prefix.as_bytes().to_vec();
         let (mut revision, mut records) = (0, Vec::new());
         loop {
-            let request = RangeRequest {
-                key: from,
-                range_end: end.clone(),
-                limit: PAGE_KEYS,
-                revision,
-            };
-            let page = self.timed(self.client.range(request), Call::List).await?;
+            let options = GetOptions::new()
+                .with_range(end.clone())
+                .with_limit(PAGE_KEYS)
+                .with_revision(revision);
+            let mut client = self.client.kv_client().max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let page = self.timed(client.get(from, Some(options)), Call::List).await?;
             if revision == 0 {
-                let header = page.header;
-                revision = header
-                    .ok_or_else(|| self.failed(Call::List, "the answer has no revision"))?
-                    .revision;
+                let header = page
+                    .header()
+                    .ok_or_else(|| self.failed(Call::List, "the answer has no revision"))?;
+                revision = header.revision();
             }
-            let last_key = page.kvs.last().map(|last| last.key.clone());
-            records.extend(page.kvs.into_iter().map(KeyRecord::of));
-            let Some(last_key) = last_key.filter(|_| page.more && records.len() < keys_max) else {
-                let is_cut = page.more || records.len() > keys_max;
+            records.extend(page.kvs().iter().map(KeyRecord::of));
+            let Some(last) = page.kvs().last().filter(|_| page.more() && records.len() < keys_max) else {
+                let is_cut = page.more() || records.len() > keys_max;
                 records.truncate(keys_max);
                 return Ok(FolderList {
                     revision,
@@ -186,21 +182,20 @@ impl Connection {
                 });
             };
             // The smallest key after the last one.
-            from = [last_key.as_slice(), b"\0"].concat();
+            from = [last.key(), b"\0"].concat();
         }
     }
 
-    pub(crate) async fn watch(&self, prefix: &str, from_revision: i64) -> Result<Watch, EtcdTrouble> {
-        let request = WatchCreateRequest {
-            key: prefix.into(),
-            range_end: prefix_end(prefix),
-            start_revision: from_revision,
-            fragment: true,
-        };
-        self.timed(self.client.watch(request), Call::Watch).await
+    pub(crate) async fn watch(&self, prefix: &str, from_revision: i64) -> Result<WatchStream, EtcdTrouble> {
+        let options = WatchOptions::new()
+            .with_prefix()
+            .with_start_revision(from_revision)
+            .with_fragment();
+        let mut client = self.client.watch_client().max_decoding_message_size(MESSAGE_BYTES_MAX);
+        self.timed(client.watch(prefix, Some(options)), Call::Watch).await
     }
 
-    pub(crate) fn trouble(&self, call: Call, error: &Status) -> EtcdTrouble {
+    pub(crate) fn trouble(&self, call: Call, error: &etcd_client::Error) -> EtcdTrouble {
         trouble(&self.endpoint, call, error)
     }
 
@@ -212,18 +207,22 @@ impl Connection {
         }
     }
 
-    async fn timed<T>(&self, work: impl Future<Output = Result<T, Status>>, call: Call) -> Result<T, EtcdTrouble> {
+    async fn timed<T>(
+        &self,
+        work: impl Future<Output = Result<T, etcd_client::Error>>,
+        call: Call,
+    ) -> Result<T, EtcdTrouble> {
         timed(work, &self.endpoint, call, self.call_limit).await
     }
 }
 
 impl KeyRecord {
-    pub(crate) fn of(kv: KeyValue) -> Self {
+    pub(crate) fn of(kv: &etcd_client::KeyValue) -> Self {
         Self {
-            key: kv.key,
-            value: kv.value,
-            mod_revision: kv.mod_revision,
-            lease: kv.lease,
+            key: kv.key().to_vec(),
+            value: kv.value().to_vec(),
+            mod_revision: kv.mod_revision(),
+            lease: kv.lease(),
         }
     }
 }
@@ -239,7 +238,7 @@ fn prefix_end(prefix: &str) -> Vec<u8> {
 
 /// The client's own time limit covers only the head of an answer, so this limit is around the whole call.
 async fn timed<T>(
-    work: impl Future<Output = Result<T, Status>>,
+    work: impl Future<Output = Result<T, etcd_client::Error>>,
     endpoint: &str,
     call: Call,
     limit: Duration,
@@ -254,16 +253,28 @@ async fn timed<T>(
     }
 }
 
-async fn tls_config(address: &EtcdAddress) -> Result<Option<ClientTlsConfig>, EtcdTrouble> {
-    let Some(files) = &address.tls else {
-        return Ok(None);
-    };
-    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls_file(&files.ca).await?));
-    if let Some(identity) = &files.identity {
-        let (certificate, key) = (tls_file(&identity.certificate).await?, tls_file(&identity.key).await?);
-        tls = tls.identity(Identity::from_pem(certificate, key));
+async fn connect_options(address: &EtcdAddress, call_limit: Duration) -> Result<ConnectOptions, EtcdTrouble> {
+    let mut options = ConnectOptions::new()
+        .with_timeout(call_limit)
+        .with_connect_timeout(call_limit)
+        .with_keep_alive(PING_INTERVAL, call_limit)
+        // etcd also takes pings without an open stream for an attack.
+        .with_keep_alive_while_idle(false)
+        // A member that is cut off from its cluster then ends its watches instead of staying silent.
+        .with_require_leader(true)
+        .with_auto_token_refresh(true);
+    if let Some(credentials) = &address.credentials {
+        options = options.with_user(&credentials.user, &credentials.password);
     }
-    Ok(Some(tls))
+    if let Some(files) = &address.tls {
+        let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(tls_file(&files.ca).await?));
+        if let Some(identity) = &files.identity {
+            let (certificate, key) = (tls_file(&identity.certificate).await?, tls_file(&identity.key).await?);
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        options = options.with_tls(tls);
+    }
+    Ok(options)
 }
 
 async fn tls_file(path: &Path) -> Result<Vec<u8>, EtcdTrouble> {

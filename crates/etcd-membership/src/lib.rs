@@ -9,12 +9,10 @@
 mod address;
 mod back_off;
 mod claim;
-mod client;
 mod connection;
 mod directory;
 mod entry;
 mod entry_fields;
-mod messages;
 mod registration;
 mod source;
 mod tracker;

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use etcd_client::WatchResponse;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::address::EtcdAddress;
 use crate::back_off::{BackOff, jittered};
 use crate::connection::{Connection, KeyRecord};
-use crate::messages::WatchResponse;
 use crate::tracker::{Change, Heard, MEMBERS_MAX};
 use crate::trouble::{Call, EtcdTrouble};
 
@@ -99,15 +99,15 @@ impl Source {
                     heard_at = Instant::now();
                     let message = message.map_err(|error| etcd.trouble(Call::Watch, &error))?;
                     let message = message.ok_or_else(|| watch_ended(etcd, "the stream ended"))?;
-                    if message.canceled {
+                    if message.canceled() {
                         return self.canceled(etcd, &message, back_off).await;
                     }
                     // An etcd that has lost its data would keep this watch waiting for a revision that is far away.
-                    if message.header.as_ref().is_some_and(|header| header.revision < list.revision) {
+                    if message.header().is_some_and(|header| header.revision() < list.revision) {
                         return Err(watch_ended(etcd, "its revisions went backwards").into());
                     }
                     back_off.reset();
-                    self.tell(heard(message)).await?;
+                    self.tell(heard(&message)).await?;
                 }
                 () = tokio::time::sleep_until(ask_at) => {
                     ask_at = Instant::now() + self.timing.progress_interval;
@@ -129,8 +129,8 @@ impl Source {
 
     /// After a compaction only a new list is needed. Any other reason may come again, so it waits for the back-off.
     async fn canceled(&self, etcd: &Connection, message: &WatchResponse, back_off: &mut BackOff) -> Result<(), Stop> {
-        match message.compact_revision {
-            0 => Err(watch_ended(etcd, &message.cancel_reason).into()),
+        match message.compact_revision() {
+            0 => Err(watch_ended(etcd, message.cancel_reason()).into()),
             compact_revision => {
                 tracing::info!(prefix = %self.prefix, compact_revision, "the watch fell behind a compaction; listing anew");
                 tokio::time::sleep(back_off.pause()).await;
@@ -151,13 +151,14 @@ fn watch_ended(etcd: &Connection, detail: &str) -> EtcdTrouble {
     }
 }
 
-fn heard(message: WatchResponse) -> Heard {
-    let changes = message.events.into_iter().filter_map(|event| event.kv).map(|kv| {
-        // The version of a deleted key is 0, that of a put at least 1.
-        if kv.version == 0 {
+fn heard(message: &WatchResponse) -> Heard {
+    let changes = message.events().iter().filter_map(|event| event.kv()).map(|kv| {
+        // The version of a deleted key is 0, that of a put at least 1. (`event_type()` would panic on a type that it does
+        // not know.)
+        if kv.version() == 0 {
             Change::Delete {
-                key: kv.key,
-                mod_revision: kv.mod_revision,
+                key: kv.key().to_vec(),
+                mod_revision: kv.mod_revision(),
             }
         } else {
             Change::Put(KeyRecord::of(kv))

@@ -1,7 +1,6 @@
 //! Why etcd cannot be used. Registrations, directories, logs and health pages share this type.
 
 use thiserror::Error;
-use tonic::{Code, Status};
 
 use crate::entry_fields::shown;
 
@@ -101,26 +100,29 @@ impl EtcdTrouble {
     }
 }
 
-pub(crate) fn trouble(endpoint: &str, call: Call, status: &Status) -> EtcdTrouble {
-    let (endpoint, call, detail) = (endpoint.to_owned(), call.name(), detail(status));
+pub(crate) fn trouble(endpoint: &str, call: Call, error: &etcd_client::Error) -> EtcdTrouble {
+    let (endpoint, call, detail) = (endpoint.to_owned(), call.name(), detail(error));
+    let etcd_client::Error::GRpcStatus(status) = error else {
+        return EtcdTrouble::Failed { endpoint, call, detail };
+    };
     if is_tls(status) {
         return EtcdTrouble::Tls { endpoint, detail };
     }
     let is_authentication = AUTHENTICATION_WORDS
         .iter()
         .any(|words| status.message().contains(words));
-    match status.code() {
-        Code::Unavailable => EtcdTrouble::Unreachable { endpoint, call, detail },
-        Code::NotFound if status.message().contains("lease not found") => EtcdTrouble::LeaseLost,
-        Code::PermissionDenied | Code::Unauthenticated => EtcdTrouble::NotAllowed { endpoint, call, detail },
+    match status.code() as i32 {
+        // tonic's codes are gRPC's: 14 Unavailable; 5 NotFound; 7 PermissionDenied; 16 Unauthenticated.
+        14 => EtcdTrouble::Unreachable { endpoint, call, detail },
+        5 if status.message().contains("lease not found") => EtcdTrouble::LeaseLost,
+        7 | 16 => EtcdTrouble::NotAllowed { endpoint, call, detail },
         _ if is_authentication => EtcdTrouble::NotAllowed { endpoint, call, detail },
         _ => EtcdTrouble::Failed { endpoint, call, detail },
     }
 }
 
 /// rustls's errors travel as this kind of I/O error: when connecting, and when reading for a refused client certificate.
-fn is_tls(status: &Status) -> bool {
-    use std::error::Error as _;
+fn is_tls(status: &impl std::error::Error) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {
         let io = error.downcast_ref::<std::io::Error>();
@@ -133,8 +135,11 @@ fn is_tls(status: &Status) -> bool {
 }
 
 /// The message with its causes, because "transport error" alone helps nobody.
-fn detail(status: &Status) -> String {
+fn detail(error: &etcd_client::Error) -> String {
     use std::error::Error as _;
+    let etcd_client::Error::GRpcStatus(status) = error else {
+        return shown(&error.to_string());
+    };
     let mut words = status.message().to_owned();
     let mut cause = status.source();
     // A chain longer than this only repeats itself.

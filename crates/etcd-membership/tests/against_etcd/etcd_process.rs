@@ -1,5 +1,4 @@
-//! A real etcd as a child process, with a data folder and ports of its own. The tests read and write it by its JSON gateway,
-//! so no code under test stands between them and etcd.
+//! A real etcd as a child process, with a data folder and ports of its own.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -7,16 +6,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
+use etcd_client::{Client, ConnectOptions};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kit::within;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
-const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 pub struct Etcd {
     child: Child,
@@ -25,17 +21,6 @@ pub struct Etcd {
     extra: Vec<String>,
     pub port: u16,
     peer_port: u16,
-}
-
-/// A key or value as the gateway takes it.
-pub fn base64(bytes: impl AsRef<[u8]>) -> String {
-    BASE64.encode(bytes)
-}
-
-/// The gateway writes 64-bit numbers as text.
-fn revision(answer: &Value) -> i64 {
-    let revision = answer["header"]["revision"].as_str().and_then(|text| text.parse().ok());
-    revision.unwrap_or_else(|| panic!("no revision in {answer}"))
 }
 
 fn free_port() -> u16 {
@@ -72,50 +57,23 @@ impl Etcd {
         format!("etcd://127.0.0.1:{}/test", self.port)
     }
 
-    /// One call by etcd's JSON gateway. It has a time limit, so that a test cannot hang on a paused etcd.
-    pub async fn try_ask(&self, path: &str, body: &Value) -> Result<Value, reqwest::Error> {
-        let url = format!("http://127.0.0.1:{}/v3/{path}", self.port);
-        let asking = reqwest::Client::new().post(url).timeout(CALL_LIMIT).json(body);
-        asking.send().await?.error_for_status()?.json().await
+    pub async fn client(&self) -> Client {
+        self.client_as(None).await.expect("a client")
     }
 
-    pub async fn ask(&self, path: &str, body: Value) -> Value {
-        let answer = self.try_ask(path, &body).await;
-        answer.unwrap_or_else(|error| panic!("etcd's {path}: {error}"))
-    }
-
-    /// The revision after the put.
-    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> i64 {
-        let body = json!({ "key": base64(key), "value": base64(value) });
-        revision(&self.ask("kv/put", body).await)
-    }
-
-    pub async fn delete(&self, key: &str) {
-        self.ask("kv/deleterange", json!({ "key": base64(key) })).await;
-    }
-
-    pub async fn compact(&self, revision: i64, physical: bool) {
-        let body = json!({ "revision": revision, "physical": physical });
-        self.ask("kv/compaction", body).await;
-    }
-
-    pub async fn revision(&self) -> i64 {
-        revision(&self.ask("kv/range", json!({ "key": base64("any") })).await)
-    }
-
-    /// All records below a folder whose name ends in `/`. `None`: etcd does not answer.
-    pub async fn records(&self, folder: &str) -> Option<Vec<Value>> {
-        // `0` is the character after `/`.
-        let end = format!("{}0", folder.trim_end_matches('/'));
-        let body = json!({ "key": base64(folder), "range_end": base64(end) });
-        let answer = self.try_ask("kv/range", &body).await.ok()?;
-        Some(answer["kvs"].as_array().cloned().unwrap_or_default())
+    /// With a time limit for each call, so that a test cannot hang on a paused etcd.
+    pub async fn client_as(&self, user: Option<(&str, &str)>) -> Result<Client, etcd_client::Error> {
+        let mut options = ConnectOptions::new().with_timeout(Duration::from_secs(5));
+        if let Some((name, password)) = user {
+            options = options.with_user(name, password);
+        }
+        Client::connect([format!("127.0.0.1:{}", self.port)], Some(options)).await
     }
 
     async fn ready(&self) {
-        let any = json!({ "key": base64("any") });
         within(START_LIMIT, "etcd answers", || async {
-            self.try_ask("kv/range", &any).await.ok()
+            let mut client = self.client().await;
+            client.get("any", None).await.ok()
         })
         .await;
     }

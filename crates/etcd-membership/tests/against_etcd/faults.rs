@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use etcd_client::GetOptions;
 use etcd_membership::{CoordinatorEntry, Directory, DirectoryConfig, Registration};
-use serde_json::json;
 
 use crate::etcd_process::Etcd;
 use crate::kit::{LIMIT, TTL, Witness, directory, is_whole, parse, register, registered, see, within};
@@ -36,9 +36,14 @@ impl Cluster {
     /// Everybody is registered in etcd itself, and the directory says so; then, for one lease, in which what etcd still
     /// remembers of the fault would run out, nobody goes.
     async fn is_whole_again(&self, etcd: &Etcd, since: Instant) {
-        within(LIMIT, "all keys are back", || async {
-            let records = etcd.records("/baton/test/coordinators/").await;
-            records.filter(|records| records.len() == 3)
+        let client = etcd.client().await;
+        within(LIMIT, "all keys are back", || {
+            let options = GetOptions::new().with_prefix().with_count_only();
+            let mut kv = client.kv_client();
+            async move {
+                let answer = kv.get("/baton/test/coordinators/", Some(options)).await;
+                answer.ok().filter(|answer| answer.count() == 3)
+            }
         })
         .await;
         see(&mut self.directory.view(), "whole again", |view| is_whole(view, &NAMES)).await;
@@ -144,11 +149,11 @@ async fn whoever_died_while_etcd_was_away_goes_after_the_grace() {
 async fn leases_lost_by_force_are_granted_again() {
     let etcd = Etcd::start().await;
     let cluster = Cluster::start(&etcd).await;
-    let answer = etcd.ask("lease/leases", json!({})).await;
-    let leases = answer["leases"].as_array().expect("leases");
-    assert_eq!(leases.len(), 3);
-    for lease in leases {
-        etcd.ask("lease/revoke", json!({ "ID": lease["ID"] })).await;
+    let mut client = etcd.client().await;
+    let leases = client.leases().await.expect("leases");
+    assert_eq!(leases.leases().len(), 3);
+    for lease in leases.leases() {
+        client.lease_client().revoke(lease.id()).await.expect("revoked");
     }
     see(&mut cluster.directory.view(), "the mass loss is seen", |view| {
         !view.vanished.is_empty()

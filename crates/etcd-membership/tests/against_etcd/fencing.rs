@@ -1,10 +1,10 @@
 //! One name, one owner: whoever comes later has it, and the other one hears of it.
 
+use etcd_client::GetOptions;
 use etcd_membership::{RegistrationHealth, View};
-use serde_json::json;
 use serving_core::ids::NodeEpoch;
 
-use crate::etcd_process::{Etcd, base64};
+use crate::etcd_process::Etcd;
 use crate::gate::{Gate, Mode};
 use crate::kit::{coordinator, directory, is_whole, register, registered, see};
 
@@ -34,8 +34,12 @@ async fn a_later_life_takes_the_name_over_and_the_earlier_one_is_fenced() {
         .await;
         // The earlier one's farewell is not the later one's.
         older.leave().await;
-        let key = json!({ "key": base64(format!("/baton/test/coordinators/{name}")) });
-        assert_eq!(etcd.ask("kv/range", key).await["count"], "1");
+        let mut client = etcd.client().await;
+        let found = client
+            .get(format!("/baton/test/coordinators/{name}"), None)
+            .await
+            .expect("read");
+        assert_eq!(found.kvs().len(), 1);
         assert_eq!(epoch_of(&views.borrow(), name), Some(by_epoch));
         registered(&newer).await;
         newer.leave().await;
@@ -69,10 +73,17 @@ async fn a_life_that_was_cut_off_finds_its_successor_and_is_fenced() {
 #[tokio::test]
 async fn what_a_life_left_behind_is_its_successors() {
     let etcd = Etcd::start().await;
+    let mut client = etcd.client().await;
     // A crashed predecessor's record, without a lease so that it stays, and one that nobody can read.
     let left = etcd_membership::Entry::encode(&coordinator("c0", 9)).expect("encodes");
-    etcd.put("/baton/test/coordinators/c0", left).await;
-    etcd.put("/baton/test/coordinators/c1", "not a record").await;
+    client
+        .put("/baton/test/coordinators/c0", left, None)
+        .await
+        .expect("put");
+    client
+        .put("/baton/test/coordinators/c1", "not a record", None)
+        .await
+        .expect("put");
     let directory = directory(&etcd.address());
     let (c0, c1) = (register(&etcd.address(), "c0", 1), register(&etcd.address(), "c1", 1));
     registered(&c0).await;
@@ -84,6 +95,11 @@ async fn what_a_life_left_behind_is_its_successors() {
     .await;
     c0.leave().await;
     c1.leave().await;
-    let left = etcd.records("/baton/").await.expect("read");
-    assert!(left.is_empty(), "they did not stand under the new leases: {left:?}");
+    let options = GetOptions::new().with_prefix();
+    let left = client.get("/baton/", Some(options)).await.expect("read");
+    assert!(
+        left.kvs().is_empty(),
+        "they did not stand under the new leases: {:?}",
+        left.kvs()
+    );
 }

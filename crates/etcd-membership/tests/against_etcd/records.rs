@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use etcd_client::CompactionOptions;
 use etcd_membership::{Directory, DirectoryConfig, NodeEntry, Registration, RegistrationConfig};
 use serving_core::node::NodeState;
 
@@ -38,8 +39,10 @@ async fn nodes_and_coordinators_register_change_and_leave() {
 
     registration.leave().await;
     coordinator.leave().await;
-    let left = etcd.records("/baton/").await.expect("read");
-    assert!(left.is_empty(), "left behind: {left:?}");
+    let mut client = etcd.client().await;
+    let options = etcd_client::GetOptions::new().with_prefix();
+    let left = client.get("/baton/", Some(options)).await.expect("read");
+    assert!(left.kvs().is_empty(), "left behind: {:?}", left.kvs());
     see(&mut views, "the node is gone", |view| {
         view.members.is_empty() && view.vanished.is_empty()
     })
@@ -50,6 +53,7 @@ async fn nodes_and_coordinators_register_change_and_leave() {
 async fn bad_records_are_skipped_and_counted() {
     const FOLDER: &str = "/baton/test/coordinators/";
     let etcd = Etcd::start().await;
+    let mut client = etcd.client().await;
     let wrong_name = etcd_membership::Entry::encode(&coordinator("other", 1)).expect("encodes");
     let newer = br#"{"schema":2,"name":"newer"}"#.to_vec();
     let deep = vec![b'['; 60_000];
@@ -67,12 +71,15 @@ async fn bad_records_are_skipped_and_counted() {
         ("huge-3", huge),
     ];
     for (name, value) in &bad {
-        etcd.put(format!("{FOLDER}{name}"), value).await;
+        client
+            .put(format!("{FOLDER}{name}"), value.clone(), None)
+            .await
+            .expect("put");
     }
     let nested = etcd_membership::Entry::encode(&coordinator("b", 1)).expect("encodes");
-    etcd.put(format!("{FOLDER}a/b"), nested).await;
+    client.put(format!("{FOLDER}a/b"), nested, None).await.expect("put");
     let not_text = [FOLDER.as_bytes(), &[0xff, b'\n']].concat();
-    etcd.put(not_text, "{}").await;
+    client.put(not_text, "{}", None).await.expect("put");
     let all = bad.len() as u64 + 2;
 
     let good = register(&etcd.address(), "good", 1);
@@ -83,13 +90,13 @@ async fn bad_records_are_skipped_and_counted() {
     })
     .await;
     // While it is watched, and once more: another revision.
-    etcd.put(format!("{FOLDER}json"), "{").await;
+    client.put(format!("{FOLDER}json"), "{", None).await.expect("put");
     see(&mut views, "the new revision is counted", |view| {
         view.skipped == all + 1
     })
     .await;
     let repaired = etcd_membership::Entry::encode(&coordinator("json", 1)).expect("encodes");
-    etcd.put(format!("{FOLDER}json"), repaired).await;
+    client.put(format!("{FOLDER}json"), repaired, None).await.expect("put");
     let view = see(&mut views, "the repaired one", |view| names(view) == ["good", "json"]).await;
     assert_eq!(view.skipped, all + 1);
     registered(&good).await;
@@ -99,8 +106,9 @@ async fn bad_records_are_skipped_and_counted() {
 async fn a_watch_behind_a_compaction_is_made_good_by_a_list() {
     const KEY: &str = "/baton/test/coordinators/by-hand";
     let etcd = Etcd::start().await;
+    let mut client = etcd.client().await;
     let entry = |epoch| etcd_membership::Entry::encode(&coordinator("by-hand", epoch)).expect("encodes");
-    etcd.put(KEY, entry(1)).await;
+    client.put(KEY, entry(1), None).await.expect("put");
     // The answer to the list is longer than this, the greetings before it are not: the watch itself is held.
     let gate = Gate::start(etcd.port, Mode::HoldRequestsAfter(200)).await;
     let directory = Directory::start(
@@ -112,9 +120,11 @@ async fn a_watch_behind_a_compaction_is_made_good_by_a_list() {
     see(&mut gate.held(), "the watch is held", |held| *held > 0).await;
     let mut revision = 0;
     for epoch in 2..5 {
-        revision = etcd.put(KEY, entry(epoch)).await;
+        let put = client.put(KEY, entry(epoch), None).await.expect("put");
+        revision = put.header().expect("header").revision();
     }
-    etcd.compact(revision, true).await;
+    let options = CompactionOptions::new().with_physical();
+    client.compact(revision, Some(options)).await.expect("compacted");
     gate.set(Mode::Open);
     let is_newest = |view: &etcd_membership::View<etcd_membership::CoordinatorEntry>| {
         view.members["by-hand"].id.epoch == serving_core::ids::NodeEpoch(4)
@@ -122,7 +132,7 @@ async fn a_watch_behind_a_compaction_is_made_good_by_a_list() {
     see(&mut views, "what was compacted over", is_newest).await;
     assert_eq!(gate.connections(), 1, "a compaction is no reason to connect again");
     assert!(views.borrow().trouble.is_none());
-    etcd.delete(KEY).await;
+    client.delete(KEY, None).await.expect("deleted");
     see(&mut views, "and the new watch works", |view| view.members.is_empty()).await;
 }
 
@@ -143,7 +153,15 @@ async fn a_cut_off_directory_keeps_its_view_and_catches_up() {
     c0.leave().await;
     let c2 = register(&etcd.address(), "c2", 1);
     registered(&c2).await;
-    etcd.compact(etcd.revision().await, false).await;
+    let mut client = etcd.client().await;
+    let revision = client
+        .get("any", None)
+        .await
+        .expect("read")
+        .header()
+        .expect("header")
+        .revision();
+    client.compact(revision, None).await.expect("compacted");
     gate.set(Mode::Open);
     let view = see(&mut views, "the new one", |view| {
         !view.is_stale && view.members.contains_key("c2")

@@ -1,9 +1,9 @@
 //! Users and TLS: what etcd lets in, what it keeps out, and what the process is told.
 
+use etcd_client::{Permission, PermissionType};
 use etcd_membership::{EtcdTrouble, RegistrationHealth};
-use serde_json::json;
 
-use crate::etcd_process::{Etcd, base64};
+use crate::etcd_process::Etcd;
 use crate::kit::{directory, is_whole, register, registered, see};
 
 fn is_not_allowed(health: &RegistrationHealth) -> bool {
@@ -19,23 +19,19 @@ fn is_not_allowed(health: &RegistrationHealth) -> bool {
 #[tokio::test]
 async fn a_user_of_its_own_cluster_gets_in_and_others_are_told_why_not() {
     let etcd = Etcd::start().await;
-    let own = json!({
-        "permType": "READWRITE",
-        "key": base64("/baton/test/"),
-        "range_end": base64("/baton/test0"),
-    });
-    for (path, body) in [
-        ("auth/user/add", json!({ "name": "root", "password": "secret" })),
-        ("auth/role/add", json!({ "name": "root" })),
-        ("auth/user/grant", json!({ "user": "root", "role": "root" })),
-        ("auth/user/add", json!({ "name": "baton", "password": "p@ss" })),
-        ("auth/role/add", json!({ "name": "test-cluster" })),
-        ("auth/role/grant", json!({ "name": "test-cluster", "perm": own })),
-        ("auth/user/grant", json!({ "user": "baton", "role": "test-cluster" })),
-        ("auth/enable", json!({})),
-    ] {
-        etcd.ask(path, body).await;
-    }
+    let client = etcd.client().await;
+    let mut auth = client.auth_client();
+    auth.user_add("root", "secret", None).await.expect("root");
+    auth.role_add("root").await.expect("role");
+    auth.user_grant_role("root", "root").await.expect("grant");
+    auth.user_add("baton", "p@ss", None).await.expect("user");
+    auth.role_add("test-cluster").await.expect("role");
+    let own = Permission::new(PermissionType::Readwrite, "/baton/test/").with_prefix();
+    auth.role_grant_permission("test-cluster", own)
+        .await
+        .expect("permission");
+    auth.user_grant_role("baton", "test-cluster").await.expect("grant");
+    auth.auth_enable().await.expect("enabled");
 
     let address = |credentials: &str, cluster: &str| format!("etcd://{credentials}@127.0.0.1:{}/{cluster}", etcd.port);
     let registration = register(&address("baton:p%40ss", "test"), "c0", 1);
