@@ -47,7 +47,7 @@ impl Numerics {
         }
     }
 
-    pub fn kv_dtype(self) -> KvDtype {
+    pub(crate) fn kv_dtype(self) -> KvDtype {
         match self {
             Numerics::Int8Blocks => KvDtype::F16,
             Numerics::Exact => KvDtype::F32,

@@ -30,7 +30,8 @@ pub fn model_path() -> PathBuf {
 }
 
 /// Folder of the golden prompts, outputs and prose, inside this repository.
-pub fn golden_folder() -> PathBuf {
+#[cfg(test)]
+pub(crate) fn golden_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/data/golden")
 }
 
@@ -38,7 +39,8 @@ pub fn golden_folder() -> PathBuf {
 ///
 /// # Panics
 /// When the file is absent or is not what it was.
-pub fn golden_cases() -> Vec<serde_json::Value> {
+#[cfg(test)]
+pub(crate) fn golden_cases() -> Vec<serde_json::Value> {
     let path = golden_folder().join("smollm2-135m-q4_1.jsonl");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -96,7 +98,8 @@ impl GgufBuilder {
         self
     }
 
-    pub fn without_metadata(mut self, key: &str) -> Self {
+    #[cfg(test)]
+    pub(crate) fn without_metadata(mut self, key: &str) -> Self {
         self.metadata.retain(|(known, _)| known != key);
         self
     }
@@ -118,7 +121,8 @@ impl GgufBuilder {
         self
     }
 
-    pub fn without_tensor(mut self, name: &str) -> Self {
+    #[cfg(test)]
+    pub(crate) fn without_tensor(mut self, name: &str) -> Self {
         self.tensors.retain(|tensor| tensor.name != name);
         self
     }

@@ -64,7 +64,7 @@ fn a_refusal_is_the_clients_fault_and_says_why() {
     let template =
         compile("{% if messages[0].role != 'system' %}{{ raise_exception('start with a system message') }}{% endif %}");
     let error = template.unwrap().render(&user("hi"), true).unwrap_err();
-    assert!(error.is_client_fault());
+    assert!(matches!(error, ChatTemplateError::Refused { .. }));
     assert!(error.to_string().contains("start with a system message"), "{error}");
     // Also from within a macro and a loop.
     let nested = compile(
@@ -79,10 +79,7 @@ fn a_refusal_is_the_clients_fault_and_says_why() {
         .unwrap()
         .render(&user("hi"), true)
         .unwrap_err();
-    assert!(
-        matches!(&broken, ChatTemplateError::Render { .. }) && !broken.is_client_fault(),
-        "{broken:?}"
-    );
+    assert!(matches!(&broken, ChatTemplateError::Render { .. }), "{broken:?}");
 }
 
 #[test]
