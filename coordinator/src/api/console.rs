@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rust_embed::{EmbeddedFile, RustEmbed};
 
-use super::error::ApiError;
+use super::error::{ApiError, short};
 
 #[derive(RustEmbed)]
 #[folder = "console"]
@@ -28,11 +28,9 @@ fn serve(path: &str, headers: &HeaderMap) -> Response {
     match Files::get(path) {
         Some(file) => answer(path, &file, headers),
         None => {
-            let message = format!(
-                "The console has no file `{}`; it begins at /ui/.",
-                super::forms::short(path)
-            );
-            ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message).into_response()
+            let path = short(path);
+            let message = format!("The console has no file `{path}`; it begins at /ui/.");
+            ApiError::new(StatusCode::NOT_FOUND, message).into_response()
         }
     }
 }

@@ -8,11 +8,7 @@ use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visit
 use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
-use super::error::ApiError;
-
-/// The message of a field that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would
-/// otherwise believe that the field had an effect.
-pub const UNSUPPORTED: &str = "is not supported by this server; leave it out or set it to null";
+use super::error::{ApiError, UNSUPPORTED, short};
 
 /// Reads a body, or names the field that is wrong.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, ApiError> {
@@ -61,15 +57,6 @@ fn middle_out(text: &str) -> String {
         text.chars().skip(chars - ENDS.1).collect(),
     );
     format!("{head}...{tail}")
-}
-
-/// Text of a client, cut to a length that a message may repeat.
-pub fn short(text: &str) -> String {
-    const CHARS_MAX: usize = 80;
-    match text.char_indices().nth(CHARS_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}...", &text[..end]),
-    }
 }
 
 /// A JSON value. The elements of a list have a type.

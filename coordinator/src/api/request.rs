@@ -49,7 +49,6 @@ with_field_names! {
     /// `return_kv_hashes` are baton's own; see `shapes`.
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]
-    #[expect(dead_code, reason = "an unsupported field is refused when it is read")]
     pub struct GenerateFields {
         model: Option<String>,
         prompt: Option<Prompts>,

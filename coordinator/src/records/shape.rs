@@ -1,6 +1,6 @@
 //! The JSON of a record. `docs/reference/records.md` is its reference.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serving_core::stage::{Stage, StageTimings};
@@ -11,6 +11,11 @@ use super::stalls::Stall;
 /// Milliseconds with three decimals.
 pub fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// This process's wall clock, for readers whose own clock differs.
+pub fn now_unix_ms() -> f64 {
+    ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Where a request is.

@@ -54,10 +54,9 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
 
 fn listing(limit: usize, before: Option<u64>) -> Listing {
     Listing {
-        filter: Filter::default(),
-        limit,
+        limit: Some(limit),
         before,
-        slowest_first: false,
+        ..Listing::default()
     }
 }
 
@@ -117,7 +116,7 @@ fn pages_follow_each_other_without_gap_or_repeat() {
     }
     assert_eq!(all, [7, 6, 5, 4, 3, 2, 1]);
     let slowest = Listing {
-        slowest_first: true,
+        slowest: true,
         ..listing(2, None)
     };
     assert_eq!(seqs(&store.list(&slowest)), [7, 4], "9 and 8 ms");
@@ -126,31 +125,31 @@ fn pages_follow_each_other_without_gap_or_repeat() {
 #[test]
 fn all_filters_must_hold() {
     let summary = detail(1, 5.0).summary;
-    let admits = |filter: Filter| filter.admits(&summary);
-    let text = |text: &str| Some(text.to_owned());
-    assert!(admits(Filter::default()));
-    assert!(admits(Filter {
+    let admits = |filter: Listing| filter.admits(&summary);
+    let text = |text: &str| text.to_owned();
+    assert!(admits(Listing::default()));
+    assert!(admits(Listing {
         node: text("prefill-0"),
         lane: text("interactive"),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         node: text("prefill-0"),
         lane: text("batch"),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         breached: Some(true),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(admits(Filter {
+    assert!(admits(Listing {
         breached: Some(false),
         running: Some(false),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         slower_than_ms: Some(5.0),
-        ..Filter::default()
+        ..Listing::default()
     }));
 }
 
