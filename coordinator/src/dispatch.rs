@@ -16,17 +16,13 @@ use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::serve;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
-use service_runtime::telemetry::{self, OpenSpan, opentelemetry};
-use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, Target};
+use service_runtime::telemetry::{self, OpenSpan};
+use serving_core::cluster::{ClusterEvent, FinishedBy, LegError, LegEvent, NodeFault, Target};
 use serving_core::ids::NodeId;
-use serving_core::request::AttemptKey;
-use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
-use crate::control_handle::Input;
-use crate::node_clocks::NodeClocks;
-use crate::running_leg::RunningLeg;
-use crate::token_stream::{Delivery, ReceivedTokens, RequestStream};
+use crate::running_leg::{LegContext, RunningLeg};
+use crate::token_stream::{Delivery, ReceivedTokens};
 
 /// How often a leg tells the brain that tokens still come. This is far below any silence limit, and a thousand streams cause
 /// only four thousand events a second.
@@ -54,20 +50,6 @@ impl Channels {
     pub(crate) fn close(&mut self, node: &NodeId) {
         self.by_node.remove(node);
     }
-}
-
-/// What a leg's task needs besides its request.
-#[derive(Clone, Debug)]
-pub(crate) struct LegContext {
-    pub key: AttemptKey,
-    pub leg: Leg,
-    pub node: NodeId,
-    pub choice_count: u32,
-    pub stream: Arc<RequestStream>,
-    pub inbox: mpsc::Sender<Input>,
-    pub clocks: NodeClocks,
-    /// The root span of the request.
-    pub parent: opentelemetry::Context,
 }
 
 /// Whether a leg goes on after an event.
@@ -183,23 +165,6 @@ fn stream_error(status: &tonic::Status) -> LegError {
 }
 
 impl LegContext {
-    /// A leg has failed, by its own report or by a verdict of the brain.
-    pub(crate) fn failed(&self, error: &LegError) {
-        let (leg, node) = (self.leg.name(), &self.node);
-        tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
-        self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
-    }
-
-    /// Waits when the control loop is behind. The stream of this leg then stands still, and no queue grows.
-    pub(crate) async fn tell(&self, event: LegEvent) {
-        self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
-    }
-
-    async fn tell_cluster(&self, event: ClusterEvent) {
-        // The loop ends only with the process.
-        let _ = self.inbox.send(Input::Event(event)).await;
-    }
-
     async fn decode_event(&self, event: DecodeEvent, progress: &mut Progress) -> Result<Next, LegError> {
         let attempt = self.key.attempt;
         match event {

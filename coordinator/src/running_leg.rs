@@ -2,13 +2,50 @@
 
 use std::sync::Arc;
 
-use service_runtime::telemetry;
-use serving_core::cluster::{LegError, LegEvent};
-use tokio::sync::oneshot;
+use service_runtime::telemetry::{self, opentelemetry};
+use serving_core::cluster::{ClusterEvent, Leg, LegError, LegEvent};
+use serving_core::ids::NodeId;
+use serving_core::request::AttemptKey;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tracing::{Instrument as _, Span};
 
-use crate::dispatch::LegContext;
+use crate::control_handle::Input;
+use crate::node_clocks::NodeClocks;
+use crate::token_stream::RequestStream;
+
+/// What a leg's task needs besides its request.
+#[derive(Clone, Debug)]
+pub(crate) struct LegContext {
+    pub key: AttemptKey,
+    pub leg: Leg,
+    pub node: NodeId,
+    pub choice_count: u32,
+    pub stream: Arc<RequestStream>,
+    pub inbox: mpsc::Sender<Input>,
+    pub clocks: NodeClocks,
+    /// The root span of the request.
+    pub parent: opentelemetry::Context,
+}
+
+impl LegContext {
+    /// A leg has failed, by its own report or by a verdict of the brain.
+    pub(crate) fn failed(&self, error: &LegError) {
+        let (leg, node) = (self.leg.name(), &self.node);
+        tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
+        self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
+    }
+
+    /// Waits when the control loop is behind. The stream of this leg then stands still, and no queue grows.
+    pub(crate) async fn tell(&self, event: LegEvent) {
+        self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
+    }
+
+    pub(crate) async fn tell_cluster(&self, event: ClusterEvent) {
+        // The loop ends only with the process.
+        let _ = self.inbox.send(Input::Event(event)).await;
+    }
+}
 
 /// Dropping it cancels the leg.
 #[derive(Debug)]
@@ -82,17 +119,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use service_runtime::metrics::config::MetricsConfig;
-    use serving_core::cluster::{ClusterEvent, Leg};
-    use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId};
-    use serving_core::request::AttemptKey;
-    use tokio::sync::mpsc;
+    use serving_core::ids::{Attempt, NodeEpoch, NodeName, RequestId};
 
     use super::*;
-    use crate::control_handle::Input;
     use crate::metrics::Metrics;
-    use crate::node_clocks::NodeClocks;
     use crate::request_handle::ClientEvent;
-    use crate::token_stream::RequestStream;
     use crate::token_stream::tests::request;
 
     /// More than it takes.

@@ -287,6 +287,17 @@ pub fn each_name(text: &str, mut look: impl FnMut(&str)) -> Result<(), ApiError>
     read.map_err(|error| unreadable(&error))
 }
 
+/// Checks token ids against the vocabulary. `name` is the list's name in messages.
+pub fn in_vocabulary(ids: Vec<Id>, name: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    if let Some(at) = ids.iter().position(|id| id.0.0 >= vocab_size) {
+        let (most, wrong) = (vocab_size - 1, ids[at].0);
+        let top = name.split('[').next().unwrap_or(name);
+        let message = format!("`{name}[{at}]` must be a token id from 0 to {most}, not {wrong}.");
+        return Err(ApiError::invalid(top, message));
+    }
+    Ok(ids.into_iter().map(|id| id.0).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,19 +12,23 @@ use serving_core::stage::{Stage, StageTimings};
 use tracing::{Instrument, Span};
 
 use super::AppState;
+use super::answering::{Answering, note_end, note_finish_reasons};
 use super::body::{self, HeldBytes};
 use super::error::ApiError;
+use super::facts::Generation;
 use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
-use super::record::{Generation, RequestLabels, RequestRecord};
+use super::record::{RequestLabels, RequestRecord};
 use super::reply::{HeadParts, Reply};
 use super::request::{self, CheckedRequest, Endpoint};
 use super::run::{EndsWith, OutToken, Run, RunInput};
-use super::shapes::{EdgeTimes, Head, ms};
+use super::shapes::{EdgeTimes, Head};
 use super::sse;
-use super::trace::{TraceContext, root_span};
+use super::trace::root_span;
+use super::trace_context::TraceContext;
+use crate::records::shape::ms;
 use crate::request_handle::Submission;
 
 const QUEUE_MS: HeaderName = HeaderName::from_static("x-queue-ms");
@@ -70,17 +74,6 @@ async fn generate(
             error.into_response()
         }
     }
-}
-
-/// An answer that is about to begin: its first token has come.
-pub struct Answering {
-    pub run: Run,
-    pub reply: Reply,
-    pub pace: Pace,
-    pub record: Arc<RequestRecord>,
-    pub first: Option<OutToken>,
-    /// The parts that end with the answer.
-    pub egress: Span,
 }
 
 struct Call {
@@ -323,22 +316,4 @@ fn server_timing(times: &EdgeTimes) -> String {
         .chain([format!("total;dur={}", ms(times.e2e))])
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-/// Puts what the run knows at its end, good or bad, into the record.
-pub fn note_end(record: &RequestRecord, run: &Run, pace: &mut Pace, is_streaming: bool) -> EdgeTimes {
-    record.update(|generation| run.note(generation));
-    pace.close(is_streaming)
-}
-
-pub fn note_finish_reasons<'a>(generation: &mut Generation, last: impl Iterator<Item = &'a OutToken>) {
-    let reasons: Vec<&'static str> = last
-        .filter_map(|out| out.finish)
-        .map(|finish| finish.openai_name())
-        .collect();
-    let cut = reasons.iter().find(|reason| **reason == "length");
-    generation.finish = cut.or(reasons.first()).copied();
-    generation
-        .span
-        .record("gen_ai.response.finish_reasons", reasons.join(","));
 }

@@ -5,11 +5,13 @@
 
 mod access_line;
 mod admin;
+mod answering;
 mod body;
 mod connection;
 mod console;
 mod error;
 mod events;
+mod facts;
 mod forms;
 mod generate;
 mod guard;
@@ -35,6 +37,7 @@ mod shapes;
 mod sse;
 mod tokenize;
 mod trace;
+mod trace_context;
 mod traces;
 
 use std::fmt;
@@ -55,7 +58,6 @@ pub use connection::ConnectionTimes;
 pub use error::ApiError;
 pub use metrics::{EdgeMetrics, EndedRequest};
 pub use server::{BindError, bind, serve_http};
-pub use trace::TraceContext;
 
 use crate::insight::Insight;
 use crate::request_handle::Submit;

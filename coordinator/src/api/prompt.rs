@@ -7,9 +7,8 @@ use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
 use super::error::{ApiError, short};
-use super::forms::{Given, Id, List, Real, Unsupported};
+use super::forms::{Given, Id, List, Real, Unsupported, in_vocabulary};
 use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX};
-use super::request::in_vocabulary;
 use crate::text::ChatTurn;
 
 #[derive(Debug)]

@@ -13,8 +13,9 @@ use tokio::time::Sleep;
 
 use super::AppState;
 use super::error::ApiError;
+use super::facts::Generation;
 use super::limits::{LATE_REPORTS_WAIT_MAX, REPORTS_WAIT_MAX};
-use super::record::{Generation, RequestRecord};
+use super::record::RequestRecord;
 use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};

@@ -13,6 +13,7 @@ use serving_core::ids::TokenId;
 use serving_core::stage::Stage;
 
 use super::run::PromptRun;
+use crate::records::shape::ms;
 
 /// What every chunk of an answer repeats.
 #[derive(Clone, Debug, Serialize)]
@@ -118,11 +119,6 @@ pub struct Metrics {
     pub stages_rest_ms: serde_json::Map<String, Value>,
     /// TTFT less its stages: the time that no stage measured.
     pub unattributed_ms: Option<f64>,
-}
-
-/// Milliseconds with three decimals.
-pub fn ms(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
 pub fn ids(tokens: &[TokenId]) -> Vec<u32> {

@@ -3,10 +3,9 @@
 
 use std::ops::Range;
 
-use serde::Serialize;
 use serving_core::ids::NodeName;
 
-use super::shape::{StageShape, ms, stage_shapes};
+use super::shape::{PromptShape, ms, stage_shapes};
 use crate::request_handle::{Placement, RequestSummary};
 
 #[derive(Clone, Debug, Default)]
@@ -17,25 +16,6 @@ pub struct PromptRecord {
     pub output_tokens: u32,
     pub placement: Option<Placement>,
     pub summary: RequestSummary,
-}
-
-/// The JSON of one prompt: `docs/reference/records.md`.
-#[derive(Clone, Debug, Serialize)]
-pub struct PromptShape {
-    pub choices: Vec<u32>,
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub cached_tokens: u32,
-    pub prefill_node: Option<String>,
-    pub decode_node: Option<String>,
-    pub route_reason: Option<String>,
-    pub local_prefill: Option<&'static str>,
-    pub attempts: u32,
-    pub preemptions: u32,
-    pub transport: Option<String>,
-    pub kv_bytes: u64,
-    pub kv_transfer_ms: Option<f64>,
-    pub stages: Vec<StageShape>,
 }
 
 impl PromptRecord {
@@ -60,27 +40,6 @@ impl PromptRecord {
             kv_bytes: summary.kv_bytes,
             kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
         }
-    }
-}
-
-impl PromptShape {
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        [&self.prefill_node, &self.decode_node]
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
-    }
-
-    pub fn bytes(&self) -> usize {
-        let texts = [
-            &self.prefill_node,
-            &self.decode_node,
-            &self.route_reason,
-            &self.transport,
-        ];
-        let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
-        let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
-        size_of::<Self>() + size_of_val(self.choices.as_slice()) + texts + stages
     }
 }
 

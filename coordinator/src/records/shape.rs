@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serving_core::stage::{Stage, StageTimings};
 
-use super::prompts::PromptShape;
 use super::stalls::Stall;
 
 /// Milliseconds with three decimals.
@@ -100,6 +99,25 @@ pub struct ClockShape {
     pub error_ms: f64,
 }
 
+/// The JSON of one prompt: `docs/reference/records.md`.
+#[derive(Clone, Debug, Serialize)]
+pub struct PromptShape {
+    pub choices: Vec<u32>,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub cached_tokens: u32,
+    pub prefill_node: Option<String>,
+    pub decode_node: Option<String>,
+    pub route_reason: Option<String>,
+    pub local_prefill: Option<&'static str>,
+    pub attempts: u32,
+    pub preemptions: u32,
+    pub transport: Option<String>,
+    pub kv_bytes: u64,
+    pub kv_transfer_ms: Option<f64>,
+    pub stages: Vec<StageShape>,
+}
+
 /// The whole record.
 #[derive(Clone, Debug, Serialize)]
 pub struct Detail {
@@ -116,6 +134,27 @@ pub struct Detail {
 impl StageShape {
     pub fn bytes(&self) -> usize {
         size_of::<Self>() + self.process.as_ref().map_or(0, String::len)
+    }
+}
+
+impl PromptShape {
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        [&self.prefill_node, &self.decode_node]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+    }
+
+    pub fn bytes(&self) -> usize {
+        let texts = [
+            &self.prefill_node,
+            &self.decode_node,
+            &self.route_reason,
+            &self.transport,
+        ];
+        let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
+        let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
+        size_of::<Self>() + size_of_val(self.choices.as_slice()) + texts + stages
     }
 }
 
