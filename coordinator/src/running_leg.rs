@@ -1,5 +1,6 @@
 //! The control loop's handle of a running leg. By it the loop can cancel the leg, or fail it by a verdict of its own.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use service_runtime::telemetry::{self, opentelemetry};
@@ -47,6 +48,9 @@ impl LegContext {
     }
 }
 
+/// The work of a leg, until it ends or fails.
+pub(crate) type LegFuture = Pin<Box<dyn Future<Output = Result<(), LegError>> + Send>>;
+
 /// Dropping it cancels the leg.
 #[derive(Debug)]
 pub(crate) struct RunningLeg {
@@ -59,10 +63,12 @@ pub(crate) struct RunningLeg {
 impl RunningLeg {
     /// Runs `leg` in `span`, below the request's root. `leg` tells the control loop everything except its failure.
     pub(crate) fn start(
-        context: Arc<LegContext>,
+        context: impl Into<Arc<LegContext>>,
         span: Span,
-        leg: impl Future<Output = Result<(), LegError>> + Send + 'static,
+        leg: impl FnOnce(Arc<LegContext>) -> LegFuture,
     ) -> Self {
+        let context = context.into();
+        let leg = leg(context.clone());
         telemetry::set_parent(&span, context.parent.clone());
         let (give, mut verdict) = oneshot::channel();
         let of_task = context.clone();
@@ -165,16 +171,13 @@ mod tests {
     }
 
     /// A leg that never ends, and what tells that its task is gone.
-    fn endless() -> (
-        impl Future<Output = Result<(), LegError>> + Send + 'static,
-        oneshot::Receiver<()>,
-    ) {
+    fn endless() -> (LegFuture, oneshot::Receiver<()>) {
         let (held, gone) = oneshot::channel::<()>();
         let leg = async move {
             let _held = held;
             std::future::pending().await
         };
-        (leg, gone)
+        (Box::pin(leg), gone)
     }
 
     async fn is_gone(gone: oneshot::Receiver<()>) {
@@ -186,7 +189,7 @@ mod tests {
     async fn a_verdict_ends_a_leg_and_is_told_once() {
         let (context, (mut heard, events)) = context();
         let (leg, gone) = endless();
-        RunningLeg::start(context.clone(), Span::none(), leg).fail(LegError::NodeLost);
+        RunningLeg::start(context.clone(), Span::none(), |_| leg).fail(LegError::NodeLost);
         assert_eq!(failed_legs(&context, events), ["decode:decode-0:node_lost"]);
         is_gone(gone).await;
         assert!(
@@ -199,7 +202,7 @@ mod tests {
     async fn a_leg_that_is_dropped_is_cancelled_without_a_word() {
         let (context, (mut heard, events)) = context();
         let (leg, gone) = endless();
-        drop(RunningLeg::start(context.clone(), Span::none(), leg));
+        drop(RunningLeg::start(context.clone(), Span::none(), |_| leg));
         is_gone(gone).await;
         assert_eq!(failed_legs(&context, events), Vec::<String>::new());
         assert!(heard.try_recv().is_err());
@@ -211,8 +214,8 @@ mod tests {
         let lost = LegError::ConnectionLost {
             detail: "reset".to_owned(),
         };
-        let leg = std::future::ready(Err(lost.clone()));
-        let running = RunningLeg::start(context.clone(), Span::none(), leg);
+        let leg = Box::pin(std::future::ready(Err(lost.clone())));
+        let running = RunningLeg::start(context.clone(), Span::none(), |_| leg);
         let told = tokio::time::timeout(WITHIN, heard.recv()).await.expect("told");
         let Some(Input::Event(ClusterEvent::Leg { event, .. })) = told else {
             panic!("{told:?}");

@@ -1,7 +1,7 @@
 //! What the coordinator exposes is what the table says, and every way to use it shows.
 
 use service_runtime::metrics::exposition::{differences, read, without_a_start};
-use service_runtime::metrics::{Metric, vllm};
+use service_runtime::metrics::vllm;
 use serving_core::cluster::{HandoffOutcome, NodeHealth};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::node::{
