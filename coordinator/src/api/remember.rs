@@ -8,7 +8,7 @@ use super::facts::{Facts, Generation};
 use crate::insight::Insight;
 use crate::records::prompts::PromptRecord;
 use crate::records::shape::{
-    ClockShape, Detail, RecordState, StallShape, Summary, ms, now_unix_ms, slow_because, stage_shapes,
+    ClockShape, Detail, RecordState, Serving, StallShape, Summary, ms, now_unix_ms, slow_because, stage_shapes,
 };
 use crate::records::stalls::{Stall, StallFacts};
 use crate::slo::{Breach, Ended, judge};
@@ -71,7 +71,10 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
     if end.is_some() {
         summary.slow_because = slow_because(&summary, &stages, &stalls);
     }
-    let nodes = (summary.prefill_node.as_deref(), summary.decode_node.as_deref());
+    let nodes = (
+        summary.serving.prefill_node.as_deref(),
+        summary.serving.decode_node.as_deref(),
+    );
     let mut detail = Detail {
         stages: stage_shapes(&stages, nodes),
         stalls: stalls
@@ -94,7 +97,6 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
 fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
     let facts = known.facts;
     let placement = g.placement.as_ref();
-    let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
     let stages = g.stages();
     let error = facts.error.as_ref().map(|error| error.message.clone());
     let output_tokens = known.tokens_out.max(g.output_tokens);
@@ -120,18 +122,7 @@ fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
         outcome: end.map(|end| end.outcome),
         status: end.map(|end| end.status),
         error,
-        prompt_tokens: g.prompt_tokens,
-        output_tokens,
-        cached_tokens: g.summary.cached_tokens,
-        prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
-        decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
-        route_reason: placement.map(|p| p.route_reason.clone()),
-        local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
-        attempts: g.summary.attempts,
-        preemptions: g.summary.preemptions,
-        transport: g.summary.transport.clone(),
-        kv_bytes: g.summary.kv_bytes,
-        kv_transfer_ms: g.summary.transport.is_some().then(|| ms(g.summary.transfer)),
+        serving: Serving::of(placement, &g.summary, (g.prompt_tokens, output_tokens)),
         queue_ms: stages.get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
         ttft_ms: g.ttft.map(ms),
         tpot_ms: g.tpot.map(ms),

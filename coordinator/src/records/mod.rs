@@ -113,7 +113,10 @@ impl Listing {
         is(&self.outcome, &[s.outcome])
             && is(&self.lane, &[Some(s.lane)])
             && is(&self.model, &[s.model.as_deref()])
-            && is(&self.node, &[s.prefill_node.as_deref(), s.decode_node.as_deref()])
+            && is(
+                &self.node,
+                &[s.serving.prefill_node.as_deref(), s.serving.decode_node.as_deref()],
+            )
             && self.breached.is_none_or(|wanted| wanted != s.breached.is_empty())
             && self.stalled.is_none_or(|wanted| wanted == (s.stall_count > 0))
             && self
@@ -176,11 +179,12 @@ impl RecordStore {
         {
             let mut ring = self.ring();
             ring.running.remove(&summary.seq);
-            if let (Some(prefill), Some(decode)) = (&summary.prefill_node, &summary.decode_node)
-                && summary.transport.is_some()
+            let serving = &summary.serving;
+            if let (Some(prefill), Some(decode)) = (&serving.prefill_node, &serving.decode_node)
+                && serving.transport.is_some()
             {
                 let totals = ring.pairs.entry((prefill.clone(), decode.clone())).or_default();
-                totals.kv_bytes += summary.kv_bytes;
+                totals.kv_bytes += serving.kv_bytes;
                 totals.handoffs += 1;
             }
             ring.bytes += bytes;

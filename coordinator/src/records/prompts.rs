@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use serving_core::ids::NodeName;
-
-use super::shape::{PromptShape, ms, stage_shapes};
+use super::shape::{PromptShape, Serving, stage_shapes};
 use crate::request_handle::{Placement, RequestSummary};
 
 #[derive(Clone, Debug, Default)]
@@ -20,25 +18,13 @@ pub struct PromptRecord {
 
 impl PromptRecord {
     pub fn shape(&self) -> PromptShape {
-        let (placement, summary) = (self.placement.as_ref(), &self.summary);
-        let name = |node: Option<&NodeName>| node.map(ToString::to_string);
-        let prefill_node = name(placement.and_then(|p| p.prefill_node.as_ref()));
-        let decode_node = name(placement.and_then(|p| p.decode_node.as_ref()));
+        let tokens = (self.prompt_tokens, self.output_tokens);
+        let serving = Serving::of(self.placement.as_ref(), &self.summary, tokens);
+        let nodes = (serving.prefill_node.as_deref(), serving.decode_node.as_deref());
         PromptShape {
             choices: self.choices.clone().collect(),
-            prompt_tokens: self.prompt_tokens,
-            output_tokens: self.output_tokens,
-            cached_tokens: summary.cached_tokens,
-            stages: stage_shapes(&summary.timings, (prefill_node.as_deref(), decode_node.as_deref())),
-            prefill_node,
-            decode_node,
-            route_reason: placement.map(|p| p.route_reason.clone()),
-            local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
-            attempts: summary.attempts,
-            preemptions: summary.preemptions,
-            transport: summary.transport.clone(),
-            kv_bytes: summary.kv_bytes,
-            kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
+            stages: stage_shapes(&self.summary.timings, nodes),
+            serving,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The ring's limits, its pages and its filters.
 
+use super::shape::Serving;
 use super::*;
 
 fn detail(seq: u64, e2e_ms: f64) -> Detail {
@@ -18,18 +19,16 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
             outcome: Some("ok"),
             status: Some(200),
             error: None,
-            prompt_tokens: 1,
-            output_tokens: 2,
-            cached_tokens: 0,
-            prefill_node: Some("prefill-0".to_owned()),
-            decode_node: Some(format!("decode-{}", seq % 2)),
-            route_reason: None,
-            local_prefill: None,
-            attempts: 1,
-            preemptions: 0,
-            transport: Some("grpc".to_owned()),
-            kv_bytes: 10,
-            kv_transfer_ms: None,
+            serving: Serving {
+                prompt_tokens: 1,
+                output_tokens: 2,
+                prefill_node: Some("prefill-0".to_owned()),
+                decode_node: Some(format!("decode-{}", seq % 2)),
+                attempts: 1,
+                transport: Some("grpc".to_owned()),
+                kv_bytes: 10,
+                ..Serving::default()
+            },
             queue_ms: None,
             ttft_ms: Some(1.0),
             tpot_ms: None,
