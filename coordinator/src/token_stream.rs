@@ -48,15 +48,6 @@ pub struct ReceivedTokens {
     pub step: Option<StepNote>,
 }
 
-impl From<Vec<TokenEvent>> for ReceivedTokens {
-    fn from(tokens: Vec<TokenEvent>) -> Self {
-        Self {
-            tokens,
-            ..Self::default()
-        }
-    }
-}
-
 /// Shared by the legs of a request and the control loop.
 #[derive(Debug)]
 pub struct RequestStream {

@@ -21,7 +21,7 @@ use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
 use super::record::{RequestLabels, RequestRecord};
-use super::reply::{HeadParts, Reply};
+use super::reply::Reply;
 use super::request::{self, CheckedRequest, Endpoint};
 use super::run::{EndsWith, OutToken, Run, RunInput};
 use super::shapes::{EdgeTimes, Head};
@@ -144,12 +144,8 @@ impl Call {
     }
 
     fn parsed_at(&self) -> Instant {
-        let parsed = self
-            .record
-            .facts()
-            .generation
-            .as_ref()
-            .and_then(|generation| generation.edge.get(Stage::Parse));
+        let facts = self.record.facts();
+        let parsed = facts.generation.as_ref().and_then(|g| g.edge.get(Stage::Parse));
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
@@ -226,13 +222,7 @@ impl Call {
     }
 
     fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Reply {
-        let head = Head::new(HeadParts {
-            endpoint: self.endpoint,
-            is_streaming: plan.fields.stream.0,
-            request_id: format!("{:032x}", rand::random::<u128>()),
-            model: plan.model.clone(),
-            fingerprint: self.state.text.fingerprint.clone(),
-        });
+        let head = Head::new(&plan, &self.state.text.fingerprint);
         self.span.record("gen_ai.response.id", head.id.as_str());
         self.record
             .update(|generation| generation.response_id = Some(head.id.clone()));
@@ -285,15 +275,8 @@ impl Call {
     }
 
     fn queue_header(&self, response: &mut Response) {
-        let queued = {
-            let facts = self.record.facts();
-            facts
-                .generation
-                .as_ref()
-                .and_then(|g| g.placement.as_ref())
-                .map(|placement| placement.queued_for)
-        };
-        if let Some(queued) = queued {
+        let queued = |g: &Generation| Some(g.placement.as_ref()?.queued_for);
+        if let Some(queued) = self.record.facts().generation.as_ref().and_then(queued) {
             insert(response, QUEUE_MS, &ms(queued).to_string());
         }
     }

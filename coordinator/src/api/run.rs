@@ -149,19 +149,15 @@ impl Run {
     /// The rest of a run whose answer has ended, if there are reports to wait for. This run is empty afterwards.
     pub fn take_unreported(&mut self) -> Option<Self> {
         let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, RunState::Ended));
-        let emptied = Self {
+        is_missing.then(|| Self {
             text: self.text.clone(),
-            prompts: Vec::new(),
+            prompts: std::mem::take(&mut self.prompts),
             ready: VecDeque::new(),
             turn: 0,
-            leading: None,
-            record: None,
-            ends_with: self.ends_with,
-            reports_wait: None,
-        };
-        is_missing.then(|| Self {
+            leading: self.leading,
+            record: self.record.take(),
             ends_with: EndsWith::LastReports,
-            ..std::mem::replace(self, emptied)
+            reports_wait: None,
         })
     }
 
