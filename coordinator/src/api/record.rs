@@ -253,14 +253,6 @@ impl Running for RequestRecord {
     }
 }
 
-impl std::fmt::Debug for RequestRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RequestRecord")
-            .field("request_id", &self.request_id)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.answered();

@@ -96,7 +96,6 @@ pub enum EndsWith {
 }
 
 /// What all submissions of one HTTP request share.
-#[derive(Debug)]
 pub struct RunInput {
     pub requests: Vec<Arc<Request>>,
     pub submissions: Vec<Submission>,

@@ -3,10 +3,10 @@
 //! The number of records and their bytes are limited; the oldest go first. Running requests are read where they are, and
 //! nothing is copied per token. A follower of the events that does not keep up is told how many it has missed.
 
-pub mod closing;
-pub mod prompts;
+pub(crate) mod closing;
+pub(crate) mod prompts;
 pub mod shape;
-pub mod stalls;
+pub(crate) mod stalls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
