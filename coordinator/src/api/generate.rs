@@ -8,7 +8,7 @@ use axum::extract::{Extension, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serving_core::request::Request;
-use serving_core::stage::{Stage, StageTimings};
+use serving_core::stage::Stage;
 use tracing::{Instrument, Span};
 
 use super::AppState;
@@ -186,28 +186,17 @@ impl Call {
     }
 
     fn run_input(&self, plan: &CheckedRequest, requests: Vec<Arc<Request>>) -> RunInput {
-        let (edge_timings, tokenized_at, traceparent): (StageTimings, Instant, String) = {
+        let (tokenized_at, traceparent) = {
             let facts = self.record.facts();
-            let generation = facts.generation.as_ref();
-            let timings = generation.map(|generation| generation.edge.clone());
-            let tokenized_at = generation.and_then(|generation| generation.tokenized_at);
-            let now = Instant::now();
-            (
-                timings.unwrap_or_default(),
-                tokenized_at.unwrap_or(now),
-                facts.trace.to_string(),
-            )
+            let tokenized_at = facts.generation.as_ref().and_then(|g| g.tokenized_at);
+            (tokenized_at.unwrap_or_else(Instant::now), facts.trace.to_string())
         };
-        let submissions = requests
-            .iter()
-            .map(|request| Submission {
-                request: request.clone(),
-                received_at: self.record.received_at,
-                tokenized_at,
-                edge_timings: edge_timings.clone(),
-                traceparent: Some(traceparent.clone()),
-            })
-            .collect();
+        let submission = |request: &Arc<Request>| Submission {
+            request: request.clone(),
+            tokenized_at,
+            traceparent: Some(traceparent.clone()),
+        };
+        let submissions = requests.iter().map(submission).collect();
         RunInput {
             requests,
             submissions,
