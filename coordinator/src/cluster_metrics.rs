@@ -111,6 +111,8 @@ pub(crate) struct ClusterCollector {
     alias_model: Option<String>,
 }
 
+/// How a value is read out of something.
+type Of<T, V> = fn(&T) -> V;
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 
 /// Metrics with all their label sets.
@@ -291,7 +293,7 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
     )?;
     // A lost node stays visible, with a lease of 0. A node that has left is not shown.
     let shown = || nodes.iter().filter(|n| n.health != NodeHealth::Left);
-    let gauges: [(&Metric, fn(&NodeSnapshot) -> f64); 6] = [
+    let gauges: [(&Metric, Of<NodeSnapshot, f64>); 6] = [
         (&table::MEMBERSHIP_LEASE, |n| n.lease_left.as_secs_f64()),
         (&table::BREAKER_STATE, |n| f64::from(u8::from(n.is_suspected))),
         (&table::NODE_RUNNING_SEQUENCES, |n| {
@@ -320,7 +322,7 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         }),
     )?;
     // Totals that nodes count since they started.
-    let totals: [(&Metric, fn(&NodeStatus) -> u64); 3] = [
+    let totals: [(&Metric, Of<NodeStatus, u64>); 3] = [
         (&table::NODE_PREEMPTIONS, |s| s.preemptions_total),
         (&table::NODE_PREFIX_QUERIES, |s| s.prefix_query_tokens_total),
         (&table::NODE_PREFIX_HITS, |s| s.prefix_hit_tokens_total),
