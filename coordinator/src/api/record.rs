@@ -27,9 +27,9 @@ use crate::records::stalls::{Stall, StallCause};
 use crate::slo::{PROFILES, SloProfile};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const LANE: HeaderName = HeaderName::from_static("x-lane");
-const SLO: HeaderName = HeaderName::from_static("x-slo");
-const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+const LANE: &str = "x-lane";
+const SLO: &str = "x-slo";
+const TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// nginx's number for "client closed the request". It is only logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
 
@@ -43,39 +43,37 @@ pub struct RequestLabels {
 
 impl RequestLabels {
     pub fn from_headers(headers: &HeaderMap, default_limit: Duration) -> Result<Self, ApiError> {
-        let lane = match headers.get(LANE) {
-            None => Lane::Interactive,
-            Some(value) => value
-                .to_str()
-                .ok()
-                .and_then(|name| Lane::ALL.into_iter().find(|lane| lane.name() == name))
-                .ok_or_else(|| ApiError::invalid("x-lane", "The header `x-lane` must be interactive or batch."))?,
-        };
-        let slo = match headers.get(SLO) {
-            None => None,
-            Some(value) => {
-                let profile = value.to_str().ok().and_then(SloProfile::by_name);
-                let names = PROFILES.map(|profile| profile.name).join(", ");
-                let wrong = || ApiError::invalid("x-slo", format!("The header `x-slo` must be one of {names}."));
-                Some(profile.ok_or_else(wrong)?)
-            }
-        };
-        let time_limit = match headers.get(TIMEOUT_MS) {
-            None => default_limit,
-            Some(value) => value
-                .to_str()
-                .ok()
-                .and_then(|text| text.parse::<u64>().ok())
-                .map(Duration::from_millis)
-                .filter(|limit| !limit.is_zero() && *limit <= REQUEST_TIMEOUT_MAX)
-                .ok_or_else(|| {
-                    let most = REQUEST_TIMEOUT_MAX.as_millis();
-                    let message = format!("The header `x-request-timeout-ms` must be a whole number from 1 to {most}.");
-                    ApiError::invalid("x-request-timeout-ms", message)
-                })?,
-        };
-        Ok(Self { lane, slo, time_limit })
+        let lane = label(headers, LANE, "interactive or batch", |name| {
+            Lane::ALL.into_iter().find(|lane| lane.name() == name)
+        })?;
+        let profiles = format!("one of {}", PROFILES.map(|profile| profile.name).join(", "));
+        let slo = label(headers, SLO, &profiles, SloProfile::by_name)?;
+        let limits = format!("a whole number from 1 to {}", REQUEST_TIMEOUT_MAX.as_millis());
+        let time_limit = label(headers, TIMEOUT_MS, &limits, |text| {
+            let limit = Duration::from_millis(text.parse().ok()?);
+            (!limit.is_zero() && limit <= REQUEST_TIMEOUT_MAX).then_some(limit)
+        })?;
+        Ok(Self {
+            lane: lane.unwrap_or(Lane::Interactive),
+            slo,
+            time_limit: time_limit.unwrap_or(default_limit),
+        })
     }
+}
+
+/// The header `name`, if the client sent it.
+fn label<T>(
+    headers: &HeaderMap,
+    name: &'static str,
+    wanted: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, ApiError> {
+    let Some(value) = headers.get(name) else {
+        return Ok(None);
+    };
+    let read = value.to_str().ok().and_then(read);
+    read.map(Some)
+        .ok_or_else(|| ApiError::invalid(name, format!("The header `{name}` must be {wanted}.")))
 }
 
 /// The client's `x-request-id`, made fit for a header and a log line.
