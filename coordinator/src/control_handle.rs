@@ -10,7 +10,7 @@ use serving_core::node::{AssignedRole, NodeRecord};
 use serving_core::request::{FinishReason, RejectReason};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::membership::NodeStream;
+use crate::node_notes::NodeStream;
 use crate::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
 
 /// A client that meets a full or stopping loop is told to wait for this long.

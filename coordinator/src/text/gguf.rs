@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use model_files::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
+use model_files::chat_template::{ChatTemplate, ChatTemplateError};
 use model_files::config::{ConfigError, LlamaConfig};
 use model_files::gguf::{GgufError, GgufFile};
 use model_files::tokenizer::{Tokenizer, TokenizerError};
@@ -90,15 +90,8 @@ impl TextCodec for GgufText {
     }
     fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let messages: Vec<ChatMessage> = turns
-            .iter()
-            .map(|turn| ChatMessage {
-                role: turn.role.clone(),
-                content: turn.content.clone(),
-            })
-            .collect();
         template
-            .render(&messages, add_generation_prompt)
+            .render(turns, add_generation_prompt)
             .map_err(|error| TextError::Template(Box::new(error)))
     }
 }

@@ -13,11 +13,7 @@ pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
 pub use gguf::OpenModelError;
 
 /// One message of a chat, ready for the model's template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChatTurn {
-    pub role: String,
-    pub content: String,
-}
+pub use model_files::chat_template::ChatMessage as ChatTurn;
 
 #[derive(Debug, Error)]
 pub enum TextError {
