@@ -32,7 +32,7 @@ pub(crate) enum CommitAnswer {
 /// The decode node's double: it grants reservations, keeps bytes and records every call.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    pub(super) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
+    pub(crate) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
     memory: Box<dyn BlockMemory>,
     pub(super) commits: Mutex<Vec<Arrived>>,
     ended: Arc<Mutex<Vec<(TransferId, ReceiveEnd)>>>,

@@ -56,6 +56,9 @@ impl Carrier for Tapped {
     fn writes_in_place(&self) -> bool {
         self.0.writes_in_place()
     }
+    fn holds_memory(&self) -> bool {
+        self.0.holds_memory()
+    }
     fn data_bytes_max(&self) -> usize {
         self.0.data_bytes_max()
     }

@@ -123,6 +123,11 @@ pub(crate) trait Carrier: Send + Sync + Debug {
         false
     }
 
+    /// Whether an idle pair keeps memory for it. Then the pair closes the link and meets again.
+    fn holds_memory(&self) -> bool {
+        true
+    }
+
     /// Largest run of KV bytes in one frame, unless a single layer is larger.
     fn data_bytes_max(&self) -> usize;
 

@@ -1,16 +1,18 @@
 //! One pair: it connects, shakes hands, chooses its transport, and reconnects for ever.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use rand::Rng as _;
 use serving_core::node::PairHealth;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
 use super::Ways;
-use super::pair_stream::{PairStream, carry};
+use super::pair_stream::{Carried, PairStream, carry};
 use crate::choice::{Fallback, Fallbacks};
 use crate::link::budget::Budget;
 use crate::link::{Dial, Link, NoLink};
@@ -22,6 +24,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(super) enum PairState {
     Usable(Arc<PairStream>),
+    /// In touch, without a link. [`Pair::wanted`] opens one.
+    Idle,
     Unusable(PairFault),
 }
 
@@ -40,6 +44,7 @@ pub(super) struct Shared {
 pub(super) struct Pair {
     pub peer: PairPeer,
     pub state: watch::Receiver<PairState>,
+    pub wanted: Arc<Notify>,
     health: watch::Sender<Vec<PairHealth>>,
     closed: CancellationToken,
 }
@@ -48,10 +53,12 @@ impl Pair {
     pub fn open(peer: PairPeer, shared: &Shared) -> Self {
         let (state_in, state) = watch::channel(PairState::Unusable(PairFault::Connecting));
         let closed = CancellationToken::new();
+        let wanted: Arc<Notify> = Arc::default();
         let keeper = Keeper {
             peer: peer.clone(),
             shared: shared.clone(),
             state: state_in,
+            wanted: wanted.clone(),
             closed: closed.clone(),
         };
         keeper.tell(Err(&PairFault::Connecting));
@@ -60,6 +67,7 @@ impl Pair {
         Self {
             peer,
             state,
+            wanted,
             health,
             closed,
         }
@@ -87,6 +95,7 @@ struct Keeper {
     peer: PairPeer,
     shared: Shared,
     state: watch::Sender<PairState>,
+    wanted: Arc<Notify>,
     closed: CancellationToken,
 }
 
@@ -128,16 +137,40 @@ impl Keeper {
 
     /// One connection from its start to its end.
     async fn one_stream(&self) -> PairFault {
-        match self.connect().await {
-            Ok(link) => {
-                let (live, replies) = PairStream::new(self.peer.node.clone(), link);
-                self.state.send_replace(PairState::Usable(live.clone()));
-                let transport = live.carrier.kind().name();
-                self.tell(Ok(transport));
-                tracing::info!(peer = %self.peer.node, address = %self.peer.address, transport, "pair is up");
-                carry(&live, replies, &self.shared.config).await
+        let Err(fault) = self.one_life().await;
+        fault
+    }
+
+    /// Links while the pair is used, and the stream over which the nodes met while it is not.
+    async fn one_life(&self) -> Result<Infallible, PairFault> {
+        let peer = &self.peer.node;
+        loop {
+            let mut met = self.meet().await?;
+            if matches!(*self.state.borrow(), PairState::Idle) {
+                self.is_wanted(&mut met).await?;
             }
-            Err(fault) => fault,
+            let link = self.best_link(met).await?;
+            let (live, replies) = PairStream::new(peer.clone(), link);
+            self.state.send_replace(PairState::Usable(live.clone()));
+            let transport = live.carrier.kind().name();
+            self.tell(Ok(transport));
+            tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
+            match carry(&live, replies, &self.shared.config).await {
+                Carried::Over(fault) => return Err(fault),
+                Carried::Idle => self.state.send_replace(PairState::Idle),
+            };
+            tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
+        }
+    }
+
+    /// Waits for a transfer that wants the pair.
+    async fn is_wanted(&self, met: &mut Link) -> Result<(), PairFault> {
+        tokio::select! {
+            () = self.wanted.notified() => Ok(()),
+            reply = met.replies.next() => match reply {
+                Some(Err(fault)) => Err(fault),
+                Some(Ok(_)) | None => Err(PairFault::Broken("the decode node ended the stream".to_owned())),
+            },
         }
     }
 
@@ -150,20 +183,21 @@ impl Keeper {
         }
     }
 
-    /// The best way that both nodes know, in this node's order.
-    async fn connect(&self) -> Result<Link, PairFault> {
+    async fn meet(&self) -> Result<Link, PairFault> {
         let Shared { config, ways, .. } = &self.shared;
         if self.peer.compatibility != config.compatibility {
             return Err(PairFault::Incompatible);
         }
-        let met = ways
-            .meeting
-            .connect(&self.dial(None))
-            .await
-            .map_err(|fault| match fault {
-                NoLink::Pair(fault) => fault,
-                NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
-            })?;
+        let met = ways.meeting.connect(&self.dial(None)).await;
+        met.map_err(|fault| match fault {
+            NoLink::Pair(fault) => fault,
+            NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
+        })
+    }
+
+    /// The best way that both nodes know, in this node's order.
+    async fn best_link(&self, met: Link) -> Result<Link, PairFault> {
+        let ways = &self.shared.ways;
         let mut missing = None;
         for way in &ways.best_first {
             if way.kind() == ways.meeting.kind() {
@@ -217,6 +251,7 @@ impl Keeper {
                 live.close(fault.clone());
                 true
             }
+            PairState::Idle => true,
             PairState::Unusable(_) => false,
         }
     }

@@ -66,8 +66,16 @@ pub(super) struct PairStream {
     pub node: NodeId,
     pub carrier: Arc<dyn Carrier>,
     pub outbox: Outbox,
-    transfers: Mutex<BTreeMap<TransferId, Registered>>,
+    transfers: Mutex<Transfers>,
     fault: OnceLock<PairFault>,
+}
+
+/// The transfers under way.
+#[derive(Debug, Default)]
+struct Transfers {
+    registered: BTreeMap<TransferId, Registered>,
+    /// When there was none for the first time since the last one began.
+    idle_since: Option<Instant>,
 }
 
 pub(super) type Replies = BoxStream<'static, Result<LinkReply, PairFault>>;
@@ -85,7 +93,7 @@ impl PairStream {
         (Arc::new(live), link.replies)
     }
 
-    fn transfers(&self) -> MutexGuard<'_, BTreeMap<TransferId, Registered>> {
+    fn transfers(&self) -> MutexGuard<'_, Transfers> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,18 +111,19 @@ impl PairStream {
             begun: begun_in,
             gate: gate.clone(),
         };
-        transfers.insert(transfer, registered);
+        transfers.registered.insert(transfer, registered);
+        transfers.idle_since = None;
         Ok(TransferSignals { end, begun, gate })
     }
 
     fn begun(&self, transfer: TransferId) {
-        if let Some(registered) = self.transfers().get(&transfer) {
+        if let Some(registered) = self.transfers().registered.get(&transfer) {
             registered.begun.send_replace(true);
         }
     }
 
     pub fn forget(&self, transfer: TransferId) {
-        self.transfers().remove(&transfer);
+        self.transfers().registered.remove(&transfer);
     }
 
     pub fn fault(&self) -> PairFault {
@@ -123,7 +132,7 @@ impl PairStream {
 
     fn end(self: &Arc<Self>, transfer: TransferId, end: End) {
         let mut transfers = self.transfers();
-        let Some(registered) = transfers.remove(&transfer) else {
+        let Some(registered) = transfers.registered.remove(&transfer) else {
             return;
         };
         let is_answer_due = matches!(end, End::Refused { .. } | End::AbortedByPeer { .. });
@@ -152,11 +161,27 @@ impl PairStream {
         });
     }
 
+    /// False while a transfer is under way, or one was not long ago.
+    fn close_if_idle(&self, idle_max: Duration, now: Instant) -> bool {
+        let mut transfers = self.transfers();
+        if !transfers.registered.is_empty() {
+            return false;
+        }
+        let since = *transfers.idle_since.get_or_insert(now);
+        let is_idle = now.saturating_duration_since(since) >= idle_max;
+        if is_idle {
+            // A transfer that comes from here on finds this, and waits for the next stream.
+            let _ = self.fault.set(PairFault::Connecting);
+            self.outbox.over.cancel();
+        }
+        is_idle
+    }
+
     /// Every transfer of the stream fails, the stream ends, and no transfer can register any more.
     pub fn close(&self, fault: PairFault) {
         let mut transfers = self.transfers();
         let fault = self.fault.get_or_init(|| fault).clone();
-        for waiting in std::mem::take(&mut *transfers).into_values() {
+        for waiting in std::mem::take(&mut transfers.registered).into_values() {
             waiting.end.send_replace(Some(End::PairLost(fault.clone())));
         }
         drop(transfers);
@@ -164,8 +189,16 @@ impl PairStream {
     }
 }
 
+/// How one life of a pair's stream ends.
+#[derive(Debug)]
+pub(super) enum Carried {
+    Over(PairFault),
+    /// It carried nothing for [`PairConfig::idle_max`], and gives its memory back.
+    Idle,
+}
+
 /// Passes replies to their transfers and watches the speed, until the stream is over.
-pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> PairFault {
+pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> Carried {
     let mut watch = StallWatch::new(config);
     let mut ticks = tokio::time::interval(config.stall_window / 4);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -173,12 +206,16 @@ pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: 
         tokio::select! {
             reply = replies.next() => match reply {
                 Some(Ok(reply)) => give(live, reply),
-                Some(Err(fault)) => return fault,
-                None => return PairFault::Broken("the decode node ended the stream".to_owned()),
+                Some(Err(fault)) => return Carried::Over(fault),
+                None => return Carried::Over(PairFault::Broken("the decode node ended the stream".to_owned())),
             },
             _ = ticks.tick() => {
-                if let Some(fault) = watch.look(live, Instant::now()) {
-                    return fault;
+                let now = Instant::now();
+                if let Some(fault) = watch.look(live, now) {
+                    return Carried::Over(fault);
+                }
+                if live.carrier.holds_memory() && live.close_if_idle(config.idle_max, now) {
+                    return Carried::Idle;
                 }
             }
         }

@@ -18,3 +18,6 @@ pub use incoming::{IncomingPair, PairError};
 pub(crate) use shared::Offered;
 pub use shared::Receiver;
 pub use sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
+
+#[cfg(test)]
+mod tests;

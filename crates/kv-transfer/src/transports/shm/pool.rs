@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
+use serde::{Deserialize, Serialize};
 use serving_core::ids::BlockId;
 
 use super::DIRECT;
@@ -44,7 +45,7 @@ impl Debug for SendPool {
 }
 
 /// What a decode node grants with its pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PoolTerms {
     pub shape: PoolShape,
     pub frames_in_flight: u32,

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde::{Deserialize, Serialize};
 use serving_core::ids::BlockId;
 
 use super::KIND;
@@ -30,7 +31,7 @@ pub(super) const SLOTS_MAX: u32 = 4096;
 const RING_BYTES_MAX: u64 = 1 << 30;
 
 /// How a ring is divided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RingShape {
     pub slots: u32,
     pub slot_bytes: u32,
