@@ -144,22 +144,20 @@ impl PairTransport {
         if pairs.len() >= PAIRS_MAX {
             return Err(PairFault::Closed);
         }
-        let pair = Arc::new(Pair::open(
-            PairPeer {
-                node: ticket.decode_node.clone(),
-                address: ticket.decode_address.clone(),
-                // Unknown here. The decode node compares it with the hello.
-                compatibility: self.shared.config.compatibility,
-            },
-            &self.shared,
-        ));
+        let peer = PairPeer {
+            node: ticket.decode_node.clone(),
+            address: ticket.decode_address.clone(),
+            // Unknown here. The decode node compares it with the hello.
+            compatibility: self.shared.config.compatibility,
+        };
+        let pair = Pair::open(peer, &self.shared);
         pairs.insert(ticket.decode_node.clone(), pair.clone());
         Ok(pair)
     }
 
     async fn live(&self, ticket: &Ticket) -> Result<Arc<PairStream>, PairFault> {
         let pair = self.pair_of(ticket)?;
-        let mut state = pair.state.clone();
+        let mut state = pair.state.subscribe();
         let settled = state.wait_for(|state| match state {
             PairState::Usable(_) => true,
             PairState::Idle => {
@@ -168,18 +166,19 @@ impl PairTransport {
             }
             PairState::Unusable(fault) => fault.is_lasting() || *fault == PairFault::Closed,
         });
-        let settled = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
-        if let Ok(Ok(state)) = &settled
-            && let PairState::Usable(live) = &**state
-        {
-            return Ok(live.clone());
-        }
-        drop(settled);
+        // The state decides, however the wait ended.
+        let _ = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
         match &*pair.state.borrow() {
             PairState::Usable(live) => Ok(live.clone()),
             PairState::Idle => Err(PairFault::Connecting),
             PairState::Unusable(fault) => Err(fault.clone()),
         }
+    }
+}
+
+impl Drop for PairTransport {
+    fn drop(&mut self) {
+        self.keep_pairs(Vec::new());
     }
 }
 
@@ -198,7 +197,7 @@ impl Transport for PairTransport {
         });
         for peer in peers {
             if !pairs.contains_key(&peer.node) {
-                pairs.insert(peer.node.clone(), Arc::new(Pair::open(peer, &self.shared)));
+                pairs.insert(peer.node.clone(), Pair::open(peer, &self.shared));
             }
         }
     }

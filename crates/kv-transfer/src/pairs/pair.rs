@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use proto::messages::HelloRefusedReason;
 use rand::Rng as _;
 use serving_core::node::PairHealth;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
@@ -39,68 +40,45 @@ pub(super) struct Shared {
     pub fallbacks: Arc<Fallbacks>,
 }
 
-/// A kept pair; dropping the last handle does not close it, `close` does.
+/// One pair and the task that keeps it, until `close`.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub peer: PairPeer,
-    pub state: watch::Receiver<PairState>,
-    pub wanted: Arc<Notify>,
-    health: watch::Sender<Vec<PairHealth>>,
+    shared: Shared,
+    pub state: watch::Sender<PairState>,
+    /// A transfer wants the link of an idle pair.
+    pub wanted: Notify,
+    /// The coordinator's list says that the peer has another hash. The peer is asked once, because an older version is
+    /// refused with both versions.
+    incompatible: OnceCell<PairFault>,
     closed: CancellationToken,
 }
 
 impl Pair {
-    pub fn open(peer: PairPeer, shared: &Shared) -> Self {
-        let (state_in, state) = watch::channel(PairState::Unusable(PairFault::Connecting));
-        let closed = CancellationToken::new();
-        let wanted: Arc<Notify> = Arc::default();
-        let keeper = Keeper {
-            peer: peer.clone(),
-            shared: shared.clone(),
-            state: state_in,
-            wanted: wanted.clone(),
-            closed: closed.clone(),
-        };
-        keeper.tell(Err(&PairFault::Connecting));
-        tokio::spawn(keeper.keep());
-        let health = shared.health.clone();
-        Self {
+    pub fn open(peer: PairPeer, shared: &Shared) -> Arc<Self> {
+        let pair = Arc::new(Self {
             peer,
-            state,
-            wanted,
-            health,
-            closed,
-        }
+            shared: shared.clone(),
+            state: watch::Sender::new(PairState::Unusable(PairFault::Connecting)),
+            wanted: Notify::new(),
+            incompatible: OnceCell::new(),
+            closed: CancellationToken::new(),
+        });
+        pair.tell(Err(&PairFault::Connecting));
+        tokio::spawn(pair.clone().keep());
+        pair
     }
 
     /// Idempotent. A closed pair no longer reports its health.
     pub fn close(&self) {
         if !self.closed.is_cancelled() {
             self.closed.cancel();
-            self.health
-                .send_modify(|pairs| pairs.retain(|pair| pair.decode_node != self.peer.node));
+            let health = &self.shared.health;
+            health.send_modify(|pairs| pairs.retain(|pair| pair.decode_node != self.peer.node));
         }
     }
-}
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// The task behind a pair.
-#[derive(Debug)]
-struct Keeper {
-    peer: PairPeer,
-    shared: Shared,
-    state: watch::Sender<PairState>,
-    wanted: Arc<Notify>,
-    closed: CancellationToken,
-}
-
-impl Keeper {
-    async fn keep(self) {
+    async fn keep(self: Arc<Self>) {
         let mut back_off = BACK_OFF_FIRST;
         let mut told: Option<PairFault> = None;
         loop {
@@ -185,14 +163,26 @@ impl Keeper {
 
     async fn meet(&self) -> Result<Link, PairFault> {
         let Shared { config, ways, .. } = &self.shared;
-        if self.peer.compatibility != config.compatibility {
-            return Err(PairFault::Incompatible);
+        let met = async {
+            let met = ways.meeting.connect(&self.dial(None)).await;
+            met.map_err(|fault| match fault {
+                NoLink::Pair(fault) => fault,
+                NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
+            })
+        };
+        if self.peer.compatibility == config.compatibility {
+            return met.await;
         }
-        let met = ways.meeting.connect(&self.dial(None)).await;
-        met.map_err(|fault| match fault {
-            NoLink::Pair(fault) => fault,
-            NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
-        })
+        let asked = self.incompatible.get_or_init(async || match met.await {
+            Err(
+                fault @ PairFault::Refused {
+                    reason: HelloRefusedReason::ProtocolVersion,
+                    ..
+                },
+            ) => fault,
+            _ => PairFault::Incompatible,
+        });
+        Err(asked.await.clone())
     }
 
     /// The best way that both nodes know, in this node's order.

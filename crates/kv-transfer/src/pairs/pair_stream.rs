@@ -25,39 +25,29 @@ pub(super) enum End {
     PairLost(PairFault),
 }
 
-/// Whether a transfer may still touch the memory that its copies write. Held for reading during a copy.
-#[derive(Debug)]
+/// Whether a transfer may no longer touch the memory that its copies write. Held for reading during a copy.
+#[derive(Debug, Default)]
 pub(super) struct Gate(RwLock<bool>);
 
 impl Gate {
-    fn open() -> Arc<Self> {
-        Arc::new(Self(RwLock::new(true)))
-    }
     /// `None` when it is closed.
     pub fn pass<R>(&self, copy: impl FnOnce() -> R) -> Option<R> {
-        let is_open = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        is_open.then(copy)
+        let is_closed = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        (!*is_closed).then(copy)
     }
     /// Closes it after the running copies. For a blocking thread.
     pub fn close(&self) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 }
 
-/// The messages that a transfer gets from its stream.
-#[derive(Clone, Debug)]
-pub(super) struct TransferSignals {
-    pub end: watch::Receiver<Option<End>>,
+/// What a transfer and its stream tell each other.
+#[derive(Debug, Default)]
+pub(super) struct Signals {
+    pub end: watch::Sender<Option<End>>,
     /// The decode node has claimed it. Sent only where the sender writes in place.
-    pub begun: watch::Receiver<bool>,
-    pub gate: Arc<Gate>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    end: watch::Sender<Option<End>>,
-    begun: watch::Sender<bool>,
-    gate: Arc<Gate>,
+    pub begun: watch::Sender<bool>,
+    pub gate: Gate,
 }
 
 /// One life of the pair's stream.
@@ -73,7 +63,7 @@ pub(super) struct PairStream {
 /// The transfers under way.
 #[derive(Debug, Default)]
 struct Transfers {
-    registered: BTreeMap<TransferId, Registered>,
+    registered: BTreeMap<TransferId, Arc<Signals>>,
     /// When there was none for the first time since the last one began.
     idle_since: Option<Instant>,
 }
@@ -98,22 +88,15 @@ impl PairStream {
     }
 
     /// A transfer that begins.
-    pub fn register(&self, transfer: TransferId) -> Result<TransferSignals, PairFault> {
+    pub fn register(&self, transfer: TransferId) -> Result<Arc<Signals>, PairFault> {
         let mut transfers = self.transfers();
         if let Some(fault) = self.fault.get() {
             return Err(fault.clone());
         }
-        let (end_in, end) = watch::channel(None);
-        let (begun_in, begun) = watch::channel(false);
-        let gate = Gate::open();
-        let registered = Registered {
-            end: end_in,
-            begun: begun_in,
-            gate: gate.clone(),
-        };
-        transfers.registered.insert(transfer, registered);
+        let signals: Arc<Signals> = Arc::default();
+        transfers.registered.insert(transfer, signals.clone());
         transfers.idle_since = None;
-        Ok(TransferSignals { end, begun, gate })
+        Ok(signals)
     }
 
     fn begun(&self, transfer: TransferId) {
@@ -122,8 +105,9 @@ impl PairStream {
         }
     }
 
-    pub fn forget(&self, transfer: TransferId) {
-        self.transfers().registered.remove(&transfer);
+    /// False when the other side has ended it, or it was forgotten before.
+    pub fn forget(&self, transfer: TransferId) -> bool {
+        self.transfers().registered.remove(&transfer).is_some()
     }
 
     pub fn fault(&self) -> PairFault {
@@ -143,19 +127,19 @@ impl PairStream {
                 transfer,
                 reason: "stopped".to_owned(),
             };
-            self.say_when_stopped(registered.gate, stopped);
+            self.say_when_stopped(registered, stopped);
         }
     }
 
     /// Sends a frame once no copy of the transfer runs and none can begin. Ends with the pair at the latest.
-    pub fn say_when_stopped(self: &Arc<Self>, gate: Arc<Gate>, frame: KvFrame) {
+    pub fn say_when_stopped(self: &Arc<Self>, signals: Arc<Signals>, frame: KvFrame) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             // The runtime is gone, and the process follows. Its exit tells the peer.
             return;
         };
         let live = self.clone();
         runtime.spawn(async move {
-            if tokio::task::spawn_blocking(move || gate.close()).await.is_ok() {
+            if tokio::task::spawn_blocking(move || signals.gate.close()).await.is_ok() {
                 let _ = live.outbox.frames.send(Queued::control(frame)).await;
             }
         });

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
+use proto::messages::KvBlockFrame;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 use serving_core::ids::BlockId;
@@ -17,8 +18,8 @@ use super::KIND;
 use super::credits::{Credit, Credits};
 use super::fault::ShmFault;
 use crate::choice::TransportKind;
-use crate::frame::FrameData;
 use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
+use crate::receiver::{FrameData, HandoffSink, TransferRefusal, copy_in};
 use crate::span::Span;
 
 /// Name of the memfd in `/proc/PID/maps`; no file has it.
@@ -117,12 +118,9 @@ pub(super) struct RingData {
     len: usize,
 }
 
-impl FrameData for RingData {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R {
+impl RingData {
+    /// Lets `take` see a copy, which the sender cannot change.
+    fn copied<R>(&self, take: impl FnOnce(&[u8]) -> R) -> R {
         let mut copy = lock(&self.ring.copy);
         copy.resize(self.len, 0);
         // SAFETY: offset + len is inside the mapping (`RingShape::span`), which lives as long as `ring`, and whose memory
@@ -133,7 +131,17 @@ impl FrameData for RingData {
             std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), self.len);
         }
         // The copy is what is summed and imported: the compiler must not read the shared bytes a second time instead.
-        take(Span::Host(std::hint::black_box(&copy)))
+        take(std::hint::black_box(&copy))
+    }
+}
+
+impl FrameData for RingData {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn land(self, frame: &KvBlockFrame, sink: &dyn HandoffSink) -> Result<(), TransferRefusal> {
+        self.copied(|bytes| copy_in(Span::Host(bytes), frame, sink))
     }
 }
 
@@ -310,7 +318,7 @@ mod tests {
         }
         for slot in 0..4 {
             let data = receiving.data(slot, 4096).unwrap();
-            assert!(data.read(|bytes| bytes.host() == Ok(&[slot as u8 + 1; 4096])));
+            assert!(data.copied(|bytes| bytes == [slot as u8 + 1; 4096]));
         }
         let last = slots.pop().unwrap().index();
         assert_eq!(ring.slot().now_or_never().unwrap().index(), last);

@@ -20,9 +20,10 @@ use tokio::process::{Child, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
+use super::receiver::ShmServing;
 use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing, Slot};
 use super::socket::{self, Ask, Grant, ShmOffer, Welcome};
-use super::{Shm, ShmConfig, ShmFault, ShmServing, serve};
+use super::{Shm, ShmConfig, ShmFault, serve};
 use crate::choice::TransportKind;
 use crate::conformance::*;
 use crate::link::budget::Budget;
