@@ -5,7 +5,6 @@ mod memory;
 mod recorder;
 mod tap;
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,14 +17,16 @@ use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
+use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::{ReceiveEnd, Receiver, TransferRefusal};
 use crate::span::SpanMut;
 use crate::transport::*;
+use crate::transports;
 
 use memory::{DeviceSource, MemoryKind};
 pub(crate) use memory::{Pattern, whole};
 pub(crate) use recorder::{CommitAnswer, Recorder};
-pub(crate) use tap::{FrameTap, Tapping};
+pub(crate) use tap::Tapping;
 
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
@@ -40,7 +41,8 @@ pub(crate) trait Harness: Send + Sync {
     fn kind(&self) -> TransportKind;
     /// Serves `receiver` at `address`, as tickets carry it; empty lets the harness choose. `sink` is the receiver's.
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served;
-    fn transport(&self, setup: Setup) -> Box<dyn Transport>;
+    /// The sender's configuration, over this transport alone.
+    fn config(&self, config: PairConfig) -> PairConfig;
     /// The memory of the KV at both ends.
     fn memory(&self) -> MemoryKind {
         MemoryKind::Host
@@ -58,8 +60,8 @@ impl<H: Harness> Harness for OnDevice<H> {
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
         self.0.serve(receiver, sink, address).await
     }
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        self.0.transport(setup)
+    fn config(&self, config: PairConfig) -> PairConfig {
+        self.0.config(config)
     }
     fn memory(&self) -> MemoryKind {
         MemoryKind::Device
@@ -70,13 +72,6 @@ pub(crate) struct Served {
     pub address: String,
     /// Kills the receiver's process, as far as the transport can tell.
     pub kill: Box<dyn FnOnce() + Send>,
-}
-
-pub(crate) struct Setup {
-    pub me: NodeId,
-    pub compatibility: CompatibilityHash,
-    pub tap: Tapping,
-    pub stall_window: Duration,
 }
 
 pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
@@ -134,23 +129,8 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
         .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// A tap made of a closure.
-struct Tap<F>(Mutex<F>);
-
-impl<F> Debug for Tap<F> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tap")
-    }
-}
-
-impl<F: FnMut(KvFrame) -> Vec<KvFrame> + Send> FrameTap for Tap<F> {
-    fn pass(&self, frame: KvFrame) -> Vec<KvFrame> {
-        (self.0.lock().unwrap())(frame)
-    }
-}
-
 fn tap(change: impl FnMut(KvFrame) -> Vec<KvFrame> + Send + 'static) -> Tapping {
-    Tapping(Some(Arc::new(Tap(Mutex::new(change)))))
+    Tapping(Some(Arc::new(Mutex::new(change))))
 }
 
 /// Changes the n-th KV frame.
@@ -174,7 +154,7 @@ struct Bench<'a> {
     receiver: Arc<Receiver>,
     served: Option<Served>,
     address: String,
-    transport: Box<dyn Transport>,
+    transport: PairTransport,
     prefill: NodeId,
     decode: NodeId,
 }
@@ -207,12 +187,11 @@ impl<'a> Bench<'a> {
         let sink = Recorder::of((harness.memory(), plan.answer));
         let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
         let served = harness.serve(receiver.clone(), sink.clone(), "").await;
-        let transport = harness.transport(Setup {
-            me: prefill.clone(),
-            compatibility: compatibility(1),
+        let transport = transports::pairs(harness.config(PairConfig {
             tap: plan.tap,
             stall_window: plan.stall_window,
-        });
+            ..PairConfig::new(prefill.clone(), compatibility(1))
+        }));
         let address = served.address.clone();
         Self {
             harness,
@@ -480,12 +459,8 @@ pub(crate) async fn a_stale_epoch_gets_no_pair(harness: &dyn Harness) {
 
 pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let bench = Bench::new(harness, Scenario::good()).await;
-    let other = harness.transport(Setup {
-        me: node("prefill-1", 1),
-        compatibility: compatibility(2),
-        tap: Tapping::default(),
-        stall_window: Duration::from_secs(60),
-    });
+    let other = PairConfig::new(node("prefill-1", 1), compatibility(2));
+    let other = transports::pairs(harness.config(other));
     let ticket = bench.reserved(1, 2);
     let begun = other.begin(start(&ticket, Arc::new(Pattern)));
     let error = within("begin", begun).await.unwrap_err();

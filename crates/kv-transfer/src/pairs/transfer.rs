@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
-use serving_core::ids::{BlockId, TransferId};
+use serving_core::ids::{BlockId, Generation, TransferId};
 use serving_core::request::TokenEvent;
 use tokio::sync::oneshot;
 
@@ -96,10 +96,12 @@ impl PairTransfer {
         sent.map_err(|end| self.error(end))
     }
 
-    async fn push_layers(&mut self, block: PushedBlock, layers: Range<u32>) -> Result<(), TransferError> {
-        let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
-            return Err(self.no_such_block(block.ticket_index));
-        };
+    async fn push_layers(
+        &mut self,
+        block: PushedBlock,
+        (target, generation): (BlockId, Generation),
+        layers: Range<u32>,
+    ) -> Result<(), TransferError> {
         let place = self.room(target, layers.clone()).await?;
         let header = KvBlockFrame {
             transfer: self.transfer(),
@@ -126,18 +128,14 @@ impl PairTransfer {
 
     /// Waits for room on the pair for one frame.
     async fn room(&self, target: BlockId, layers: Range<u32>) -> Result<Box<dyn Place>, TransferError> {
-        let carrier = self.live.carrier.clone();
-        let (layer_count, layer_bytes) = (self.start.source.layer_count(), self.start.source.layer_bytes());
-        if let Err(fault) = carrier.check(layer_count, layer_bytes) {
-            return Err(self.not_copied(fault.into()));
-        }
+        let carrier = &self.live.carrier;
         if carrier.writes_in_place() {
             // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
             // request.
             let mut begun = self.signals.begun.subscribe();
             self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
         }
-        let bytes = layers.len() * layer_bytes;
+        let bytes = layers.len() * self.start.source.layer_bytes();
         self.unless_ended(carrier.room((target, layers), bytes)).await
     }
 
@@ -176,13 +174,6 @@ impl PairTransfer {
         }
     }
 
-    fn no_such_block(&self, ticket_index: u32) -> TransferError {
-        TransferError::NoSuchTicketBlock {
-            ticket_index,
-            blocks: self.start.ticket.blocks.len(),
-        }
-    }
-
     fn abort_frame(&self, reason: AbortReason) -> KvFrame {
         KvFrame::Abort {
             transfer: self.transfer(),
@@ -198,13 +189,16 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError> {
-        if block.ticket_index as usize >= self.start.ticket.blocks.len() {
-            return Err(self.no_such_block(block.ticket_index));
-        }
+        let blocks = &self.start.ticket.blocks;
+        let target = blocks.get(block.ticket_index as usize).copied();
+        let target = target.ok_or(TransferError::NoSuchTicketBlock {
+            ticket_index: block.ticket_index,
+            blocks: blocks.len(),
+        })?;
         let source = &self.start.source;
         let data_bytes_max = self.live.carrier.data_bytes_max();
         for layers in frame::layer_ranges(source.layer_count(), source.layer_bytes(), data_bytes_max) {
-            self.push_layers(block, layers).await?;
+            self.push_layers(block, target, layers).await?;
         }
         self.blocks += 1;
         Ok(())

@@ -39,14 +39,12 @@ impl Harness for Grpc {
         .await
     }
 
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(transports::pairs(PairConfig {
+    fn config(&self, config: PairConfig) -> PairConfig {
+        PairConfig {
             transports: vec![grpc::KIND],
             in_flight_bytes_max: 1 << 20,
-            stall_window: setup.stall_window,
-            tap: setup.tap,
-            ..PairConfig::new(setup.me, setup.compatibility)
-        }))
+            ..config
+        }
     }
 }
 

@@ -31,6 +31,16 @@ pub(super) const SLOTS_MAX: u32 = 4096;
 /// No mapping is larger than this, whatever a peer announces.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
+/// The size of memory that a peer passed and that cannot shrink.
+pub(super) fn sealed_bytes(memory: &OwnedFd) -> Result<u64, ShmFault> {
+    let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
+    if !seals.contains(SEALS) {
+        return Err(ShmFault::Seals);
+    }
+    let stat = rustix::fs::fstat(memory).map_err(io::Error::from)?;
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 /// How a ring is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RingShape {
@@ -161,12 +171,7 @@ impl Debug for SendRing {
 impl SendRing {
     /// Maps the memory that a decode node passed, if it is what the node says and cannot shrink.
     pub(super) fn map(memory: &OwnedFd, shape: RingShape) -> Result<Arc<Self>, ShmFault> {
-        let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
-        if !seals.contains(SEALS) {
-            return Err(ShmFault::Seals);
-        }
-        let stat = rustix::fs::fstat(memory).map_err(io::Error::from)?;
-        shape.check(u64::try_from(stat.st_size).unwrap_or(0))?;
+        shape.check(sealed_bytes(memory)?)?;
         Ok(Arc::new(Self {
             shape,
             map: MmapOptions::new().len(shape.bytes() as usize).map_raw(memory)?,
@@ -193,17 +198,6 @@ impl Carrier for Arc<SendRing> {
 
     fn data_bytes_max(&self) -> usize {
         self.slot_bytes()
-    }
-
-    fn check(&self, _: u32, layer_bytes: usize) -> Result<(), NoPlace> {
-        let slot_bytes = self.slot_bytes();
-        match layer_bytes <= slot_bytes {
-            true => Ok(()),
-            false => Err(NoPlace::LayerTooLarge {
-                layer_bytes,
-                slot_bytes,
-            }),
-        }
     }
 
     async fn room(&self, _: (BlockId, Range<u32>), _: usize) -> Box<dyn Place> {
@@ -236,6 +230,16 @@ impl Slot {
 
 impl Place for Slot {
     fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
+        let slot_bytes = self.ring.slot_bytes();
+        if from.bytes > slot_bytes {
+            // Only a single layer is not cut.
+            let layer_bytes = from.bytes;
+            return Err(NoPlace::LayerTooLarge {
+                layer_bytes,
+                slot_bytes,
+            }
+            .into());
+        }
         Ok(from.summed(self.bytes(from.bytes))?)
     }
 

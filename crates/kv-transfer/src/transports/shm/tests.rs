@@ -246,6 +246,18 @@ async fn rings_share_one_budget_and_a_pair_without_a_ring_uses_grpc() {
 }
 
 #[tokio::test]
+async fn a_layer_that_no_slot_takes_ends_the_transfer_by_name() {
+    let slot_bytes = LAYER_BYTES as u32 - 1;
+    let served = Served::new(Some(ShmConfig { slot_bytes, ..ring() })).await;
+    let transport = transports::pairs(config());
+    let ticket = served.reserved(1, 1);
+    let mut transfer = begun(&transport, &ticket).await;
+    let error = within("the transfer ends", transfer.acked()).await.unwrap_err();
+    assert_eq!(error.name(), "layer_too_large", "{error}");
+    assert_eq!(served.sink.written(), 0);
+}
+
+#[tokio::test]
 async fn an_idle_pair_gives_its_ring_back_and_has_one_again_when_it_is_used() {
     let served = Served::new(Some(ring())).await;
     let transport = transports::pairs(PairConfig {
