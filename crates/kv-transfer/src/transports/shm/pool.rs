@@ -195,9 +195,9 @@ struct InPlace {
 impl Place for InPlace {
     fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
         let written = self.pool.write((self.block, &self.layers), |place| {
+            // Blocks of another shape.
+            let place = place.get_mut(..from.bytes).ok_or(NoPlace::Outside)?;
             Ok(match self.pool.has_checksums {
-                // Blocks of another shape.
-                _ if place.len() != from.bytes => return Err(NoPlace::Outside.into()),
                 true => from.summed(place)?,
                 false => from.to(SpanMut::Host(place)).map(|()| 0)?,
             })
