@@ -7,6 +7,7 @@
 //! The keep-alive of a lost lease answers `ttl` 0 and no error.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::time::Duration;
 
 use tonic::Status;
@@ -60,6 +61,10 @@ pub(crate) struct GuardedPut<'a> {
     pub expected: Option<i64>,
 }
 
+/// A boxed call. It is compiled here, once. Registrations and directories are generic, so whatever they wait for unboxed
+/// would be compiled again in every crate that uses one.
+pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, EtcdTrouble>> + Send + 'a>>;
+
 #[derive(Clone)]
 pub(crate) struct Connection {
     client: Client,
@@ -68,23 +73,21 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) async fn open(
-        address: &EtcdAddress,
-        endpoint_index: usize,
-        call_limit: Duration,
-    ) -> Result<Self, EtcdTrouble> {
-        let endpoint = address.endpoint_url(endpoint_index);
-        let connecting = Client::open(ClientOptions {
-            url: &endpoint,
-            call_limit,
-            tls: tls_config(address).await?,
-            credentials: address.credentials.clone(),
-        });
-        let client = timed(connecting, &endpoint, Call::Connect, call_limit).await?;
-        Ok(Self {
-            client,
-            endpoint,
-            call_limit,
+    pub(crate) fn open<'a>(address: &'a EtcdAddress, endpoint_index: usize, call_limit: Duration) -> Answer<'a, Self> {
+        Box::pin(async move {
+            let endpoint = address.endpoint_url(endpoint_index);
+            let connecting = Client::open(ClientOptions {
+                url: &endpoint,
+                call_limit,
+                tls: tls_config(address).await?,
+                credentials: address.credentials.clone(),
+            });
+            let client = timed(connecting, &endpoint, Call::Connect, call_limit).await?;
+            Ok(Self {
+                client,
+                endpoint,
+                call_limit,
+            })
         })
     }
 
@@ -92,112 +95,124 @@ impl Connection {
         &self.endpoint
     }
 
-    pub(crate) async fn grant(&self, ttl: Duration) -> Result<Lease, EtcdTrouble> {
-        // Whole seconds, rounded up, because a TTL below the one that was asked for would lose leases.
-        let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
-        let granted = self.timed(self.client.lease_grant(seconds), Call::GrantLease).await?;
-        match u64::try_from(granted.ttl) {
-            Ok(seconds) if seconds > 0 => Ok(Lease {
-                id: granted.id,
-                ttl: Duration::from_secs(seconds),
-            }),
-            _ => Err(EtcdTrouble::LeaseLost),
-        }
+    pub(crate) fn grant(&self, ttl: Duration) -> Answer<'_, Lease> {
+        Box::pin(async move {
+            // Whole seconds, rounded up, because a TTL below the one that was asked for would lose leases.
+            let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
+            let granted = self.timed(self.client.lease_grant(seconds), Call::GrantLease).await?;
+            match u64::try_from(granted.ttl) {
+                Ok(seconds) if seconds > 0 => Ok(Lease {
+                    id: granted.id,
+                    ttl: Duration::from_secs(seconds),
+                }),
+                _ => Err(EtcdTrouble::LeaseLost),
+            }
+        })
     }
 
     /// `false`: etcd no longer has the lease.
-    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdTrouble> {
-        let renewed = self.timed(self.client.lease_keep_alive(lease), Call::KeepLease).await?;
-        Ok(renewed.ttl > 0)
+    pub(crate) fn keep_alive(&self, lease: i64) -> Answer<'_, bool> {
+        Box::pin(async move {
+            let renewed = self.timed(self.client.lease_keep_alive(lease), Call::KeepLease).await?;
+            Ok(renewed.ttl > 0)
+        })
     }
 
-    pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdTrouble> {
-        self.timed(self.client.lease_revoke(lease), Call::RevokeLease).await
+    pub(crate) fn revoke(&self, lease: i64) -> Answer<'_, ()> {
+        Box::pin(async move { self.timed(self.client.lease_revoke(lease), Call::RevokeLease).await })
     }
 
-    pub(crate) async fn read(&self, key: &str) -> Result<Option<KeyRecord>, EtcdTrouble> {
-        let request = RangeRequest {
-            key: key.into(),
-            ..RangeRequest::default()
-        };
-        let answer = self.timed(self.client.range(request), Call::Read).await?;
-        Ok(answer.kvs.into_iter().next().map(KeyRecord::of))
+    pub(crate) fn read<'a>(&'a self, key: &'a str) -> Answer<'a, Option<KeyRecord>> {
+        Box::pin(async move {
+            let request = RangeRequest {
+                key: key.into(),
+                ..RangeRequest::default()
+            };
+            let answer = self.timed(self.client.range(request), Call::Read).await?;
+            Ok(answer.kvs.into_iter().next().map(KeyRecord::of))
+        })
     }
 
     /// `None`: another process has written there meanwhile.
-    pub(crate) async fn put(&self, put: GuardedPut<'_>) -> Result<Option<i64>, EtcdTrouble> {
-        let (target, create_revision) = match put.expected {
-            Some(_) => (CompareTarget::ModRevision, None),
-            None => (CompareTarget::CreateRevision, Some(0)),
-        };
-        let guard = Compare {
-            target: target.into(),
-            key: put.key.into(),
-            create_revision,
-            mod_revision: put.expected,
-        };
-        let write = PutRequest {
-            key: put.key.into(),
-            value: put.value,
-            lease: put.lease,
-        };
-        let request = TxnRequest {
-            compare: vec![guard],
-            success: vec![RequestOp {
-                request_put: Some(write),
-            }],
-        };
-        let done = self.timed(self.client.txn(request), Call::Write).await?;
-        match (done.succeeded, done.header) {
-            (true, Some(header)) => Ok(Some(header.revision)),
-            (true, None) => Err(self.failed(Call::Write, "the answer has no revision")),
-            (false, _) => Ok(None),
-        }
+    pub(crate) fn put<'a>(&'a self, put: GuardedPut<'a>) -> Answer<'a, Option<i64>> {
+        Box::pin(async move {
+            let (target, create_revision) = match put.expected {
+                Some(_) => (CompareTarget::ModRevision, None),
+                None => (CompareTarget::CreateRevision, Some(0)),
+            };
+            let guard = Compare {
+                target: target.into(),
+                key: put.key.into(),
+                create_revision,
+                mod_revision: put.expected,
+            };
+            let write = PutRequest {
+                key: put.key.into(),
+                value: put.value,
+                lease: put.lease,
+            };
+            let request = TxnRequest {
+                compare: vec![guard],
+                success: vec![RequestOp {
+                    request_put: Some(write),
+                }],
+            };
+            let done = self.timed(self.client.txn(request), Call::Write).await?;
+            match (done.succeeded, done.header) {
+                (true, Some(header)) => Ok(Some(header.revision)),
+                (true, None) => Err(self.failed(Call::Write, "the answer has no revision")),
+                (false, _) => Ok(None),
+            }
+        })
     }
 
     /// Reads in pages, all as of the first page's revision, and at most `keys_max` records.
-    pub(crate) async fn list(&self, prefix: &str, keys_max: usize) -> Result<FolderList, EtcdTrouble> {
-        let end = prefix_end(prefix);
-        let mut from = prefix.as_bytes().to_vec();
-        let (mut revision, mut records) = (0, Vec::new());
-        loop {
-            let request = RangeRequest {
-                key: from,
-                range_end: end.clone(),
-                limit: PAGE_KEYS,
-                revision,
-            };
-            let page = self.timed(self.client.range(request), Call::List).await?;
-            if revision == 0 {
-                let header = page.header;
-                revision = header
-                    .ok_or_else(|| self.failed(Call::List, "the answer has no revision"))?
-                    .revision;
-            }
-            let last_key = page.kvs.last().map(|last| last.key.clone());
-            records.extend(page.kvs.into_iter().map(KeyRecord::of));
-            let Some(last_key) = last_key.filter(|_| page.more && records.len() < keys_max) else {
-                let is_cut = page.more || records.len() > keys_max;
-                records.truncate(keys_max);
-                return Ok(FolderList {
+    pub(crate) fn list<'a>(&'a self, prefix: &'a str, keys_max: usize) -> Answer<'a, FolderList> {
+        Box::pin(async move {
+            let end = prefix_end(prefix);
+            let mut from = prefix.as_bytes().to_vec();
+            let (mut revision, mut records) = (0, Vec::new());
+            loop {
+                let request = RangeRequest {
+                    key: from,
+                    range_end: end.clone(),
+                    limit: PAGE_KEYS,
                     revision,
-                    records,
-                    is_cut,
-                });
-            };
-            // The smallest key after the last one.
-            from = [last_key.as_slice(), b"\0"].concat();
-        }
+                };
+                let page = self.timed(self.client.range(request), Call::List).await?;
+                if revision == 0 {
+                    let header = page.header;
+                    revision = header
+                        .ok_or_else(|| self.failed(Call::List, "the answer has no revision"))?
+                        .revision;
+                }
+                let last_key = page.kvs.last().map(|last| last.key.clone());
+                records.extend(page.kvs.into_iter().map(KeyRecord::of));
+                let Some(last_key) = last_key.filter(|_| page.more && records.len() < keys_max) else {
+                    let is_cut = page.more || records.len() > keys_max;
+                    records.truncate(keys_max);
+                    return Ok(FolderList {
+                        revision,
+                        records,
+                        is_cut,
+                    });
+                };
+                // The smallest key after the last one.
+                from = [last_key.as_slice(), b"\0"].concat();
+            }
+        })
     }
 
-    pub(crate) async fn watch(&self, prefix: &str, from_revision: i64) -> Result<Watch, EtcdTrouble> {
-        let request = WatchCreateRequest {
-            key: prefix.into(),
-            range_end: prefix_end(prefix),
-            start_revision: from_revision,
-            fragment: true,
-        };
-        self.timed(self.client.watch(request), Call::Watch).await
+    pub(crate) fn watch<'a>(&'a self, prefix: &'a str, from_revision: i64) -> Answer<'a, Watch> {
+        Box::pin(async move {
+            let request = WatchCreateRequest {
+                key: prefix.into(),
+                range_end: prefix_end(prefix),
+                start_revision: from_revision,
+                fragment: true,
+            };
+            self.timed(self.client.watch(request), Call::Watch).await
+        })
     }
 
     pub(crate) fn trouble(&self, call: Call, error: &Status) -> EtcdTrouble {

@@ -87,7 +87,7 @@ impl<T: Entry> Directory<T> {
             },
             news: news_in,
         };
-        let tasks = [tokio::spawn(source.run()), tokio::spawn(follow(tracker, news, view_in))];
+        let tasks = [source.start(), tokio::spawn(follow(tracker, news, view_in))];
         Self {
             view,
             tasks,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::address::EtcdAddress;
@@ -49,8 +50,12 @@ impl From<EtcdTrouble> for Stop {
 }
 
 impl Source {
-    /// Ends when nobody listens any more.
-    pub(crate) async fn run(self) {
+    /// A task that ends when nobody listens any more.
+    pub(crate) fn start(self) -> JoinHandle<()> {
+        tokio::spawn(self.run())
+    }
+
+    async fn run(self) {
         let mut back_off = BackOff::new();
         let mut endpoint_index = 0_usize;
         loop {
