@@ -81,7 +81,8 @@ impl SourceFile {
 /// All `.rs` files of the workspace, sorted by path. Generated and hidden folders are left out.
 pub fn rust_files() -> Vec<SourceFile> {
     let root = workspace_root();
-    let files = files_with(&root, &["rs"]);
+    let mut files = files_with(&root, &["rs"]);
+    files.retain(|path| !path.components().any(|part| part.as_os_str() == "generated"));
     let read = |path: &PathBuf| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let files = files.iter().map(|path| (relative(&root, path), path));
     let files = files.filter(|(name, _)| !name.contains("/generated/"));
