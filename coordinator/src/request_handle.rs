@@ -116,9 +116,6 @@ impl RequestHandle {
     pub fn new(id: RequestId, events: mpsc::Receiver<ClientEvent>, control: Arc<dyn RequestControl>) -> Self {
         Self { events, control, id }
     }
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
     /// `None` only after `Done` or `Failed` has been returned, or when the coordinator died.
     pub async fn next(&mut self) -> Option<ClientEvent> {
         self.events.recv().await

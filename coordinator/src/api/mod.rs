@@ -54,14 +54,14 @@ use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 
-pub use connection::ConnectionTimes;
-pub use error::ApiError;
 pub use metrics::{EdgeMetrics, EndedRequest};
 pub use server::{BindError, bind, serve_http};
 
 use crate::insight::Insight;
 use crate::request_handle::Submit;
 use crate::text::TextModel;
+use connection::ConnectionTimes;
+use error::ApiError;
 use record::{Arrival, REQUEST_ID, RequestRecord};
 
 const PROCESSING_MS: HeaderName = HeaderName::from_static("openai-processing-ms");
