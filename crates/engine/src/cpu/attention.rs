@@ -1,6 +1,6 @@
 //! The attention phase: one tile for each KV head of each attention item.
 
-use model_files::config::LlamaConfig;
+use model_files::config::ModelConfig;
 
 use super::buffers::Shared;
 use super::forward::Step;
@@ -19,7 +19,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    pub(crate) fn new(config: &LlamaConfig) -> Self {
+    pub(crate) fn new(config: &ModelConfig) -> Self {
         let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count;
         let tile = config.head_dim * LANES;
         Self {

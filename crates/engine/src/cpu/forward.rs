@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use model_files::config::LlamaConfig;
+use model_files::config::ModelConfig;
 
 use super::attention;
 use super::buffers::{Inputs, Shared};
@@ -56,7 +56,7 @@ pub(crate) struct ThreadScratch {
 }
 
 impl Scratch {
-    pub(crate) fn new(config: &LlamaConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
+    pub(crate) fn new(config: &ModelConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
         let rows = limits.max_batch_tokens as usize;
         let columns = config.hidden_size.max(config.ffn_size);
         let thread = || ThreadScratch {
@@ -79,7 +79,7 @@ impl Scratch {
 
 /// Everything that a tile may read.
 pub(crate) struct Step<'a> {
-    pub config: &'a LlamaConfig,
+    pub config: &'a ModelConfig,
     pub kernels: &'a Kernels,
     pub weights: &'a Weights,
     pub rope: &'a RopeTable,
@@ -399,6 +399,11 @@ impl Step<'_> {
             for (part, outputs) in outputs.iter_mut().enumerate().take(product.group) {
                 let panel = self.weights.panel(matrix, group * product.group + part);
                 kernel(panel, &input, rows, outputs);
+                if let Some(bias) = matrix.bias(group * product.group + part) {
+                    for (output, bias) in outputs[..rows].iter_mut().flat_map(|row| row.iter_mut().zip(bias)) {
+                        *output += bias;
+                    }
+                }
             }
             let place = Place {
                 matrix: matrix_index,
