@@ -21,7 +21,6 @@ pub const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("coordinator", "records", &["prompts", "shape"]),
     ("crates/cli", "", &["args", "completions", "man"]),
     ("crates/cli", "bench/transfer", &["peer", "sender"]),
-    ("crates/engine", "cpu", &["attention", "forward"]),
     ("crates/etcd-membership", "", &["entry", "entry_fields"]),
     ("crates/kv-transfer", "", &["grpc", "pairs", "shm"]),
     ("crates/kv-transfer", "", &["incoming", "receiver", "sink"]),

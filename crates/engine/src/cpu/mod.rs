@@ -1,12 +1,13 @@
 //! The CPU engine: opening a model, and the [`HostEngine`] contract around [`forward::Step`].
 //!
-//! `weights` packs the file, `kernels` multiply, `forward` runs the layers, `pool` divides the work between threads.
+//! `weights` packs the file, `kernels` multiply, `layers` runs the phases of a step, `pool` divides the work between threads.
 
 mod attention;
 mod buffers;
 mod forward;
 mod kept;
 mod kernels;
+mod layers;
 mod plan;
 mod pool;
 mod rope;
@@ -76,7 +77,7 @@ impl std::fmt::Debug for CpuEngineOptions<'_> {
     }
 }
 
-/// A llama-architecture model on the CPU.
+/// A model on the CPU.
 pub struct CpuEngine {
     facts: ModelFacts,
     config: ModelConfig,
