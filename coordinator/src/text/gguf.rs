@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use model_files::chat_template::{ChatTemplate, ChatTemplateError};
-use model_files::config::{ConfigError, LlamaConfig};
+use model_files::config::{ConfigError, ModelConfig};
 use model_files::gguf::{GgufError, GgufFile};
 use model_files::tokenizer::{Tokenizer, TokenizerError};
 use serving_core::ids::TokenId;
@@ -38,7 +38,7 @@ impl TextModel {
     /// `max_model_tokens: None` takes the context length the model was trained for.
     pub fn open(path: &Path, max_model_tokens: Option<u32>) -> Result<TextModel, OpenModelError> {
         let file = GgufFile::open(path)?;
-        let trained = u32::try_from(LlamaConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
+        let trained = u32::try_from(ModelConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
         let max_model_tokens = match max_model_tokens {
             Some(asked) if asked > trained => return Err(OpenModelError::ContextTooLong { asked, trained }),
             Some(asked) => asked,

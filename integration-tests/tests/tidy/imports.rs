@@ -9,7 +9,6 @@ use crate::source::SourceFile;
 pub const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("crates/cli", "", &["args", "completions", "man"]),
     ("crates/cli", "bench/transfer", &["peer", "sender"]),
-    ("crates/engine", "cpu", &["attention", "forward"]),
     ("crates/etcd-membership", "", &["entry", "entry_fields"]),
     ("crates/serving-core", "cluster", &["membership", "prefix_directory"]),
     ("crates/serving-core", "kv", &["prefix", "prefix_log"]),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::MetadataValue;
-use crate::testing::{GgufBuilder, TinyLlama, golden_cases, model_path};
+use crate::testing::{GgufBuilder, TinyModel, golden_cases, model_path};
 
 static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let file = GgufFile::open(&model_path()).unwrap();
@@ -21,7 +21,7 @@ fn load(builder: &GgufBuilder) -> Result<Tokenizer, TokenizerError> {
 }
 
 fn tiny(key: &str, value: MetadataValue) -> Result<Tokenizer, TokenizerError> {
-    load(&TinyLlama::default().build().metadata(key, value))
+    load(&TinyModel::default().build().metadata(key, value))
 }
 
 fn strings(texts: &[&str]) -> MetadataValue {
@@ -168,7 +168,7 @@ proptest! {
     /// Single-byte tokens stress invalid UTF-8 much harder than whole words do.
     #[test]
     fn incremental_equals_whole_on_single_bytes(raw in proptest::collection::vec(any::<u8>(), 0..40)) {
-        let tiny = Arc::new(load(&TinyLlama::default().build()).unwrap());
+        let tiny = Arc::new(load(&TinyModel::default().build()).unwrap());
         let tokens: Vec<TokenId> = raw.iter().map(|&byte| TokenId(3 + u32::from(byte))).collect();
         let mut decoder = IncrementalDecoder::new(Arc::clone(&tiny), true);
         let mut text = String::new();
@@ -183,7 +183,7 @@ proptest! {
 
 #[test]
 fn the_begin_token_is_added_only_when_asked_for_by_both() {
-    let plain = load(&TinyLlama::default().build()).unwrap();
+    let plain = load(&TinyModel::default().build()).unwrap();
     let adding = tiny("tokenizer.ggml.add_bos_token", MetadataValue::Bool(true)).unwrap();
     let encode = |tokenizer: &Tokenizer, add_special| tokenizer.encode("a", add_special).unwrap().len();
     assert_eq!(
@@ -194,7 +194,7 @@ fn the_begin_token_is_added_only_when_asked_for_by_both() {
     assert_ne!(plain.content_hash(), adding.content_hash());
     assert_eq!(
         plain.content_hash(),
-        load(&TinyLlama::default().build()).unwrap().content_hash()
+        load(&TinyModel::default().build()).unwrap().content_hash()
     );
 }
 
@@ -261,7 +261,7 @@ fn damaged_tokenizers_are_refused_by_name() {
     }
     let add_eos = refuse("tokenizer.ggml.add_eos_token", MetadataValue::Bool(true));
     assert!(matches!(add_eos, TokenizerError::UnsupportedSetting { .. }));
-    let missing = load(&TinyLlama::default().build().without_metadata("tokenizer.ggml.merges"));
+    let missing = load(&TinyModel::default().build().without_metadata("tokenizer.ggml.merges"));
     assert!(matches!(missing, Err(TokenizerError::Gguf(_))));
 }
 
