@@ -115,7 +115,7 @@ impl ControlHandle {
     pub(crate) fn membership(&self) -> mpsc::Sender<Input> {
         self.membership.clone()
     }
-    pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
+    pub(crate) fn watch_readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.clone()
     }
     /// Asks a node, by name, to drain, and to come back in another role where one is given. Unknown names change nothing.

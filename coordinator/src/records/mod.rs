@@ -152,7 +152,7 @@ impl RecordStore {
     }
 
     /// A request begins. Returns its number; pass it to `began` when the request can be looked at.
-    pub fn next_seq(&self) -> u64 {
+    pub(crate) fn next_seq(&self) -> u64 {
         let mut ring = self.ring();
         ring.next_seq += 1;
         ring.next_seq
@@ -162,7 +162,7 @@ impl RecordStore {
         self.ring().running.insert(seq, running);
     }
 
-    pub fn has_followers(&self) -> bool {
+    pub(crate) fn has_followers(&self) -> bool {
         self.events.receiver_count() > 0
     }
 
@@ -255,7 +255,7 @@ impl RecordStore {
     }
 
     /// The stages of the last ended requests, newest first.
-    pub fn last_ended(&self, most: usize) -> Vec<Arc<Detail>> {
+    pub(crate) fn last_ended(&self, most: usize) -> Vec<Arc<Detail>> {
         self.ring().ended.iter().rev().take(most).cloned().collect()
     }
 }

@@ -15,7 +15,7 @@ pub fn ms(duration: Duration) -> f64 {
 }
 
 /// This process's wall clock, for readers whose own clock differs.
-pub fn now_unix_ms() -> f64 {
+pub(crate) fn now_unix_ms() -> f64 {
     ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
@@ -216,7 +216,7 @@ impl Detail {
 }
 
 /// The stages in the order in which a request goes through them.
-pub fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
+pub(crate) fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
     let shape = |(stage, took): &(Stage, Duration)| StageShape {
         stage: stage.name(),
         phase: stage.phase(),

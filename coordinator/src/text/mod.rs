@@ -78,7 +78,7 @@ impl TextModel {
 
     /// The fewest tokens that a text of this many bytes can have. Texts that cannot fit are refused without tokenizing
     /// them.
-    pub fn fewest_tokens(&self, text_bytes: usize) -> usize {
+    pub(crate) fn fewest_tokens(&self, text_bytes: usize) -> usize {
         text_bytes.div_ceil(self.longest_token_bytes)
     }
 

@@ -39,9 +39,9 @@ pub fn violations(files: &[SourceFile]) -> Vec<Violation> {
     found
 }
 
-/// A crate's `src` is one side; everything else in its folder is another.
+/// A library's files are one side; its program, tests and examples are another.
 fn side(file: &SourceFile) -> String {
-    match file.path.contains("/src/") {
+    match file.path.contains("/src/") && !file.path.ends_with("/src/main.rs") {
         true => file.crate_dir().to_owned(),
         false => format!("{} from outside", file.crate_dir()),
     }

@@ -116,7 +116,7 @@ impl Block {
 
 /// Leading blocks of a prompt that the cache already has, held by the caller from now on.
 #[derive(Debug)]
-pub struct PrefixMatch {
+pub(crate) struct PrefixMatch {
     pub blocks: Vec<BlockHandle>,
     /// Where to go on publishing.
     pub link: ChainLink,
