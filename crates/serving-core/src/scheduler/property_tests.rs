@@ -318,7 +318,7 @@ impl DecodeWorld {
 
     fn quiesce(mut self) {
         for _ in 0..2000 {
-            if self.open.is_empty() && self.closing.is_empty() {
+            if self.open.is_empty() && self.closing.is_empty() && self.scheduler.running_step().is_none() {
                 break;
             }
             self.step(false);
@@ -514,7 +514,7 @@ impl PrefillWorld {
 
     fn quiesce(mut self) {
         for _ in 0..1000 {
-            if self.open.is_empty() && self.pushes.is_empty() {
+            if self.open.is_empty() && self.pushes.is_empty() && self.scheduler.running_step().is_none() {
                 break;
             }
             self.step(false);
