@@ -8,10 +8,12 @@ use crate::ids::{NodeId, RequestId};
 use crate::request::Lane;
 
 mod least_loaded;
+mod power_of_two;
 mod prefix_aware;
 mod round_robin;
 
 pub use least_loaded::LeastLoaded;
+pub use power_of_two::PowerOfTwo;
 pub use prefix_aware::PrefixAware;
 pub use round_robin::RoundRobin;
 
@@ -126,6 +128,7 @@ macro_rules! policies {
 policies! {
     LeastLoaded = "least-loaded",
     PrefixAware = "prefix-aware",
+    PowerOfTwo = "power-of-two",
     RoundRobin = "round-robin",
 }
 
