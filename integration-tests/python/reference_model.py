@@ -15,6 +15,7 @@ import sys
 # By architecture: the pairs that RoPE turns in a head of n numbers, and which projections have a bias.
 ARCHITECTURES = {
     "llama": (lambda n: [(2 * i, 2 * i + 1) for i in range(n // 2)], ""),
+    "qwen2": (lambda n: [(i, i + n // 2) for i in range(n // 2)], "qkv"),
 }
 OUTPUTS = 24
 PROMPTS = [("short", 5), ("middle", 40), ("long", 100)]

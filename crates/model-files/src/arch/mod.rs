@@ -5,9 +5,10 @@
 //! refused by [`crate::config`]. A family that needs it adds a fact here and the code that reads this fact.
 
 mod llama;
+mod qwen2;
 
 /// Every architecture that this build runs.
-pub const SUPPORTED: &[&Architecture] = &[&llama::FACTS];
+pub const SUPPORTED: &[&Architecture] = &[&llama::FACTS, &qwen2::FACTS];
 
 /// What the loader and the forward pass must know about a family of models.
 #[derive(Debug, PartialEq, Eq)]
