@@ -57,7 +57,7 @@ pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Opti
     });
     let mut summary = summary(record, facts, g, (end, e2e));
     summary.stall_count = stalls.len();
-    summary.breached = breaches.iter().flatten().map(|breach| breach.name()).collect();
+    summary.breached = breaches.iter().flatten().map(|breach| breach.name().into()).collect();
     if end.is_some() {
         summary.slow_because = slow_because(&summary, &stages, &stalls);
     }
@@ -97,12 +97,12 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         trace_id: facts.trace.trace_id_hex(),
         response_id: g.response_id.clone(),
         received_unix_ms: unix_ms(record.received_at.elapsed()),
-        endpoint: g.endpoint,
+        endpoint: g.endpoint.into(),
         model: g.model.clone(),
-        lane: g.lane.name(),
+        lane: g.lane.name().into(),
         is_streaming: g.is_streaming,
         state,
-        outcome: end.map(|end| end.outcome),
+        outcome: end.map(|end| end.outcome.into()),
         status: end.map(|end| end.status),
         error,
         prompt_tokens: g.prompt_tokens,
@@ -111,7 +111,9 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
         decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
         route_reason: placement.map(|p| p.route_reason.clone()),
-        local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+        local_prefill: placement
+            .and_then(|p| p.local_prefill)
+            .map(|reason| reason.name().into()),
         attempts: g.summary.attempts,
         preemptions: g.summary.preemptions,
         transport: g.summary.transport.clone(),
@@ -127,7 +129,7 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         unattributed_ms: g.unattributed_ms(),
         last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
-        slo: g.slo.name,
+        slo: g.slo.name.into(),
         breached: Vec::new(),
         slow_because: None,
     }
@@ -145,7 +147,7 @@ fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
         token: stall.token,
         at_ms: ms(stall.ended_at.saturating_duration_since(record.received_at)),
         gap_ms: ms(stall.gap),
-        cause: stall.cause.name(),
+        cause: stall.cause.name().into(),
         words: stall.words.clone(),
     }
 }

@@ -4,6 +4,7 @@
 //! nothing is copied per token. A follower of the events that does not keep up is told how many it has missed.
 
 pub mod closing;
+pub mod pages;
 pub mod prompts;
 pub mod shape;
 pub mod stalls;
@@ -100,8 +101,8 @@ impl Filter {
         let is =
             |wanted: &Option<String>, got: Option<&str>| wanted.as_deref().is_none_or(|wanted| got == Some(wanted));
         let nodes = [s.prefill_node.as_deref(), s.decode_node.as_deref()];
-        is(&self.outcome, s.outcome)
-            && is(&self.lane, Some(s.lane))
+        is(&self.outcome, s.outcome.as_deref())
+            && is(&self.lane, Some(&s.lane))
             && is(&self.model, s.model.as_deref())
             && self.node.as_deref().is_none_or(|node| nodes.contains(&Some(node)))
             && self.breached.is_none_or(|wanted| wanted != s.breached.is_empty())
@@ -114,7 +115,8 @@ impl Filter {
 }
 
 /// One page of the list.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(default)]
 pub struct Page {
     pub records: Vec<Summary>,
     /// Where the next page begins, if there is one.

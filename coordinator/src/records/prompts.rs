@@ -1,9 +1,10 @@
 //! Where each prompt of a request with several prompts ran. To the control loop each prompt is a request with its own
 //! nodes, attempts and stages. The record shows the prompt that the client heard of first, and lists all of them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serving_core::ids::NodeName;
 
 use super::shape::{StageShape, ms, stage_shapes};
@@ -20,7 +21,8 @@ pub struct PromptRecord {
 }
 
 /// The JSON of one prompt: `docs/reference/records.md`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PromptShape {
     pub choices: Vec<u32>,
     pub prompt_tokens: u32,
@@ -29,7 +31,7 @@ pub struct PromptShape {
     pub prefill_node: Option<String>,
     pub decode_node: Option<String>,
     pub route_reason: Option<String>,
-    pub local_prefill: Option<&'static str>,
+    pub local_prefill: Option<Cow<'static, str>>,
     pub attempts: u32,
     pub preemptions: u32,
     pub transport: Option<String>,
@@ -53,7 +55,9 @@ impl PromptRecord {
             prefill_node,
             decode_node,
             route_reason: placement.map(|p| p.route_reason.clone()),
-            local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+            local_prefill: placement
+                .and_then(|p| p.local_prefill)
+                .map(|reason| reason.name().into()),
             attempts: summary.attempts,
             preemptions: summary.preemptions,
             transport: summary.transport.clone(),

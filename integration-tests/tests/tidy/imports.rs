@@ -19,8 +19,6 @@ pub const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("coordinator", "api", &["generate", "sse"]),
     ("coordinator", "api", &["prompt", "validate"]),
     ("coordinator", "records", &["prompts", "shape"]),
-    ("crates/cli", "", &["args", "completions", "man"]),
-    ("crates/cli", "bench/transfer", &["peer", "sender"]),
     ("crates/engine", "cpu", &["attention", "forward"]),
     ("crates/etcd-membership", "", &["entry", "entry_fields"]),
     ("crates/serving-core", "cluster", &["membership", "prefix_directory"]),
