@@ -11,54 +11,63 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use service_runtime::metrics::{Metric, Role, labels, table, vllm, vllm_node};
 use serving_core::cluster::{
-    Cluster, ClusterStats, HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason,
+    Cluster, ClusterStats, HandoffOutcome, LegError, MigrationOutcome, Node, NodeHealth, RefuseReason,
 };
-use serving_core::ids::NodeEpoch;
-use serving_core::node::{AssignedRole, KvBlockCounts, NodeStatus};
+use serving_core::node::{NodeRecord, NodeRole, NodeStatus, PairHealth};
 use serving_core::request::{Lane, LocalPrefillReason};
 use serving_core::routing::RouteReason;
 use serving_core::stage::Stage;
 use serving_core::time::Time;
 
-/// One node as `/metrics` shows it.
+/// One node as `/metrics` and `/admin/cluster` show it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSnapshot {
-    pub name: String,
-    pub epoch: NodeEpoch,
-    pub address: String,
-    pub version: String,
-    pub transports: Vec<String>,
-    pub block_tokens: u32,
-    pub assigned_role: AssignedRole,
-    /// The roles that its process can take.
-    pub roles: Vec<AssignedRole>,
-    pub role: &'static str,
+    pub record: NodeRecord,
+    /// As the node last reported it. The report is at most a status interval old while the node is connected.
+    pub last_status: Option<NodeStatus>,
     pub health: NodeHealth,
     pub is_suspected: bool,
     pub lease_left: Duration,
     /// Time since the lease was last renewed.
     pub lease_age: Duration,
-    /// The number of coordinators that the node says it is connected to.
-    pub coordinators: u32,
-    /// As the node last reported it. The report is at most a status interval old while the node is connected.
-    pub kv_blocks: KvBlockCounts,
-    pub running_sequences: u32,
-    pub waiting_sequences: u32,
     pub permits_available: u64,
-    pub preemptions_total: u64,
-    pub prefix_query_tokens_total: u64,
-    pub prefix_hit_tokens_total: u64,
     /// Keys of this node in the prefix directory.
     pub prefix_blocks: usize,
-    /// A prefill node's links: each decode node, and whether the prefill node reports the link as usable.
-    pub pairs: Vec<PairSnapshot>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct PairSnapshot {
-    pub decode_node: String,
-    /// `None` while the link can be used.
-    pub unusable_reason: Option<String>,
+impl NodeSnapshot {
+    fn of(node: &Node, now: Time) -> Self {
+        let is_over = node.life.is_over();
+        let lease_left = node.lease_until.remaining(now);
+        Self {
+            record: node.record.clone(),
+            last_status: node.status.clone(),
+            health: node.health(),
+            is_suspected: node.is_suspected(now),
+            lease_left: if is_over { Duration::ZERO } else { lease_left },
+            lease_age: now.since(node.status_at),
+            permits_available: node.permits.available(),
+            prefix_blocks: if is_over { 0 } else { node.prefixes.blocks() },
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        self.record.id.name.as_str()
+    }
+
+    pub fn epoch_hex(&self) -> String {
+        format!("{:016x}", self.record.id.epoch.0)
+    }
+
+    /// What a lost node holds is unknown, and is no longer memory of this cluster.
+    pub fn status(&self) -> Option<&NodeStatus> {
+        self.last_status.as_ref().filter(|_| !self.health.is_over())
+    }
+
+    /// A prefill node's links, as it reports them.
+    pub fn pairs(&self) -> &[PairHealth] {
+        self.status().map_or(&[], |status| &status.pairs)
+    }
 }
 
 /// Everything that the brain exports.
@@ -90,52 +99,9 @@ impl ClusterSnapshot {
     }
 
     pub fn take_nodes(&mut self, now: Time, cluster: &Cluster) {
-        let snapshot = |n: &serving_core::cluster::Node| {
-            let status = n.status.as_ref();
-            let is_over = n.life.is_over();
-            NodeSnapshot {
-                name: n.record.id.name.to_string(),
-                epoch: n.record.id.epoch,
-                address: n.record.address.clone(),
-                version: n.record.version.clone(),
-                transports: n.record.transports.clone(),
-                block_tokens: n.record.capacity.block_tokens,
-                assigned_role: n.record.assigned_role(),
-                roles: n.record.roles.clone(),
-                role: n.record.role.name(),
-                health: n.health(),
-                is_suspected: n.is_suspected(now),
-                lease_left: if is_over {
-                    Duration::ZERO
-                } else {
-                    n.lease_until.remaining(now)
-                },
-                lease_age: now.since(n.status_at),
-                coordinators: status.map_or(0, |s| s.coordinators),
-                // What a lost node holds is unknown, and is no longer memory of this cluster.
-                kv_blocks: status.filter(|_| !is_over).map(|s| s.kv_blocks).unwrap_or_default(),
-                running_sequences: status.filter(|_| !is_over).map_or(0, |s| s.running_sequences),
-                waiting_sequences: status.filter(|_| !is_over).map_or(0, |s| s.waiting_sequences),
-                permits_available: n.permits.available(),
-                preemptions_total: status.map_or(0, |s| s.preemptions_total),
-                prefix_query_tokens_total: status.map_or(0, |s| s.prefix_query_tokens_total),
-                prefix_hit_tokens_total: status.map_or(0, |s| s.prefix_hit_tokens_total),
-                prefix_blocks: if is_over { 0 } else { n.prefixes.blocks() },
-                pairs: status.filter(|_| !is_over).map(pairs).unwrap_or_default(),
-            }
-        };
-        self.nodes = cluster.members().iter().map(snapshot).collect();
+        let nodes = cluster.members().iter();
+        self.nodes = nodes.map(|node| NodeSnapshot::of(node, now)).collect();
     }
-}
-
-fn pairs(status: &NodeStatus) -> Vec<PairSnapshot> {
-    let pairs = status.pairs.iter();
-    pairs
-        .map(|pair| PairSnapshot {
-            decode_node: pair.decode_node.name.to_string(),
-            unusable_reason: pair.unusable_reason.clone(),
-        })
-        .collect()
 }
 
 #[derive(Debug)]
@@ -145,6 +111,8 @@ pub(crate) struct ClusterCollector {
     alias_model: Option<String>,
 }
 
+/// How a value is read out of something.
+type Of<T, V> = fn(&T) -> V;
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 
 /// Metrics with all their label sets.
@@ -153,14 +121,19 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    fn counters<'l>(
-        &mut self,
-        metric: &Metric,
-        values: impl IntoIterator<Item = (Labels<'l>, u64)>,
-    ) -> Result<(), Error> {
+    fn counters<'l>(&mut self, metric: &Metric, values: impl Iterator<Item = (Labels<'l>, u64)>) -> Result<(), Error> {
         metric.encode(self.encoder, |mut place| {
             for (labels, value) in values {
                 ConstCounter::new(value).encode(place.encode_family(&labels.as_slice())?)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn gauges<'l>(&mut self, metric: &Metric, values: impl Iterator<Item = (Labels<'l>, f64)>) -> Result<(), Error> {
+        metric.encode(self.encoder, |mut place| {
+            for (labels, value) in values {
+                ConstGauge::new(value).encode(place.encode_family(&labels.as_slice())?)?;
             }
             Ok(())
         })
@@ -183,19 +156,6 @@ impl Writer<'_, '_> {
 
     fn gauge(&mut self, metric: &Metric, value: f64) -> Result<(), Error> {
         metric.encode(self.encoder, |place| ConstGauge::new(value).encode(place))
-    }
-
-    fn gauges<'l>(
-        &mut self,
-        metric: &Metric,
-        values: impl IntoIterator<Item = (Labels<'l>, f64)>,
-    ) -> Result<(), Error> {
-        metric.encode(self.encoder, |mut place| {
-            for (labels, value) in values {
-                ConstGauge::new(value).encode(place.encode_family(&labels.as_slice())?)?;
-            }
-            Ok(())
-        })
     }
 }
 
@@ -245,11 +205,16 @@ fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
         &stats.shed,
         Lane::ALL.map(|lane| (lane, lane.name())),
     )?;
-    w.counter(&table::NODES_LOST, stats.nodes_lost)?;
-    w.counter(&table::PAIR_RESTS, stats.pair_rests)?;
-    w.counter(&table::STALE_EVENTS, stats.stale_events)?;
-    w.counter(&table::PROTOCOL_VIOLATIONS, stats.protocol_violations)?;
-    w.counter(&table::ILLEGAL_TRANSITIONS, stats.illegal_transitions)
+    let alone = [
+        (&table::NODES_LOST, stats.nodes_lost),
+        (&table::PAIR_RESTS, stats.pair_rests),
+        (&table::STALE_EVENTS, stats.stale_events),
+        (&table::PROTOCOL_VIOLATIONS, stats.protocol_violations),
+        (&table::ILLEGAL_TRANSITIONS, stats.illegal_transitions),
+    ];
+    alone
+        .into_iter()
+        .try_for_each(|(metric, count)| w.counter(metric, count))
 }
 
 fn handoffs(stats: &ClusterStats, w: &mut Writer<'_, '_>) -> Result<(), Error> {
@@ -299,78 +264,76 @@ fn aliases(s: &ClusterSnapshot, model: &str, w: &mut Writer<'_, '_>) -> Result<(
     let labels = || vec![("model_name", model), ("engine", vllm_node::ENGINE)];
     let waiting = s.waiting_interactive + s.waiting_batch;
     let running = s.unfinished.saturating_sub(waiting);
-    w.gauges(&vllm::REQUESTS_RUNNING, [(labels(), running as f64)])?;
-    w.gauges(&vllm::REQUESTS_WAITING, [(labels(), waiting as f64)])
+    w.gauges(&vllm::REQUESTS_RUNNING, [(labels(), running as f64)].into_iter())?;
+    w.gauges(&vllm::REQUESTS_WAITING, [(labels(), waiting as f64)].into_iter())
 }
 
 fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    let count = |role, health| {
+        let is_counted = |node: &&NodeSnapshot| node.record.role == role && node.health == health;
+        nodes.iter().filter(is_counted).count() as f64
+    };
+    let up = [NodeRole::Prefill, NodeRole::Decode].into_iter().flat_map(|role| {
+        let of_health = move |state: NodeHealth| (vec![("role", role.name()), ("state", state.name())], (role, state));
+        NodeHealth::ALL.into_iter().map(of_health)
+    });
     w.gauges(
         &table::NODE_UP,
-        ["prefill", "decode"].into_iter().flat_map(|role| {
-            NodeHealth::ALL.into_iter().map(move |state| {
-                let count = nodes.iter().filter(|n| n.role == role && n.health == state).count();
-                (vec![("role", role), ("state", state.name())], count as f64)
-            })
-        }),
+        up.map(|(labels, (role, state))| (labels, count(role, state))),
     )?;
     w.gauges(
         &table::CLUSTER_KV_BLOCKS,
         nodes.iter().filter(|n| !n.health.is_over()).flat_map(|n| {
-            n.kv_blocks.by_state().map(|(state, count)| {
-                (
-                    vec![("node", n.name.as_str()), ("role", n.role), ("state", state)],
-                    f64::from(count),
-                )
+            let blocks = n.status().map(|status| status.kv_blocks).unwrap_or_default();
+            blocks.by_state().map(|(state, count)| {
+                let labels = [labels_of(n), vec![("state", state)]].concat();
+                (labels, f64::from(count))
             })
         }),
     )?;
-    let per_node = |value: fn(&NodeSnapshot) -> f64| {
-        // A lost node stays visible, with a lease of 0. A node that has left is not shown.
-        let shown = nodes.iter().filter(|n| n.health != NodeHealth::Left);
-        shown.map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
-    };
-    let lease = per_node(|n| n.lease_left.as_secs_f64());
-    w.gauges(&table::MEMBERSHIP_LEASE, lease)?;
-    let suspected = per_node(|n| f64::from(u8::from(n.is_suspected)));
-    w.gauges(&table::BREAKER_STATE, suspected)?;
-    let running = per_node(|n| f64::from(n.running_sequences));
-    w.gauges(&table::NODE_RUNNING_SEQUENCES, running)?;
-    let waiting = per_node(|n| f64::from(n.waiting_sequences));
-    w.gauges(&table::NODE_WAITING_SEQUENCES, waiting)?;
-    let permits = per_node(|n| n.permits_available as f64);
-    w.gauges(&table::NODE_PERMITS_AVAILABLE, permits)?;
-    let prefixes = per_node(|n| n.prefix_blocks as f64);
-    w.gauges(&table::NODE_PREFIX_BLOCKS, prefixes)?;
-    pairs_up(nodes, w)?;
-    node_totals(nodes, w)
-}
-
-/// Links between the pools, as the prefill nodes report them.
-fn pairs_up(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
+    // A lost node stays visible, with a lease of 0. A node that has left is not shown.
+    let shown = || nodes.iter().filter(|n| n.health != NodeHealth::Left);
+    let gauges: [(&Metric, Of<NodeSnapshot, f64>); 6] = [
+        (&table::MEMBERSHIP_LEASE, |n| n.lease_left.as_secs_f64()),
+        (&table::BREAKER_STATE, |n| f64::from(u8::from(n.is_suspected))),
+        (&table::NODE_RUNNING_SEQUENCES, |n| {
+            n.status().map_or(0.0, |s| s.running_sequences.into())
+        }),
+        (&table::NODE_WAITING_SEQUENCES, |n| {
+            n.status().map_or(0.0, |s| s.waiting_sequences.into())
+        }),
+        (&table::NODE_PERMITS_AVAILABLE, |n| n.permits_available as f64),
+        (&table::NODE_PREFIX_BLOCKS, |n| n.prefix_blocks as f64),
+    ];
+    for (metric, value) in gauges {
+        w.gauges(metric, shown().map(|n| (labels_of(n), value(n))))?;
+    }
+    let pairs = nodes.iter().flat_map(|n| n.pairs().iter().map(move |pair| (n, pair)));
     w.gauges(
         &table::PAIR_UP,
-        nodes.iter().flat_map(|n| {
-            n.pairs.iter().map(|pair| {
-                let reason = pair.unusable_reason.as_deref();
-                let labels = vec![
-                    ("prefill_node", n.name.as_str()),
-                    ("decode_node", pair.decode_node.as_str()),
-                    ("reason", reason.unwrap_or("usable")),
-                ];
-                (labels, f64::from(u8::from(reason.is_none())))
-            })
+        pairs.map(|(n, pair)| {
+            let reason = pair.unusable_reason.as_deref();
+            let labels = vec![
+                ("prefill_node", n.name()),
+                ("decode_node", pair.decode_node.name.as_str()),
+                ("reason", reason.unwrap_or("usable")),
+            ];
+            (labels, f64::from(u8::from(reason.is_none())))
         }),
-    )
+    )?;
+    // Totals that nodes count since they started.
+    let totals: [(&Metric, Of<NodeStatus, u64>); 3] = [
+        (&table::NODE_PREEMPTIONS, |s| s.preemptions_total),
+        (&table::NODE_PREFIX_QUERIES, |s| s.prefix_query_tokens_total),
+        (&table::NODE_PREFIX_HITS, |s| s.prefix_hit_tokens_total),
+    ];
+    for (metric, total) in totals {
+        let of_node = |n: &NodeSnapshot| n.last_status.as_ref().map_or(0, total);
+        w.counters(metric, nodes.iter().map(|n| (labels_of(n), of_node(n))))?;
+    }
+    Ok(())
 }
 
-/// Totals that nodes count since they started.
-fn node_totals(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
-    let counts = |value: fn(&NodeSnapshot) -> u64| {
-        nodes
-            .iter()
-            .map(move |n| (vec![("node", n.name.as_str()), ("role", n.role)], value(n)))
-    };
-    w.counters(&table::NODE_PREEMPTIONS, counts(|n| n.preemptions_total))?;
-    w.counters(&table::NODE_PREFIX_QUERIES, counts(|n| n.prefix_query_tokens_total))?;
-    w.counters(&table::NODE_PREFIX_HITS, counts(|n| n.prefix_hit_tokens_total))
+fn labels_of(node: &NodeSnapshot) -> Labels<'_> {
+    vec![("node", node.name()), ("role", node.record.role.name())]
 }

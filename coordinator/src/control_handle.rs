@@ -10,7 +10,7 @@ use serving_core::node::{AssignedRole, NodeRecord};
 use serving_core::request::{FinishReason, RejectReason};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::membership::NodeStream;
+use crate::node_notes::NodeStream;
 use crate::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
 
 /// A client that meets a full or stopping loop is told to wait for this long.
@@ -115,7 +115,7 @@ impl ControlHandle {
     pub(crate) fn membership(&self) -> mpsc::Sender<Input> {
         self.membership.clone()
     }
-    pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
+    pub(crate) fn watch_readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.clone()
     }
     /// Asks a node, by name, to drain, and to come back in another role where one is given. Unknown names change nothing.

@@ -21,12 +21,12 @@ use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::control_handle::{ClientSignals, ControlHandle, Input, NodeOrder, Reply};
-use crate::dispatch::{self, Channels, LegContext};
+use crate::dispatch::{self, Channels};
 use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
 use crate::request_handle::{ClientEvent, Readiness, Rejected, RequestControl, RequestHandle, Submission};
-use crate::running_leg::RunningLeg;
+use crate::running_leg::{LegContext, RunningLeg};
 use crate::standstill::{Standstill, WAKE_INTERVAL};
 use crate::token_stream::RequestStream;
 

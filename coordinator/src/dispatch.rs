@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::messages::{
-    CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, TokenBatch,
+    CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, Refused, TokenBatch,
 };
 use proto::status::{CallFailure, call_failure};
 use proto::v1;
@@ -16,17 +16,13 @@ use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::serve;
 use service_runtime::telemetry::opentelemetry::trace::SpanKind;
-use service_runtime::telemetry::{self, OpenSpan, opentelemetry};
-use serving_core::cluster::{ClusterEvent, FinishedBy, Leg, LegError, LegEvent, NodeFault, Target};
+use service_runtime::telemetry::{self, OpenSpan};
+use serving_core::cluster::{ClusterEvent, FinishedBy, LegError, LegEvent, NodeFault, Target};
 use serving_core::ids::NodeId;
-use serving_core::request::AttemptKey;
-use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
-use crate::control_handle::Input;
-use crate::node_clocks::NodeClocks;
-use crate::running_leg::RunningLeg;
-use crate::token_stream::{Delivery, ReceivedTokens, RequestStream};
+use crate::running_leg::{LegContext, RunningLeg};
+use crate::token_stream::{Delivery, ReceivedTokens};
 
 /// How often a leg tells the brain that tokens still come. This is far below any silence limit, and a thousand streams cause
 /// only four thousand events a second.
@@ -56,20 +52,6 @@ impl Channels {
     }
 }
 
-/// What a leg's task needs besides its request.
-#[derive(Clone, Debug)]
-pub(crate) struct LegContext {
-    pub key: AttemptKey,
-    pub leg: Leg,
-    pub node: NodeId,
-    pub choice_count: u32,
-    pub stream: Arc<RequestStream>,
-    pub inbox: mpsc::Sender<Input>,
-    pub clocks: NodeClocks,
-    /// The root span of the request.
-    pub parent: opentelemetry::Context,
-}
-
 /// Whether a leg goes on after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
@@ -87,9 +69,7 @@ struct Progress {
 
 pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> RunningLeg {
     let span = tracing::info_span!("decode", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
-    let context = Arc::new(context);
-    let of_leg = context.clone();
-    RunningLeg::start(context, span, async move { decode(&of_leg, channel?, open).await })
+    RunningLeg::start(context, span, |context| Box::pin(decode(context, channel, open)))
 }
 
 pub(crate) fn start_prefill(
@@ -98,17 +78,17 @@ pub(crate) fn start_prefill(
     prefill: PrefillRequest,
 ) -> RunningLeg {
     let span = tracing::info_span!("prefill", otel.kind = "client", node = %context.node, attempt = i64::from(context.key.attempt.0));
-    let context = Arc::new(context);
-    let of_leg = context.clone();
-    RunningLeg::start(
-        context,
-        span,
-        async move { self::prefill(&of_leg, channel?, prefill).await },
-    )
+    RunningLeg::start(context, span, |context| {
+        Box::pin(self::prefill(context, channel, prefill))
+    })
 }
 
-async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Result<(), LegError> {
-    let mut client = DecodeServiceClient::new(channel)
+async fn decode(
+    context: Arc<LegContext>,
+    channel: Result<Channel, LegError>,
+    open: OpenRequest,
+) -> Result<(), LegError> {
+    let mut client = DecodeServiceClient::new(channel?)
         .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
     let mut request = tonic::Request::new(v1::OpenRequest::from(open));
@@ -121,9 +101,7 @@ async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Re
     let mut events = response.into_inner();
     let mut progress = Progress::default();
     while let Some(event) = events.message().await.map_err(|status| stream_error(&status))? {
-        let event = DecodeEvent::try_from(event).map_err(|error| LegError::Protocol {
-            detail: error.to_string(),
-        })?;
+        let event = DecodeEvent::try_from(event).map_err(broken_contract)?;
         if let Some(opening) = opening.take() {
             let is_opened = matches!(event, DecodeEvent::Opened(_));
             opening.end(Clock::now(), (!is_opened).then(|| "not opened".to_owned()));
@@ -132,13 +110,15 @@ async fn decode(context: &LegContext, channel: Channel, open: OpenRequest) -> Re
             return Ok(());
         }
     }
-    Err(LegError::ConnectionLost {
-        detail: "the stream ended without a last event".into(),
-    })
+    Err(ended_early())
 }
 
-async fn prefill(context: &LegContext, channel: Channel, prefill: PrefillRequest) -> Result<(), LegError> {
-    let mut client = PrefillServiceClient::new(channel)
+async fn prefill(
+    context: Arc<LegContext>,
+    channel: Result<Channel, LegError>,
+    prefill: PrefillRequest,
+) -> Result<(), LegError> {
+    let mut client = PrefillServiceClient::new(channel?)
         .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
     let mut request = tonic::Request::new(v1::PrefillRequest::from(prefill));
@@ -148,16 +128,24 @@ async fn prefill(context: &LegContext, channel: Channel, prefill: PrefillRequest
     let mut events = response.into_inner();
     let mut progress = Progress::default();
     while let Some(event) = events.message().await.map_err(|status| stream_error(&status))? {
-        let event = PrefillEvent::try_from(event).map_err(|error| LegError::Protocol {
-            detail: error.to_string(),
-        })?;
+        let event = PrefillEvent::try_from(event).map_err(broken_contract)?;
         if context.prefill_event(event, &mut progress).await? == Next::Over {
             return Ok(());
         }
     }
-    Err(LegError::ConnectionLost {
+    Err(ended_early())
+}
+
+fn broken_contract(error: impl std::fmt::Display) -> LegError {
+    LegError::Protocol {
+        detail: error.to_string(),
+    }
+}
+
+fn ended_early() -> LegError {
+    LegError::ConnectionLost {
         detail: "the stream ended without a last event".into(),
-    })
+    }
 }
 
 /// The call itself failed: no event came.
@@ -183,23 +171,6 @@ fn stream_error(status: &tonic::Status) -> LegError {
 }
 
 impl LegContext {
-    /// A leg has failed, by its own report or by a verdict of the brain.
-    pub(crate) fn failed(&self, error: &LegError) {
-        let (leg, node) = (self.leg.name(), &self.node);
-        tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
-        self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
-    }
-
-    /// Waits when the control loop is behind. The stream of this leg then stands still, and no queue grows.
-    pub(crate) async fn tell(&self, event: LegEvent) {
-        self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
-    }
-
-    async fn tell_cluster(&self, event: ClusterEvent) {
-        // The loop ends only with the process.
-        let _ = self.inbox.send(Input::Event(event)).await;
-    }
-
     async fn decode_event(&self, event: DecodeEvent, progress: &mut Progress) -> Result<Next, LegError> {
         let attempt = self.key.attempt;
         match event {
@@ -221,12 +192,7 @@ impl LegContext {
                 return Ok(Next::Over);
             }
             DecodeEvent::Failed(failed) => return Err(node_error(failed)),
-            DecodeEvent::Refused(refused) => {
-                let reason = refused.reason;
-                tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "decode node refused");
-                self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
-                return Ok(Next::Over);
-            }
+            DecodeEvent::Refused(refused) => return self.refused(refused).await,
         }
         Ok(Next::GoOn)
     }
@@ -254,14 +220,16 @@ impl LegContext {
                 return Ok(Next::Over);
             }
             PrefillEvent::Failed(failed) => return Err(node_error(failed)),
-            PrefillEvent::Refused(refused) => {
-                let reason = refused.reason;
-                tracing::debug!(request = %self.key.request, node = %self.node, reason = reason.name(), detail = refused.detail, "prefill node refused");
-                self.tell(LegEvent::Refused { leg: self.leg, reason }).await;
-                return Ok(Next::Over);
-            }
+            PrefillEvent::Refused(refused) => return self.refused(refused).await,
         }
         Ok(Next::GoOn)
+    }
+
+    async fn refused(&self, refused: Refused) -> Result<Next, LegError> {
+        let (reason, leg) = (refused.reason, self.leg);
+        tracing::debug!(request = %self.key.request, node = %self.node, leg = leg.name(), reason = reason.name(), detail = refused.detail, "a node refused a leg");
+        self.tell(LegEvent::Refused { leg, reason }).await;
+        Ok(Next::Over)
     }
 
     /// Tokens go straight to the client. The brain hears of the first tokens, of ends, and from time to time that more

@@ -88,7 +88,7 @@ impl Insight {
     pub fn nodes(&self) -> Vec<(String, String)> {
         let snapshot = self.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
         let here = snapshot.nodes.into_iter().filter(|node| !node.health.is_over());
-        here.map(|node| (node.name, node.address)).collect()
+        here.map(|node| (node.name().to_owned(), node.record.address)).collect()
     }
 
     /// The body of a node's page.

@@ -4,22 +4,22 @@
 //! Tests: beside the code, `tests/` (real gRPC against scripted nodes), and whole-cluster tests in `integration-tests`.
 
 pub mod api;
-pub mod cluster_metrics;
-pub mod config;
+mod cluster_metrics;
+mod config;
 pub mod control_handle;
 mod control_loop;
 mod dispatch;
-pub mod insight;
+mod insight;
 mod membership;
-pub mod metrics;
-pub mod node_clocks;
+mod metrics;
+mod node_clocks;
 mod node_notes;
 pub mod records;
 pub mod registry;
 pub mod request_handle;
 mod running_leg;
-pub mod serve;
-pub mod slo;
+mod serve;
+mod slo;
 mod stage_clock;
 mod standstill;
 pub mod text;

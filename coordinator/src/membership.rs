@@ -20,21 +20,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::control_handle::Input;
 use crate::node_clocks::NodeClocks;
-use crate::node_notes::NodeNotes;
+use crate::node_notes::{NodeNotes, NodeStream};
 
 /// A new stream must register within this time.
 const REGISTER_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// A node hears of its renewed lease this many times within one lease. Statuses come more often than that.
 const RENEWALS_PER_LEASE: u32 = 4;
-
-/// The coordinator's end of one node's stream, as the control loop holds it. Dropping it ends the stream.
-#[derive(Debug)]
-pub(crate) struct NodeStream {
-    pub node: NodeId,
-    pub notes: NodeNotes,
-    /// Dropped with this struct, which stops the reader.
-    pub _closed: oneshot::Sender<()>,
-}
 
 /// Implements the gRPC service and hands everything to the control loop.
 #[derive(Debug)]

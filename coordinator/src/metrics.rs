@@ -3,7 +3,6 @@
 mod aliases;
 mod labels;
 
-use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,11 +11,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{self, Registry};
 use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::StageLabels;
-use service_runtime::metrics::{Histograms, HistogramsWithExemplars, Role, table};
+use service_runtime::metrics::{Histograms, HistogramsWithExemplars, Metric, Role, table};
 use service_runtime::runtime_tasks;
 use serving_core::request::Lane;
 use serving_core::stage::Stage;
@@ -31,6 +30,7 @@ use aliases::Aliases;
 use labels::{BreachLabels, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
 
 /// The whole registry, shared by the edge, the streams and the control loop. Recording holds short locks only.
+#[derive(Debug)]
 pub struct Metrics {
     requests: Family<OutcomeLabels, Counter>,
     ttft: HistogramsWithExemplars<LaneLabel, TraceLabel>,
@@ -55,12 +55,6 @@ pub struct Metrics {
     registry: Arc<Registry>,
 }
 
-impl fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
 impl Metrics {
     pub fn new(served_model: &str, config: MetricsConfig) -> Self {
         let cluster = Arc::new(Mutex::new(ClusterSnapshot::default()));
@@ -68,31 +62,35 @@ impl Metrics {
         let aliases = config
             .vllm_metrics
             .then(|| Aliases::register(&mut registry, served_model));
+        let r = &mut registry;
         let mut metrics = Self {
-            requests: Family::default(),
-            ttft: table::TTFT.new_histograms_with_exemplars(),
-            itl: table::ITL.new_histograms_with_exemplars(),
-            itl_stalls: Family::default(),
-            slo_total: Family::default(),
-            slo_good: Family::default(),
-            slo_breaches: Family::default(),
-            slo_objective: Gauge::default(),
-            tpot: table::TPOT.new_histograms(),
-            e2e: table::E2E.new_histograms(),
-            prompt_tokens: table::PROMPT_TOKENS.new_histogram(),
-            output_tokens: table::OUTPUT_TOKENS.new_histogram(),
-            stages: table::STAGE_SECONDS.new_histograms(),
-            first_to_second_token: table::FIRST_TO_SECOND_TOKEN.new_histogram(),
-            last_token_to_end: table::LAST_TOKEN_TO_END.new_histogram(),
-            panics: Counter::default(),
-            membership: MembershipGauges::register(&mut registry),
+            requests: registered(r, &table::REQUESTS, Family::default()),
+            ttft: registered(r, &table::TTFT, table::TTFT.new_histograms_with_exemplars()),
+            itl: registered(r, &table::ITL, table::ITL.new_histograms_with_exemplars()),
+            itl_stalls: registered(r, &table::ITL_STALLS, Family::default()),
+            slo_total: registered(r, &table::SLO_TOTAL, Family::default()),
+            slo_good: registered(r, &table::SLO_GOOD, Family::default()),
+            slo_breaches: registered(r, &table::SLO_BREACHES, Family::default()),
+            slo_objective: registered(r, &table::SLO_OBJECTIVE, Gauge::default()),
+            tpot: registered(r, &table::TPOT, table::TPOT.new_histograms()),
+            e2e: registered(r, &table::E2E, table::E2E.new_histograms()),
+            prompt_tokens: registered(r, &table::PROMPT_TOKENS, table::PROMPT_TOKENS.new_histogram()),
+            output_tokens: registered(r, &table::OUTPUT_TOKENS, table::OUTPUT_TOKENS.new_histogram()),
+            stages: registered(r, &table::STAGE_SECONDS, table::STAGE_SECONDS.new_histograms()),
+            first_to_second_token: registered(
+                r,
+                &table::FIRST_TO_SECOND_TOKEN,
+                table::FIRST_TO_SECOND_TOKEN.new_histogram(),
+            ),
+            last_token_to_end: registered(r, &table::LAST_TOKEN_TO_END, table::LAST_TOKEN_TO_END.new_histogram()),
+            panics: registered(r, &table::HANDLER_PANICS, Counter::default()),
+            membership: MembershipGauges::register(r),
             cluster: cluster.clone(),
             aliases,
             registry: Arc::default(),
         };
         metrics.slo_objective.set(OBJECTIVE);
         metrics.start_series_at_zero(served_model);
-        metrics.register(&mut registry);
         let alias_model = metrics.aliases.as_ref().map(|_| served_model.to_owned());
         registry.register_collector(Box::new(ClusterCollector::new(cluster, alias_model)));
         runtime_tasks::register(&mut registry);
@@ -107,25 +105,6 @@ impl Metrics {
     /// The exposition for `/metrics` of the membership port.
     pub fn registry(&self) -> Arc<Registry> {
         self.registry.clone()
-    }
-
-    fn register(&self, r: &mut Registry) {
-        table::REQUESTS.register(r, self.requests.clone());
-        table::TTFT.register(r, self.ttft.clone());
-        table::ITL.register(r, self.itl.clone());
-        table::ITL_STALLS.register(r, self.itl_stalls.clone());
-        table::SLO_TOTAL.register(r, self.slo_total.clone());
-        table::SLO_GOOD.register(r, self.slo_good.clone());
-        table::SLO_BREACHES.register(r, self.slo_breaches.clone());
-        table::SLO_OBJECTIVE.register(r, self.slo_objective.clone());
-        table::TPOT.register(r, self.tpot.clone());
-        table::E2E.register(r, self.e2e.clone());
-        table::PROMPT_TOKENS.register(r, self.prompt_tokens.clone());
-        table::OUTPUT_TOKENS.register(r, self.output_tokens.clone());
-        table::STAGE_SECONDS.register(r, self.stages.clone());
-        table::FIRST_TO_SECOND_TOKEN.register(r, self.first_to_second_token.clone());
-        table::LAST_TOKEN_TO_END.register(r, self.last_token_to_end.clone());
-        table::HANDLER_PANICS.register(r, self.panics.clone());
     }
 
     /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
@@ -181,6 +160,12 @@ impl Metrics {
     pub fn publish(&self, update: impl FnOnce(&mut ClusterSnapshot)) {
         update(&mut self.cluster.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// A metric that is in the registry. Clones share their values.
+fn registered<M: registry::Metric + Clone>(registry: &mut Registry, line: &Metric, metric: M) -> M {
+    line.register(registry, metric.clone());
+    metric
 }
 
 impl ClusterView for Metrics {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use futures::{Stream, stream};
 use proto::messages::{CoordinatorReport, Peer};
+use serving_core::ids::NodeId;
 use serving_core::node::{AssignedRole, PermitNote};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 /// At most one note of each kind. They are sent in the order of the fields.
 #[derive(Debug, Default)]
@@ -107,4 +108,13 @@ impl Drop for NodeNotes {
     fn drop(&mut self) {
         self.change(|pending| pending.is_over = true);
     }
+}
+
+/// The coordinator's end of one node's stream, as the control loop holds it. Dropping it ends the stream.
+#[derive(Debug)]
+pub(crate) struct NodeStream {
+    pub node: NodeId,
+    pub notes: NodeNotes,
+    /// Dropped with this struct, which stops the reader.
+    pub _closed: oneshot::Sender<()>,
 }

@@ -17,12 +17,8 @@ use tokio::sync::mpsc;
 #[derive(Debug)]
 pub struct Submission {
     pub request: Arc<Request>,
-    /// When the first byte of the HTTP request was read. TTFT counts from here.
-    pub received_at: Instant,
     /// When the edge was done with it. The wait for a place counts from here.
     pub tokenized_at: Instant,
-    /// Stages that the edge measured: parse and tokenize.
-    pub edge_timings: StageTimings,
     /// W3C trace context of the request's root span. It goes to the nodes as `traceparent` metadata.
     pub traceparent: Option<String>,
 }
@@ -119,9 +115,6 @@ pub trait RequestControl: Send + Sync {
 impl RequestHandle {
     pub fn new(id: RequestId, events: mpsc::Receiver<ClientEvent>, control: Arc<dyn RequestControl>) -> Self {
         Self { events, control, id }
-    }
-    pub fn id(&self) -> RequestId {
-        self.id
     }
     /// `None` only after `Done` or `Failed` has been returned, or when the coordinator died.
     pub async fn next(&mut self) -> Option<ClientEvent> {

@@ -1,14 +1,55 @@
 //! The control loop's handle of a running leg. By it the loop can cancel the leg, or fail it by a verdict of its own.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
-use service_runtime::telemetry;
-use serving_core::cluster::{LegError, LegEvent};
-use tokio::sync::oneshot;
+use service_runtime::telemetry::{self, opentelemetry};
+use serving_core::cluster::{ClusterEvent, Leg, LegError, LegEvent};
+use serving_core::ids::NodeId;
+use serving_core::request::AttemptKey;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tracing::{Instrument as _, Span};
 
-use crate::dispatch::LegContext;
+use crate::control_handle::Input;
+use crate::node_clocks::NodeClocks;
+use crate::token_stream::RequestStream;
+
+/// What a leg's task needs besides its request.
+#[derive(Clone, Debug)]
+pub(crate) struct LegContext {
+    pub key: AttemptKey,
+    pub leg: Leg,
+    pub node: NodeId,
+    pub choice_count: u32,
+    pub stream: Arc<RequestStream>,
+    pub inbox: mpsc::Sender<Input>,
+    pub clocks: NodeClocks,
+    /// The root span of the request.
+    pub parent: opentelemetry::Context,
+}
+
+impl LegContext {
+    /// A leg has failed, by its own report or by a verdict of the brain.
+    pub(crate) fn failed(&self, error: &LegError) {
+        let (leg, node) = (self.leg.name(), &self.node);
+        tracing::warn!(request = %self.key.request, attempt = i64::from(self.key.attempt.0), leg, %node, %error, "a leg of a request failed; it is placed again while it may be");
+        self.stream.leg_failed(format!("{leg}:{}:{}", node.name, error.name()));
+    }
+
+    /// Waits when the control loop is behind. The stream of this leg then stands still, and no queue grows.
+    pub(crate) async fn tell(&self, event: LegEvent) {
+        self.tell_cluster(ClusterEvent::Leg { key: self.key, event }).await;
+    }
+
+    pub(crate) async fn tell_cluster(&self, event: ClusterEvent) {
+        // The loop ends only with the process.
+        let _ = self.inbox.send(Input::Event(event)).await;
+    }
+}
+
+/// The work of a leg, until it ends or fails.
+pub(crate) type LegFuture = Pin<Box<dyn Future<Output = Result<(), LegError>> + Send>>;
 
 /// Dropping it cancels the leg.
 #[derive(Debug)]
@@ -22,10 +63,12 @@ pub(crate) struct RunningLeg {
 impl RunningLeg {
     /// Runs `leg` in `span`, below the request's root. `leg` tells the control loop everything except its failure.
     pub(crate) fn start(
-        context: Arc<LegContext>,
+        context: impl Into<Arc<LegContext>>,
         span: Span,
-        leg: impl Future<Output = Result<(), LegError>> + Send + 'static,
+        leg: impl FnOnce(Arc<LegContext>) -> LegFuture,
     ) -> Self {
+        let context = context.into();
+        let leg = leg(context.clone());
         telemetry::set_parent(&span, context.parent.clone());
         let (give, mut verdict) = oneshot::channel();
         let of_task = context.clone();
@@ -82,17 +125,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use service_runtime::metrics::config::MetricsConfig;
-    use serving_core::cluster::{ClusterEvent, Leg};
-    use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId};
-    use serving_core::request::AttemptKey;
-    use tokio::sync::mpsc;
+    use serving_core::ids::{Attempt, NodeEpoch, NodeName, RequestId};
 
     use super::*;
-    use crate::control_handle::Input;
     use crate::metrics::Metrics;
-    use crate::node_clocks::NodeClocks;
     use crate::request_handle::ClientEvent;
-    use crate::token_stream::RequestStream;
     use crate::token_stream::tests::request;
 
     /// More than it takes.
@@ -134,16 +171,13 @@ mod tests {
     }
 
     /// A leg that never ends, and what tells that its task is gone.
-    fn endless() -> (
-        impl Future<Output = Result<(), LegError>> + Send + 'static,
-        oneshot::Receiver<()>,
-    ) {
+    fn endless() -> (LegFuture, oneshot::Receiver<()>) {
         let (held, gone) = oneshot::channel::<()>();
         let leg = async move {
             let _held = held;
             std::future::pending().await
         };
-        (leg, gone)
+        (Box::pin(leg), gone)
     }
 
     async fn is_gone(gone: oneshot::Receiver<()>) {
@@ -155,7 +189,7 @@ mod tests {
     async fn a_verdict_ends_a_leg_and_is_told_once() {
         let (context, (mut heard, events)) = context();
         let (leg, gone) = endless();
-        RunningLeg::start(context.clone(), Span::none(), leg).fail(LegError::NodeLost);
+        RunningLeg::start(context.clone(), Span::none(), |_| leg).fail(LegError::NodeLost);
         assert_eq!(failed_legs(&context, events), ["decode:decode-0:node_lost"]);
         is_gone(gone).await;
         assert!(
@@ -168,7 +202,7 @@ mod tests {
     async fn a_leg_that_is_dropped_is_cancelled_without_a_word() {
         let (context, (mut heard, events)) = context();
         let (leg, gone) = endless();
-        drop(RunningLeg::start(context.clone(), Span::none(), leg));
+        drop(RunningLeg::start(context.clone(), Span::none(), |_| leg));
         is_gone(gone).await;
         assert_eq!(failed_legs(&context, events), Vec::<String>::new());
         assert!(heard.try_recv().is_err());
@@ -180,8 +214,8 @@ mod tests {
         let lost = LegError::ConnectionLost {
             detail: "reset".to_owned(),
         };
-        let leg = std::future::ready(Err(lost.clone()));
-        let running = RunningLeg::start(context.clone(), Span::none(), leg);
+        let leg = Box::pin(std::future::ready(Err(lost.clone())));
+        let running = RunningLeg::start(context.clone(), Span::none(), |_| leg);
         let told = tokio::time::timeout(WITHIN, heard.recv()).await.expect("told");
         let Some(Input::Event(ClusterEvent::Leg { event, .. })) = told else {
             panic!("{told:?}");

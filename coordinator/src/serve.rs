@@ -1,6 +1,7 @@
 //! The life of a coordinator: model text, control loop, both listeners, announcement, drain.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,7 +154,14 @@ const GOODBYE_TIME: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// A wrong address, a port in use, or a model file that cannot be used; each says what to do.
-pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+pub fn run(config: Config, shutdown: Shutdown) -> Running {
+    Box::pin(run_here(config, shutdown))
+}
+
+/// A coordinator that runs. It is boxed, so that it is compiled and optimised in this crate, not in a program's.
+pub type Running = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
+
+async fn run_here(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let (model, max_model_len) = (config.model.clone(), config.max_model_len);
     let text = tokio::task::spawn_blocking(move || TextModel::open(&model, max_model_len)).await?;
     let text = text.with_context(|| format!("cannot use the model file {}", config.model.display()))?;

@@ -145,9 +145,7 @@ impl SloRules {
                     all.by_model.insert(name.to_owned(), profile);
                 }
                 Some(("lane", name)) => {
-                    let lane = [Lane::Interactive, Lane::Batch]
-                        .into_iter()
-                        .find(|lane| lane.name() == name);
+                    let lane = Lane::ALL.into_iter().find(|lane| lane.name() == name);
                     let lane = lane.ok_or_else(|| SloRuleError::UnknownLane { name: name.to_owned() })?;
                     all.by_lane.insert(lane.name(), profile);
                 }

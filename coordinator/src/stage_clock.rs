@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 
 use serving_core::stage::{Stage, StageTimings};
 
-use crate::token_stream::is_node_stage;
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Marks {
     is_local: bool,
@@ -155,6 +153,19 @@ impl StageClock {
         }
         out
     }
+}
+
+/// The stages that nodes measure.
+fn is_node_stage(stage: Stage) -> bool {
+    matches!(
+        stage,
+        Stage::PrefillQueue
+            | Stage::PrefillForward
+            | Stage::TransferTail
+            | Stage::Commit
+            | Stage::DecodeQueue
+            | Stage::Decode
+    )
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use proto::messages::{DecodeFinished, PrefillFinished, PromptLogprobs, StepNote}
 use serving_core::cluster::{Delivered, Leg, PlacementFacts};
 use serving_core::ids::{Attempt, ChoiceIndex, TokenId};
 use serving_core::request::{AttemptKey, Request, RequestError, TokenEvent};
-use serving_core::stage::{Stage, StageTimings};
+use serving_core::stage::StageTimings;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
@@ -46,15 +46,6 @@ pub struct ReceivedTokens {
     /// On this process's clock; `None` while the offset of the node's clock is not known.
     pub sampled_at: Option<Instant>,
     pub step: Option<StepNote>,
-}
-
-impl From<Vec<TokenEvent>> for ReceivedTokens {
-    fn from(tokens: Vec<TokenEvent>) -> Self {
-        Self {
-            tokens,
-            ..Self::default()
-        }
-    }
 }
 
 /// Shared by the legs of a request and the control loop.
@@ -392,19 +383,6 @@ impl State {
         self.clock.second_token();
         self.first_token_at.map(|first| now - first)
     }
-}
-
-/// `stage_clock` makes sure that the summary claims no stage twice.
-pub(crate) fn is_node_stage(stage: Stage) -> bool {
-    matches!(
-        stage,
-        Stage::PrefillQueue
-            | Stage::PrefillForward
-            | Stage::TransferTail
-            | Stage::Commit
-            | Stage::DecodeQueue
-            | Stage::Decode
-    )
 }
 
 #[cfg(test)]

@@ -8,6 +8,15 @@ use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
 
 use super::*;
 
+impl From<Vec<TokenEvent>> for ReceivedTokens {
+    fn from(tokens: Vec<TokenEvent>) -> Self {
+        Self {
+            tokens,
+            ..Self::default()
+        }
+    }
+}
+
 pub(crate) fn request(choice_count: u32) -> Request {
     Request {
         id: RequestId(7),

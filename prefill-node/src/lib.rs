@@ -5,6 +5,8 @@
 pub mod config;
 mod service;
 
+use std::pin::Pin;
+
 use node::Life;
 use service_runtime::config::Program;
 use service_runtime::joined::LifeEnd;
@@ -33,16 +35,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
 ///
 /// # Errors
 /// [`RunError`].
-pub async fn live(
-    config: Config,
-    kept: (engine::KeptWeights, KeptPort),
-    shutdown: Shutdown,
-) -> Result<LifeEnd, RunError> {
+pub fn live(config: Config, kept: (engine::KeptWeights, KeptPort), shutdown: Shutdown) -> Living {
     let life = Life {
         settings: config.settings(),
         open: move |weights| config.open_engine(weights),
         service: add_to_routes,
         kept,
     };
-    node::live(life, shutdown).await
+    Box::pin(node::live(life, shutdown))
 }
+
+/// A node that runs. It is boxed, so that it is compiled and optimised in this crate, not in a program's.
+pub type Living = Pin<Box<dyn Future<Output = Result<LifeEnd, RunError>> + Send>>;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serving_core::stage::Stage;
 
+use super::facts::{Facts, Generation};
 use super::probes::is_probe;
-use super::record::{Facts, Generation};
-use super::shapes::ms;
+use crate::records::shape::ms;
 
 /// The facts of which a line is made.
 pub struct Line<'a> {

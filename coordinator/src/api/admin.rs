@@ -1,113 +1,58 @@
 //! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/reference/records.md` is the reference.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serving_core::node::PairHealth;
 
 use super::AppState;
-use super::error::ApiError;
-use crate::cluster_metrics::{ClusterSnapshot, NodeSnapshot, PairSnapshot};
+use super::error::{ApiError, short};
+use crate::cluster_metrics::{ClusterSnapshot, NodeSnapshot};
 use crate::insight::Insight;
 use crate::records::pages::{
     ClusterPage, CoordinatorPage, LaneBudget, NodeClock, NodePage, PairPage, ProfilePage, SloPage, StageBudget,
     WaitingPage,
 };
-use crate::records::shape::{ClockShape, ms};
-use crate::records::{Filter, Listing};
+use crate::records::shape::{ClockShape, Detail, ms, now_unix_ms};
+use crate::records::{Listing, Page};
 use crate::request_handle::Readiness;
 use crate::slo::{Breach, OBJECTIVE, PROFILES, SloProfile};
 
-const LIMIT_DEFAULT: usize = 100;
-const LIMIT_MAX: usize = 1_000;
+/// A query string.
+pub struct Asked<T>(pub T);
 
-/// `Filter` with the other parameters of a list. It is one flat struct, because flattened structs lose their types in a
-/// query string.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ListQuery {
-    limit: Option<usize>,
-    before: Option<u64>,
-    slowest: bool,
-    pub kinds: Option<String>,
-    outcome: Option<String>,
-    lane: Option<String>,
-    model: Option<String>,
-    node: Option<String>,
-    breached: Option<bool>,
-    stalled: Option<bool>,
-    running: Option<bool>,
-    slower_than_ms: Option<f64>,
-}
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = ApiError;
 
-impl ListQuery {
-    pub fn filter(self) -> Filter {
-        let some = |text: Option<String>| text.filter(|text| !text.is_empty());
-        Filter {
-            outcome: some(self.outcome),
-            lane: some(self.lane),
-            model: some(self.model),
-            node: some(self.node),
-            breached: self.breached,
-            stalled: self.stalled,
-            running: self.running,
-            slower_than_ms: self.slower_than_ms,
-        }
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let asked = Query::try_from_uri(&parts.uri).map(|Query(asked)| Self(asked));
+        asked.map_err(|bad| ApiError::bad_request(format!("{}; see docs/reference/records.md.", bad.body_text())))
     }
 }
 
-pub async fn requests(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
-    let Query(query) = match query {
-        Ok(query) => query,
-        Err(bad) => return bad_query(&bad).into_response(),
-    };
-    let listing = Listing {
-        limit: query.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX),
-        before: query.before,
-        slowest_first: query.slowest,
-        filter: query.filter(),
-    };
+pub async fn requests(State(state): State<Arc<AppState>>, Asked(listing): Asked<Listing>) -> Json<Page> {
     state.insight.records.closing.settled().await;
-    let page = state.insight.records.list(&listing);
-    Json(json!({
-        "records": page.records,
-        "next_before": page.next_before,
-        "now_unix_ms": now_unix_ms(),
-        "kept": page.kept,
-        "forgotten": page.forgotten,
-    }))
-    .into_response()
+    Json(state.insight.records.list(&listing))
 }
 
-pub type BadQuery = axum::extract::rejection::QueryRejection;
-
-pub fn bad_query(bad: &BadQuery) -> ApiError {
-    ApiError::bad_request(format!("{}; see docs/reference/records.md.", bad.body_text()))
-}
-
-pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Response {
+pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     state.insight.records.closing.settled().await;
-    match state.insight.records.find(&id) {
-        Some(detail) => Json(&*detail).into_response(),
-        None => unknown_request(&id).into_response(),
-    }
+    let detail = state.insight.records.find(&id).ok_or_else(|| unknown_request(&id))?;
+    Ok(Json(&*detail).into_response())
 }
 
 /// The record never existed, or it was removed for newer ones.
 pub fn unknown_request(id: &str) -> ApiError {
+    let id = short(id);
     let message = format!(
-        "No request `{}` is remembered: it never was here, or newer ones have taken its place (--request-records). See GET /admin/requests.",
-        super::forms::short(id)
+        "No request `{id}` is remembered: it never was here, or newer ones have taken its place (--request-records). See GET /admin/requests."
     );
-    ApiError {
-        code: Some("request_not_found"),
-        ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
-    }
+    ApiError::not_found("request_not_found", message)
 }
 
 pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<ClusterPage> {
@@ -148,35 +93,31 @@ pub fn cluster_page(state: &AppState) -> ClusterPage {
     }
 }
 
-/// The coordinator's wall clock, for readers whose own clock differs.
-fn now_unix_ms() -> f64 {
-    ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
 fn node_page(node: &NodeSnapshot, clocks: &[ClockShape]) -> NodePage {
     let state = if node.is_suspected && !node.health.is_over() {
         "suspected"
     } else {
         node.health.name()
     };
-    let clock = clocks.iter().find(|clock| clock.node == node.name);
+    let clock = clocks.iter().find(|clock| clock.node == node.name());
+    let (record, status) = (&node.record, node.status());
     NodePage {
-        name: node.name.clone(),
-        epoch: format!("{:016x}", node.epoch.0),
-        role: node.assigned_role.name().into(),
-        roles: node.roles.iter().map(|role| role.name().into()).collect(),
+        name: node.name().to_owned(),
+        epoch: node.epoch_hex().to_string(),
+        role: record.assigned_role().name().into(),
+        roles: record.roles.iter().map(|role| role.name().into()).collect(),
         state: state.into(),
-        address: node.address.clone(),
-        version: node.version.clone(),
-        transports: node.transports.clone(),
+        address: record.address.clone(),
+        version: record.version.clone(),
+        transports: record.transports.clone(),
         lease_left_ms: Some(ms(node.lease_left)),
         lease_age_ms: Some(ms(node.lease_age)),
-        coordinators: node.coordinators,
-        running: Some(node.running_sequences),
-        waiting: Some(node.waiting_sequences),
+        coordinators: node.last_status.as_ref().map_or(0, |status| status.coordinators),
+        running: Some(status.map_or(0, |status| status.running_sequences)),
+        waiting: Some(status.map_or(0, |status| status.waiting_sequences)),
         permits_available: node.permits_available,
-        kv_blocks: node.kv_blocks,
-        block_tokens: node.block_tokens,
+        kv_blocks: status.map(|status| status.kv_blocks).unwrap_or_default(),
+        block_tokens: record.capacity.block_tokens,
         clock: clock.map(|clock| NodeClock {
             offset_ms: clock.offset_ms,
             error_ms: clock.error_ms,
@@ -186,24 +127,26 @@ fn node_page(node: &NodeSnapshot, clocks: &[ClockShape]) -> NodePage {
 
 fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
     let totals = insight.records.pairs();
-    let of_node = |node: &NodeSnapshot| {
-        let pair = |pair: &PairSnapshot| {
-            let moved = totals
-                .get(&(node.name.clone(), pair.decode_node.clone()))
-                .copied()
-                .unwrap_or_default();
-            PairPage {
-                prefill: node.name.clone(),
-                decode: pair.decode_node.clone(),
-                is_usable: pair.unusable_reason.is_none(),
-                unusable_reason: pair.unusable_reason.clone(),
-                kv_bytes_total: moved.kv_bytes,
-                handoffs_total: moved.handoffs,
-            }
-        };
-        node.pairs.iter().map(pair).collect::<Vec<_>>()
+    let pairs = snapshot
+        .nodes
+        .iter()
+        .flat_map(|node| node.pairs().iter().map(move |pair| (node.name(), pair)));
+    let page = |(prefill, pair): (&str, &PairHealth)| {
+        let decode = pair.decode_node.name.to_string();
+        let moved = totals
+            .get(&(prefill.to_owned(), decode.clone()))
+            .copied()
+            .unwrap_or_default();
+        PairPage {
+            prefill: prefill.to_owned(),
+            decode,
+            is_usable: pair.unusable_reason.is_none(),
+            unusable_reason: pair.unusable_reason.clone(),
+            kv_bytes_total: moved.kv_bytes,
+            handoffs_total: moved.handoffs,
+        }
     };
-    snapshot.nodes.iter().flat_map(of_node).collect()
+    pairs.map(page).collect()
 }
 
 pub async fn slo(State(state): State<Arc<AppState>>) -> Json<SloPage> {
@@ -261,7 +204,7 @@ fn stage_budgets(insight: &Insight) -> Vec<StageBudget> {
         .unwrap_or(Duration::from_millis(400));
     let scale = ms(largest) / 400.0;
     let part = |(name, budget, stages): &(&'static str, f64, &'static [&'static str])| {
-        let sum = |detail: &crate::records::shape::Detail| {
+        let sum = |detail: &Detail| {
             let before = detail
                 .stages
                 .iter()

@@ -63,11 +63,7 @@ pub async fn text(state: &AppState, body: Body) -> Result<(String, HeldBytes), A
         Ok(read) => read?,
         Err(_) => {
             let message = format!("The request body did not arrive within {} s.", BODY_READ_MAX.as_secs());
-            return Err(ApiError::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "invalid_request_error",
-                message,
-            ));
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
         }
     };
     if bytes.is_empty() {

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use include_dir::{Dir, include_dir};
 use sha2::{Digest as _, Sha256};
 
-use super::error::ApiError;
+use super::error::{ApiError, short};
 
 static FILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/console");
 
@@ -27,11 +27,9 @@ fn serve(path: &str, headers: &HeaderMap) -> Response {
     match FILES.get_file(path) {
         Some(file) => answer(path, file.contents(), headers),
         None => {
-            let message = format!(
-                "The console has no file `{}`; it begins at /ui/.",
-                super::forms::short(path)
-            );
-            ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message).into_response()
+            let path = short(path);
+            let message = format!("The console has no file `{path}`; it begins at /ui/.");
+            ApiError::new(StatusCode::NOT_FOUND, message).into_response()
         }
     }
 }

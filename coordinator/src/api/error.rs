@@ -5,12 +5,11 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use serving_core::cluster::Reach;
 use serving_core::node::NodeRole;
 use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
-use super::forms::short;
 use crate::request_handle::{Readiness, Rejected};
-use serving_core::cluster::Reach;
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// OpenAI's SDKs read this header. It overrides their own rule, which retries 408, 409, 429 and 5xx.
@@ -41,6 +40,41 @@ pub enum Retry {
 }
 
 impl ApiError {
+    /// The error's kind follows from its status.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let kind = match status.as_u16() {
+            403 => "permission_error",
+            404 => "not_found_error",
+            409 => "conflict_error",
+            429 => "rate_limit_error",
+            ..500 => "invalid_request_error",
+            503 => "service_unavailable",
+            504 => "timeout",
+            _ => "server_error",
+        };
+        Self {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            retry: Retry::Never,
+            outcome: "invalid_request",
+        }
+    }
+
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self {
+            code: Some(code),
+            ..self
+        }
+    }
+
+    /// The client's request is wrong as a whole.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
     /// The client's request is wrong in one named field.
     pub fn invalid(param: &str, message: impl Into<String>) -> Self {
         Self {
@@ -49,36 +83,24 @@ impl ApiError {
         }
     }
 
-    /// The client's request is wrong as a whole.
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
-    }
-
     pub fn unsupported(param: &str) -> Self {
-        let message = format!("`{param}` is not supported by this server; leave it out or set it to null.");
-        Self {
-            code: Some("unsupported_parameter"),
-            ..Self::invalid(param, message)
-        }
+        Self::invalid(param, format!("`{param}` {UNSUPPORTED}.")).with_code("unsupported_parameter")
     }
 
     pub fn too_long(param: &str, message: String) -> Self {
-        Self {
-            code: Some("context_length_exceeded"),
-            ..Self::invalid(param, message)
-        }
+        Self::invalid(param, message).with_code("context_length_exceeded")
+    }
+
+    pub fn not_found(code: &'static str, message: String) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message).with_code(code)
     }
 
     pub fn unknown_model(asked: &str, served: &[String]) -> Self {
-        let message = format!(
-            "The model `{}` does not exist. This server serves: {}.",
-            short(asked),
-            served.join(", ")
-        );
+        let (asked, served) = (short(asked), served.join(", "));
+        let message = format!("The model `{asked}` does not exist. This server serves: {served}.");
         Self {
             param: Some("model".to_owned()),
-            code: Some("model_not_found"),
-            ..Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
+            ..Self::not_found("model_not_found", message)
         }
     }
 
@@ -87,61 +109,55 @@ impl ApiError {
             "The request body is larger than the limit of {limit} bytes. Send a shorter prompt, or start the \
              coordinator with a larger --body-bytes-max."
         );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("request_too_large")
+    }
+
+    /// Something is full or missing now, and will not be for long.
+    fn unavailable((code, outcome): (&'static str, &'static str), message: impl Into<String>) -> Self {
         Self {
-            code: Some("request_too_large"),
-            ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+            retry: Retry::After(RETRY_AFTER_DEFAULT),
+            outcome,
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code)
         }
     }
 
     /// The connection has one of the places that are kept for probes.
     pub fn no_connection_left() -> Self {
-        Self {
-            code: Some("too_many_connections"),
-            retry: Retry::After(RETRY_AFTER_DEFAULT),
-            outcome: RejectReason::QueueFull.name(),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "service_unavailable",
-                "All connections of this server, or three quarters of them from this address, are in use. Close idle ones, try \
-                 again after the time in Retry-After, or raise --connections-max of the coordinator.",
-            )
-        }
+        Self::unavailable(
+            ("too_many_connections", RejectReason::QueueFull.name()),
+            "All connections of this server, or three quarters of them from this address, are in use. Close idle ones, try \
+             again after the time in Retry-After, or raise --connections-max of the coordinator.",
+        )
     }
 
     /// All large bodies together hold as much memory as they may.
     pub fn busy_with_bodies() -> Self {
-        Self {
-            code: Some("request_memory_full"),
-            retry: Retry::After(RETRY_AFTER_DEFAULT),
-            outcome: RejectReason::QueueFull.name(),
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "service_unavailable",
-                "Too many large request bodies are being read at this moment. Send the request again after the time in \
-                 Retry-After, or raise --request-bytes-in-flight-max of the coordinator.",
-            )
-        }
+        Self::unavailable(
+            ("request_memory_full", RejectReason::QueueFull.name()),
+            "Too many large request bodies are being read at this moment. Send the request again after the time in \
+             Retry-After, or raise --request-bytes-in-flight-max of the coordinator.",
+        )
+    }
+
+    /// Nodes come and go by themselves, so "not ready" is never permanent.
+    fn not_ready(missing: &str) -> Self {
+        let name = RejectReason::NotReady.name();
+        Self::unavailable((name, name), format!("The cluster is not ready: {missing}."))
+    }
+
+    pub fn draining() -> Self {
+        let name = RejectReason::Draining.name();
+        Self::unavailable(
+            (name, name),
+            "This coordinator is shutting down and takes no new requests. Send the request to another one.",
+        )
     }
 
     pub fn internal(message: impl Into<String>) -> Self {
         Self {
             retry: Retry::Maybe,
             outcome: "internal",
-            code: Some("internal_error"),
-            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
-        }
-    }
-
-    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let message = message.into();
-        Self {
-            status,
-            kind,
-            code: None,
-            param: None,
-            message,
-            retry: Retry::Never,
-            outcome: "invalid_request",
+            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("internal_error")
         }
     }
 
@@ -171,64 +187,45 @@ impl IntoResponse for ApiError {
 
 impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
-        let retry = rejected.retry_after.map_or(Retry::Never, Retry::After);
         let outcome = rejected.reason.name();
-        let base = |status, kind, message: &str| Self {
-            retry,
-            outcome,
-            ..Self::new(status, kind, message)
-        };
-        match rejected.reason {
-            RejectReason::NotReady => Self {
-                code: Some("not_ready"),
-                ..not_ready(
-                    "no node can take this request now; GET /ready says what is missing",
-                    retry,
-                )
-            },
-            RejectReason::Draining => Self {
-                retry,
-                outcome,
-                ..draining()
-            },
-            RejectReason::QueueFull => Self {
-                code: Some("queue_full"),
-                ..base(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "rate_limit_error",
-                    "The waiting queue is full. Try again after the time in Retry-After, or add nodes.",
-                )
-            },
-            RejectReason::QueueTimeout { limit, waited_ms } => Self {
-                code: Some("queue_timeout"),
-                ..base(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "rate_limit_error",
-                    &waited_words(limit, waited_ms),
-                )
-            },
-            RejectReason::NodeAway => Self {
-                code: Some("node_away"),
-                ..base(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "service_unavailable",
-                    "No node that is here can ever hold the prompt and max_tokens, and the one that can is away. Try again after \
-                     the time in Retry-After, or lower max_tokens.",
-                )
-            },
+        let error = match rejected.reason {
+            RejectReason::NotReady => {
+                let missing = "no node can take this request now; GET /ready says what is missing";
+                let wait = rejected.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
+                return Self {
+                    retry: Retry::After(wait),
+                    ..Self::not_ready(missing)
+                };
+            }
+            RejectReason::Draining => Self::draining(),
+            RejectReason::QueueFull => {
+                let message = "The waiting queue is full. Try again after the time in Retry-After, or add nodes.";
+                Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+            }
+            RejectReason::QueueTimeout { limit, waited_ms } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, waited_words(limit, waited_ms))
+            }
+            RejectReason::NodeAway => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "No node that is here can ever hold the prompt and max_tokens, and the one that can is away. Try again after \
+                 the time in Retry-After, or lower max_tokens.",
+            ),
             RejectReason::TooLargeForPool {
                 role,
                 needed_blocks,
                 pool_blocks,
-            } => Self {
-                retry: Retry::Never,
-                code: Some("context_length_exceeded"),
-                ..base(
-                    StatusCode::BAD_REQUEST,
-                    "invalid_request_error",
-                    &too_large_words(role, (needed_blocks, pool_blocks)),
-                )
-            },
+            } => {
+                let message = too_large_words(role, (needed_blocks, pool_blocks));
+                return Self {
+                    outcome,
+                    ..Self::bad_request(message).with_code("context_length_exceeded")
+                };
+            }
+        };
+        Self {
+            retry: rejected.retry_after.map_or(Retry::Never, Retry::After),
+            outcome,
+            ..error.with_code(outcome)
         }
     }
 }
@@ -258,51 +255,36 @@ fn too_large_words(role: NodeRole, (needed_blocks, pool_blocks): (u32, u32)) -> 
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
-        let outcome = error.name();
-        let (status, kind, code, retry) = match &error {
+        let (status, code) = match &error {
+            RequestError::DeadlineExceeded { .. } => (StatusCode::GATEWAY_TIMEOUT, "timeout"),
+            RequestError::NoPlaceAgain { .. } => (StatusCode::GATEWAY_TIMEOUT, "no_place_again"),
+            RequestError::TransferFailed { .. } => (StatusCode::BAD_GATEWAY, "kv_transfer_failed"),
+            RequestError::PrefillNodeFailed { .. } | RequestError::DecodeNodeFailed { .. } => {
+                (StatusCode::BAD_GATEWAY, "node_failed")
+            }
+            RequestError::EngineFailed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "engine_failed"),
+            RequestError::SlowReader { .. } => (StatusCode::REQUEST_TIMEOUT, "slow_reader"),
+            RequestError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
+        };
+        let (retry, advice) = match &error {
             // No retry: the work of a request whose deadline has passed is lost, and to repeat it under load makes more
             // load.
-            RequestError::DeadlineExceeded { .. } => (StatusCode::GATEWAY_TIMEOUT, "timeout", "timeout", Retry::Never),
-            RequestError::NoPlaceAgain { .. } => {
-                (StatusCode::GATEWAY_TIMEOUT, "timeout", "no_place_again", Retry::Maybe)
+            RequestError::DeadlineExceeded { .. } => {
+                (Retry::Never, "Raise x-request-timeout-ms or ask for fewer tokens.")
             }
-            RequestError::TransferFailed { .. } => (
-                StatusCode::BAD_GATEWAY,
-                "server_error",
-                "kv_transfer_failed",
+            RequestError::SlowReader { .. } => (Retry::Never, "Read the stream faster or ask for fewer tokens."),
+            RequestError::NoPlaceAgain { .. } => (
                 Retry::Maybe,
+                "Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator.",
             ),
-            RequestError::PrefillNodeFailed { .. } | RequestError::DecodeNodeFailed { .. } => {
-                (StatusCode::BAD_GATEWAY, "server_error", "node_failed", Retry::Maybe)
-            }
-            RequestError::EngineFailed { .. } => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "server_error",
-                "engine_failed",
-                Retry::Maybe,
-            ),
-            RequestError::SlowReader { .. } => (StatusCode::REQUEST_TIMEOUT, "timeout", "slow_reader", Retry::Never),
-            RequestError::Internal(_) => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "server_error",
-                "internal_error",
-                Retry::Maybe,
-            ),
+            _ => (Retry::Maybe, "Send the request again."),
         };
-        let advice = match &error {
-            RequestError::DeadlineExceeded { .. } => " Raise x-request-timeout-ms or ask for fewer tokens.",
-            RequestError::NoPlaceAgain { .. } => {
-                " Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator."
-            }
-            RequestError::SlowReader { .. } => " Read the stream faster or ask for fewer tokens.",
-            _ if retry == Retry::Maybe => " Send the request again.",
-            _ => "",
-        };
+        let all = Self::new(status, format!("{error}. {advice}")).with_code(code);
         Self {
-            code: Some(code),
+            kind: if code == "slow_reader" { "timeout" } else { all.kind },
             retry,
-            outcome,
-            ..Self::new(status, kind, format!("{error}.{advice}"))
+            outcome: error.name(),
+            ..all
         }
     }
 }
@@ -311,39 +293,20 @@ impl From<RequestError> for ApiError {
 pub fn reach_of(readiness: Readiness) -> Result<Reach, ApiError> {
     match readiness {
         Readiness::Ready(reach) => Ok(reach),
-        Readiness::NotReady(missing) => Err(not_ready(&missing, Retry::After(RETRY_AFTER_DEFAULT))),
-        Readiness::Draining => Err(draining()),
+        Readiness::NotReady(missing) => Err(ApiError::not_ready(&missing)),
+        Readiness::Draining => Err(ApiError::draining()),
     }
 }
 
-fn not_ready(missing: &str, retry: Retry) -> ApiError {
-    // Nodes come and go by themselves, so "not ready" is never permanent.
-    let retry = if retry == Retry::Never {
-        Retry::After(RETRY_AFTER_DEFAULT)
-    } else {
-        retry
-    };
-    ApiError {
-        code: Some("not_ready"),
-        retry,
-        outcome: RejectReason::NotReady.name(),
-        ..ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable",
-            format!("The cluster is not ready: {missing}."),
-        )
-    }
-}
+/// The message of a field that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would
+/// otherwise believe that the field had an effect.
+pub const UNSUPPORTED: &str = "is not supported by this server; leave it out or set it to null";
 
-pub fn draining() -> ApiError {
-    ApiError {
-        code: Some("draining"),
-        retry: Retry::After(RETRY_AFTER_DEFAULT),
-        outcome: RejectReason::Draining.name(),
-        ..ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable",
-            "This coordinator is shutting down and takes no new requests. Send the request to another one.",
-        )
+/// Text of a client, cut to a length that a message may repeat.
+pub fn short(text: &str) -> String {
+    const CHARS_MAX: usize = 80;
+    match text.char_indices().nth(CHARS_MAX) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
     }
 }

@@ -4,17 +4,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
+use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::json;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::AppState;
-use super::admin::{BadQuery, ListQuery, bad_query, cluster_page};
-use crate::records::Filter;
+use super::admin::{Asked, cluster_page};
+use crate::records::Listing;
 use crate::records::shape::Summary;
 
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(1);
@@ -24,18 +24,12 @@ struct Follower {
     state: Arc<AppState>,
     requests: Option<Receiver<Arc<Summary>>>,
     cluster: Option<Interval>,
-    filter: Filter,
+    listing: Listing,
 }
 
-pub async fn events(State(state): State<Arc<AppState>>, query: Result<Query<ListQuery>, BadQuery>) -> Response {
-    let Query(query) = match query {
-        Ok(query) => query,
-        Err(bad) => return bad_query(&bad).into_response(),
-    };
-    let wants = |kind: &str| match query.kinds.as_deref() {
-        None | Some("") => true,
-        Some(kinds) => kinds.split(',').any(|wanted| wanted.trim() == kind),
-    };
+pub async fn events(State(state): State<Arc<AppState>>, Asked(listing): Asked<Listing>) -> impl IntoResponse {
+    let kinds = &listing.kinds;
+    let wants = |kind: &str| kinds.is_empty() || kinds.split(',').any(|wanted| wanted.trim() == kind);
     let (wants_requests, wants_cluster) = (wants("request"), wants("cluster"));
     let follower = Follower {
         requests: wants_requests.then(|| state.insight.records.follow()),
@@ -44,14 +38,14 @@ pub async fn events(State(state): State<Arc<AppState>>, query: Result<Query<List
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             interval
         }),
-        filter: query.filter(),
+        listing,
         state,
     };
     let events = stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await?;
         Some((Ok::<Event, Infallible>(event), follower))
     });
-    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+    Sse::new(events).keep_alive(KeepAlive::default())
 }
 
 impl Follower {
@@ -61,7 +55,7 @@ impl Follower {
                 biased;
                 () = self.state.insight.drain.requested() => return None,
                 received = receive(&mut self.requests) => match received {
-                    Ok(summary) if self.filter.admits(&summary) => Event::default().event("request").json_data(&*summary),
+                    Ok(summary) if self.listing.admits(&summary) => Event::default().event("request").json_data(&*summary),
                     Ok(_) => continue,
                     Err(RecvError::Lagged(missed)) => Event::default().event("lagged").json_data(json!({ "missed": missed })),
                     Err(RecvError::Closed) => return None,

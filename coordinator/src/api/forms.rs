@@ -8,11 +8,7 @@ use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visit
 use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
-use super::error::ApiError;
-
-/// The message of a field that OpenAI or vLLM have and baton has not. A client that sends one gets an error: it would
-/// otherwise believe that the field had an effect.
-pub const UNSUPPORTED: &str = "is not supported by this server; leave it out or set it to null";
+use super::error::{ApiError, UNSUPPORTED, short};
 
 /// Reads a body, or names the field that is wrong.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, ApiError> {
@@ -61,15 +57,6 @@ fn middle_out(text: &str) -> String {
         text.chars().skip(chars - ENDS.1).collect(),
     );
     format!("{head}...{tail}")
-}
-
-/// Text of a client, cut to a length that a message may repeat.
-pub fn short(text: &str) -> String {
-    const CHARS_MAX: usize = 80;
-    match text.char_indices().nth(CHARS_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}...", &text[..end]),
-    }
 }
 
 /// A JSON value. The elements of a list have a type.
@@ -298,6 +285,17 @@ pub fn each_name(text: &str, mut look: impl FnMut(&str)) -> Result<(), ApiError>
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_map(EachName(&mut look)).and_then(|()| reader.end());
     read.map_err(|error| unreadable(&error))
+}
+
+/// Checks token ids against the vocabulary. `name` is the list's name in messages.
+pub fn in_vocabulary(ids: Vec<Id>, name: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    if let Some(at) = ids.iter().position(|id| id.0.0 >= vocab_size) {
+        let (most, wrong) = (vocab_size - 1, ids[at].0);
+        let top = name.split('[').next().unwrap_or(name);
+        let message = format!("`{name}[{at}]` must be a token id from 0 to {most}, not {wrong}.");
+        return Err(ApiError::invalid(top, message));
+    }
+    Ok(ids.into_iter().map(|id| id.0).collect())
 }
 
 #[cfg(test)]

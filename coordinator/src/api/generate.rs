@@ -8,23 +8,27 @@ use axum::extract::{Extension, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serving_core::request::Request;
-use serving_core::stage::{Stage, StageTimings};
+use serving_core::stage::Stage;
 use tracing::{Instrument, Span};
 
 use super::AppState;
+use super::answering::{Answering, note_end, note_finish_reasons};
 use super::body::{self, HeldBytes};
 use super::error::ApiError;
+use super::facts::Generation;
 use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
 use super::prepare::{Prompt, prompts, requests};
-use super::record::{Generation, RequestLabels, RequestRecord};
-use super::reply::{HeadParts, Reply};
+use super::record::{RequestLabels, RequestRecord};
+use super::reply::Reply;
 use super::request::{self, CheckedRequest, Endpoint};
 use super::run::{EndsWith, OutToken, Run, RunInput};
-use super::shapes::{EdgeTimes, Head, ms};
+use super::shapes::{EdgeTimes, Head};
 use super::sse;
-use super::trace::{TraceContext, root_span};
+use super::trace::root_span;
+use super::trace_context::TraceContext;
+use crate::records::shape::ms;
 use crate::request_handle::Submission;
 
 const QUEUE_MS: HeaderName = HeaderName::from_static("x-queue-ms");
@@ -70,17 +74,6 @@ async fn generate(
             error.into_response()
         }
     }
-}
-
-/// An answer that is about to begin: its first token has come.
-pub struct Answering {
-    pub run: Run,
-    pub reply: Reply,
-    pub pace: Pace,
-    pub record: Arc<RequestRecord>,
-    pub first: Option<OutToken>,
-    /// The parts that end with the answer.
-    pub egress: Span,
 }
 
 struct Call {
@@ -151,12 +144,8 @@ impl Call {
     }
 
     fn parsed_at(&self) -> Instant {
-        let parsed = self
-            .record
-            .facts()
-            .generation
-            .as_ref()
-            .and_then(|generation| generation.edge.get(Stage::Parse));
+        let facts = self.record.facts();
+        let parsed = facts.generation.as_ref().and_then(|g| g.edge.get(Stage::Parse));
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
@@ -197,28 +186,17 @@ impl Call {
     }
 
     fn run_input(&self, plan: &CheckedRequest, requests: Vec<Arc<Request>>) -> RunInput {
-        let (edge_timings, tokenized_at, traceparent): (StageTimings, Instant, String) = {
+        let (tokenized_at, traceparent) = {
             let facts = self.record.facts();
-            let generation = facts.generation.as_ref();
-            let timings = generation.map(|generation| generation.edge.clone());
-            let tokenized_at = generation.and_then(|generation| generation.tokenized_at);
-            let now = Instant::now();
-            (
-                timings.unwrap_or_default(),
-                tokenized_at.unwrap_or(now),
-                facts.trace.to_string(),
-            )
+            let tokenized_at = facts.generation.as_ref().and_then(|g| g.tokenized_at);
+            (tokenized_at.unwrap_or_else(Instant::now), facts.trace.to_string())
         };
-        let submissions = requests
-            .iter()
-            .map(|request| Submission {
-                request: request.clone(),
-                received_at: self.record.received_at,
-                tokenized_at,
-                edge_timings: edge_timings.clone(),
-                traceparent: Some(traceparent.clone()),
-            })
-            .collect();
+        let submission = |request: &Arc<Request>| Submission {
+            request: request.clone(),
+            tokenized_at,
+            traceparent: Some(traceparent.clone()),
+        };
+        let submissions = requests.iter().map(submission).collect();
         RunInput {
             requests,
             submissions,
@@ -233,13 +211,7 @@ impl Call {
     }
 
     fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Reply {
-        let head = Head::new(HeadParts {
-            endpoint: self.endpoint,
-            is_streaming: plan.fields.stream.0,
-            request_id: format!("{:032x}", rand::random::<u128>()),
-            model: plan.model.clone(),
-            fingerprint: self.state.text.fingerprint.clone(),
-        });
+        let head = Head::new(&plan, &self.state.text.fingerprint);
         self.span.record("gen_ai.response.id", head.id.as_str());
         self.record
             .update(|generation| generation.response_id = Some(head.id.clone()));
@@ -292,15 +264,8 @@ impl Call {
     }
 
     fn queue_header(&self, response: &mut Response) {
-        let queued = {
-            let facts = self.record.facts();
-            facts
-                .generation
-                .as_ref()
-                .and_then(|g| g.placement.as_ref())
-                .map(|placement| placement.queued_for)
-        };
-        if let Some(queued) = queued {
+        let queued = |g: &Generation| Some(g.placement.as_ref()?.queued_for);
+        if let Some(queued) = self.record.facts().generation.as_ref().and_then(queued) {
             insert(response, QUEUE_MS, &ms(queued).to_string());
         }
     }
@@ -323,22 +288,4 @@ fn server_timing(times: &EdgeTimes) -> String {
         .chain([format!("total;dur={}", ms(times.e2e))])
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-/// Puts what the run knows at its end, good or bad, into the record.
-pub fn note_end(record: &RequestRecord, run: &Run, pace: &mut Pace, is_streaming: bool) -> EdgeTimes {
-    record.update(|generation| run.note(generation));
-    pace.close(is_streaming)
-}
-
-pub fn note_finish_reasons<'a>(generation: &mut Generation, last: impl Iterator<Item = &'a OutToken>) {
-    let reasons: Vec<&'static str> = last
-        .filter_map(|out| out.finish)
-        .map(|finish| finish.openai_name())
-        .collect();
-    let cut = reasons.iter().find(|reason| **reason == "length");
-    generation.finish = cut.or(reasons.first()).copied();
-    generation
-        .span
-        .record("gen_ai.response.finish_reasons", reasons.join(","));
 }

@@ -43,13 +43,6 @@ pub async fn guarded(State(state): State<Arc<super::AppState>>, request: Request
 
 impl From<GuardRefusal> for ApiError {
     fn from(refusal: GuardRefusal) -> Self {
-        let kind = match refusal.status.as_u16() {
-            403 => "permission_error",
-            _ => "invalid_request_error",
-        };
-        Self {
-            code: Some(refusal.code),
-            ..Self::new(refusal.status, kind, refusal.message)
-        }
+        Self::new(refusal.status, refusal.message).with_code(refusal.code)
     }
 }

@@ -29,13 +29,6 @@ fn token_text(text: &TextModel, token: TokenId) -> String {
     }
 }
 
-/// One place in the lists of completions.
-struct Entry<'a> {
-    token: TokenId,
-    logprobs: Option<&'a TokenLogprobs>,
-    offset: usize,
-}
-
 /// The four parallel lists of completions.
 #[derive(Debug, Default)]
 pub struct CompletionLogprobs {
@@ -52,14 +45,7 @@ impl CompletionLogprobs {
         let mut sink = String::new();
         for (position, token) in prompt.iter().enumerate() {
             let entry = logprobs.get(position).and_then(Option::as_ref);
-            self.push(
-                text,
-                Entry {
-                    token: *token,
-                    logprobs: entry,
-                    offset: decoder.chars(),
-                },
-            );
+            self.push(text, *token, entry, decoder.chars());
             decoder.push(text.codec().token_bytes(*token).unwrap_or_default(), &mut sink);
         }
     }
@@ -67,22 +53,14 @@ impl CompletionLogprobs {
     /// `offset` counts the characters before the generated text.
     pub fn push_token(&mut self, text: &TextModel, out: &OutToken, offset: usize) {
         if let Some(token) = out.token {
-            let offset = offset + out.text_offset;
-            self.push(
-                text,
-                Entry {
-                    token,
-                    logprobs: out.logprobs.as_ref(),
-                    offset,
-                },
-            );
+            self.push(text, token, out.logprobs.as_ref(), offset + out.text_offset);
         }
     }
 
-    fn push(&mut self, text: &TextModel, entry: Entry<'_>) {
-        let string = token_text(text, entry.token);
-        self.text_offset.push(entry.offset.into());
-        match entry.logprobs {
+    fn push(&mut self, text: &TextModel, token: TokenId, logprobs: Option<&TokenLogprobs>, offset: usize) {
+        let string = token_text(text, token);
+        self.text_offset.push(offset.into());
+        match logprobs {
             None => {
                 self.token_logprobs.push(Value::Null);
                 self.top_logprobs.push(Value::Null);

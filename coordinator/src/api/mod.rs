@@ -5,11 +5,13 @@
 
 mod access_line;
 mod admin;
+mod answering;
 mod body;
 mod connection;
 mod console;
 mod error;
 mod events;
+mod facts;
 mod forms;
 mod generate;
 mod guard;
@@ -35,6 +37,7 @@ mod shapes;
 mod sse;
 mod tokenize;
 mod trace;
+mod trace_context;
 mod traces;
 
 use std::fmt;
@@ -51,15 +54,14 @@ use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 
-pub use connection::ConnectionTimes;
-pub use error::ApiError;
 pub use metrics::{EdgeMetrics, EndedRequest};
 pub use server::{BindError, bind, serve_http};
-pub use trace::TraceContext;
 
 use crate::insight::Insight;
 use crate::request_handle::Submit;
 use crate::text::TextModel;
+use connection::ConnectionTimes;
+use error::ApiError;
 use record::{Arrival, REQUEST_ID, RequestRecord};
 
 const PROCESSING_MS: HeaderName = HeaderName::from_static("openai-processing-ms");
@@ -237,23 +239,13 @@ fn plain_outcome(status: StatusCode) -> &'static str {
 }
 
 async fn unknown_route(request: Request) -> ApiError {
-    let message = format!(
-        "There is no {} here. The API is under /v1; see GET /v1/models.",
-        forms::short(request.uri().path())
-    );
-    ApiError {
-        code: Some("unknown_url"),
-        ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
-    }
+    let path = error::short(request.uri().path());
+    let message = format!("There is no {path} here. The API is under /v1; see GET /v1/models.");
+    ApiError::not_found("unknown_url", message)
 }
 
 async fn wrong_method(method: Method, request: Request) -> ApiError {
-    let message = format!(
-        "{method} is not allowed on {}; see the Allow header.",
-        forms::short(request.uri().path())
-    );
-    ApiError {
-        code: Some("method_not_allowed"),
-        ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
-    }
+    let path = error::short(request.uri().path());
+    let message = format!("{method} is not allowed on {path}; see the Allow header.");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed")
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -13,8 +13,8 @@ use serving_core::ids::NodeName;
 use serving_core::node::AssignedRole;
 
 use super::AppState;
-use super::admin::{BadQuery, bad_query};
-use super::error::{ApiError, draining};
+use super::admin::Asked;
+use super::error::{ApiError, short};
 use crate::cluster_metrics::NodeSnapshot;
 use crate::control_handle::{ControlHandle, NodeOrder, OrderRefused};
 
@@ -25,29 +25,25 @@ pub struct Force {
     force: bool,
 }
 
-type AskedForce = Result<Query<Force>, BadQuery>;
-
-fn is_forced(asked: AskedForce) -> Result<bool, ApiError> {
-    asked.map(|Query(asked)| asked.force).map_err(|bad| bad_query(&bad))
-}
-
 /// Takes the node out of service: nothing new goes there, what runs there ends, then its process exits with 0. The answer
 /// comes at once; `/admin/cluster` shows the progress. Asking again changes nothing.
-pub async fn drain(State(state): State<Arc<AppState>>, Path(name): Path<String>, force: AskedForce) -> Response {
-    let drained = async {
-        let is_forced = is_forced(force)?;
-        let (node, control) = find(&state, &name)?;
-        let order = NodeOrder {
-            name: NodeName::new(&name),
-            next_role: None,
-            is_forced,
-        };
-        give(&control, order).await?;
-        Ok::<_, ApiError>(accepted(
-            json!({ "node": name, "epoch": epoch(&node), "state": "draining" }),
-        ))
-    };
-    drained.await.unwrap_or_else(IntoResponse::into_response)
+pub async fn drain(
+    State(state): State<Arc<AppState>>,
+    Path(name): Path<String>,
+    Asked(asked): Asked<Force>,
+) -> Result<Response, ApiError> {
+    let (node, control) = find(&state, &name)?;
+    give(&control, order(&name, None, &asked)).await?;
+    let answer = json!({ "node": name, "epoch": node.epoch_hex(), "state": "draining" });
+    Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
+}
+
+fn order(name: &str, next_role: Option<AssignedRole>, asked: &Force) -> NodeOrder {
+    NodeOrder {
+        name: NodeName::new(name),
+        next_role,
+        is_forced: asked.force,
+    }
 }
 
 /// Hands the order to the control loop, which refuses it or sends it on to the node.
@@ -59,10 +55,9 @@ async fn give(control: &ControlHandle, order: NodeOrder) -> Result<(), ApiError>
         is_forced = order.is_forced,
         "somebody asks for a drain"
     );
-    match control.drain_node(order).await {
-        Ok(()) => Ok(()),
-        Err(OrderRefused::Stopping) => Err(draining()),
-        Err(OrderRefused::LastDecodeNode(LastDecodeNode { requests })) => {
+    control.drain_node(order).await.map_err(|refused| match refused {
+        OrderRefused::Stopping => ApiError::draining(),
+        OrderRefused::LastDecodeNode(LastDecodeNode { requests }) => {
             let verb = if next_role.is_some() { "role" } else { "drain" };
             let message = format!(
                 "`{name}` is the only node that decodes. Without it no request is answered: its {requests} running requests \
@@ -70,82 +65,66 @@ async fn give(control: &ControlHandle, order: NodeOrder) -> Result<(), ApiError>
                  another decode node first (or `baton role` makes one), or say that it is meant: `baton {verb} --force`, \
                  ?force=true."
             );
-            Err(conflict("last_decode_node", message))
+            conflict("last_decode_node", message)
         }
-    }
+    })
 }
 
-/// Drains the node as [`drain`] does. Then its process joins again under the same name as `role`, with the weights that it
+/// Drains the node as [`drain`] does. Then its process joins again under the same name as the role, with the weights that it
 /// has. The answer comes at once; the new life has another epoch. A node that has the role already gets 200 and no drain.
 pub async fn change_role(
     State(state): State<Arc<AppState>>,
     Path((name, role)): Path<(String, String)>,
-    force: AskedForce,
-) -> Response {
-    let changed = async {
-        let is_forced = is_forced(force)?;
-        let (node, role, control) = role_to_take(&state, (&name, &role))?;
-        if node.assigned_role == role {
-            let answer =
-                json!({ "node": name, "epoch": epoch(&node), "state": node.health.name(), "role": role.name() });
-            return Ok(Json(answer).into_response());
-        }
-        let order = NodeOrder {
-            name: NodeName::new(&name),
-            next_role: Some(role),
-            is_forced,
-        };
-        give(&control, order).await?;
-        let (from, to) = (node.assigned_role.name(), role.name());
-        Ok::<_, ApiError>(accepted(
-            json!({ "node": name, "epoch": epoch(&node), "state": "draining", "role": from, "next_role": to }),
-        ))
-    };
-    changed.await.unwrap_or_else(IntoResponse::into_response)
-}
-
-fn role_to_take(
-    state: &AppState,
-    (name, role): (&str, &str),
-) -> Result<(NodeSnapshot, AssignedRole, ControlHandle), ApiError> {
+    Asked(asked): Asked<Force>,
+) -> Result<Response, ApiError> {
     // The command line spells it `colocated`.
-    let role = if role == "colocated" { "co-located" } else { role };
-    let Some(role) = AssignedRole::by_name(role) else {
-        let names = AssignedRole::ALL.map(AssignedRole::name).join(", ");
-        let message = format!("`{}` is no role; there are {names}.", super::forms::short(role));
-        return Err(ApiError::bad_request(message));
+    let role = if role == "colocated" { "co-located" } else { &role };
+    let Some(wanted) = AssignedRole::by_name(role) else {
+        let (role, names) = (short(role), AssignedRole::ALL.map(AssignedRole::name).join(", "));
+        return Err(ApiError::bad_request(format!(
+            "`{role}` is no role; there are {names}."
+        )));
     };
-    let (node, control) = find(state, name)?;
+    let (node, control) = find(&state, &name)?;
     if node.health == NodeHealth::Draining {
         let message = format!("`{name}` is draining already: ask again when it is back, or gone.");
         return Err(conflict("draining", message));
     }
-    if node.assigned_role == role {
-        return Ok((node, role, control));
+    let (now, epoch) = (node.record.assigned_role(), node.epoch_hex());
+    if now == wanted {
+        let answer = json!({ "node": name, "epoch": epoch, "state": node.health.name(), "role": now.name() });
+        return Ok(Json(answer).into_response());
     }
-    if !node.roles.contains(&role) {
-        let (now, wanted) = (node.assigned_role.name(), role.name());
+    let (from, to) = (now.name(), wanted.name());
+    if !node.record.roles.contains(&wanted) {
         let message = format!(
-            "The process of `{name}` can be a {now} node only, not {wanted}: it was not started by `baton` \
+            "The process of `{name}` can be a {from} node only, not {to}: it was not started by `baton` \
              (baton serve-prefill, serve-decode or up). Drain it and start one that was."
         );
         return Err(conflict("role_not_available", message));
     }
-    Ok((node, role, control))
+    give(&control, order(&name, Some(wanted), &asked)).await?;
+    let answer = json!({ "node": name, "epoch": epoch, "state": "draining", "role": from, "next_role": to });
+    Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
 }
 
 /// The node of that name while it lives, and the handle that gives it orders.
 fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, ControlHandle), ApiError> {
     let insight = &state.insight;
-    let (Some(view), Some(control)) = (&insight.cluster, &insight.nodes) else {
-        return Err(unknown_node(name, &[]));
+    let nodes = insight
+        .cluster
+        .as_ref()
+        .map_or(Vec::new(), |view| view.snapshot().nodes);
+    let found = nodes.iter().find(|node| node.name() == name);
+    let (Some(node), Some(control)) = (found, &insight.nodes) else {
+        let names: Vec<&str> = nodes.iter().map(NodeSnapshot::name).collect();
+        let known = match names.as_slice() {
+            [] => "No node has joined.".to_owned(),
+            names => format!("There are {}.", names.join(", ")),
+        };
+        let message = format!("No node is called `{}`. {known}", short(name));
+        return Err(ApiError::not_found("node_not_found", message));
     };
-    let mut nodes = view.snapshot().nodes;
-    let Some(at) = nodes.iter().position(|node| node.name == name) else {
-        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-        return Err(unknown_node(name, &names));
-    };
-    let node = nodes.remove(at);
     if node.health.is_over() {
         let state = node.health.name();
         let message = format!(
@@ -153,32 +132,9 @@ fn find(state: &AppState, name: &str) -> Result<(NodeSnapshot, ControlHandle), A
         );
         return Err(conflict("node_lost", message));
     }
-    Ok((node, control.clone()))
-}
-
-fn epoch(node: &NodeSnapshot) -> String {
-    format!("{:016x}", node.epoch.0)
-}
-
-fn accepted(answer: serde_json::Value) -> Response {
-    (StatusCode::ACCEPTED, Json(answer)).into_response()
+    Ok((node.clone(), control.clone()))
 }
 
 fn conflict(code: &'static str, message: String) -> ApiError {
-    ApiError {
-        code: Some(code),
-        ..ApiError::new(StatusCode::CONFLICT, "conflict_error", message)
-    }
-}
-
-fn unknown_node(name: &str, names: &[&str]) -> ApiError {
-    let known = match names {
-        [] => "No node has joined.".to_owned(),
-        names => format!("There are {}.", names.join(", ")),
-    };
-    let message = format!("No node is called `{}`. {known}", super::forms::short(name));
-    ApiError {
-        code: Some("node_not_found"),
-        ..ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
-    }
+    ApiError::new(StatusCode::CONFLICT, message).with_code(code)
 }

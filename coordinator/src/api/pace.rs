@@ -13,7 +13,6 @@ use crate::records::stalls::{Gaps, Left};
 
 /// The clock of a running answer. Without a connection's own stamps, or without streaming, a token counts as written when
 /// it is handed over.
-#[derive(Debug)]
 pub struct Pace {
     record: Arc<RequestRecord>,
     lane: Lane,

@@ -6,10 +6,9 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
 
-use super::error::ApiError;
-use super::forms::{Given, Id, List, Real, Unsupported, short};
+use super::error::{ApiError, short};
+use super::forms::{Given, Id, List, Real, Unsupported, in_vocabulary};
 use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX};
-use super::request::in_vocabulary;
 use crate::text::ChatTurn;
 
 #[derive(Debug)]
@@ -139,7 +138,6 @@ pub type ChatMessages = List<ChatMessage, MESSAGES_MAX>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, expecting = "an object with `role` and `content`")]
-#[allow(dead_code, reason = "an unsupported field is refused when it is read")]
 pub struct ChatMessage {
     role: Option<String>,
     content: Option<Content>,

@@ -7,31 +7,29 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::http::{HeaderMap, HeaderName};
 use opentelemetry::KeyValue;
 use serving_core::request::Lane;
-use serving_core::stage::{Stage, StageTimings};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::access_line::{Line, generation_line, plain_line};
 use super::connection::ConnectionTimes;
 use super::error::ApiError;
+use super::facts::{Facts, Generation, ToldError};
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
-use super::remember::{End, remember};
-use super::shapes::ms;
-use super::trace::{TraceContext, end_span, finish_root};
+use super::remember::{End, Known, remember};
+use super::trace::{end_span, finish_root};
+use super::trace_context::TraceContext;
 use crate::insight::Insight;
 use crate::records::Running;
 use crate::records::closing::Closing;
-use crate::records::prompts::PromptRecord;
-use crate::records::shape::Detail;
-use crate::records::stalls::{Gaps, Stall, StallCause};
-use crate::request_handle::{Placement, RequestSummary};
+use crate::records::shape::{Detail, ms};
+use crate::records::stalls::{Stall, StallCause};
 use crate::slo::{PROFILES, SloProfile};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const LANE: HeaderName = HeaderName::from_static("x-lane");
-const SLO: HeaderName = HeaderName::from_static("x-slo");
-const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+const LANE: &str = "x-lane";
+const SLO: &str = "x-slo";
+const TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// nginx's number for "client closed the request". It is only logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
 
@@ -45,39 +43,37 @@ pub struct RequestLabels {
 
 impl RequestLabels {
     pub fn from_headers(headers: &HeaderMap, default_limit: Duration) -> Result<Self, ApiError> {
-        let lane = match headers.get(LANE) {
-            None => Lane::Interactive,
-            Some(value) => value
-                .to_str()
-                .ok()
-                .and_then(|name| Lane::ALL.into_iter().find(|lane| lane.name() == name))
-                .ok_or_else(|| ApiError::invalid("x-lane", "The header `x-lane` must be interactive or batch."))?,
-        };
-        let slo = match headers.get(SLO) {
-            None => None,
-            Some(value) => {
-                let profile = value.to_str().ok().and_then(SloProfile::by_name);
-                let names = PROFILES.map(|profile| profile.name).join(", ");
-                let wrong = || ApiError::invalid("x-slo", format!("The header `x-slo` must be one of {names}."));
-                Some(profile.ok_or_else(wrong)?)
-            }
-        };
-        let time_limit = match headers.get(TIMEOUT_MS) {
-            None => default_limit,
-            Some(value) => value
-                .to_str()
-                .ok()
-                .and_then(|text| text.parse::<u64>().ok())
-                .map(Duration::from_millis)
-                .filter(|limit| !limit.is_zero() && *limit <= REQUEST_TIMEOUT_MAX)
-                .ok_or_else(|| {
-                    let most = REQUEST_TIMEOUT_MAX.as_millis();
-                    let message = format!("The header `x-request-timeout-ms` must be a whole number from 1 to {most}.");
-                    ApiError::invalid("x-request-timeout-ms", message)
-                })?,
-        };
-        Ok(Self { lane, slo, time_limit })
+        let lane = label(headers, LANE, "interactive or batch", |name| {
+            Lane::ALL.into_iter().find(|lane| lane.name() == name)
+        })?;
+        let profiles = format!("one of {}", PROFILES.map(|profile| profile.name).join(", "));
+        let slo = label(headers, SLO, &profiles, SloProfile::by_name)?;
+        let limits = format!("a whole number from 1 to {}", REQUEST_TIMEOUT_MAX.as_millis());
+        let time_limit = label(headers, TIMEOUT_MS, &limits, |text| {
+            let limit = Duration::from_millis(text.parse().ok()?);
+            (!limit.is_zero() && limit <= REQUEST_TIMEOUT_MAX).then_some(limit)
+        })?;
+        Ok(Self {
+            lane: lane.unwrap_or(Lane::Interactive),
+            slo,
+            time_limit: time_limit.unwrap_or(default_limit),
+        })
     }
+}
+
+/// The header `name`, if the client sent it.
+fn label<T>(
+    headers: &HeaderMap,
+    name: &'static str,
+    wanted: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, ApiError> {
+    let Some(value) = headers.get(name) else {
+        return Ok(None);
+    };
+    let read = value.to_str().ok().and_then(read);
+    read.map(Some)
+        .ok_or_else(|| ApiError::invalid(name, format!("The header `{name}` must be {wanted}.")))
 }
 
 /// The client's `x-request-id`, made fit for a header and a log line.
@@ -104,119 +100,6 @@ pub struct RequestRecord {
     facts: Mutex<Facts>,
     /// For an answer whose nodes report later: dropped after the record has ended.
     closing: OnceLock<Closing>,
-}
-
-#[derive(Debug, Default)]
-pub struct Facts {
-    pub method: String,
-    pub path: String,
-    pub status: Option<u16>,
-    pub outcome: Option<&'static str>,
-    /// The answer that the client got.
-    pub error: Option<ToldError>,
-    /// The rest is set for generation requests only.
-    pub generation: Option<Generation>,
-    pub trace: TraceContext,
-}
-
-/// An error as the client saw it.
-#[derive(Clone, Debug, Default)]
-pub struct ToldError {
-    pub code: Option<&'static str>,
-    /// The field that the error is about.
-    pub param: Option<String>,
-    pub message: String,
-}
-
-#[derive(Debug)]
-pub struct Generation {
-    pub span: Span,
-    /// Number in the record store.
-    pub seq: u64,
-    /// `chat` or `text_completion`.
-    pub endpoint: &'static str,
-    pub is_streaming: bool,
-    pub is_submitted: bool,
-    pub response_id: Option<String>,
-    pub slo: SloProfile,
-    pub gaps: Gaps,
-    pub model: Option<String>,
-    pub lane: Lane,
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub placement: Option<Placement>,
-    pub summary: RequestSummary,
-    /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
-    /// first.
-    pub prompts: Vec<PromptRecord>,
-    pub tokenized_at: Option<Instant>,
-    /// Stages measured at the edge: parse, tokenize, both egress stages.
-    pub edge: StageTimings,
-    pub ttft: Option<Duration>,
-    pub tpot: Option<Duration>,
-    /// From the last token's write to the write of the answer's end.
-    pub last_token_to_end: Option<Duration>,
-    /// Set for an answer that was sent whole.
-    pub finish: Option<&'static str>,
-}
-
-impl Generation {
-    pub fn new(span: Span, (seq, endpoint): (u64, &'static str)) -> Self {
-        Self {
-            span,
-            seq,
-            endpoint,
-            is_streaming: false,
-            is_submitted: false,
-            response_id: None,
-            slo: PROFILES[0],
-            gaps: Gaps::default(),
-            model: None,
-            lane: Lane::Interactive,
-            prompt_tokens: 0,
-            output_tokens: 0,
-            placement: None,
-            summary: RequestSummary::default(),
-            prompts: Vec::new(),
-            tokenized_at: None,
-            edge: StageTimings::default(),
-            ttft: None,
-            tpot: None,
-            last_token_to_end: None,
-            finish: None,
-        }
-    }
-
-    /// Each stage once: those of the edge, of the nodes and of the control loop.
-    pub fn stages(&self) -> StageTimings {
-        let is_edges = |stage: Stage| {
-            matches!(
-                stage,
-                Stage::Parse | Stage::Tokenize | Stage::Egress | Stage::EgressRest
-            )
-        };
-        let mut all = self.edge.clone();
-        all.0.extend(
-            self.summary
-                .timings
-                .0
-                .iter()
-                .filter(|(stage, _)| !is_edges(*stage))
-                .copied(),
-        );
-        all
-    }
-
-    /// TTFT less every stage before the first token, in ms: the time that no stage measured (PROTOCOL: at most 1 ms). It is
-    /// below zero when something was counted twice, and is shown then, too. It is `None` while the nodes have not reported
-    /// their stages.
-    pub fn unattributed_ms(&self) -> Option<f64> {
-        let stages = self.stages();
-        stages.get(Stage::Queue).and(stages.get(Stage::PrefillForward))?;
-        let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
-        let known: Duration = before.map(|(_, d)| *d).sum();
-        self.ttft.map(|ttft| ((ms(ttft) - ms(known)) * 1e3).round() / 1e3)
-    }
 }
 
 /// What the middleware knows when a request comes in.
@@ -339,6 +222,17 @@ impl RequestRecord {
         self.tell();
     }
 
+    fn known<'a>(&'a self, facts: &'a Facts) -> Known<'a> {
+        Known {
+            facts,
+            request_id: &self.request_id,
+            received_at: self.received_at,
+            e2e: self.e2e(),
+            tokens_out: self.tokens_out(),
+            insight: &self.insight,
+        }
+    }
+
     /// Tells followers of the records the state of this request.
     pub fn tell(&self) {
         if self.insight.records.has_followers()
@@ -353,15 +247,7 @@ impl Running for RequestRecord {
     fn detail(&self) -> Option<Detail> {
         let facts = self.facts();
         let generation = facts.generation.as_ref()?;
-        Some(remember(self, &facts, generation, None).detail)
-    }
-}
-
-impl std::fmt::Debug for RequestRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RequestRecord")
-            .field("request_id", &self.request_id)
-            .finish_non_exhaustive()
+        Some(remember(&self.known(&facts), generation, None).detail)
     }
 }
 
@@ -389,7 +275,7 @@ impl Drop for RequestRecord {
 impl RequestRecord {
     fn generation_ended(&self, line: &Line<'_>, generation: &Generation) {
         let (outcome, status) = (line.outcome, line.status);
-        let remembered = remember(self, line.facts, generation, Some(End { outcome, status }));
+        let remembered = remember(&self.known(line.facts), generation, Some(End { outcome, status }));
         let causes: Vec<StallCause> = remembered.stalls.iter().map(|stall| stall.cause).collect();
         self.metrics.request_ended(&EndedRequest {
             model: generation.model.as_deref().unwrap_or("unknown"),

@@ -1,16 +1,27 @@
 //! What is kept of a request: the facts of its record as the JSON of `records`, while it runs and when it has ended.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serving_core::stage::{Stage, StageTimings};
 
-use super::record::{Facts, Generation, RequestRecord};
-use super::shapes::ms;
+use super::facts::{Facts, Generation};
 use crate::insight::Insight;
 use crate::records::prompts::PromptRecord;
-use crate::records::shape::{ClockShape, Detail, RecordState, StallShape, Summary, slow_because, stage_shapes};
+use crate::records::shape::{
+    ClockShape, Detail, RecordState, Serving, StallShape, Summary, ms, now_unix_ms, slow_because, stage_shapes,
+};
 use crate::records::stalls::{Stall, StallFacts};
 use crate::slo::{Breach, Ended, judge};
+
+/// What the edge knows of a request besides its generation.
+pub struct Known<'a> {
+    pub facts: &'a Facts,
+    pub request_id: &'a str,
+    pub received_at: Instant,
+    pub e2e: Duration,
+    pub tokens_out: u32,
+    pub insight: &'a Insight,
+}
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +53,7 @@ pub fn stalls_of(g: &Generation, stages: &StageTimings) -> Vec<Stall> {
     })
 }
 
-pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Option<End>) -> Remembered {
-    let e2e = record.e2e();
+pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remembered {
     let stages = g.stages();
     let stalls = stalls_of(g, &stages);
     let breaches = end.and_then(|end| {
@@ -55,22 +65,28 @@ pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Opti
         };
         judge(&g.slo, &ended)
     });
-    let mut summary = summary(record, facts, g, (end, e2e));
+    let mut summary = summary(known, g, end);
     summary.stall_count = stalls.len();
     summary.breached = breaches.iter().flatten().map(|breach| breach.name().into()).collect();
     if end.is_some() {
         summary.slow_because = slow_because(&summary, &stages, &stalls);
     }
-    let nodes = (summary.prefill_node.as_deref(), summary.decode_node.as_deref());
+    let nodes = (
+        summary.serving.prefill_node.as_deref(),
+        summary.serving.decode_node.as_deref(),
+    );
     let mut detail = Detail {
         stages: stage_shapes(&stages, nodes),
-        stalls: stalls.iter().map(|stall| stall_shape(record, stall)).collect(),
+        stalls: stalls
+            .iter()
+            .map(|stall| stall_shape(known.received_at, stall))
+            .collect(),
         failed_legs: g.summary.failed_legs.clone(),
         prompts: g.prompts.iter().map(PromptRecord::shape).collect(),
         clocks: Vec::new(),
         summary,
     };
-    detail.clocks = clocks(record.insight(), &detail);
+    detail.clocks = clocks(known.insight, &detail);
     Remembered {
         detail,
         stalls,
@@ -78,12 +94,12 @@ pub fn remember(record: &RequestRecord, facts: &Facts, g: &Generation, end: Opti
     }
 }
 
-fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (Option<End>, Duration)) -> Summary {
+fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
+    let facts = known.facts;
     let placement = g.placement.as_ref();
-    let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
     let stages = g.stages();
     let error = facts.error.as_ref().map(|error| error.message.clone());
-    let output_tokens = record.tokens_out().max(g.output_tokens);
+    let output_tokens = known.tokens_out.max(g.output_tokens);
     let state = match (end, placement) {
         (Some(_), _) => RecordState::Ended,
         (None, _) if output_tokens > 0 => RecordState::Streaming,
@@ -93,10 +109,11 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
     };
     Summary {
         seq: g.seq,
-        id: record.request_id.clone(),
+        id: known.request_id.to_owned(),
         trace_id: facts.trace.trace_id_hex(),
         response_id: g.response_id.clone(),
-        received_unix_ms: unix_ms(record.received_at.elapsed()),
+        // A clock that is set meanwhile moves the start, never a duration.
+        received_unix_ms: now_unix_ms() - ms(known.received_at.elapsed()),
         endpoint: g.endpoint.into(),
         model: g.model.clone(),
         lane: g.lane.name().into(),
@@ -105,27 +122,14 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
         outcome: end.map(|end| end.outcome.into()),
         status: end.map(|end| end.status),
         error,
-        prompt_tokens: g.prompt_tokens,
-        output_tokens,
-        cached_tokens: g.summary.cached_tokens,
-        prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
-        decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
-        route_reason: placement.map(|p| p.route_reason.clone()),
-        local_prefill: placement
-            .and_then(|p| p.local_prefill)
-            .map(|reason| reason.name().into()),
-        attempts: g.summary.attempts,
-        preemptions: g.summary.preemptions,
-        transport: g.summary.transport.clone(),
-        kv_bytes: g.summary.kv_bytes,
-        kv_transfer_ms: g.summary.transport.is_some().then(|| ms(g.summary.transfer)),
+        serving: Serving::of(placement, &g.summary, (g.prompt_tokens, output_tokens)),
         queue_ms: stages.get(Stage::Queue).or(placement.map(|p| p.queued_for)).map(ms),
         ttft_ms: g.ttft.map(ms),
         tpot_ms: g.tpot.map(ms),
         itl_p50_ms: g.gaps.quantile(0.5).map(ms),
         itl_p99_ms: g.gaps.quantile(0.99).map(ms),
         itl_max_ms: g.gaps.max().map(ms),
-        e2e_ms: ms(e2e),
+        e2e_ms: ms(known.e2e),
         unattributed_ms: g.unattributed_ms(),
         last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
@@ -135,17 +139,11 @@ fn summary(record: &RequestRecord, facts: &Facts, g: &Generation, (end, e2e): (O
     }
 }
 
-/// The start is the wall clock now less the age. So a clock that is set meanwhile moves the start, never a duration.
-fn unix_ms(age: Duration) -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    ms(now.saturating_sub(age))
-}
-
-fn stall_shape(record: &RequestRecord, stall: &Stall) -> StallShape {
+fn stall_shape(received_at: Instant, stall: &Stall) -> StallShape {
     StallShape {
         choice: stall.choice,
         token: stall.token,
-        at_ms: ms(stall.ended_at.saturating_duration_since(record.received_at)),
+        at_ms: ms(stall.ended_at.saturating_duration_since(received_at)),
         gap_ms: ms(stall.gap),
         cause: stall.cause.name().into(),
         words: stall.words.clone(),

@@ -24,31 +24,21 @@ pub struct Reply {
     pub text: Arc<TextModel>,
 }
 
-/// What a `Head` is made of.
-#[derive(Debug)]
-pub struct HeadParts {
-    pub endpoint: Endpoint,
-    pub is_streaming: bool,
-    pub request_id: String,
-    pub model: String,
-    pub fingerprint: String,
-}
-
 impl Head {
-    pub fn new(parts: HeadParts) -> Self {
-        let (prefix, object) = match (parts.endpoint, parts.is_streaming) {
+    pub fn new(plan: &CheckedRequest, fingerprint: &str) -> Self {
+        let (prefix, object) = match (plan.endpoint, plan.fields.stream.0) {
             (Endpoint::Completions, _) => ("cmpl", "text_completion"),
             (Endpoint::Chat, false) => ("chatcmpl", "chat.completion"),
             (Endpoint::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
         };
         Self {
-            id: format!("{prefix}-{}", parts.request_id),
+            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
             object,
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
-            model: parts.model,
-            system_fingerprint: parts.fingerprint,
+            model: plan.model.clone(),
+            system_fingerprint: fingerprint.to_owned(),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::AppState;
 use super::error::ApiError;
 use super::forms::{
     self, BestOfOne, Count, Flag, Given, Id, List, NoToolChoice, NoTools, PlainText, Real, Seed, Unsupported, Whole,
-    with_field_names,
+    in_vocabulary, with_field_names,
 };
 use super::limits::*;
 use super::prompt::{ChatMessages, Input, LogitBias, Prompts, turns};
@@ -49,7 +49,6 @@ with_field_names! {
     /// `return_kv_hashes` are baton's own; see `shapes`.
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]
-    #[allow(dead_code, reason = "an unsupported field is refused when it is read")]
     pub struct GenerateFields {
         model: Option<String>,
         prompt: Option<Prompts>,
@@ -300,17 +299,6 @@ impl GenerateFields {
             }
         }
     }
-}
-
-/// Checks token ids against the vocabulary. `name` is the list's name in messages.
-pub fn in_vocabulary(ids: Vec<Id>, name: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
-    if let Some(at) = ids.iter().position(|id| id.0.0 >= vocab_size) {
-        let (most, wrong) = (vocab_size - 1, ids[at].0);
-        let top = name.split('[').next().unwrap_or(name);
-        let message = format!("`{name}[{at}]` must be a token id from 0 to {most}, not {wrong}.");
-        return Err(ApiError::invalid(top, message));
-    }
-    Ok(ids.into_iter().map(|id| id.0).collect())
 }
 
 /// Remembers which ignored names were logged: each name once, and a limited number of names.

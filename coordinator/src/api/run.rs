@@ -13,8 +13,9 @@ use tokio::time::Sleep;
 
 use super::AppState;
 use super::error::ApiError;
+use super::facts::Generation;
 use super::limits::{LATE_REPORTS_WAIT_MAX, REPORTS_WAIT_MAX};
-use super::record::{Generation, RequestRecord};
+use super::record::RequestRecord;
 use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
 use crate::text::{ChoiceText, TextModel};
@@ -95,7 +96,6 @@ pub enum EndsWith {
 }
 
 /// What all submissions of one HTTP request share.
-#[derive(Debug)]
 pub struct RunInput {
     pub requests: Vec<Arc<Request>>,
     pub submissions: Vec<Submission>,
@@ -148,19 +148,15 @@ impl Run {
     /// The rest of a run whose answer has ended, if there are reports to wait for. This run is empty afterwards.
     pub fn take_unreported(&mut self) -> Option<Self> {
         let is_missing = self.prompts.iter().any(|prompt| !matches!(prompt.leg, RunState::Ended));
-        let emptied = Self {
+        is_missing.then(|| Self {
             text: self.text.clone(),
-            prompts: Vec::new(),
+            prompts: std::mem::take(&mut self.prompts),
             ready: VecDeque::new(),
             turn: 0,
-            leading: None,
-            record: None,
-            ends_with: self.ends_with,
-            reports_wait: None,
-        };
-        is_missing.then(|| Self {
+            leading: self.leading,
+            record: self.record.take(),
             ends_with: EndsWith::LastReports,
-            ..std::mem::replace(self, emptied)
+            reports_wait: None,
         })
     }
 

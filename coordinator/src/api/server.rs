@@ -71,53 +71,25 @@ pub async fn serve_http(
     shutdown: impl Future<Output = ()>,
     drain_max: Duration,
 ) {
+    let mut server = Server {
+        places: Places::new(connections_max),
+        listener,
+        router,
+        buffers: ResponseBuffers::default(),
+        probes: ProbeConnections::default(),
+        connections: JoinSet::new(),
+    };
     let graceful = GracefulShutdown::new();
-    let places = Places::new(connections_max);
-    let (buffers, mut probes) = (ResponseBuffers::default(), ProbeConnections::default());
-    let mut connections = JoinSet::new();
-    tokio::pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = &mut shutdown => break,
-            Some(ended) = connections.join_next(), if !connections.is_empty() => {
-                note_end(ended);
-                continue;
-            }
-            accepted = accept(&listener, &places) => accepted,
-        };
-        if let Some((stream, place)) = accepted {
-            let stream = TimedStream::new(stream, buffers.clone());
-            let serves = place.serves;
-            let task = connections.spawn(connection(stream, router.clone(), graceful.watcher(), place));
-            if serves == Serves::Probes {
-                probes.add(task);
-            }
-        }
-    }
+    server.serve_until(&graceful, shutdown).await;
     // Probes and refusals are answered until the last request has ended.
     let late = GracefulShutdown::new();
     let drained = tokio::time::timeout(drain_max, graceful.shutdown());
-    tokio::pin!(drained);
-    let is_drained = loop {
-        let accepted = tokio::select! {
-            biased;
-            drained = &mut drained => break drained.is_ok(),
-            Some(ended) = connections.join_next(), if !connections.is_empty() => {
-                note_end(ended);
-                continue;
-            }
-            accepted = accept(&listener, &places) => accepted,
-        };
-        if let Some((stream, place)) = accepted {
-            let stream = TimedStream::new(stream, buffers.clone());
-            let serves = place.serves;
-            let task = connections.spawn(connection(stream, router.clone(), late.watcher(), place));
-            if serves == Serves::Probes {
-                probes.add(task);
-            }
-        }
-    };
+    let is_drained = server.serve_until(&late, drained).await.is_ok();
+    let Server {
+        listener,
+        mut connections,
+        ..
+    } = server;
     drop(listener);
     let _ = tokio::time::timeout(LATE_ANSWERS_MAX, late.shutdown()).await;
     if !is_drained {
@@ -127,6 +99,43 @@ pub async fn serve_http(
         );
     }
     connections.shutdown().await;
+}
+
+/// The listener and what its connections share.
+struct Server {
+    listener: TcpListener,
+    places: Places,
+    router: Router,
+    buffers: ResponseBuffers,
+    probes: ProbeConnections,
+    connections: JoinSet<()>,
+}
+
+impl Server {
+    /// Takes connections, which `graceful` can end, until `end`.
+    async fn serve_until<T>(&mut self, graceful: &GracefulShutdown, end: impl Future<Output = T>) -> T {
+        tokio::pin!(end);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                ended = &mut end => return ended,
+                Some(ended) = self.connections.join_next(), if !self.connections.is_empty() => {
+                    note_end(ended);
+                    continue;
+                }
+                accepted = accept(&self.listener, &self.places) => accepted,
+            };
+            if let Some((stream, place)) = accepted {
+                let stream = TimedStream::new(stream, self.buffers.clone());
+                let serves = place.serves;
+                let connection = connection(stream, self.router.clone(), graceful.watcher(), place);
+                let task = self.connections.spawn(connection);
+                if serves == Serves::Probes {
+                    self.probes.add(task);
+                }
+            }
+        }
+    }
 }
 
 async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::TcpStream, Place)> {

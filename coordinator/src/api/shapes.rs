@@ -13,6 +13,7 @@ use serving_core::ids::TokenId;
 use serving_core::stage::Stage;
 
 use super::run::PromptRun;
+use crate::records::shape::{Serving, ms};
 
 /// What every chunk of an answer repeats.
 #[derive(Clone, Debug, Serialize)]
@@ -91,8 +92,6 @@ pub struct Metrics {
     pub queue_ms: Option<f64>,
     /// Prefill side: accepted to first token sampled.
     pub prefill_ms: Option<f64>,
-    /// From the first KV byte sent to the last one acknowledged. It overlaps with prefill.
-    pub kv_transfer_ms: Option<f64>,
     /// Decode node: joined the batch to last token sampled.
     pub decode_ms: Option<f64>,
     /// First byte of the request to first token written (streaming) or received (not).
@@ -101,28 +100,13 @@ pub struct Metrics {
     pub e2e_ms: f64,
     /// Output tokens after the first one, divided by the time after it.
     pub tokens_per_second: Option<f64>,
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub cached_tokens: u32,
-    pub prefill_node: Option<String>,
-    pub decode_node: Option<String>,
-    /// Why the decode node computed the prompt itself: short, cached, no_prefill_node, transfer_failed, co_located.
-    pub local_prefill: Option<&'static str>,
-    pub route_reason: Option<String>,
-    pub attempts: u32,
-    pub preemptions: u32,
-    pub transport: Option<String>,
-    pub kv_bytes: u64,
+    #[serde(flatten)]
+    pub serving: Serving,
     /// Every stage by name (the list in PROTOCOL): those of the time to first token, and those after it.
     pub stages_ttft_ms: serde_json::Map<String, Value>,
     pub stages_rest_ms: serde_json::Map<String, Value>,
     /// TTFT less its stages: the time that no stage measured.
     pub unattributed_ms: Option<f64>,
-}
-
-/// Milliseconds with three decimals.
-pub fn ms(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
 pub fn ids(tokens: &[TokenId]) -> Vec<u32> {
@@ -158,8 +142,6 @@ pub struct EdgeTimes {
 }
 
 pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
-    let summary = &prompt.summary;
-    let placement = prompt.placement.as_ref();
     let stages = |is_before: bool| {
         let of_phase = times
             .stages
@@ -177,28 +159,17 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         .ttft
         .map(|ttft| times.e2e.saturating_sub(ttft).as_secs_f64())
         .filter(|s| *s > 0.0);
-    let node = |name: Option<&serving_core::ids::NodeName>| name.map(ToString::to_string);
+    let tokens = (prompt.request.client_prompt_tokens, prompt.output_tokens);
     Metrics {
         queue_ms: times.stages.get(Stage::Queue).map(ms),
         prefill_ms: prefill.reduce(|a, b| a + b).map(ms),
-        kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
         decode_ms: times.stages.get(Stage::Decode).map(ms),
         ttft_ms: times.ttft.map(ms),
         e2e_ms: ms(times.e2e),
         tokens_per_second: after_first
             .filter(|_| prompt.output_tokens > 1)
             .map(|seconds| (f64::from(prompt.output_tokens - 1) / seconds * 1e3).round() / 1e3),
-        prompt_tokens: prompt.request.client_prompt_tokens,
-        output_tokens: prompt.output_tokens,
-        cached_tokens: summary.cached_tokens,
-        prefill_node: node(placement.and_then(|p| p.prefill_node.as_ref())),
-        decode_node: node(placement.and_then(|p| p.decode_node.as_ref())),
-        local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
-        route_reason: placement.map(|p| p.route_reason.clone()),
-        attempts: summary.attempts,
-        preemptions: summary.preemptions,
-        transport: summary.transport.clone(),
-        kv_bytes: summary.kv_bytes,
+        serving: Serving::of(prompt.placement.as_ref(), &prompt.summary, tokens),
         stages_ttft_ms: stages(true),
         stages_rest_ms: stages(false),
         unattributed_ms: times.unattributed_ms,

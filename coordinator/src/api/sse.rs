@@ -10,8 +10,8 @@ use futures::stream;
 use serde::Serialize;
 use tracing::Span;
 
+use super::answering::{Answering, note_end, note_finish_reasons};
 use super::error::ApiError;
-use super::generate::{Answering, note_end, note_finish_reasons};
 use super::late;
 use super::run::OutToken;
 

@@ -8,12 +8,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::forms::{self, Flag, Id, List};
+use super::forms::{self, Flag, Id, List, in_vocabulary};
 use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
 use super::prepare::{Tokenizing, text_error};
 use super::prompt::{ChatMessages, Input, PromptSource, turns};
-use super::request::{in_vocabulary, served_model};
+use super::request::served_model;
 use super::shapes::ids;
 use super::{AppState, body};
 use crate::text::{TextError, TextModel};

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use opentelemetry::trace::TraceId;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use service_runtime::spans;
 use service_runtime::spans::otlp::{EventView, SpanView, Spans};
 
 use super::AppState;
-use super::admin::{BadQuery, bad_query, unknown_request};
+use super::admin::{Asked, unknown_request};
+use super::error::ApiError;
 use crate::records::shape::{Detail, NotAsked, SpanEvent, SpanShape, Waterfall};
 
 #[derive(Debug, Default, Deserialize)]
@@ -33,28 +34,20 @@ struct Gathered {
 pub async fn trace(
     State(state): State<Arc<AppState>>,
     Path(id): Path<String>,
-    query: Result<Query<TraceQuery>, BadQuery>,
-) -> Response {
-    let Query(query) = match query {
-        Ok(query) => query,
-        Err(bad) => return bad_query(&bad).into_response(),
-    };
+    Asked(query): Asked<TraceQuery>,
+) -> Result<Response, ApiError> {
     state.insight.records.closing.settled().await;
     let record = state.insight.records.find(&id);
-    let trace_id = record
-        .as_ref()
-        .map_or(id.as_str(), |record| record.summary.trace_id.as_str());
-    let Ok(trace) = TraceId::from_hex(trace_id) else {
-        return unknown_request(&id).into_response();
-    };
+    let trace_id = record.as_ref().map_or(&id, |record| &record.summary.trace_id);
+    let trace = TraceId::from_hex(trace_id).map_err(|_| unknown_request(&id))?;
     let gathered = gather(&state, trace, record.as_deref()).await;
     if record.is_none() && gathered.spans.is_empty() {
-        return unknown_request(&id).into_response();
+        return Err(unknown_request(&id));
     }
-    match query.view.as_deref() {
-        Some("waterfall") => Json(json!(waterfall(&state, trace, gathered, record.as_deref()))).into_response(),
+    Ok(match query.view.as_deref() {
+        Some("waterfall") => Json(waterfall(&state, trace, gathered, record.as_deref())).into_response(),
         _ => Json(gathered.spans).into_response(),
-    }
+    })
 }
 
 /// The nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
@@ -68,11 +61,8 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
     let insight = &state.insight;
     let nodes = insight.nodes();
     let is_here = |name: &str| nodes.iter().any(|(node, _)| node == name);
-    let gone = record
-        .map(took_part)
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|name| !is_here(name));
+    let took_part = record.map(took_part).unwrap_or_default();
+    let gone = took_part.into_iter().filter(|name| !is_here(name));
     let not_asked = |node: &str, why: String| NotAsked {
         node: node.to_owned(),
         why,

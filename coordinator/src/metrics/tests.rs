@@ -1,15 +1,17 @@
 //! What the coordinator exposes is what the table says, and every way to use it shows.
 
 use service_runtime::metrics::exposition::{differences, read, without_a_start};
-use service_runtime::metrics::{Metric, vllm};
+use service_runtime::metrics::vllm;
 use serving_core::cluster::{HandoffOutcome, NodeHealth};
-use serving_core::ids::NodeEpoch;
-use serving_core::node::{AssignedRole, KvBlockCounts};
+use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+use serving_core::node::{
+    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth,
+};
 use serving_core::stage::StageTimings;
 
 use super::*;
 use crate::api::EdgeMetrics;
-use crate::cluster_metrics::{NodeSnapshot, PairSnapshot};
+use crate::cluster_metrics::NodeSnapshot;
 
 const ROLE: Role = Role::Coordinator;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -50,34 +52,65 @@ fn ended<'a>(outcome: &'a str, stages: &'a StageTimings) -> EndedRequest<'a> {
     }
 }
 
-fn a_node() -> NodeSnapshot {
-    NodeSnapshot {
-        name: "prefill-0".to_owned(),
+fn node_id(name: &str) -> NodeId {
+    NodeId {
+        name: NodeName::new(name),
         epoch: NodeEpoch(1),
+    }
+}
+
+fn a_node() -> NodeSnapshot {
+    let record = NodeRecord {
+        id: node_id("prefill-0"),
+        role: NodeRole::Prefill,
+        is_co_located: false,
         address: "h:1".to_owned(),
-        version: "1".to_owned(),
+        kv_address: "h:1".to_owned(),
+        compatibility: CompatibilityHash([0; 32]),
         transports: vec!["shm".to_owned()],
-        block_tokens: 16,
-        assigned_role: AssignedRole::Decode,
+        version: "1".to_owned(),
+        capacity: NodeCapacity {
+            kv_blocks: 64,
+            block_tokens: 16,
+            max_sequences: 16,
+            max_batch_tokens: 512,
+            max_model_tokens: 2048,
+            block_bytes: 1024,
+        },
+        model_name: "smol".to_owned(),
+        state: NodeState::Ready,
         roles: Vec::new(),
-        role: "prefill",
-        health: NodeHealth::Ready,
-        is_suspected: false,
-        lease_left: Duration::from_secs(5),
-        lease_age: Duration::ZERO,
+    };
+    let status = NodeStatus {
+        state: NodeState::Ready,
+        permits_granted_total: 4,
+        permits_received_total: 0,
+        permits_recalled_total: 0,
+        permits_received_by: Vec::new(),
         coordinators: 1,
         kv_blocks: KvBlockCounts::default(),
         running_sequences: 1,
         waiting_sequences: 0,
-        permits_available: 4,
-        preemptions_total: 0,
+        waiting_tokens: 0,
         prefix_query_tokens_total: 2,
         prefix_hit_tokens_total: 1,
-        prefix_blocks: 3,
-        pairs: vec![PairSnapshot {
-            decode_node: "decode-0".to_owned(),
+        preemptions_total: 0,
+        computed_tokens_total: 0,
+        pairs: vec![PairHealth {
+            decode_node: node_id("decode-0"),
             unusable_reason: None,
+            transport: None,
         }],
+    };
+    NodeSnapshot {
+        record,
+        last_status: Some(status),
+        health: NodeHealth::Ready,
+        is_suspected: false,
+        lease_left: Duration::from_secs(5),
+        lease_age: Duration::ZERO,
+        permits_available: 4,
+        prefix_blocks: 3,
     }
 }
 

@@ -2,7 +2,6 @@
 //! limited.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,12 +15,12 @@ const CLOSING_MAX: usize = 4096;
 const READERS_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// The records that are being closed, by their numbers.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClosingRecords {
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     closing: Mutex<BTreeSet<u64>>,
     closed: Notify,
@@ -65,24 +64,11 @@ impl ClosingRecords {
     }
 }
 
-impl fmt::Debug for ClosingRecords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClosingRecords").finish_non_exhaustive()
-    }
-}
-
 /// One record is being closed while this value lives.
+#[derive(Debug)]
 pub struct Closing {
     shared: Arc<Shared>,
     seq: u64,
-}
-
-impl fmt::Debug for Closing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Closing")
-            .field("seq", &self.seq)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Drop for Closing {

@@ -3,16 +3,17 @@
 //! The number of records and their bytes are limited; the oldest go first. Running requests are read where they are, and
 //! nothing is copied per token. A follower of the events that does not keep up is told how many it has missed.
 
-pub mod closing;
+pub(crate) mod closing;
 pub mod pages;
-pub mod prompts;
+pub(crate) mod prompts;
 pub mod shape;
-pub mod stalls;
+pub(crate) mod stalls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use closing::ClosingRecords;
@@ -81,30 +82,42 @@ impl Default for RecordStore {
     }
 }
 
-/// The records that a reader wants. All conditions that are set must hold.
-#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+/// The records that a reader wants, as a query string has them. All conditions that are set must hold; an empty text sets
+/// none.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Filter {
-    pub outcome: Option<String>,
-    pub lane: Option<String>,
-    pub model: Option<String>,
+pub struct Listing {
+    /// At most as many; `None` lists a hundred.
+    pub limit: Option<usize>,
+    pub before: Option<u64>,
+    /// Sort by end-to-end time, instead of newest first.
+    pub slowest: bool,
+    /// The kinds of events that a follower wants.
+    pub kinds: String,
+    pub outcome: String,
+    pub lane: String,
+    pub model: String,
     /// Name of the prefill node or of the decode node.
-    pub node: Option<String>,
+    pub node: String,
     pub breached: Option<bool>,
     pub stalled: Option<bool>,
     pub running: Option<bool>,
     pub slower_than_ms: Option<f64>,
 }
 
-impl Filter {
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
+
+impl Listing {
     pub fn admits(&self, s: &Summary) -> bool {
-        let is =
-            |wanted: &Option<String>, got: Option<&str>| wanted.as_deref().is_none_or(|wanted| got == Some(wanted));
-        let nodes = [s.prefill_node.as_deref(), s.decode_node.as_deref()];
-        is(&self.outcome, s.outcome.as_deref())
-            && is(&self.lane, Some(&s.lane))
-            && is(&self.model, s.model.as_deref())
-            && self.node.as_deref().is_none_or(|node| nodes.contains(&Some(node)))
+        let is = |wanted: &str, got: &[Option<&str>]| wanted.is_empty() || got.contains(&Some(wanted));
+        is(&self.outcome, &[s.outcome.as_deref()])
+            && is(&self.lane, &[Some(&s.lane)])
+            && is(&self.model, &[s.model.as_deref()])
+            && is(
+                &self.node,
+                &[s.serving.prefill_node.as_deref(), s.serving.decode_node.as_deref()],
+            )
             && self.breached.is_none_or(|wanted| wanted != s.breached.is_empty())
             && self.stalled.is_none_or(|wanted| wanted == (s.stall_count > 0))
             && self
@@ -115,24 +128,15 @@ impl Filter {
 }
 
 /// One page of the list.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Page {
     pub records: Vec<Summary>,
     /// Where the next page begins, if there is one.
     pub next_before: Option<u64>,
+    pub now_unix_ms: f64,
     pub kept: usize,
     pub forgotten: u64,
-}
-
-/// The order and size of the list.
-#[derive(Clone, Debug)]
-pub struct Listing {
-    pub filter: Filter,
-    pub limit: usize,
-    pub before: Option<u64>,
-    /// Sort by end-to-end time, instead of newest first.
-    pub slowest_first: bool,
 }
 
 impl RecordStore {
@@ -150,7 +154,7 @@ impl RecordStore {
     }
 
     /// A request begins. Returns its number; pass it to `began` when the request can be looked at.
-    pub fn next_seq(&self) -> u64 {
+    pub(crate) fn next_seq(&self) -> u64 {
         let mut ring = self.ring();
         ring.next_seq += 1;
         ring.next_seq
@@ -160,7 +164,7 @@ impl RecordStore {
         self.ring().running.insert(seq, running);
     }
 
-    pub fn has_followers(&self) -> bool {
+    pub(crate) fn has_followers(&self) -> bool {
         self.events.receiver_count() > 0
     }
 
@@ -177,11 +181,12 @@ impl RecordStore {
         {
             let mut ring = self.ring();
             ring.running.remove(&summary.seq);
-            if let (Some(prefill), Some(decode)) = (&summary.prefill_node, &summary.decode_node)
-                && summary.transport.is_some()
+            let serving = &summary.serving;
+            if let (Some(prefill), Some(decode)) = (&serving.prefill_node, &serving.decode_node)
+                && serving.transport.is_some()
             {
                 let totals = ring.pairs.entry((prefill.clone(), decode.clone())).or_default();
-                totals.kv_bytes += summary.kv_bytes;
+                totals.kv_bytes += serving.kv_bytes;
                 totals.handoffs += 1;
             }
             ring.bytes += bytes;
@@ -214,24 +219,26 @@ impl RecordStore {
     pub fn list(&self, listing: &Listing) -> Page {
         let running = self.running();
         let ring = self.ring();
-        let admits = |s: &Summary| listing.before.is_none_or(|before| s.seq < before) && listing.filter.admits(s);
+        let admits = |s: &Summary| listing.before.is_none_or(|before| s.seq < before) && listing.admits(s);
         // A request that has ended in the meantime is in the list of ended ones now.
         let running = running.iter().map(|detail| &detail.summary);
         let running = running.filter(|summary| ring.running.contains_key(&summary.seq));
         let ended = ring.ended.iter().map(|detail| &detail.summary);
         let mut found: Vec<&Summary> = running.chain(ended).filter(|summary| admits(summary)).collect();
-        match listing.slowest_first {
+        match listing.slowest {
             true => found.sort_by(|a, b| b.e2e_ms.total_cmp(&a.e2e_ms)),
             false => found.sort_by_key(|summary| std::cmp::Reverse(summary.seq)),
         }
-        let is_more = found.len() > listing.limit;
-        found.truncate(listing.limit);
+        let limit = listing.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+        let is_more = found.len() > limit;
+        found.truncate(limit);
         Page {
             next_before: found
                 .last()
-                .filter(|_| is_more && !listing.slowest_first)
+                .filter(|_| is_more && !listing.slowest)
                 .map(|summary| summary.seq),
             records: found.into_iter().cloned().collect(),
+            now_unix_ms: shape::now_unix_ms(),
             kept: ring.ended.len(),
             forgotten: ring.forgotten,
         }
@@ -250,7 +257,7 @@ impl RecordStore {
     }
 
     /// The stages of the last ended requests, newest first.
-    pub fn last_ended(&self, most: usize) -> Vec<Arc<Detail>> {
+    pub(crate) fn last_ended(&self, most: usize) -> Vec<Arc<Detail>> {
         self.ring().ended.iter().rev().take(most).cloned().collect()
     }
 }

@@ -1,13 +1,9 @@
 //! Where each prompt of a request with several prompts ran. To the control loop each prompt is a request with its own
 //! nodes, attempts and stages. The record shows the prompt that the client heard of first, and lists all of them.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-use serving_core::ids::NodeName;
-
-use super::shape::{StageShape, ms, stage_shapes};
+use super::shape::{PromptShape, Serving, stage_shapes};
 use crate::request_handle::{Placement, RequestSummary};
 
 #[derive(Clone, Debug, Default)]
@@ -20,71 +16,16 @@ pub struct PromptRecord {
     pub summary: RequestSummary,
 }
 
-/// The JSON of one prompt: `docs/reference/records.md`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PromptShape {
-    pub choices: Vec<u32>,
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub cached_tokens: u32,
-    pub prefill_node: Option<String>,
-    pub decode_node: Option<String>,
-    pub route_reason: Option<String>,
-    pub local_prefill: Option<Cow<'static, str>>,
-    pub attempts: u32,
-    pub preemptions: u32,
-    pub transport: Option<String>,
-    pub kv_bytes: u64,
-    pub kv_transfer_ms: Option<f64>,
-    pub stages: Vec<StageShape>,
-}
-
 impl PromptRecord {
     pub fn shape(&self) -> PromptShape {
-        let (placement, summary) = (self.placement.as_ref(), &self.summary);
-        let name = |node: Option<&NodeName>| node.map(ToString::to_string);
-        let prefill_node = name(placement.and_then(|p| p.prefill_node.as_ref()));
-        let decode_node = name(placement.and_then(|p| p.decode_node.as_ref()));
+        let tokens = (self.prompt_tokens, self.output_tokens);
+        let serving = Serving::of(self.placement.as_ref(), &self.summary, tokens);
+        let nodes = (serving.prefill_node.as_deref(), serving.decode_node.as_deref());
         PromptShape {
             choices: self.choices.clone().collect(),
-            prompt_tokens: self.prompt_tokens,
-            output_tokens: self.output_tokens,
-            cached_tokens: summary.cached_tokens,
-            stages: stage_shapes(&summary.timings, (prefill_node.as_deref(), decode_node.as_deref())),
-            prefill_node,
-            decode_node,
-            route_reason: placement.map(|p| p.route_reason.clone()),
-            local_prefill: placement
-                .and_then(|p| p.local_prefill)
-                .map(|reason| reason.name().into()),
-            attempts: summary.attempts,
-            preemptions: summary.preemptions,
-            transport: summary.transport.clone(),
-            kv_bytes: summary.kv_bytes,
-            kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
+            stages: stage_shapes(&self.summary.timings, nodes),
+            serving,
         }
-    }
-}
-
-impl PromptShape {
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        [&self.prefill_node, &self.decode_node]
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
-    }
-
-    pub fn bytes(&self) -> usize {
-        let texts = [
-            &self.prefill_node,
-            &self.decode_node,
-            &self.route_reason,
-            &self.transport,
-        ];
-        let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
-        let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
-        size_of::<Self>() + size_of_val(self.choices.as_slice()) + texts + stages
     }
 }
 

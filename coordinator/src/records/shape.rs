@@ -2,18 +2,24 @@
 //! reference. A reader takes a missing member for its default, because the server may be of another version.
 
 use std::borrow::Cow;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use serving_core::ids::NodeName;
 use serving_core::stage::{Stage, StageTimings};
 
-use super::prompts::PromptShape;
 use super::stalls::Stall;
+use crate::request_handle::{Placement, RequestSummary};
 
 /// Milliseconds with three decimals.
 pub fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// This process's wall clock, for readers whose own clock differs.
+pub(crate) fn now_unix_ms() -> f64 {
+    ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Where a request is.
@@ -40,6 +46,64 @@ impl RecordState {
     }
 }
 
+/// Where and how a prompt was served. Records and answers show it alike.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Serving {
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub cached_tokens: u32,
+    pub prefill_node: Option<String>,
+    pub decode_node: Option<String>,
+    pub route_reason: Option<String>,
+    /// Why the decode node computed the prompt itself: short, cached, no_prefill_node, transfer_failed, co_located.
+    pub local_prefill: Option<Cow<'static, str>>,
+    pub attempts: u32,
+    pub preemptions: u32,
+    pub transport: Option<String>,
+    pub kv_bytes: u64,
+    /// From the first KV byte sent to the last one acknowledged. It overlaps with prefill.
+    pub kv_transfer_ms: Option<f64>,
+}
+
+impl Serving {
+    pub fn of(placement: Option<&Placement>, summary: &RequestSummary, (prompt, output): (u32, u32)) -> Self {
+        let node = |name: &Option<NodeName>| name.as_ref().map(ToString::to_string);
+        Self {
+            prompt_tokens: prompt,
+            output_tokens: output,
+            cached_tokens: summary.cached_tokens,
+            prefill_node: placement.and_then(|p| node(&p.prefill_node)),
+            decode_node: placement.and_then(|p| node(&p.decode_node)),
+            route_reason: placement.map(|p| p.route_reason.clone()),
+            local_prefill: placement
+                .and_then(|p| p.local_prefill)
+                .map(|reason| reason.name().into()),
+            attempts: summary.attempts,
+            preemptions: summary.preemptions,
+            transport: summary.transport.clone(),
+            kv_bytes: summary.kv_bytes,
+            kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
+        }
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let nodes = [&self.prefill_node, &self.decode_node].into_iter();
+        nodes.flatten().map(String::as_str)
+    }
+
+    /// Bytes outside of the struct.
+    fn text_bytes(&self) -> usize {
+        let texts = [
+            &self.prefill_node,
+            &self.decode_node,
+            &self.route_reason,
+            &self.transport,
+        ];
+        texts.into_iter().flatten().map(String::len).sum()
+    }
+}
+
 /// One line of the list.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -57,18 +121,8 @@ pub struct Summary {
     pub outcome: Option<Cow<'static, str>>,
     pub status: Option<u16>,
     pub error: Option<String>,
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub cached_tokens: u32,
-    pub prefill_node: Option<String>,
-    pub decode_node: Option<String>,
-    pub route_reason: Option<String>,
-    pub local_prefill: Option<Cow<'static, str>>,
-    pub attempts: u32,
-    pub preemptions: u32,
-    pub transport: Option<String>,
-    pub kv_bytes: u64,
-    pub kv_transfer_ms: Option<f64>,
+    #[serde(flatten)]
+    pub serving: Serving,
     pub queue_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
     pub tpot_ms: Option<f64>,
@@ -113,6 +167,16 @@ pub struct ClockShape {
     /// The coordinator's wall clock less the node's.
     pub offset_ms: f64,
     pub error_ms: f64,
+}
+
+/// The JSON of one prompt: `docs/reference/records.md`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PromptShape {
+    pub choices: Vec<u32>,
+    #[serde(flatten)]
+    pub serving: Serving,
+    pub stages: Vec<StageShape>,
 }
 
 /// The whole record.
@@ -181,28 +245,30 @@ impl StageShape {
     }
 }
 
+impl PromptShape {
+    fn bytes(&self) -> usize {
+        let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
+        size_of::<Self>() + size_of_val(self.choices.as_slice()) + self.serving.text_bytes() + stages
+    }
+}
+
 impl Detail {
     /// Each node that worked on the request at the end. A node may occur twice.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        let own = [&self.summary.prefill_node, &self.summary.decode_node];
-        let own = own.into_iter().flatten().map(String::as_str);
-        own.chain(self.prompts.iter().flat_map(PromptShape::nodes))
+        let prompts = self.prompts.iter().map(|prompt| &prompt.serving);
+        [&self.summary.serving]
+            .into_iter()
+            .chain(prompts)
+            .flat_map(Serving::nodes)
     }
 
     /// A rough upper estimate of the memory that the record takes. It bounds the store.
     pub fn bytes(&self) -> usize {
         let s = &self.summary;
-        let texts = [
-            &s.response_id,
-            &s.model,
-            &s.error,
-            &s.prefill_node,
-            &s.decode_node,
-            &s.route_reason,
-            &s.transport,
-            &s.slow_because,
-        ];
-        let texts: usize = texts.iter().filter_map(|text| text.as_ref()).map(String::len).sum();
+        let texts = [&s.response_id, &s.model, &s.error, &s.slow_because]
+            .into_iter()
+            .flatten();
+        let texts = s.serving.text_bytes() + texts.map(String::len).sum::<usize>();
         let stages: usize = self.stages.iter().map(StageShape::bytes).sum();
         let prompts: usize = self.prompts.iter().map(PromptShape::bytes).sum();
         let stalls: usize = self
@@ -221,7 +287,7 @@ impl Detail {
 }
 
 /// The stages in the order in which a request goes through them.
-pub fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
+pub(crate) fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
     let shape = |(stage, took): &(Stage, Duration)| StageShape {
         stage: stage.name().into(),
         phase: stage.phase().into(),
@@ -276,5 +342,5 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
         ));
     }
     let gap = s.itl_p50_ms.or(s.tpot_ms)?;
-    Some(format!("{} output tokens at {gap:.1} ms each", s.output_tokens))
+    Some(format!("{} output tokens at {gap:.1} ms each", s.serving.output_tokens))
 }

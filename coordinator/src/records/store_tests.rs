@@ -1,5 +1,6 @@
 //! The ring's limits, its pages and its filters.
 
+use super::shape::Serving;
 use super::*;
 
 fn detail(seq: u64, e2e_ms: f64) -> Detail {
@@ -18,18 +19,16 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
             outcome: Some("ok".into()),
             status: Some(200),
             error: None,
-            prompt_tokens: 1,
-            output_tokens: 2,
-            cached_tokens: 0,
-            prefill_node: Some("prefill-0".to_owned()),
-            decode_node: Some(format!("decode-{}", seq % 2)),
-            route_reason: None,
-            local_prefill: None,
-            attempts: 1,
-            preemptions: 0,
-            transport: Some("grpc".to_owned()),
-            kv_bytes: 10,
-            kv_transfer_ms: None,
+            serving: Serving {
+                prompt_tokens: 1,
+                output_tokens: 2,
+                prefill_node: Some("prefill-0".to_owned()),
+                decode_node: Some(format!("decode-{}", seq % 2)),
+                attempts: 1,
+                transport: Some("grpc".to_owned()),
+                kv_bytes: 10,
+                ..Serving::default()
+            },
             queue_ms: None,
             ttft_ms: Some(1.0),
             tpot_ms: None,
@@ -54,10 +53,9 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
 
 fn listing(limit: usize, before: Option<u64>) -> Listing {
     Listing {
-        filter: Filter::default(),
-        limit,
+        limit: Some(limit),
         before,
-        slowest_first: false,
+        ..Listing::default()
     }
 }
 
@@ -117,7 +115,7 @@ fn pages_follow_each_other_without_gap_or_repeat() {
     }
     assert_eq!(all, [7, 6, 5, 4, 3, 2, 1]);
     let slowest = Listing {
-        slowest_first: true,
+        slowest: true,
         ..listing(2, None)
     };
     assert_eq!(seqs(&store.list(&slowest)), [7, 4], "9 and 8 ms");
@@ -126,31 +124,31 @@ fn pages_follow_each_other_without_gap_or_repeat() {
 #[test]
 fn all_filters_must_hold() {
     let summary = detail(1, 5.0).summary;
-    let admits = |filter: Filter| filter.admits(&summary);
-    let text = |text: &str| Some(text.to_owned());
-    assert!(admits(Filter::default()));
-    assert!(admits(Filter {
+    let admits = |filter: Listing| filter.admits(&summary);
+    let text = |text: &str| text.to_owned();
+    assert!(admits(Listing::default()));
+    assert!(admits(Listing {
         node: text("prefill-0"),
         lane: text("interactive"),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         node: text("prefill-0"),
         lane: text("batch"),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         breached: Some(true),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(admits(Filter {
+    assert!(admits(Listing {
         breached: Some(false),
         running: Some(false),
-        ..Filter::default()
+        ..Listing::default()
     }));
-    assert!(!admits(Filter {
+    assert!(!admits(Listing {
         slower_than_ms: Some(5.0),
-        ..Filter::default()
+        ..Listing::default()
     }));
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use model_files::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
-use model_files::config::{ConfigError, LlamaConfig};
+use model_files::chat_template::{ChatTemplate, ChatTemplateError};
+use model_files::config::{ConfigError, ModelConfig};
 use model_files::gguf::{GgufError, GgufFile};
 use model_files::tokenizer::{Tokenizer, TokenizerError};
 use serving_core::ids::TokenId;
@@ -38,7 +38,7 @@ impl TextModel {
     /// `max_model_tokens: None` takes the context length the model was trained for.
     pub fn open(path: &Path, max_model_tokens: Option<u32>) -> Result<TextModel, OpenModelError> {
         let file = GgufFile::open(path)?;
-        let trained = u32::try_from(LlamaConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
+        let trained = u32::try_from(ModelConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
         let max_model_tokens = match max_model_tokens {
             Some(asked) if asked > trained => return Err(OpenModelError::ContextTooLong { asked, trained }),
             Some(asked) => asked,
@@ -90,15 +90,8 @@ impl TextCodec for GgufText {
     }
     fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let messages: Vec<ChatMessage> = turns
-            .iter()
-            .map(|turn| ChatMessage {
-                role: turn.role.clone(),
-                content: turn.content.clone(),
-            })
-            .collect();
         template
-            .render(&messages, add_generation_prompt)
+            .render(turns, add_generation_prompt)
             .map_err(|error| TextError::Template(Box::new(error)))
     }
 }

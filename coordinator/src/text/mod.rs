@@ -13,11 +13,7 @@ pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
 pub use gguf::OpenModelError;
 
 /// One message of a chat, ready for the model's template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChatTurn {
-    pub role: String,
-    pub content: String,
-}
+pub use model_files::chat_template::ChatMessage as ChatTurn;
 
 #[derive(Debug, Error)]
 pub enum TextError {
@@ -82,7 +78,7 @@ impl TextModel {
 
     /// The fewest tokens that a text of this many bytes can have. Texts that cannot fit are refused without tokenizing
     /// them.
-    pub fn fewest_tokens(&self, text_bytes: usize) -> usize {
+    pub(crate) fn fewest_tokens(&self, text_bytes: usize) -> usize {
         text_bytes.div_ceil(self.longest_token_bytes)
     }
 

@@ -24,7 +24,6 @@ use serving_core::node::{
     CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, Ticket,
 };
 use serving_core::request::{FinishReason, Lane, Request, SamplingParams, StopConditions, TokenEvent};
-use serving_core::stage::StageTimings;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
@@ -293,9 +292,7 @@ pub fn request(id: u128, max_tokens: u32) -> Arc<Request> {
 pub async fn submit(cluster: &Coordinator, request: Arc<Request>) -> RequestHandle {
     let submission = Submission {
         request,
-        received_at: Instant::now(),
         tokenized_at: Instant::now(),
-        edge_timings: StageTimings::default(),
         traceparent: None,
     };
     let answer = tokio::time::timeout(PATIENCE, cluster.handle.submit(submission)).await;

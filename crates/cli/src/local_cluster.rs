@@ -306,7 +306,7 @@ impl LocalCluster {
     }
 
     /// Sends SIGKILL to every process. No process is left afterwards.
-    pub async fn kill_all(&self) {
+    pub(crate) async fn kill_all(&self) {
         for process in self.processes.values() {
             process.kill();
         }

@@ -58,15 +58,11 @@ impl Terminal {
         Self { has_colour: true }
     }
 
-    pub fn has_colour(self) -> bool {
-        self.has_colour
-    }
-
     pub fn dim(self, text: &str) -> String {
         self.paint(text, Paint::Dim)
     }
 
-    pub fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.paint(text, Paint::Bold)
     }
 
@@ -76,7 +72,7 @@ impl Terminal {
         self.paint(name, Paint::Nth(sum))
     }
 
-    pub fn paint(self, text: &str, paint: Paint) -> String {
+    pub(crate) fn paint(self, text: &str, paint: Paint) -> String {
         let code = match paint {
             Paint::None => 0,
             Paint::Bold => 1,

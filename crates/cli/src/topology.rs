@@ -100,7 +100,7 @@ impl Topology {
     }
 
     /// Links between prefill and decode nodes: each prefill node has one to each decode node.
-    pub fn pair_count(self) -> u32 {
+    pub(crate) fn pair_count(self) -> u32 {
         match self {
             Self::Disaggregated {
                 prefill_count,

@@ -126,7 +126,7 @@ pub struct SequenceRows<'a> {
 
 impl SequenceRows<'_> {
     /// One past the last position, saturating.
-    pub fn end_position(&self) -> u32 {
+    pub(crate) fn end_position(&self) -> u32 {
         self.first_position
             .saturating_add(u32::try_from(self.tokens.len()).unwrap_or(u32::MAX))
     }

@@ -55,7 +55,7 @@ pub fn ln(x: f64) -> f64 {
 }
 
 /// e^x in f64 for |x| < 700, by a Taylor series after reduction. For tables made at load.
-pub fn exp_f64(x: f64) -> f64 {
+pub(crate) fn exp_f64(x: f64) -> f64 {
     let n = (x * std::f64::consts::LOG2_E).round();
     // ln 2 in two parts: the high one has 32 significant bits, so `n * high` is exact.
     const HIGH: f64 = 0.693_147_180_369_123_8;
@@ -69,7 +69,7 @@ pub fn exp_f64(x: f64) -> f64 {
 }
 
 /// Sine and cosine in f64 for 0 <= x < 2^20, by Taylor series after reduction to |r| <= pi/4. For tables made at load.
-pub fn sin_cos_f64(x: f64) -> (f64, f64) {
+pub(crate) fn sin_cos_f64(x: f64) -> (f64, f64) {
     let n = (x * std::f64::consts::FRAC_2_PI).round();
     // pi/2 in three parts of at most 33 significant bits, so that the products with n < 2^20 are exact.
     const P1: f64 = 1.570_796_326_734_125_6;

@@ -6,7 +6,8 @@
 //! lanes: add lane i + 8 to lane i, then i + 4, i + 2, i + 1.
 //! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon;
 //!   `s = 1 / sqrt(that)`; result `(x * s) * weight`.
-//! - **RoPE**: neighbouring pairs (2i, 2i+1) turn by `position * base^(-2i / head_dim)`, angles and functions in f64,
+//! - **Bias**, in architectures that have one: added to a finished output of a matrix.
+//! - **RoPE**: pairs, (2i, 2i+1) or (i, i + head_dim/2) by architecture, turn by `position * base^(-2i / head_dim)`, angles and functions in f64,
 //!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`.
 //! - **Attention**, per row and query head: KV blocks of 16 tokens in order of position, up to the row's own position.
 //!   A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * (1 / sqrt(head dim))`.
@@ -47,7 +48,7 @@ impl Numerics {
         }
     }
 
-    pub fn kv_dtype(self) -> KvDtype {
+    pub(crate) fn kv_dtype(self) -> KvDtype {
         match self {
             Numerics::Int8Blocks => KvDtype::F16,
             Numerics::Exact => KvDtype::F32,

@@ -8,8 +8,11 @@
 
 mod common;
 
-use common::{Golden, Setup, argmax, feed, goldens, open, setup, table};
+use common::{Golden, Setup, argmax, data, feed, goldens, open, open_file, setup, table};
 use engine::{CpuEngine, LogitsWanted, Numerics, prompt_logprob};
+use model_files::arch::SUPPORTED;
+use model_files::gguf::GgufFile;
+use model_files::testing::TinyModel;
 use serving_core::ids::TokenId;
 
 /// What the default run's exact decode path covers, in total rows of a case.
@@ -172,4 +175,31 @@ fn exact_prefill_and_decode_match_the_goldens() {
     decode.assert_exact();
     let (followed, total) = free_running(&mut engine, &cases, 0.002);
     println!("exact, free running: {followed} of {total} tokens before the first difference of each case");
+}
+
+/// `integration-tests/python/reference_model.py` computed these goldens; its header has the command.
+#[test]
+fn every_architecture_matches_an_independent_program() {
+    for architecture in SUPPORTED {
+        let text = std::fs::read_to_string(data(&format!("architecture-{}.jsonl", architecture.name))).unwrap();
+        for (tied, lines) in [true, false]
+            .into_iter()
+            .zip(text.lines().collect::<Vec<_>>().chunks(3))
+        {
+            let cases: Vec<Golden> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+            assert_eq!(cases.len(), 3);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("tiny.gguf");
+            TinyModel::of_golden(architecture, tied).build().write(&path).unwrap();
+            let file = GgufFile::open(&path).unwrap();
+            let mut engine = open_file(&file, setup(Numerics::Exact));
+            for chunk in [256, 1] {
+                let mut comparison = teacher_forced(&mut engine, &cases, chunk);
+                comparison.report(&format!("{}, tied {tied}, chunks of {chunk}", architecture.name));
+                comparison.assert_exact();
+            }
+            free_running(&mut engine, &cases, 0.002);
+        }
+        assert_eq!(text.lines().count(), 6);
+    }
 }

@@ -12,7 +12,7 @@ use engine::{
     KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
 };
 use model_files::gguf::{GgmlType, GgufFile};
-use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
+use model_files::testing::{TINY_VOCAB_SIZE, TinyModel};
 use proptest::prelude::*;
 use serving_core::ids::{BlockId, TokenId};
 
@@ -123,7 +123,7 @@ fn the_block_size_does_not_change_the_real_model() {
 
 #[test]
 fn a_block_that_is_not_whole_tiles_is_refused() {
-    let model = TinyLlama::default();
+    let model = TinyModel::default();
     for block_tokens in [0, 8, 24, 272] {
         let options = CpuEngineOptions {
             block_tokens,
@@ -200,33 +200,33 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
     }
 }
 
-fn file_of(model: &TinyLlama) -> GgufFile {
+fn file_of(model: &TinyModel) -> GgufFile {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     model.build().write(&path).unwrap();
     GgufFile::open(&path).unwrap()
 }
 
-fn tiny(model: &TinyLlama, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+fn tiny(model: &TinyModel, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
     open_cpu_engine(&file_of(model), options)
 }
 
 /// One of the shapes that the real model does not have.
-fn tiny_model(choice: usize) -> (TinyLlama, Numerics) {
-    let base = TinyLlama {
+fn tiny_model(choice: usize) -> (TinyModel, Numerics) {
+    let base = TinyModel {
         context_length: 256,
-        ..TinyLlama::default()
+        ..TinyModel::default()
     };
     match choice {
         0 => (
-            TinyLlama {
+            TinyModel {
                 matrix_kind: GgmlType::Q8_0,
                 ..base
             },
             Numerics::Int8Blocks,
         ),
         1 => (
-            TinyLlama {
+            TinyModel {
                 matrix_kind: GgmlType::Q4_1,
                 head_count: 6,
                 kv_head_count: 3,
@@ -236,7 +236,7 @@ fn tiny_model(choice: usize) -> (TinyLlama, Numerics) {
             Numerics::Int8Blocks,
         ),
         2 => (
-            TinyLlama {
+            TinyModel {
                 matrix_kind: GgmlType::F16,
                 kv_head_count: 4,
                 tied_embeddings: false,
@@ -245,7 +245,7 @@ fn tiny_model(choice: usize) -> (TinyLlama, Numerics) {
             Numerics::Exact,
         ),
         3 => (
-            TinyLlama {
+            TinyModel {
                 matrix_kind: GgmlType::Q4_1,
                 head_dim: 80,
                 kv_head_count: 1,
@@ -254,7 +254,7 @@ fn tiny_model(choice: usize) -> (TinyLlama, Numerics) {
             Numerics::Exact,
         ),
         _ => (
-            TinyLlama {
+            TinyModel {
                 matrix_kind: GgmlType::Q8_0,
                 tied_embeddings: false,
                 head_dim: 48,
@@ -355,15 +355,15 @@ fn one_wrong_bit_of_kv_changes_the_logits() {
 
 #[test]
 fn models_and_options_that_cannot_run_are_typed_errors() {
-    let base = TinyLlama::default();
+    let base = TinyModel::default();
     let int8 = || options(Numerics::Int8Blocks, 1, KernelChoice::Auto);
-    let f16 = TinyLlama {
+    let f16 = TinyModel {
         matrix_kind: GgmlType::F16,
         ..base.clone()
     };
     assert!(matches!(tiny(&f16, int8()), Err(EngineError::UnsupportedTensor { .. })));
     assert!(tiny(&f16, options(Numerics::Exact, 1, KernelChoice::Auto)).is_ok());
-    let odd = TinyLlama {
+    let odd = TinyModel {
         head_dim: 8,
         head_count: 8,
         ..base.clone()
@@ -406,7 +406,7 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
 #[test]
 fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
     let kept = KeptWeights::default();
-    let packs = |model: &TinyLlama, numerics| {
+    let packs = |model: &TinyModel, numerics| {
         let mut matrices = 0;
         let mut count = |_| matrices += 1;
         let options = CpuEngineOptions {
@@ -417,10 +417,10 @@ fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
         matrices > 0
     };
     let (one, other) = (
-        TinyLlama::default(),
-        TinyLlama {
+        TinyModel::default(),
+        TinyModel {
             seed: 99,
-            ..TinyLlama::default()
+            ..TinyModel::default()
         },
     );
     assert!(packs(&one, Numerics::Int8Blocks));

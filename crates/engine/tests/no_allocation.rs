@@ -9,7 +9,7 @@ use engine::{
     SampleInput, Sampler, SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
-use model_files::testing::{TINY_VOCAB_SIZE, TinyLlama};
+use model_files::testing::{TINY_VOCAB_SIZE, TinyModel};
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{SamplingParams, StopConditions};
 
@@ -42,7 +42,7 @@ const ROUNDS: usize = 8;
 fn steps_and_draws_allocate_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
-    TinyLlama::default().build().write(&path).unwrap();
+    TinyModel::default().build().write(&path).unwrap();
     let options = CpuEngineOptions {
         numerics: Numerics::Int8Blocks,
         threads: 3,

@@ -31,7 +31,7 @@ impl Serialize for TransportKind {
 /// pair's stream is made again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{detail}")]
-pub struct Fallback {
+pub(crate) struct Fallback {
     pub wanted: TransportKind,
     /// One of the closed list that the transport declares.
     pub reason: &'static str,

@@ -5,7 +5,6 @@ mod memory;
 mod recorder;
 mod tap;
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,19 +13,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use proto::messages::{KvBlockFrame, KvFrame};
 use serving_core::ids::*;
-use serving_core::kv::reservation::Reservation;
 use serving_core::node::{CompatibilityHash, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
-use crate::receiver::{IncomingPair, ReceiveEnd, Receiver, TransferRefusal};
+use crate::pairs::{PairConfig, PairTransport};
+use crate::receiver::{ReceiveEnd, Receiver, TransferRefusal};
 use crate::span::SpanMut;
 use crate::transport::*;
+use crate::transports;
 
 use memory::{DeviceSource, MemoryKind};
 pub(crate) use memory::{Pattern, whole};
 pub(crate) use recorder::{CommitAnswer, Recorder};
-pub(crate) use tap::{FrameTap, Tapping};
+pub(crate) use tap::Tapping;
 
 pub(crate) const LAYERS: u32 = 3;
 pub(crate) const LAYER_BYTES: usize = 4096;
@@ -41,7 +41,8 @@ pub(crate) trait Harness: Send + Sync {
     fn kind(&self) -> TransportKind;
     /// Serves `receiver` at `address`, as tickets carry it; empty lets the harness choose. `sink` is the receiver's.
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served;
-    fn transport(&self, setup: Setup) -> Box<dyn Transport>;
+    /// The sender's configuration, over this transport alone.
+    fn config(&self, config: PairConfig) -> PairConfig;
     /// The memory of the KV at both ends.
     fn memory(&self) -> MemoryKind {
         MemoryKind::Host
@@ -59,8 +60,8 @@ impl<H: Harness> Harness for OnDevice<H> {
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
         self.0.serve(receiver, sink, address).await
     }
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        self.0.transport(setup)
+    fn config(&self, config: PairConfig) -> PairConfig {
+        self.0.config(config)
     }
     fn memory(&self) -> MemoryKind {
         MemoryKind::Device
@@ -71,13 +72,6 @@ pub(crate) struct Served {
     pub address: String,
     /// Kills the receiver's process, as far as the transport can tell.
     pub kill: Box<dyn FnOnce() + Send>,
-}
-
-pub(crate) struct Setup {
-    pub me: NodeId,
-    pub compatibility: CompatibilityHash,
-    pub tap: Tapping,
-    pub stall_window: Duration,
 }
 
 pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
@@ -98,12 +92,23 @@ pub(crate) fn key(transfer: TransferId) -> AttemptKey {
     }
 }
 
+pub(crate) fn start(ticket: &Ticket, source: Arc<dyn KvSource>) -> TransferStart {
+    TransferStart {
+        ticket: ticket.clone(),
+        key: key(ticket.transfer),
+        source,
+        traceparent: None,
+    }
+}
+
 /// The sender's block `i` for place `i` of the ticket.
 pub(crate) fn nth(i: u32) -> PushedBlock {
-    PushedBlock {
-        ticket_index: i,
-        block: BlockId(i),
-    }
+    to_place(i, i)
+}
+
+fn to_place(ticket_index: u32, block: u32) -> PushedBlock {
+    let block = BlockId(block);
+    PushedBlock { ticket_index, block }
 }
 
 /// Waits until `condition` holds.
@@ -124,23 +129,8 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
         .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// A tap made of a closure.
-struct Tap<F>(Mutex<F>);
-
-impl<F> Debug for Tap<F> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tap")
-    }
-}
-
-impl<F: FnMut(KvFrame) -> Vec<KvFrame> + Send> FrameTap for Tap<F> {
-    fn pass(&self, frame: KvFrame) -> Vec<KvFrame> {
-        (self.0.lock().unwrap())(frame)
-    }
-}
-
 fn tap(change: impl FnMut(KvFrame) -> Vec<KvFrame> + Send + 'static) -> Tapping {
-    Tapping(Some(Arc::new(Tap(Mutex::new(change)))))
+    Tapping(Some(Arc::new(Mutex::new(change))))
 }
 
 /// Changes the n-th KV frame.
@@ -164,7 +154,7 @@ struct Bench<'a> {
     receiver: Arc<Receiver>,
     served: Option<Served>,
     address: String,
-    transport: Box<dyn Transport>,
+    transport: PairTransport,
     prefill: NodeId,
     decode: NodeId,
 }
@@ -197,12 +187,11 @@ impl<'a> Bench<'a> {
         let sink = Recorder::of((harness.memory(), plan.answer));
         let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
         let served = harness.serve(receiver.clone(), sink.clone(), "").await;
-        let transport = harness.transport(Setup {
-            me: prefill.clone(),
-            compatibility: compatibility(1),
+        let transport = transports::pairs(harness.config(PairConfig {
             tap: plan.tap,
             stall_window: plan.stall_window,
-        });
+            ..PairConfig::new(prefill.clone(), compatibility(1))
+        }));
         let address = served.address.clone();
         Self {
             harness,
@@ -239,16 +228,11 @@ impl<'a> Bench<'a> {
     }
 
     async fn begin(&self, ticket: &Ticket) -> Result<Box<dyn SendTransfer>, TransferError> {
-        let start = TransferStart {
-            ticket: ticket.clone(),
-            key: key(ticket.transfer),
-            source: match self.harness.memory() {
-                MemoryKind::Host => Arc::new(Pattern),
-                MemoryKind::Device => Arc::new(DeviceSource::new()),
-            },
-            traceparent: None,
+        let source: Arc<dyn KvSource> = match self.harness.memory() {
+            MemoryKind::Host => Arc::new(Pattern),
+            MemoryKind::Device => Arc::new(DeviceSource::new()),
         };
-        within("begin", self.transport.begin(start)).await
+        within("begin", self.transport.begin(start(ticket, source))).await
     }
 
     /// A whole transfer: local blocks 0.. to the ticket's places.
@@ -269,8 +253,34 @@ impl<'a> Bench<'a> {
         assert_eq!(self.sink.commit_count(), 0);
     }
 
+    /// Waits for the health of its pair.
+    async fn pair_is(&self, what: &str, is_so: impl Fn(Option<&str>) -> bool) {
+        let health = self.transport.health();
+        let is_so = || {
+            health
+                .borrow()
+                .iter()
+                .any(|pair| is_so(pair.unusable_reason.as_deref()))
+        };
+        eventually(what, is_so).await;
+    }
+
+    /// The receiver ends one transfer, in this way.
+    async fn ends(&self, transfer: TransferId, end: ReceiveEnd) {
+        eventually("it ends", || !self.sink.ends().is_empty()).await;
+        assert_eq!(self.sink.ends(), [(transfer, end)]);
+    }
+
     fn kill_receiver(&mut self) {
         (self.served.take().unwrap().kill)();
+    }
+}
+
+/// The pair's fault, by which the transfer ended.
+fn lost(error: TransferError) -> PairFault {
+    match error {
+        TransferError::PairLost { fault, .. } => fault,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -315,13 +325,7 @@ pub(crate) async fn blocks_may_come_in_any_order_and_none_is_a_transfer_too(harn
     let ticket = bench.reserved(1, 3);
     let mut transfer = bench.begin(&ticket).await.unwrap();
     for i in [2, 0, 1] {
-        transfer
-            .push(PushedBlock {
-                ticket_index: i,
-                block: BlockId(i + 40),
-            })
-            .await
-            .unwrap();
+        transfer.push(to_place(i, i + 40)).await.unwrap();
     }
     transfer.last(first_tokens()).await.unwrap();
     within("acked", transfer.acked()).await.unwrap();
@@ -379,7 +383,7 @@ pub(crate) async fn a_damaged_byte_is_refused_and_never_written(harness: &dyn Ha
     let ticket = bench.reserved(1, 4);
     bench.refused(&ticket, "checksum").await;
     let end = ReceiveEnd::Refused(TransferRefusal::Checksum { sequence_no: 2 });
-    eventually("it ends", || bench.sink.ends() == [(ticket.transfer, end.clone())]).await;
+    bench.ends(ticket.transfer, end).await;
     assert!(!bench.sink.has_any(ticket.blocks[2].0));
 }
 
@@ -409,10 +413,7 @@ pub(crate) async fn counts_that_do_not_match_are_refused(harness: &dyn Harness) 
     transfer.last(first_tokens()).await.unwrap();
     let error = within("refusal", transfer.acked()).await.unwrap_err();
     assert_eq!(error.name(), "wrong_block_count");
-    let beyond = PushedBlock {
-        ticket_index: 4,
-        block: BlockId(0),
-    };
+    let beyond = to_place(4, 0);
     let ticket = bench.reserved(2, 4);
     let error = bench.begin(&ticket).await.unwrap().push(beyond).await.unwrap_err();
     assert_eq!(error.name(), "no_such_ticket_block");
@@ -450,33 +451,19 @@ pub(crate) async fn a_stale_epoch_gets_no_pair(harness: &dyn Harness) {
     ticket.decode_node.epoch = NodeEpoch(21);
     let error = bench.send(&ticket).await.unwrap_err();
     assert_eq!(error.name(), "stale_epoch");
-    let health = bench.transport.health();
-    eventually("health says why", || {
-        health
-            .borrow()
-            .iter()
-            .any(|pair| pair.unusable_reason.as_deref() == Some("stale_epoch"))
-    })
-    .await;
+    bench
+        .pair_is("stale_epoch", |reason| reason == Some("stale_epoch"))
+        .await;
     assert_eq!(bench.sink.written(), 0);
 }
 
 pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let bench = Bench::new(harness, Scenario::good()).await;
-    let other = harness.transport(Setup {
-        me: node("prefill-1", 1),
-        compatibility: compatibility(2),
-        tap: Tapping::default(),
-        stall_window: Duration::from_secs(60),
-    });
-    let start = |ticket: &Ticket| TransferStart {
-        ticket: ticket.clone(),
-        key: key(ticket.transfer),
-        source: Arc::new(Pattern),
-        traceparent: None,
-    };
+    let other = PairConfig::new(node("prefill-1", 1), compatibility(2));
+    let other = transports::pairs(harness.config(other));
     let ticket = bench.reserved(1, 2);
-    let error = within("begin", other.begin(start(&ticket))).await.unwrap_err();
+    let begun = other.begin(start(&ticket, Arc::new(Pattern)));
+    let error = within("begin", begun).await.unwrap_err();
     assert_eq!(error.name(), "incompatible");
     // The coordinator's list names it, so it is not even tried.
     let peer = PairPeer {
@@ -486,16 +473,10 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     };
     bench.transport.keep_pairs(vec![peer]);
     let error = bench.send(&ticket).await.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            TransferError::NoPair {
-                fault: PairFault::Incompatible,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    let TransferError::NoPair { fault, .. } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(fault, PairFault::Incompatible);
 }
 
 pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harness: &dyn Harness) {
@@ -504,9 +485,8 @@ pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harn
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
     within("abort", transfer.abort(AbortReason::EndedAtFirstToken)).await;
-    eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
     let end = ReceiveEnd::AbortedBySender("ended_at_first_token".to_owned());
-    assert_eq!(bench.sink.ends(), [(ticket.transfer, end)]);
+    bench.ends(ticket.transfer, end).await;
     // The pair goes on.
     let next = bench.reserved(2, 2);
     bench.send(&next).await.unwrap();
@@ -535,10 +515,7 @@ pub(crate) async fn blocks_of_an_aborted_transfer_take_the_next_one_whole(harnes
         bench.sink.reserve(next.transfer, &bench.prefill, &next);
         let mut transfer = bench.begin(&next).await.unwrap();
         for i in 0..4 {
-            let block = PushedBlock {
-                ticket_index: i,
-                block: BlockId(i + 50),
-            };
+            let block = to_place(i, i + 50);
             transfer.push(block).await.unwrap();
         }
         transfer.last(first_tokens()).await.unwrap();
@@ -577,15 +554,9 @@ pub(crate) async fn an_abort_waits_for_the_running_read(harness: &dyn Harness) {
     let bench = Bench::new(harness, Scenario::good()).await;
     let ticket = bench.reserved(1, 4);
     let source = Arc::new(Gated::default());
-    let start = TransferStart {
-        ticket: ticket.clone(),
-        key: key(ticket.transfer),
-        source: source.clone(),
-        traceparent: None,
-    };
-    let mut transfer = within("begin", bench.transport.begin(start)).await.unwrap();
-    let block = nth(0);
-    within("push", transfer.push(block)).await.unwrap();
+    let begun = bench.transport.begin(start(&ticket, source.clone()));
+    let mut transfer = within("begin", begun).await.unwrap();
+    within("push", transfer.push(nth(0))).await.unwrap();
     eventually("it is being read", || source.running.load(Ordering::SeqCst) == 1).await;
     let mut aborting = tokio::spawn(transfer.abort(AbortReason::Cancelled));
     let early = tokio::time::timeout(Duration::from_millis(50), &mut aborting).await;
@@ -601,11 +572,8 @@ pub(crate) async fn a_dropped_transfer_is_an_aborted_one(harness: &dyn Harness) 
     let mut transfer = bench.begin(&ticket).await.unwrap();
     transfer.push(nth(0)).await.unwrap();
     drop(transfer);
-    eventually("the receiver is told", || !bench.sink.ends().is_empty()).await;
-    assert_eq!(
-        bench.sink.ends(),
-        [(ticket.transfer, ReceiveEnd::AbortedBySender("cancelled".to_owned()))]
-    );
+    let end = ReceiveEnd::AbortedBySender("cancelled".to_owned());
+    bench.ends(ticket.transfer, end).await;
 }
 
 pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
@@ -626,7 +594,7 @@ pub(crate) async fn the_receiver_can_abort(harness: &dyn Harness) {
     );
     assert!(transfer.push(nth(1)).await.is_err());
     let end = ReceiveEnd::AbortedHere("cancelled".to_owned());
-    eventually("it ends", || bench.sink.ends() == [(ticket.transfer, end.clone())]).await;
+    bench.ends(ticket.transfer, end).await;
     assert!(!bench.receiver.abort(ticket.transfer, "cancelled"));
     assert_eq!(bench.sink.written(), 1);
 }
@@ -688,8 +656,7 @@ pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harne
     let other = bench.reserved(2, 2);
     let mut pushing = bench.begin(&other).await.unwrap();
     bench.kill_receiver();
-    let error = within("the waiting transfer ends", waiting.acked()).await.unwrap_err();
-    assert!(matches!(error, TransferError::PairLost { .. }), "{error:?}");
+    lost(within("the waiting transfer ends", waiting.acked()).await.unwrap_err());
     let pushed = within("the pushing transfer ends", async {
         loop {
             if let Err(error) = pushing.push(nth(0)).await {
@@ -697,12 +664,8 @@ pub(crate) async fn a_receiver_that_dies_ends_every_transfer(harness: &dyn Harne
             }
         }
     });
-    assert!(matches!(pushed.await, TransferError::PairLost { .. }));
-    let health = bench.transport.health();
-    eventually("the pair is unusable", || {
-        health.borrow().iter().all(|pair| pair.unusable_reason.is_some())
-    })
-    .await;
+    lost(pushed.await);
+    bench.pair_is("down", |reason| reason.is_some()).await;
 }
 
 pub(crate) async fn a_pair_comes_back_by_itself(harness: &dyn Harness) {
@@ -710,21 +673,12 @@ pub(crate) async fn a_pair_comes_back_by_itself(harness: &dyn Harness) {
     let ticket = bench.reserved(1, 1);
     bench.send(&ticket).await.unwrap();
     bench.kill_receiver();
-    let health = bench.transport.health();
-    eventually("down", || {
-        health.borrow().iter().any(|pair| pair.unusable_reason.is_some())
-    })
-    .await;
-    bench.served = Some(
-        bench
-            .harness
-            .serve(bench.receiver.clone(), bench.sink.clone(), &bench.address)
-            .await,
-    );
-    eventually("up", || {
-        health.borrow().iter().any(|pair| pair.unusable_reason.is_none())
-    })
-    .await;
+    bench.pair_is("down", |reason| reason.is_some()).await;
+    let again = bench
+        .harness
+        .serve(bench.receiver.clone(), bench.sink.clone(), &bench.address);
+    bench.served = Some(again.await);
+    bench.pair_is("up", |reason| reason.is_none()).await;
     let ticket = bench.reserved(2, 1);
     bench.send(&ticket).await.unwrap();
 }
@@ -736,19 +690,9 @@ pub(crate) async fn a_sender_that_dies_ends_its_transfers_at_the_receiver(harnes
     transfer.push(nth(0)).await.unwrap();
     eventually("a block lands", || bench.sink.written() == 1).await;
     bench.transport.keep_pairs(Vec::new());
-    eventually("the receiver notices", || !bench.sink.ends().is_empty()).await;
-    assert_eq!(bench.sink.ends(), [(ticket.transfer, ReceiveEnd::PairLost)]);
+    bench.ends(ticket.transfer, ReceiveEnd::PairLost).await;
     let error = within("the sender knows too", transfer.acked()).await.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            TransferError::PairLost {
-                fault: PairFault::Closed,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    assert_eq!(lost(error), PairFault::Closed);
     assert!(bench.transport.health().borrow().is_empty());
 }
 
@@ -769,17 +713,8 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
         }
         panic!("all pushed through a receiver that stands still")
     };
-    let error = within("the stall is noticed", stalled).await;
-    assert!(
-        matches!(
-            error,
-            TransferError::PairLost {
-                fault: PairFault::Stalled { .. },
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    let fault = lost(within("the stall is noticed", stalled).await);
+    assert!(matches!(fault, PairFault::Stalled { .. }), "{fault:?}");
     bench.sink.is_gated.store(false, Ordering::Relaxed);
     eventually("the receiver ends it", || !bench.sink.ends().is_empty()).await;
 }
@@ -804,11 +739,7 @@ pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn H
             Err(error) => error,
         }
     };
-    let error = within("the stall is noticed", end).await;
-    let fault = match error {
-        TransferError::PairLost { fault, .. } => fault,
-        other => panic!("{other:?}"),
-    };
+    let fault = lost(within("the stall is noticed", end).await);
     assert!(matches!(fault, PairFault::Stalled { .. }), "{fault:?}");
     bench.sink.is_gated.store(false, Ordering::Relaxed);
 }
@@ -840,53 +771,6 @@ pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harne
         assert!(sent.is_err(), "seed {seed}: a changed field {field} was acknowledged");
         assert_eq!(bench.sink.commit_count(), 0, "seed {seed}");
     }
-}
-
-/// This test uses no transport: the order of the two calls matters, and only a direct call fixes it.
-#[tokio::test]
-async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
-    use proto::messages::{Hello, KvReply, KvShard, LastFrame, PROTOCOL_VERSION};
-    let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
-    let sink = Recorder::new(CommitAnswer::Accept);
-    let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
-    let transfer = TransferId(5);
-    let reservation = Reservation {
-        transfer,
-        key: key(transfer),
-        sender: prefill.clone(),
-        blocks: Vec::new(),
-        layer_count: LAYERS,
-        layer_bytes: LAYER_BYTES,
-    };
-    sink.reservations.lock().unwrap().insert(transfer, reservation);
-    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND);
-    let hello = Hello {
-        from: prefill,
-        to: decode,
-        protocol_version: PROTOCOL_VERSION,
-        compatibility: compatibility(1),
-        shard: KvShard::WHOLE,
-    };
-    pair.frame(KvFrame::Hello(hello)).await.unwrap();
-    pair.frame(KvFrame::Begin { transfer }).await.unwrap();
-    assert!(receiver.abort(transfer, "cancelled"), "`ended` was promised");
-    let last = LastFrame {
-        transfer,
-        request: key(transfer).request,
-        attempt: key(transfer).attempt,
-        block_count: 0,
-        frame_count: 0,
-        first_tokens: first_tokens(),
-        traceparent: None,
-    };
-    let reply = pair.frame(KvFrame::Last(last)).await.unwrap();
-    assert!(matches!(reply, Some(KvReply::Aborted { .. })), "{reply:?}");
-    assert_eq!(sink.commit_count(), 0);
-    assert_eq!(
-        sink.ends(),
-        [(transfer, ReceiveEnd::AbortedHere("cancelled".to_owned()))]
-    );
-    assert!(!receiver.abort(transfer, "cancelled"));
 }
 
 macro_rules! conformance_tests {

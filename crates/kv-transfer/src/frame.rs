@@ -2,47 +2,13 @@
 
 use std::ops::Range;
 
-use bytes::Bytes;
-use proto::messages::{KV_FRAME_BYTES_MAX, KvBlockFrame};
-use serving_core::kv::reservation::FrameHeader;
-
-use crate::span::Span;
+use proto::messages::KV_FRAME_BYTES_MAX;
 
 /// KV bytes in one frame of a stream, unless a single layer is larger. It is below the size from which the allocator maps
 /// and unmaps each buffer (128 KiB, which iperf3 writes at a time), and small enough to land without a change of threads.
 pub(crate) const FRAME_DATA_BYTES_MAX: usize = 120 << 10;
 // The largest layer of a frame has the rest, so header and growth never matter.
 const _: () = assert!(FRAME_DATA_BYTES_MAX < KV_FRAME_BYTES_MAX / 2);
-
-/// The bytes of one frame, where the transport has them.
-pub(crate) trait FrameData: Send + 'static {
-    /// So many bytes are summed and copied on an async thread: it takes 20 us, as long as two changes of threads.
-    const INLINE_BYTES_MAX: usize = 128 << 10;
-    fn len(&self) -> usize;
-    /// Lets `take` see the bytes in memory that no peer can change meanwhile. Called on a blocking thread.
-    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R;
-}
-
-impl FrameData for Bytes {
-    fn len(&self) -> usize {
-        Bytes::len(self)
-    }
-    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R {
-        take(Span::Host(&self))
-    }
-}
-
-/// The header as the ledger checks it.
-pub(crate) fn header(frame: &KvBlockFrame, data_bytes: usize) -> FrameHeader {
-    FrameHeader {
-        sequence_no: frame.sequence_no,
-        ticket_index: frame.ticket_index,
-        block: frame.block,
-        generation: frame.generation,
-        layers: frame.layer_begin..frame.layer_end,
-        data_bytes,
-    }
-}
 
 /// Layer ranges of one block, each at most `data_bytes_max` unless a single layer is larger.
 pub(crate) fn layer_ranges(

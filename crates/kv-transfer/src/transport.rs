@@ -257,7 +257,7 @@ impl PairFault {
     ];
 
     /// Only a new start of one of the nodes can end it.
-    pub fn is_lasting(&self) -> bool {
+    pub(crate) fn is_lasting(&self) -> bool {
         matches!(
             self,
             PairFault::Incompatible | PairFault::Refused { .. } | PairFault::NoTransport(_)

@@ -61,13 +61,6 @@ pub enum ChatTemplateError {
     TooLong,
 }
 
-impl ChatTemplateError {
-    /// Whether the client can mend it by other messages. Otherwise the model file is to blame.
-    pub fn is_client_fault(&self) -> bool {
-        matches!(self, ChatTemplateError::Refused { .. })
-    }
-}
-
 /// The template library's message as text, with the template's line. It keeps the library out of the public types.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]

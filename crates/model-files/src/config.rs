@@ -1,11 +1,9 @@
-//! The numbers of a llama-architecture model. Each is range-checked, and every tensor's shape is checked against them.
+//! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
 use serde::Serialize;
 
+use crate::arch::{Architecture, Linear, in_layer};
 use crate::gguf::{GgmlType, GgufError, GgufFile, MetadataValue, optional};
-
-/// The one architecture the engine runs.
-const ARCHITECTURE: &str = "llama";
 
 // Upper bounds: a few times the largest published llama-architecture model (Llama 3.1 405B: 126 layers, hidden 16,384, 128
 // heads, FFN 53,248, vocabulary 128,256, context 131,072). They limit what is allocated for a file.
@@ -19,9 +17,12 @@ const CONTEXT_MAX: u32 = 1 << 24;
 /// RoPE base of models without the key (the llama paper's value, and llama.cpp's default).
 const ROPE_BASE_DEFAULT: f32 = 10_000.0;
 
-/// Dimensions and constants of one llama-architecture model. Counts are in elements unless named otherwise.
+/// Dimensions and constants of one model. Counts are in elements unless named otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LlamaConfig {
+pub struct ModelConfig {
+    /// The facts of its family.
+    #[serde(skip)]
+    pub architecture: &'static Architecture,
     pub layer_count: usize,
     pub hidden_size: usize,
     /// Query heads.
@@ -32,12 +33,12 @@ pub struct LlamaConfig {
     pub head_dim: usize,
     pub ffn_size: usize,
     pub vocab_size: usize,
-    /// Base of the rotary angles; GGUF llama rotates neighbouring pairs `(2i, 2i+1)` of a head.
+    /// Base of the rotary angles.
     pub rope_base: f32,
     pub rms_epsilon: f32,
     /// Tokens the model was trained for.
     pub context_length: usize,
-    /// The output matrix is `token_embd.weight`; there is no `output.weight`.
+    /// The embedding is the output matrix, too.
     pub tied_embeddings: bool,
 }
 
@@ -48,7 +49,8 @@ pub enum ConfigError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(
-        "the model's architecture is \"{found}\"; this build runs \"llama\": choose a llama-architecture model such as smollm2-135m"
+        "the model's architecture is \"{found}\"; this build runs these: {}. Choose such a model, for example smollm2-135m",
+        Architecture::names()
     )]
     UnsupportedArchitecture { found: String },
     #[error("the metadata key \"{key}\" is {value}, outside {min}..={max}; the file is damaged or not a usable model")]
@@ -58,7 +60,7 @@ pub enum ConfigError {
         min: String,
         max: String,
     },
-    #[error("the model's numbers contradict each other: {}; the file is damaged or not a plain llama model", .0)]
+    #[error("the model's numbers contradict each other: {}; the file is damaged or not a plain model of its architecture", .0)]
     Inconsistent(Contradiction),
     #[error(
         "the metadata key \"{key}\" ({value}) asks for something this build does not compute: {feature}; choose another model"
@@ -68,7 +70,9 @@ pub enum ConfigError {
         value: String,
         feature: &'static str,
     },
-    #[error("the tensor \"{tensor}\" asks for something this build does not compute; choose a plain llama model")]
+    #[error(
+        "the tensor \"{tensor}\" asks for something this build does not compute; choose a plain model of its architecture"
+    )]
     UnexpectedTensor { tensor: String },
     #[error(
         "the tensor \"{tensor}\" has shape {found:?}, expected {expected:?}; the file is damaged: download it again with `baton model pull --force`"
@@ -99,21 +103,20 @@ pub enum Contradiction {
     TokensBeyondEmbedding { tokens: usize, rows: usize },
 }
 
-impl LlamaConfig {
+impl ModelConfig {
     /// Reads and checks the model's numbers, then checks that every tensor they imply is there with the right shape
     /// and that there is no tensor they do not explain.
     ///
     /// # Errors
     /// [`ConfigError`]; each names the key or tensor.
-    pub fn from_gguf(file: &GgufFile) -> Result<LlamaConfig, ConfigError> {
-        let architecture = file.str("general.architecture")?;
-        if architecture != ARCHITECTURE {
-            return Err(ConfigError::UnsupportedArchitecture {
-                found: architecture.to_owned(),
-            });
-        }
-        let config = read_numbers(file)?;
-        refuse_unsupported(file, config.head_dim)?;
+    pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, ConfigError> {
+        let name = file.str("general.architecture")?;
+        let Some(architecture) = Architecture::named(name) else {
+            let found = name.to_owned();
+            return Err(ConfigError::UnsupportedArchitecture { found });
+        };
+        let config = read_numbers(file, architecture)?;
+        refuse_unsupported(file, &config)?;
         check_tensors(file, &config)?;
         check_tokenizer_fits(file, &config)?;
         Ok(config)
@@ -125,12 +128,17 @@ impl LlamaConfig {
     }
 }
 
-fn read_numbers(file: &GgufFile) -> Result<LlamaConfig, ConfigError> {
-    let layer_count = count(file, "llama.block_count", LAYERS_MAX)?;
-    let hidden = count(file, "llama.embedding_length", HIDDEN_MAX)?;
-    let heads = count(file, "llama.attention.head_count", HEADS_MAX)?;
-    let kv_heads = match optional(file.u32("llama.attention.head_count_kv"))? {
-        Some(_) => count(file, "llama.attention.head_count_kv", HEADS_MAX)?,
+fn read_numbers(file: &GgufFile, architecture: &'static Architecture) -> Result<ModelConfig, ConfigError> {
+    let key = |name| architecture.key(name);
+    let count = |name, max| {
+        let key = key(name);
+        in_range(&key, file.u64(&key)?, max)
+    };
+    let layer_count = count("block_count", LAYERS_MAX)?;
+    let hidden = count("embedding_length", HIDDEN_MAX)?;
+    let heads = count("attention.head_count", HEADS_MAX)?;
+    let kv_heads = match optional(file.u32(&key("attention.head_count_kv")))? {
+        Some(_) => count("attention.head_count_kv", HEADS_MAX)?,
         None => heads,
     };
     if !heads.is_multiple_of(kv_heads) {
@@ -146,33 +154,31 @@ fn read_numbers(file: &GgufFile) -> Result<LlamaConfig, ConfigError> {
     if !head_dim.is_multiple_of(2) || head_dim > HEAD_DIM_MAX {
         return Err(ConfigError::Inconsistent(Contradiction::HeadDim { head_dim }));
     }
-    let vocab_size = match optional(file.u32("llama.vocab_size"))? {
-        Some(_) => count(file, "llama.vocab_size", VOCAB_MAX)? as usize,
+    let vocab_size = match optional(file.u32(&key("vocab_size")))? {
+        Some(_) => count("vocab_size", VOCAB_MAX)? as usize,
         None => in_range(
-            "rows of token_embd.weight",
-            file.tensor("token_embd.weight")?.rows() as u64,
+            &format!("rows of {}", architecture.token_embedding),
+            file.tensor(architecture.token_embedding)?.rows() as u64,
             VOCAB_MAX,
         )? as usize,
     };
-    let rope_base = optional(file.f32("llama.rope.freq_base"))?.unwrap_or(ROPE_BASE_DEFAULT);
-    let rms_epsilon = file.f32("llama.attention.layer_norm_rms_epsilon")?;
-    Ok(LlamaConfig {
+    let (base_key, epsilon_key) = (key("rope.freq_base"), key(architecture.epsilon_key));
+    let rope_base = optional(file.f32(&base_key))?.unwrap_or(ROPE_BASE_DEFAULT);
+    let rms_epsilon = file.f32(&epsilon_key)?;
+    Ok(ModelConfig {
+        architecture,
         layer_count: layer_count as usize,
         hidden_size: hidden as usize,
         head_count: heads as usize,
         kv_head_count: kv_heads as usize,
         head_dim,
-        ffn_size: count(file, "llama.feed_forward_length", FFN_MAX)? as usize,
+        ffn_size: count("feed_forward_length", FFN_MAX)? as usize,
         vocab_size,
-        rope_base: real("llama.rope.freq_base", rope_base, (1.0, 1e12))?,
-        rms_epsilon: real("llama.attention.layer_norm_rms_epsilon", rms_epsilon, (1e-12, 0.1))?,
-        context_length: count(file, "llama.context_length", CONTEXT_MAX)? as usize,
-        tied_embeddings: !file.tensor_names().any(|name| name == "output.weight"),
+        rope_base: real(&base_key, rope_base, (1.0, 1e12))?,
+        rms_epsilon: real(&epsilon_key, rms_epsilon, (1e-12, 0.1))?,
+        context_length: count("context_length", CONTEXT_MAX)? as usize,
+        tied_embeddings: !file.tensor_names().any(|name| name == architecture.output),
     })
-}
-
-fn count(file: &GgufFile, key: &str, max: u32) -> Result<u32, ConfigError> {
-    in_range(key, file.u64(key)?, max)
 }
 
 fn in_range(key: &str, value: u64, max: u32) -> Result<u32, ConfigError> {
@@ -201,7 +207,8 @@ fn out_of_range(key: &str, value: impl ToString, min: impl ToString, max: impl T
 }
 
 /// Refuses what would silently change the arithmetic.
-fn refuse_unsupported(file: &GgufFile, head_dim: usize) -> Result<(), ConfigError> {
+fn refuse_unsupported(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
+    let full = |name| config.architecture.key(name);
     let refuse = |key: &str, value: String, feature| {
         Err(ConfigError::UnsupportedFeature {
             key: key.to_owned(),
@@ -209,47 +216,45 @@ fn refuse_unsupported(file: &GgufFile, head_dim: usize) -> Result<(), ConfigErro
             feature,
         })
     };
-    if let Some(kind) = optional(file.str("llama.rope.scaling.type"))?
+    let key = full("rope.scaling.type");
+    if let Some(kind) = optional(file.str(&key))?
         && kind != "none"
     {
-        return refuse("llama.rope.scaling.type", kind.to_owned(), "RoPE scaling");
+        return refuse(&key, kind.to_owned(), "RoPE scaling");
     }
-    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
-        if let Some(factor) = optional(file.f32(key))?
+    for key in ["rope.scaling.factor", "rope.scale_linear"].map(full) {
+        if let Some(factor) = optional(file.f32(&key))?
             && factor != 1.0
             && factor != 0.0
         {
-            return refuse(key, factor.to_string(), "RoPE scaling");
+            return refuse(&key, factor.to_string(), "RoPE scaling");
         }
     }
-    let head_sized = [
-        "llama.rope.dimension_count",
-        "llama.attention.key_length",
-        "llama.attention.value_length",
-    ];
-    for key in head_sized {
-        if let Some(size) = optional(file.u64(key))?
-            && size != head_dim as u64
+    let head_sized = ["rope.dimension_count", "attention.key_length", "attention.value_length"];
+    for key in head_sized.map(full) {
+        if let Some(size) = optional(file.u64(&key))?
+            && size != config.head_dim as u64
         {
-            return refuse(key, size.to_string(), "a size other than hidden size / heads");
+            return refuse(&key, size.to_string(), "a size other than hidden size / heads");
         }
     }
     let zero = [
-        ("llama.expert_count", "mixture of experts"),
-        ("llama.attention.sliding_window", "sliding-window attention"),
+        ("expert_count", "mixture of experts"),
+        ("attention.sliding_window", "sliding-window attention"),
     ];
     for (key, feature) in zero {
-        if let Some(number) = optional(file.u64(key))?
+        let key = full(key);
+        if let Some(number) = optional(file.u64(&key))?
             && number != 0
         {
-            return refuse(key, number.to_string(), feature);
+            return refuse(&key, number.to_string(), feature);
         }
     }
     Ok(())
 }
 
 /// A token without an embedding row would be an index outside the matrix. The reverse, padding rows, is common.
-fn check_tokenizer_fits(file: &GgufFile, config: &LlamaConfig) -> Result<(), ConfigError> {
+fn check_tokenizer_fits(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
     match file.metadata("tokenizer.ggml.tokens") {
         Some(MetadataValue::Array(tokens)) if tokens.len() > config.vocab_size => {
             let (tokens, rows) = (tokens.len(), config.vocab_size);
@@ -269,7 +274,7 @@ struct Expected {
     kind: Option<GgmlType>,
 }
 
-fn check_tensors(file: &GgufFile, config: &LlamaConfig) -> Result<(), ConfigError> {
+fn check_tensors(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
     let expected = expected_tensors(config);
     for tensor in &expected {
         let found = file.tensor(&tensor.name)?;
@@ -301,38 +306,47 @@ fn check_tensors(file: &GgufFile, config: &LlamaConfig) -> Result<(), ConfigErro
     }
 }
 
-fn expected_tensors(config: &LlamaConfig) -> Vec<Expected> {
+fn expected_tensors(config: &ModelConfig) -> Vec<Expected> {
     let (hidden, kv, ffn) = (config.hidden_size, config.kv_size(), config.ffn_size);
-    let matrix = |name: String, columns, rows| Expected {
-        name,
+    let facts = config.architecture;
+    let matrix = |name: &str, columns, rows| Expected {
+        name: name.to_owned(),
         dims: vec![columns, rows],
         kind: None,
     };
-    let norm = |name: String| Expected {
-        name,
-        dims: vec![hidden],
+    let vector = |name: &str, length| Expected {
+        name: name.to_owned(),
+        dims: vec![length],
         kind: Some(GgmlType::F32),
     };
     let mut expected = vec![
-        matrix("token_embd.weight".to_owned(), hidden, config.vocab_size),
-        norm("output_norm.weight".to_owned()),
+        matrix(facts.token_embedding, hidden, config.vocab_size),
+        vector(facts.output_norm, hidden),
     ];
     if !config.tied_embeddings {
-        expected.push(matrix("output.weight".to_owned(), hidden, config.vocab_size));
+        expected.push(matrix(facts.output, hidden, config.vocab_size));
     }
+    let linear = |linear: Linear, columns, rows| {
+        let bias = linear.bias.map(|bias| vector(bias, rows));
+        std::iter::once(matrix(linear.weight, columns, rows)).chain(bias)
+    };
+    let tensors = &facts.layer;
     for layer in 0..config.layer_count {
-        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let first = expected.len();
         expected.extend([
-            norm(name("attn_norm")),
-            matrix(name("attn_q"), hidden, hidden),
-            matrix(name("attn_k"), hidden, kv),
-            matrix(name("attn_v"), hidden, kv),
-            matrix(name("attn_output"), hidden, hidden),
-            norm(name("ffn_norm")),
-            matrix(name("ffn_gate"), hidden, ffn),
-            matrix(name("ffn_up"), hidden, ffn),
-            matrix(name("ffn_down"), ffn, hidden),
+            vector(tensors.attention_norm, hidden),
+            vector(tensors.ffn_norm, hidden),
+            matrix(tensors.ffn_gate, hidden, ffn),
+            matrix(tensors.ffn_up, hidden, ffn),
+            matrix(tensors.ffn_down, ffn, hidden),
         ]);
+        expected.extend(linear(tensors.query, hidden, hidden));
+        expected.extend(linear(tensors.key, hidden, kv));
+        expected.extend(linear(tensors.value, hidden, kv));
+        expected.extend(linear(tensors.attention_output, hidden, hidden));
+        for tensor in &mut expected[first..] {
+            tensor.name = in_layer(layer, &tensor.name);
+        }
     }
     expected
 }

@@ -18,7 +18,8 @@ use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
 pub use error::GgufError;
-pub use metadata::{MetadataValue, optional};
+pub use metadata::MetadataValue;
+pub(crate) use metadata::optional;
 pub use tensors::{GgmlType, Tensor};
 
 use reader::{Reader, What};
@@ -102,7 +103,7 @@ impl GgufFile {
     }
 
     /// Names of all tensors, in the order of the file's table.
-    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
         self.contents.tensors.iter().map(|entry| entry.name.as_str())
     }
 
@@ -112,7 +113,7 @@ impl GgufFile {
     }
 
     /// All metadata keys in alphabetical order.
-    pub fn metadata_keys(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn metadata_keys(&self) -> impl Iterator<Item = &str> {
         self.contents.metadata.keys().map(String::as_str)
     }
 

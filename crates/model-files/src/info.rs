@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serving_core::ids::TokenId;
 
-use crate::config::{ConfigError, LlamaConfig};
+use crate::config::{ConfigError, ModelConfig};
 use crate::gguf::{GgufError, GgufFile, optional};
 use crate::tokenizer::{SpecialTokens, TokenizerError};
 
@@ -24,7 +24,7 @@ pub struct ModelInfo {
     pub parameter_count: u64,
     /// By type name: how many tensors, elements and bytes are in it.
     pub quantization: BTreeMap<&'static str, TypeShare>,
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
     pub tokenizer: Option<String>,
     pub begin_token: Option<TokenId>,
     /// Whether plain prompts get the begin token in front.
@@ -59,7 +59,7 @@ impl ModelInfo {
     /// # Errors
     /// [`ModelInfoError`]: the file is not a model that this build can run.
     pub fn from_gguf(file: &GgufFile) -> Result<ModelInfo, ModelInfoError> {
-        let config = LlamaConfig::from_gguf(file)?;
+        let config = ModelConfig::from_gguf(file)?;
         let special = SpecialTokens::from_gguf(file)?;
         let text = |key| -> Result<Option<String>, GgufError> { Ok(optional(file.str(key))?.map(str::to_owned)) };
         let mut quantization: BTreeMap<&'static str, TypeShare> = BTreeMap::new();

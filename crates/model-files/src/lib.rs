@@ -1,9 +1,10 @@
 //! Owns reading model files: GGUF weights and metadata, the model's numbers, its tokenizer and its chat template.
 //! Never runs a model, never touches the network, never trusts a file: every count and offset is checked before use.
-//! Read first: `gguf::GgufFile::open`, then `config::LlamaConfig::from_gguf`; the tokenizer and the chat template
+//! Read first: `gguf::GgufFile::open`, then `config::ModelConfig::from_gguf`; the tokenizer and the chat template
 //! build on the metadata alone.
 //! Tests: beside the code; they need the real model file, see `testing::model_path`.
 
+pub mod arch;
 pub mod chat_template;
 pub mod config;
 pub mod gguf;

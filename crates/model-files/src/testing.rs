@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::arch::{Architecture, Linear, SUPPORTED, in_layer};
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
 
@@ -30,7 +31,8 @@ pub fn model_path() -> PathBuf {
 }
 
 /// Folder of the golden prompts, outputs and prose, inside this repository.
-pub fn golden_folder() -> PathBuf {
+#[cfg(test)]
+pub(crate) fn golden_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/data/golden")
 }
 
@@ -38,7 +40,8 @@ pub fn golden_folder() -> PathBuf {
 ///
 /// # Panics
 /// When the file is absent or is not what it was.
-pub fn golden_cases() -> Vec<serde_json::Value> {
+#[cfg(test)]
+pub(crate) fn golden_cases() -> Vec<serde_json::Value> {
     let path = golden_folder().join("smollm2-135m-q4_1.jsonl");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -96,7 +99,8 @@ impl GgufBuilder {
         self
     }
 
-    pub fn without_metadata(mut self, key: &str) -> Self {
+    #[cfg(test)]
+    pub(crate) fn without_metadata(mut self, key: &str) -> Self {
         self.metadata.retain(|(known, _)| known != key);
         self
     }
@@ -118,7 +122,8 @@ impl GgufBuilder {
         self
     }
 
-    pub fn without_tensor(mut self, name: &str) -> Self {
+    #[cfg(test)]
+    pub(crate) fn without_tensor(mut self, name: &str) -> Self {
         self.tensors.retain(|tensor| tensor.name != name);
         self
     }
@@ -206,9 +211,10 @@ fn put_value(out: &mut Vec<u8>, value: &MetadataValue) {
     }
 }
 
-/// Dimensions of a tiny random llama; the default takes well under 1 MB.
+/// Dimensions of a tiny model with random weights; the default takes well under 1 MB.
 #[derive(Clone, Debug)]
-pub struct TinyLlama {
+pub struct TinyModel {
+    pub architecture: &'static Architecture,
     pub seed: u64,
     pub layer_count: usize,
     pub head_count: usize,
@@ -221,9 +227,10 @@ pub struct TinyLlama {
     pub tied_embeddings: bool,
 }
 
-impl Default for TinyLlama {
+impl Default for TinyModel {
     fn default() -> Self {
-        TinyLlama {
+        TinyModel {
+            architecture: SUPPORTED[0],
             seed: 1,
             layer_count: 2,
             head_count: 4,
@@ -237,10 +244,19 @@ impl Default for TinyLlama {
     }
 }
 
-/// Vocabulary of [`TinyLlama`]: three special tokens, then the 256 byte tokens.
+/// Vocabulary of [`TinyModel`]: three special tokens, then the 256 byte tokens.
 pub const TINY_VOCAB_SIZE: usize = 3 + 256;
 
-impl TinyLlama {
+impl TinyModel {
+    /// The model of an architecture's golden outputs, with a tied head or an untied one.
+    pub fn of_golden(architecture: &'static Architecture, tied_embeddings: bool) -> Self {
+        TinyModel {
+            architecture,
+            tied_embeddings,
+            ..TinyModel::default()
+        }
+    }
+
     /// A complete model of random weights: config, byte-level tokenizer, chat template and all tensors.
     pub fn build(&self) -> GgufBuilder {
         let hidden = self.head_count * self.head_dim;
@@ -251,31 +267,44 @@ impl TinyLlama {
             let bytes = random_weights(&mut random, self.matrix_kind, columns * rows);
             file.tensor(name, self.matrix_kind, (&[columns as u64, rows as u64], bytes))
         };
-        let norm = |file: GgufBuilder, name: &str| {
-            let ones = std::iter::repeat_n(1f32.to_le_bytes(), hidden).flatten().collect();
-            file.tensor(name, GgmlType::F32, (&[hidden as u64], ones))
+        // A stream of its own, so that the matrices of a seed do not depend on which biases there are.
+        let mut random_vector = SplitMix(!self.seed);
+        let mut vector = |file: GgufBuilder, name: &str, (centre, length): (f32, usize)| {
+            let noise = random_weights(&mut random_vector, GgmlType::F32, length);
+            let shifted = |noise: &[u8; 4]| (centre + f32::from_le_bytes(*noise)).to_le_bytes();
+            let values = noise.as_chunks::<4>().0.iter().flat_map(shifted).collect();
+            file.tensor(name, GgmlType::F32, (&[length as u64], values))
         };
-        file = matrix(file, "token_embd.weight", (hidden, TINY_VOCAB_SIZE));
-        file = norm(file, "output_norm.weight");
+        let facts = self.architecture;
+        file = matrix(file, facts.token_embedding, (hidden, TINY_VOCAB_SIZE));
+        file = vector(file, facts.output_norm, (1.0, hidden));
         if !self.tied_embeddings {
-            file = matrix(file, "output.weight", (hidden, TINY_VOCAB_SIZE));
+            file = matrix(file, facts.output, (hidden, TINY_VOCAB_SIZE));
         }
         for layer in 0..self.layer_count {
-            let name = |part: &str| format!("blk.{layer}.{part}.weight");
-            file = norm(file, &name("attn_norm"));
-            file = matrix(file, &name("attn_q"), (hidden, hidden));
-            file = matrix(file, &name("attn_k"), (hidden, kv));
-            file = matrix(file, &name("attn_v"), (hidden, kv));
-            file = matrix(file, &name("attn_output"), (hidden, hidden));
-            file = norm(file, &name("ffn_norm"));
-            file = matrix(file, &name("ffn_gate"), (hidden, self.ffn_size));
-            file = matrix(file, &name("ffn_up"), (hidden, self.ffn_size));
-            file = matrix(file, &name("ffn_down"), (self.ffn_size, hidden));
+            let name = |tensor| in_layer(layer, tensor);
+            let tensors = &facts.layer;
+            let mut linear = |mut file: GgufBuilder, linear: Linear, (columns, rows)| {
+                if let Some(bias) = linear.bias {
+                    file = vector(file, &name(bias), (0.0, rows));
+                }
+                matrix(file, &name(linear.weight), (columns, rows))
+            };
+            file = linear(file, tensors.query, (hidden, hidden));
+            file = linear(file, tensors.key, (hidden, kv));
+            file = linear(file, tensors.value, (hidden, kv));
+            file = linear(file, tensors.attention_output, (hidden, hidden));
+            file = vector(file, &name(tensors.attention_norm), (1.0, hidden));
+            file = vector(file, &name(tensors.ffn_norm), (1.0, hidden));
+            file = matrix(file, &name(tensors.ffn_gate), (hidden, self.ffn_size));
+            file = matrix(file, &name(tensors.ffn_up), (hidden, self.ffn_size));
+            file = matrix(file, &name(tensors.ffn_down), (self.ffn_size, hidden));
         }
         file
     }
 
     fn metadata(&self) -> GgufBuilder {
+        let key = |key| self.architecture.key(key);
         let number = |value: usize| MetadataValue::U32(value as u32);
         let text = |value: &str| MetadataValue::String(value.to_owned());
         let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -288,18 +317,18 @@ impl TinyLlama {
                         message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\
                         {{ '<|im_start|>assistant\n' }}{% endif %}";
         GgufBuilder::new()
-            .metadata("general.architecture", text("llama"))
-            .metadata("general.name", text("tiny random llama"))
-            .metadata("llama.block_count", number(self.layer_count))
-            .metadata("llama.context_length", number(self.context_length))
-            .metadata("llama.embedding_length", number(self.head_count * self.head_dim))
-            .metadata("llama.feed_forward_length", number(self.ffn_size))
-            .metadata("llama.attention.head_count", number(self.head_count))
-            .metadata("llama.attention.head_count_kv", number(self.kv_head_count))
-            .metadata("llama.rope.freq_base", MetadataValue::F32(10_000.0))
-            .metadata("llama.rope.dimension_count", number(self.head_dim))
-            .metadata("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5))
-            .metadata("llama.vocab_size", number(TINY_VOCAB_SIZE))
+            .metadata("general.architecture", text(self.architecture.name))
+            .metadata("general.name", text("tiny random model"))
+            .metadata(&key("block_count"), number(self.layer_count))
+            .metadata(&key("context_length"), number(self.context_length))
+            .metadata(&key("embedding_length"), number(self.head_count * self.head_dim))
+            .metadata(&key("feed_forward_length"), number(self.ffn_size))
+            .metadata(&key("attention.head_count"), number(self.head_count))
+            .metadata(&key("attention.head_count_kv"), number(self.kv_head_count))
+            .metadata(&key("rope.freq_base"), MetadataValue::F32(10_000.0))
+            .metadata(&key("rope.dimension_count"), number(self.head_dim))
+            .metadata(&key(self.architecture.epsilon_key), MetadataValue::F32(1e-5))
+            .metadata(&key("vocab_size"), number(TINY_VOCAB_SIZE))
             .metadata("tokenizer.ggml.model", text("gpt2"))
             .metadata("tokenizer.ggml.pre", text("smollm"))
             .metadata(

@@ -156,11 +156,6 @@ impl Tokenizer {
         Some(self.bytes.get(usize::try_from(token.0).ok()?)?)
     }
 
-    /// One token as text for a logprobs list: invalid UTF-8 becomes U+FFFD (its `bytes` say the rest).
-    pub fn token_text_for_logprobs(&self, token: TokenId) -> String {
-        String::from_utf8_lossy(self.token_bytes(token).unwrap_or_default()).into_owned()
-    }
-
     /// Whether `token` is a control token: parsed from text, left out of answers.
     pub fn is_special(&self, token: TokenId) -> bool {
         let kind = usize::try_from(token.0).ok().and_then(|index| self.kinds.get(index));
@@ -174,11 +169,6 @@ impl Tokenizer {
     /// Tokens that end a sequence: the model's end token and its end-of-turn and end-of-text tokens, ascending.
     pub fn end_tokens(&self) -> &[TokenId] {
         &self.special.end
-    }
-
-    /// The begin token, where the model names one. Whether `encode` adds it is the model's `add_bos_token`.
-    pub fn begin_token(&self) -> Option<TokenId> {
-        self.special.begin
     }
 
     /// SHA-256 over everything that decides how text becomes ids: equal hashes mean equal tokenizers.

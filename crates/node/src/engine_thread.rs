@@ -4,22 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use engine::{CompletedStep, Engine, KvMemory, Step};
+use engine::{Engine, KvMemory, Step};
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
-use serving_core::time::Time;
 
-use crate::inbox::Inbox;
-
-/// A step that is over, with its times as the engine's thread saw them.
-#[derive(Debug)]
-pub struct StepDone {
-    pub ended: Time,
-    pub took: Duration,
-    pub completed: CompletedStep,
-}
+use crate::inbox::{Inbox, StepDone};
 
 /// What the node does, as far as faults on purpose ask for it.
 #[derive(Clone, Copy, Debug)]

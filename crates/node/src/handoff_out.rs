@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::inbox::{Inbox, PushEnded, PushReport};
+use crate::inbox::{HandoffSerial, Inbox, PushEnded, PushReport};
 use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
@@ -92,17 +92,6 @@ pub struct Handoffs {
     pub inbox: Arc<Inbox>,
     pub metrics: Metrics,
     pub runtime: Handle,
-}
-
-/// Tells the handoffs of a node apart, whatever tickets its peers send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HandoffSerial(u64);
-
-impl HandoffSerial {
-    fn next() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
 }
 
 /// The loop's end of one handoff. Dropping it aborts the handoff.

@@ -4,9 +4,11 @@
 //! scheduler has sequences; signs of life are sets, at most one entry for each handoff.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use engine::CompletedStep;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, ReceiveEnd, TransferRefusal};
 use service_runtime::admin::BlockLedger;
@@ -17,8 +19,6 @@ use serving_core::scheduler::{BlockReport, PushEnd};
 use serving_core::time::Time;
 use tokio::sync::oneshot;
 
-use crate::engine_thread::StepDone;
-use crate::handoff_out::HandoffSerial;
 use crate::request::NewRequest;
 
 /// Requests that may wait for the loop. It takes them all as soon as it has a CPU, so this is what may arrive until then.
@@ -37,6 +37,25 @@ pub enum NotTaken {
 pub struct CommitJob {
     pub arrived: Arrived,
     pub answer: oneshot::Sender<Result<(), TransferRefusal>>,
+}
+
+/// A step that is over, with its times as the engine's thread saw them.
+#[derive(Debug)]
+pub struct StepDone {
+    pub ended: Time,
+    pub took: Duration,
+    pub completed: CompletedStep,
+}
+
+/// Tells the handoffs of a node apart, whatever tickets its peers send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HandoffSerial(u64);
+
+impl HandoffSerial {
+    pub fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// The end of a handoff, for the loop.

@@ -120,14 +120,7 @@ where
     };
     health.set(ReadyState::Draining);
     let goodbye = async {
-        // After a failure nobody waits for what runs.
-        let grace = leaving.as_ref().map_or(Duration::ZERO, |_| settings.drain);
-        let mut drained = node.drain(grace).await;
-        if matches!(leaving, Ok(Some(Leaving::ForRole(_)))) {
-            // The next role needs the memory of this one's engine, so it waits for a step that takes longer than the drain.
-            node.loop_ended().await;
-            drained = Drained::AtRest;
-        }
+        let drained = wind_down(&mut node, &leaving, settings.drain).await;
         // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
         stop_serving.request();
         if !server.is_finished() {
@@ -142,6 +135,18 @@ where
     }
     membership.leave().await;
     end(leaving.map(|_| why)?, drained, settings.name)
+}
+
+/// Ends the loop. After a failure nobody waits for what runs.
+async fn wind_down(node: &mut Node, leaving: &Result<Option<Leaving>, RunError>, drain: Duration) -> Drained {
+    let grace = leaving.as_ref().map_or(Duration::ZERO, |_| drain);
+    let drained = node.drain(grace).await;
+    if !matches!(leaving, Ok(Some(Leaving::ForRole(_)))) {
+        return drained;
+    }
+    // The next role needs the memory of this one's engine, so it waits for a step that takes longer than the drain.
+    node.loop_ended().await;
+    Drained::AtRest
 }
 
 /// How the process goes on after a life of `name` that ended well.

@@ -20,10 +20,10 @@ use serving_core::scheduler::{NodeFailure, Scheduler};
 use serving_core::time::Time;
 use tokio::sync::watch;
 
-use crate::engine_thread::{EngineThread, StepDone};
+use crate::engine_thread::EngineThread;
 use crate::handoff_in::Reservations;
-use crate::handoff_out::{Handoff, HandoffSerial, Handoffs};
-use crate::inbox::{Arrivals, Inbox};
+use crate::handoff_out::{Handoff, Handoffs};
+use crate::inbox::{Arrivals, HandoffSerial, Inbox, StepDone};
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 

@@ -316,7 +316,7 @@ async fn blocks_of_a_push_that_ended_without_a_word_leave_quarantine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
-    let (go, gate) = mpsc::channel();
+    let (go, gate) = mpsc::sync_channel(2);
     let engine = Gated {
         engine: stand_in(),
         gate,

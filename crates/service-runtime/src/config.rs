@@ -105,20 +105,12 @@ pub enum ConfigError {
     Print { source: toml::ser::Error },
 }
 
-/// Loads from the process's own arguments and environment. `Err` is the code to return from `main`; everything has been
-/// printed then (help, version, configuration: 0, on stdout; an error: 2, on stderr).
+/// Loads from `args`, which start with a program name, and the environment. `Err` is the code to return from `main`; everything
+/// has been printed then (help, version, configuration: 0, on stdout; an error: 2, on stderr).
 ///
 /// # Errors
 /// The exit code.
-pub fn load_or_print<T: clap::Args + Serialize>(program: Program) -> Result<Loaded<T>, ExitCode> {
-    load_args_or_print(program, std::env::args_os())
-}
-
-/// The same for `baton serve-..`: `args` starts with a program name.
-///
-/// # Errors
-/// The exit code.
-pub fn load_args_or_print<T: clap::Args + Serialize>(
+pub(crate) fn load_args_or_print<T: clap::Args + Serialize>(
     program: Program,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<T>, ExitCode> {
@@ -211,7 +203,10 @@ pub fn without_flags<T: clap::Args + Serialize>(program: Program, keys: &[&str])
 ///
 /// # Errors
 /// A value that TOML cannot hold.
-pub fn print_config<T: Serialize>(config: &T, origins: &BTreeMap<String, Origin>) -> Result<String, ConfigError> {
+pub(crate) fn print_config<T: Serialize>(
+    config: &T,
+    origins: &BTreeMap<String, Origin>,
+) -> Result<String, ConfigError> {
     use fmt::Write as _;
     let table = toml::Table::try_from(config).map_err(|source| ConfigError::Print { source })?;
     let mut out = String::new();

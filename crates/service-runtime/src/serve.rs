@@ -1,6 +1,7 @@
 //! One port per node: gRPC services, gRPC health, and `/metrics`, `/health`, `/ready` over HTTP/1.1.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -241,17 +242,22 @@ fn answer(ops: &Ops, status: StatusCode) -> Response {
     (status, axum::Json(body)).into_response()
 }
 
+/// A server that runs. It is boxed, so that the HTTP code is compiled in this crate, and not again in each that serves.
+pub type Serving = Pin<Box<dyn Future<Output = Result<(), ServeError>> + Send>>;
+
 /// Serves until `stop`, then lets open streams end for two seconds.
 ///
 /// # Errors
 /// [`ServeError::Serve`] when the listener breaks.
-pub async fn serve_node(
-    listener: TcpListener,
-    calls: impl Into<Calls>,
-    ops: Ops,
-    stop: Shutdown,
-) -> Result<(), ServeError> {
-    let calls = calls.into();
+pub fn serve_node(listener: TcpListener, calls: impl Into<Calls>, ops: Ops, stop: Shutdown) -> Serving {
+    boxed(listener, calls.into(), ops, stop)
+}
+
+fn boxed(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) -> Serving {
+    Box::pin(serve(listener, calls, ops, stop))
+}
+
+async fn serve(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) -> Result<(), ServeError> {
     let address = listener.local_addr().map_err(|source| ServeError::Bind {
         address: "?".to_owned(),
         source,

@@ -44,7 +44,7 @@ const INTERRUPTED_EXIT_CODE: i32 = 130;
 ///
 /// # Errors
 /// The operating system refused a signal handler.
-pub fn on_signals() -> std::io::Result<Shutdown> {
+pub(crate) fn on_signals() -> std::io::Result<Shutdown> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -76,7 +76,7 @@ pub fn on_signals() -> std::io::Result<Shutdown> {
 ///
 /// # Errors
 /// No thread could be started.
-pub fn on_stdin_end(shutdown: &Shutdown) -> std::io::Result<()> {
+pub(crate) fn on_stdin_end(shutdown: &Shutdown) -> std::io::Result<()> {
     let shutdown = shutdown.clone();
     std::thread::Builder::new()
         .name("stdin-watch".to_owned())

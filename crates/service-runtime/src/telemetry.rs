@@ -39,8 +39,7 @@ use export::{exporter, is_disabled, provider, resource};
 
 pub use opentelemetry;
 pub use propagation::{
-    context_of_traceparent, extract, extract_answer_parent, extract_headers, inject, inject_answer_parent,
-    inject_context, inject_headers, traceparent,
+    context_of_traceparent, extract, extract_answer_parent, inject, inject_answer_parent, traceparent,
 };
 
 /// The identity of a process in traces.
@@ -320,7 +319,7 @@ impl MeasuredSpan {
 static WALL_OFFSET: Mutex<Option<ClockOffset>> = Mutex::new(None);
 
 /// From now on spans are written in the coordinator's wall clock.
-pub fn set_wall_offset(offset: ClockOffset) {
+pub(crate) fn set_wall_offset(offset: ClockOffset) {
     *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner) = Some(offset);
 }
 

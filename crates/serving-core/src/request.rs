@@ -109,7 +109,7 @@ impl Request {
         self.prompt_tokens().saturating_sub(self.client_prompt_tokens)
     }
     /// Output tokens this attempt may still produce, per choice.
-    pub fn remaining_tokens(&self) -> u32 {
+    pub(crate) fn remaining_tokens(&self) -> u32 {
         self.stop.max_tokens.saturating_sub(self.delivered_tokens())
     }
     /// True when prefill alone answers the request: nothing is handed to a decode node.

@@ -37,7 +37,7 @@ fn flags(engine: &str, transport: &str) -> [String; 2] {
 async fn kv_of_a_device_is_handed_over_like_that_of_a_host() {
     let text: Vec<u32> = (0..4_000).map(|i| i * 37 % 49_000).collect();
     let cases = token_exact::cases(&text, CASES, 11);
-    let one_host = answers("1c", &[("colocated-0", flags(ON_HOST, "grpc"))], &cases).await;
+    let one_host = answers("1c", &[("decode-0", flags(ON_HOST, "grpc"))], &cases).await;
     for (prefill, decode, transport) in PAIRS {
         let nodes = [
             ("prefill-0", flags(prefill, transport)),

@@ -7,19 +7,6 @@ use crate::source::SourceFile;
 
 /// Cycles that are there: crate, folder, and the files or folders that import each other. A new one has to be untied, not added.
 pub const ALLOWED: &[(&str, &str, &[&str])] = &[
-    ("coordinator", "", &["control_handle", "membership"]),
-    ("coordinator", "", &["dispatch", "running_leg"]),
-    ("coordinator", "", &["stage_clock", "token_stream"]),
-    (
-        "coordinator",
-        "api",
-        &["access_line", "prepare", "record", "remember", "run", "shapes", "trace"],
-    ),
-    ("coordinator", "api", &["error", "json"]),
-    ("coordinator", "api", &["generate", "sse"]),
-    ("coordinator", "api", &["prompt", "validate"]),
-    ("coordinator", "records", &["prompts", "shape"]),
-    ("crates/engine", "cpu", &["attention", "forward"]),
     ("crates/etcd-membership", "", &["entry", "entry_fields"]),
     ("crates/serving-core", "cluster", &["membership", "prefix_directory"]),
     ("crates/serving-core", "kv", &["prefix", "prefix_log"]),

@@ -4,6 +4,7 @@
 mod imports;
 mod layering;
 mod pages;
+mod public_items;
 mod rules;
 mod source;
 
@@ -53,6 +54,11 @@ fn no_new_import_cycles() {
         "cycles that are gone: strike them",
         &allowed.difference(&found).map(words).collect::<Vec<_>>(),
     );
+}
+
+#[test]
+fn what_is_public_is_used_by_others() {
+    assert_none("public items", &public_items::violations(&rust_files()));
 }
 
 #[test]

@@ -81,12 +81,12 @@ impl SourceFile {
 /// All `.rs` files of the workspace, sorted by path. Generated and hidden folders are left out.
 pub fn rust_files() -> Vec<SourceFile> {
     let root = workspace_root();
-    let files = files_with(&root, &["rs"]);
+    let mut files = files_with(&root, &["rs"]);
+    files.retain(|path| !path.components().any(|part| part.as_os_str() == "generated"));
     let read = |path: &PathBuf| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    files
-        .iter()
-        .map(|path| SourceFile::new(&relative(&root, path), &read(path)))
-        .collect()
+    let files = files.iter().map(|path| (relative(&root, path), path));
+    let files = files.filter(|(name, _)| !name.contains("/generated/"));
+    files.map(|(name, path)| SourceFile::new(&name, &read(path))).collect()
 }
 
 pub fn relative(root: &Path, path: &Path) -> String {
@@ -104,7 +104,7 @@ pub fn files_with(root: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// Files below `root`, sorted. `target`, generated code, hidden folders and virtual environments are skipped.
+/// Files below `root`, sorted. `target`, hidden folders and virtual environments are skipped.
 pub fn all_files(root: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -112,7 +112,7 @@ pub fn all_files(root: &Path) -> Vec<PathBuf> {
             let path = entry.expect("a folder entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
-                if !name.starts_with('.') && name != "target" && name != "node_modules" && name != "generated" {
+                if !name.starts_with('.') && name != "target" && name != "node_modules" {
                     folders.push(path);
                 }
             } else {

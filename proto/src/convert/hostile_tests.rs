@@ -247,6 +247,36 @@ proptest! {
 }
 
 #[test]
+fn an_answer_to_a_hello_has_few_small_offers_and_a_known_refusal() {
+    let node = v1::NodeRef {
+        name: "decode-0".to_owned(),
+        epoch: 1,
+    };
+    let answer = |accepted, reason: &str, offers: Vec<v1::TransportOffer>| {
+        let reply = v1::kv_reply::Reply::Hello(v1::HelloReply {
+            node: Some(node.clone()),
+            accepted,
+            reason: reason.to_owned(),
+            detail: String::new(),
+            offers,
+        });
+        KvReply::try_from(v1::KvReply { reply: Some(reply) }).map_err(|error| error.field())
+    };
+    let offer = |bytes: usize| v1::TransportOffer {
+        transport: "shm".to_owned(),
+        offer: vec![0; bytes].into(),
+    };
+    assert!(answer(true, "", vec![offer(4096)]).is_ok());
+    assert_eq!(answer(true, "", vec![offer(4097)]), Err("hello.offers.offer"));
+    assert_eq!(answer(true, "", vec![offer(0); 2000]), Err("hello.offers"));
+    let nameless = v1::TransportOffer::default();
+    assert_eq!(answer(true, "", vec![nameless]), Err("hello.offers.transport"));
+    assert!(answer(false, "protocol_version", Vec::new()).is_ok());
+    assert_eq!(answer(false, "", Vec::new()), Err("hello.reason"));
+    assert_eq!(answer(false, "no such reason", Vec::new()), Err("hello.reason"));
+}
+
+#[test]
 fn staged_bytes_are_in_a_slot_and_nowhere_else() {
     let header = KvBlockFrame {
         transfer: TransferId(1),

@@ -146,7 +146,7 @@ pub struct EtcdArgs {
 }
 
 /// Asks the kernel to end this process with its parent, then becomes etcd. So no etcd outlives an `up` that was killed.
-pub fn become_etcd(args: &EtcdArgs) -> anyhow::Result<crate::exit::Exit> {
+pub(crate) fn become_etcd(args: &EtcdArgs) -> anyhow::Result<crate::exit::Exit> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .context("cannot tie etcd's life to this process's")?;

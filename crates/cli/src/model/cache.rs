@@ -19,7 +19,7 @@ const LOCK_POLL: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// [`PullError::NoCacheFolder`] when none of the variables is set.
-pub fn default_folder() -> Result<PathBuf, PullError> {
+pub(crate) fn default_folder() -> Result<PathBuf, PullError> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("BATON_CACHE_DIR")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("baton")))

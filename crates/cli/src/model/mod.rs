@@ -15,7 +15,8 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 
 pub use error::PullError;
-pub use pull::{PullOptions, pull, resolve};
+pub use pull::PullOptions;
+pub(crate) use pull::{pull, resolve};
 
 use crate::exit::{Exit, WithExit};
 

@@ -1,5 +1,6 @@
 //! Reads the coordinator's pages about requests into its own types (docs/reference/records.md). Every member may be absent.
 
+use coordinator::records::shape::Serving;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -24,8 +25,8 @@ fn without_nulls(value: &Value) -> Value {
 }
 
 /// `prefill-0 > decode-0`, or the one node that did both.
-pub fn way(prefill: &Option<String>, decode: &Option<String>) -> String {
-    match (prefill, decode) {
+pub fn way(serving: &Serving) -> String {
+    match (&serving.prefill_node, &serving.decode_node) {
         (Some(prefill), Some(decode)) if prefill != decode => format!("{prefill} > {decode}"),
         (Some(node), _) | (None, Some(node)) => node.clone(),
         (None, None) => "-".to_owned(),

@@ -1,51 +1,9 @@
 //! The attention phase: one tile for each KV head of each attention item.
 
-use model_files::config::LlamaConfig;
-
-use super::buffers::Shared;
 use super::forward::Step;
-use super::kernels::LANES;
-use super::kernels::lanes::{AttendCall, AttendScratch};
-use super::plan::{ATTENTION_ROWS, AttentionItem, Row};
+use super::kernels::lanes::AttendCall;
+use super::plan::{AttentionItem, Row};
 use super::pool::Pool;
-
-/// The memory of one thread for a tile.
-pub(crate) struct Scratch {
-    keys: Shared<f32>,
-    values: Shared<f32>,
-    softmax: Shared<(f32, f32)>,
-    sums: Shared<f32>,
-    lengths: (usize, usize),
-}
-
-impl Scratch {
-    pub(crate) fn new(config: &LlamaConfig) -> Self {
-        let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count;
-        let tile = config.head_dim * LANES;
-        Self {
-            keys: Shared::new(tile),
-            values: Shared::new(tile),
-            softmax: Shared::new(queries),
-            sums: Shared::new(queries * config.head_dim),
-            lengths: (tile, queries),
-        }
-    }
-
-    /// # Safety
-    /// Nobody else uses this scratch while the result lives.
-    unsafe fn get(&self, head_dim: usize) -> AttendScratch<'_> {
-        let (tile, queries) = self.lengths;
-        // SAFETY: the caller's promise.
-        unsafe {
-            AttendScratch {
-                keys: self.keys.write(0..tile),
-                values: self.values.write(0..tile),
-                softmax: self.softmax.write(0..queries),
-                sums: self.sums.write(0..queries * head_dim),
-            }
-        }
-    }
-}
 
 /// Computes attention for all rows of the step in one layer.
 pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {

@@ -3,8 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
-use super::kernels::lanes::QuantisedRow;
-use super::kernels::{BLOCK, InputRows, Kernels};
+use model_files::config::ModelConfig;
+
+use super::kernels::lanes::{AttendScratch, QuantisedRow};
+use super::kernels::{BLOCK, InputRows, Kernels, LANES};
+use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
 
 /// A fixed buffer. Its users keep their pieces apart themselves: ranges are checked, overlap is not.
@@ -120,6 +123,44 @@ impl Inputs {
                 offsets: self.offsets.read(marks.clone()),
                 sums: self.sums.read(marks),
                 columns,
+            }
+        }
+    }
+}
+
+/// The memory of one thread for a tile of attention.
+pub(crate) struct AttentionScratch {
+    keys: Shared<f32>,
+    values: Shared<f32>,
+    softmax: Shared<(f32, f32)>,
+    sums: Shared<f32>,
+    lengths: (usize, usize),
+}
+
+impl AttentionScratch {
+    pub(crate) fn new(config: &ModelConfig) -> Self {
+        let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count;
+        let tile = config.head_dim * LANES;
+        Self {
+            keys: Shared::new(tile),
+            values: Shared::new(tile),
+            softmax: Shared::new(queries),
+            sums: Shared::new(queries * config.head_dim),
+            lengths: (tile, queries),
+        }
+    }
+
+    /// # Safety
+    /// Nobody else uses this scratch while the result lives.
+    pub(super) unsafe fn get(&self, head_dim: usize) -> AttendScratch<'_> {
+        let (tile, queries) = self.lengths;
+        // SAFETY: the caller's promise.
+        unsafe {
+            AttendScratch {
+                keys: self.keys.write(0..tile),
+                values: self.values.write(0..tile),
+                softmax: self.softmax.write(0..queries),
+                sums: self.sums.write(0..queries * head_dim),
             }
         }
     }

@@ -1,48 +1,46 @@
-//! One step of the transformer, phase by phase. Each phase is a set of tiles. The result of a tile depends on its own rows
-//! only, so neither the thread that takes it nor the rest of the batch changes it.
+//! What the tiles of a step share: its memory, the KV of its sequences, and the product of rows with matrices.
 //!
-//! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down. With few rows (decode) each
-//! thread prepares a matrix's inputs for itself, which costs less than one more phase. With many rows this is a phase of
-//! its own.
+//! The result of a tile depends on its own rows only, so neither the thread that takes it nor the rest of the batch
+//! changes it. With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more
+//! phase. With many rows this is a phase of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use model_files::config::LlamaConfig;
+use model_files::config::ModelConfig;
 
-use super::attention;
-use super::buffers::{Inputs, Shared};
+use super::buffers::{AttentionScratch, Inputs, Shared};
 use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
 use super::plan::{AttentionItem, Row, StepLayout};
 use super::pool::Pool;
 use super::rope::RopeTable;
-use super::weights::{Layer, Matrix, Weights};
+use super::weights::{Matrix, Weights};
 use crate::kv_geometry::TILE_TOKENS;
-use crate::{EngineLimits, KvDtype, KvGeometry, LogitsSink, Numerics};
+use crate::{EngineLimits, KvDtype, KvGeometry, Numerics};
 
 /// Up to this many rows each thread prepares the inputs of a matrix for itself.
 const FEW_ROWS: usize = MAX_ROWS;
 /// Rows of one pass of the LM head. It limits the logits buffer (6 MB for a vocabulary of 49,152).
-const LOGITS_ROWS: usize = 32;
+pub(super) const LOGITS_ROWS: usize = 32;
 /// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
 const TILES_PER_THREAD: usize = 8;
 /// Rows of a tile in phases that work row by row.
-const ROWS_PER_TILE: usize = 8;
+pub(super) const ROWS_PER_TILE: usize = 8;
 
 /// All memory of a step.
 pub(crate) struct Scratch {
     /// `[row][hidden]`: the residual stream.
-    hidden: Shared<f32>,
+    pub(super) hidden: Shared<f32>,
     /// `[row][queries, keys, values]`.
     pub(super) qkv: Shared<f32>,
     /// `[row][hidden]`: the result of attention.
     pub(super) attention: Shared<f32>,
     /// `[row][ffn]`.
-    ffn: Shared<f32>,
+    pub(super) ffn: Shared<f32>,
     inputs: Inputs,
     /// `[row][padded vocabulary]`.
-    logits: Shared<f32>,
+    pub(super) logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
     /// Counts matrix products, so that a thread knows whether its own inputs belong to the running product.
     product: AtomicU64,
@@ -52,17 +50,17 @@ pub(crate) struct ThreadScratch {
     inputs: Inputs,
     /// The product for which `inputs` were prepared. Only its own thread uses it.
     prepared: AtomicU64,
-    pub(super) attention: attention::Scratch,
+    pub(super) attention: AttentionScratch,
 }
 
 impl Scratch {
-    pub(crate) fn new(config: &LlamaConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
+    pub(crate) fn new(config: &ModelConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
         let rows = limits.max_batch_tokens as usize;
         let columns = config.hidden_size.max(config.ffn_size);
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
-            attention: attention::Scratch::new(config),
+            attention: AttentionScratch::new(config),
         };
         Self {
             hidden: Shared::new(rows * config.hidden_size),
@@ -79,7 +77,7 @@ impl Scratch {
 
 /// Everything that a tile may read.
 pub(crate) struct Step<'a> {
-    pub config: &'a LlamaConfig,
+    pub config: &'a ModelConfig,
     pub kernels: &'a Kernels,
     pub weights: &'a Weights,
     pub rope: &'a RopeTable,
@@ -99,80 +97,33 @@ unsafe impl Sync for KvBase {}
 unsafe impl Send for KvBase {}
 
 /// A product of input rows with one or more matrices of equal column count.
-struct Product<'a> {
-    rows: usize,
-    matrices: &'a [&'a Matrix],
+pub(super) struct Product<'a> {
+    pub(super) rows: usize,
+    pub(super) matrices: &'a [&'a Matrix],
     /// Writes the inputs of a row.
-    fill: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+    pub(super) fill: &'a (dyn Fn(usize, &mut [f32]) + Sync),
     /// Panels that one call of `write` gets together.
-    group: usize,
-    write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
+    pub(super) group: usize,
+    pub(super) write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
 }
 
 /// The target of a tile's outputs.
 #[derive(Clone, Copy)]
-struct Place {
-    matrix: usize,
+pub(super) struct Place {
+    pub(super) matrix: usize,
     /// First column: 16 times the index of the panel group.
-    column: usize,
-    first_row: usize,
-    rows: usize,
+    pub(super) column: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
 }
 
 impl Step<'_> {
-    pub(crate) fn run(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
-        let (rows, hidden) = (self.plan.rows.len(), self.config.hidden_size);
-        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
-            for row in tile_rows(tile, rows) {
-                // SAFETY: each row is written by one tile.
-                let out = unsafe { self.scratch.hidden.write(row * hidden..(row + 1) * hidden) };
-                self.weights.embed(self.plan.rows[row].token as usize, out);
-            }
-        });
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.project(pool, layer);
-            self.store_chunks(pool, index);
-            attention::run(self, pool, index);
-            self.attention_output(pool, layer);
-            self.feed_forward(pool, layer);
-        }
-        self.logits(pool, sink);
-    }
-
     pub(super) fn qkv_columns(&self) -> usize {
         self.config.hidden_size + 2 * self.config.kv_size()
     }
 
-    fn normed(&self, row: usize, weight: &[f32], out: &mut [f32]) {
-        let hidden = self.config.hidden_size;
-        // SAFETY: the residual stream is written in other phases than those that read it.
-        let x = unsafe { self.scratch.hidden.read(row * hidden..(row + 1) * hidden) };
-        (self.kernels.rms_norm)(x, weight, self.config.rms_epsilon, out);
-    }
-
-    fn project(&self, pool: &mut Pool, layer: &Layer) {
-        let (hidden, kv, stride) = (self.config.hidden_size, self.config.kv_size(), self.qkv_columns());
-        self.multiply(
-            pool,
-            &Product {
-                rows: self.plan.rows.len(),
-                matrices: &[&layer.query, &layer.key, &layer.value],
-                fill: &|row, out| self.normed(row, &layer.attention_norm, out),
-                group: 1,
-                write: &|place, outputs| {
-                    let column = [0, hidden, hidden + kv][place.matrix] + place.column;
-                    for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
-                        let start = row * stride + column;
-                        // SAFETY: each (row, panel) is written by one tile.
-                        unsafe { self.scratch.qkv.write(start..start + LANES) }.copy_from_slice(lanes);
-                    }
-                },
-            },
-        );
-    }
-
     /// Rows of a chunk attend to each other, so all their keys and values must be stored first.
-    fn store_chunks(&self, pool: &mut Pool, layer: usize) {
+    pub(super) fn store_chunks(&self, pool: &mut Pool, layer: usize) {
         if !self.plan.has_chunks {
             return;
         }
@@ -244,101 +195,8 @@ impl Step<'_> {
         self.geometry.kv_head_count as usize * self.geometry.head_bytes()
     }
 
-    fn attention_output(&self, pool: &mut Pool, layer: &Layer) {
-        let hidden = self.config.hidden_size;
-        self.multiply(
-            pool,
-            &Product {
-                rows: self.plan.rows.len(),
-                matrices: &[&layer.attention_output],
-                fill: &|row, out| {
-                    // SAFETY: written in the attention phase, which is over.
-                    out.copy_from_slice(unsafe { self.scratch.attention.read(row * hidden..(row + 1) * hidden) });
-                },
-                group: 1,
-                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
-            },
-        );
-    }
-
-    fn add_to_hidden(&self, place: Place, outputs: &Outputs) {
-        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
-            let start = row * self.config.hidden_size + place.column;
-            // SAFETY: each (row, panel) is written by one tile, and nothing reads the stream in this phase.
-            let hidden = unsafe { self.scratch.hidden.write(start..start + LANES) };
-            for (hidden, lane) in hidden.iter_mut().zip(lanes) {
-                *hidden += lane;
-            }
-        }
-    }
-
-    fn feed_forward(&self, pool: &mut Pool, layer: &Layer) {
-        let ffn = self.config.ffn_size;
-        self.multiply(
-            pool,
-            &Product {
-                rows: self.plan.rows.len(),
-                matrices: &[&layer.gate_up],
-                fill: &|row, out| self.normed(row, &layer.ffn_norm, out),
-                group: 2,
-                write: &|place, outputs| {
-                    let [gates, ups] = outputs else {
-                        unreachable!("a group of two panels")
-                    };
-                    for (index, (gate, up)) in gates.iter_mut().zip(ups).enumerate().take(place.rows) {
-                        (self.kernels.gate)(gate, up);
-                        let start = (place.first_row + index) * ffn + place.column;
-                        // SAFETY: each (row, panel) is written by one tile.
-                        unsafe { self.scratch.ffn.write(start..start + LANES) }.copy_from_slice(gate);
-                    }
-                },
-            },
-        );
-        self.multiply(
-            pool,
-            &Product {
-                rows: self.plan.rows.len(),
-                matrices: &[&layer.down],
-                fill: &|row, out| {
-                    // SAFETY: written in the phase before, which is over.
-                    out.copy_from_slice(unsafe { self.scratch.ffn.read(row * ffn..(row + 1) * ffn) });
-                },
-                group: 1,
-                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
-            },
-        );
-    }
-
-    fn logits(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
-        let vocab = self.config.vocab_size;
-        let stride = vocab.next_multiple_of(LANES);
-        for wanted in self.plan.logits.chunks(LOGITS_ROWS) {
-            self.multiply(
-                pool,
-                &Product {
-                    rows: wanted.len(),
-                    matrices: &[&self.weights.head],
-                    fill: &|row, out| self.normed(wanted[row].row as usize, &self.weights.output_norm, out),
-                    group: 1,
-                    write: &|place, outputs| {
-                        for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
-                            let start = row * stride + place.column;
-                            // SAFETY: each (row, panel) is written by one tile.
-                            unsafe { self.scratch.logits.write(start..start + LANES) }.copy_from_slice(lanes);
-                        }
-                    },
-                },
-            );
-            for (index, wanted) in wanted.iter().enumerate() {
-                // SAFETY: no phase is running.
-                let row = unsafe { self.scratch.logits.write(index * stride..index * stride + vocab) };
-                sink.row(wanted.sequence as usize, wanted.position, row);
-            }
-        }
-    }
-
     /// Multiplies: prepares the inputs once (or once for each thread), then runs one tile for a few panels and all rows.
-    fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
+    pub(super) fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
         let columns = product.matrices[0].columns;
         let rows = product.rows;
         let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
@@ -399,6 +257,11 @@ impl Step<'_> {
             for (part, outputs) in outputs.iter_mut().enumerate().take(product.group) {
                 let panel = self.weights.panel(matrix, group * product.group + part);
                 kernel(panel, &input, rows, outputs);
+                if let Some(bias) = matrix.bias(group * product.group + part) {
+                    for (output, bias) in outputs[..rows].iter_mut().flat_map(|row| row.iter_mut().zip(bias)) {
+                        *output += bias;
+                    }
+                }
             }
             let place = Place {
                 matrix: matrix_index,
@@ -411,7 +274,7 @@ impl Step<'_> {
     }
 }
 
-fn tile_rows(tile: usize, rows: usize) -> std::ops::Range<usize> {
+pub(super) fn tile_rows(tile: usize, rows: usize) -> std::ops::Range<usize> {
     tile * ROWS_PER_TILE..((tile + 1) * ROWS_PER_TILE).min(rows)
 }
 

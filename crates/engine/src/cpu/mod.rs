@@ -1,12 +1,13 @@
 //! The CPU engine: opening a model, and the [`HostEngine`] contract around [`forward::Step`].
 //!
-//! `weights` packs the file, `kernels` multiply, `forward` runs the layers, `pool` divides the work between threads.
+//! `weights` packs the file, `kernels` multiply, `layers` runs the phases of a step, `pool` divides the work between threads.
 
 mod attention;
 mod buffers;
 mod forward;
 mod kept;
 mod kernels;
+mod layers;
 mod plan;
 mod pool;
 mod rope;
@@ -14,7 +15,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use model_files::config::LlamaConfig;
+use model_files::config::ModelConfig;
 use model_files::gguf::GgufFile;
 use serving_core::ids::BlockId;
 
@@ -76,10 +77,10 @@ impl std::fmt::Debug for CpuEngineOptions<'_> {
     }
 }
 
-/// A llama-architecture model on the CPU.
+/// A model on the CPU.
 pub struct CpuEngine {
     facts: ModelFacts,
-    config: LlamaConfig,
+    config: ModelConfig,
     limits: EngineLimits,
     kernels: kernels::Kernels,
     weights: Arc<weights::Weights>,
@@ -121,7 +122,7 @@ pub fn open_cpu_engine_with(
     options.limits.check()?;
     check_block_tokens(options.block_tokens)?;
     let kernels = kernels::choose(options.kernel)?;
-    let config = LlamaConfig::from_gguf(file)?;
+    let config = ModelConfig::from_gguf(file)?;
     if !config.head_dim.is_multiple_of(kernels::LANES) {
         return Err(EngineError::UnsupportedHeadDim {
             head_dim: config.head_dim,
@@ -153,7 +154,7 @@ pub fn open_cpu_engine_with(
     let facts = ModelFacts {
         name: file
             .str("general.name")
-            .map_or_else(|_| "llama".to_owned(), str::to_owned),
+            .map_or_else(|_| config.architecture.name.to_owned(), str::to_owned),
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
         numerics_id: options.numerics.id().to_owned(),
@@ -167,7 +168,11 @@ pub fn open_cpu_engine_with(
         limits: options.limits,
         kernels,
         weights,
-        rope: rope::RopeTable::new(config.context_length, config.head_dim, config.rope_base),
+        rope: rope::RopeTable::new(
+            config.context_length,
+            config.head_dim,
+            (config.architecture.rope, config.rope_base),
+        ),
         claim: StepClaim::new(kv.clone()),
         kv,
         plan: plan::StepLayout::with_capacity(options.limits, context_blocks),

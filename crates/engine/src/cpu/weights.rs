@@ -12,10 +12,11 @@
 use std::ops::Range;
 
 use half::f16;
-use model_files::config::LlamaConfig;
+use model_files::arch::{LayerTensors, Linear, in_layer};
+use model_files::config::ModelConfig;
 use model_files::gguf::{GgmlType, GgufFile, Tensor};
 
-use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK};
+use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK};
 use crate::memory::HugeMemory;
 use crate::{EngineError, Numerics};
 
@@ -53,9 +54,15 @@ pub(crate) struct Matrix {
     pub columns: usize,
     /// The position within the weights' allocation.
     bytes: Range<usize>,
+    /// Added to the outputs: one vector for each panel.
+    bias: Option<Vec<Lanes>>,
 }
 
 impl Matrix {
+    pub(crate) fn bias(&self, panel: usize) -> Option<&Lanes> {
+        self.bias.as_ref().map(|bias| &bias[panel])
+    }
+
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
@@ -129,7 +136,7 @@ impl Weights {
     /// Packs every tensor of the model. `progress` is called after each tensor.
     pub(crate) fn load(
         file: &GgufFile,
-        config: &LlamaConfig,
+        config: &ModelConfig,
         numerics: Numerics,
         progress: Option<&mut dyn FnMut(LoadProgress)>,
     ) -> Result<Self, EngineError> {
@@ -139,15 +146,16 @@ impl Weights {
             planned: Vec::new(),
             end: 0,
         };
-        let embedding = loader.plan(&["token_embd.weight"])?;
+        let facts = config.architecture;
+        let embedding = loader.plan(&[facts.token_embedding])?;
         let layers = (0..config.layer_count)
-            .map(|layer| loader.plan_layer(layer))
+            .map(|layer| loader.plan_layer(layer, &facts.layer))
             .collect::<Result<Vec<_>, _>>()?;
-        let output_norm = loader.norm("output_norm.weight")?;
+        let output_norm = loader.vector(facts.output_norm)?;
         let head = if config.tied_embeddings {
             embedding.clone()
         } else {
-            loader.plan(&["output.weight"])?
+            loader.plan(&[facts.output])?
         };
         let memory = loader.fill(progress)?;
         Ok(Self {
@@ -169,18 +177,28 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    fn plan_layer(&mut self, layer: usize) -> Result<Layer, EngineError> {
-        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+    fn plan_layer(&mut self, layer: usize, tensors: &LayerTensors) -> Result<Layer, EngineError> {
+        let name = |tensor| in_layer(layer, tensor);
         Ok(Layer {
-            attention_norm: self.norm(&name("attn_norm"))?,
-            query: self.plan(&[&name("attn_q")])?,
-            key: self.plan(&[&name("attn_k")])?,
-            value: self.plan(&[&name("attn_v")])?,
-            attention_output: self.plan(&[&name("attn_output")])?,
-            ffn_norm: self.norm(&name("ffn_norm"))?,
-            gate_up: self.plan(&[&name("ffn_gate"), &name("ffn_up")])?,
-            down: self.plan(&[&name("ffn_down")])?,
+            attention_norm: self.vector(&name(tensors.attention_norm))?,
+            query: self.linear(layer, tensors.query)?,
+            key: self.linear(layer, tensors.key)?,
+            value: self.linear(layer, tensors.value)?,
+            attention_output: self.linear(layer, tensors.attention_output)?,
+            ffn_norm: self.vector(&name(tensors.ffn_norm))?,
+            gate_up: self.plan(&[&name(tensors.ffn_gate), &name(tensors.ffn_up)])?,
+            down: self.plan(&[&name(tensors.ffn_down)])?,
         })
+    }
+
+    fn linear(&mut self, layer: usize, linear: Linear) -> Result<Matrix, EngineError> {
+        let mut matrix = self.plan(&[&in_layer(layer, linear.weight)])?;
+        if let Some(bias) = linear.bias {
+            let mut values = self.vector(&in_layer(layer, bias))?;
+            values.resize(matrix.panels() * LANES, 0.0);
+            matrix.bias = Some(values.as_chunks::<LANES>().0.to_vec());
+        }
+        Ok(matrix)
     }
 
     /// One matrix of one tensor, or of several tensors with their panels in turn.
@@ -218,6 +236,7 @@ impl<'a> Loader<'a> {
             rows,
             columns: first.row_elements(),
             bytes: 0..0,
+            bias: None,
         };
         let length = panels.checked_mul(matrix.panel_bytes());
         let end = length.and_then(|length| self.end.checked_add(length));
@@ -228,7 +247,7 @@ impl<'a> Loader<'a> {
         Ok(matrix)
     }
 
-    fn norm(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+    fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
         let tensor = self.file.tensor(name)?;
         let mut row = vec![0.0; tensor.row_elements()];
         dequantise_row(&tensor, 0, &mut row);

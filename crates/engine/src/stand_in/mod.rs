@@ -11,7 +11,7 @@ mod cells;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model_files::config::LlamaConfig;
+use model_files::config::ModelConfig;
 use model_files::gguf::GgufFile;
 use serving_core::ids::BlockId;
 
@@ -68,7 +68,7 @@ impl StandInConfig {
     pub(crate) fn of(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<Self, EngineError> {
         let (vocab_size, context_length) = match file {
             Some(file) => {
-                let config = LlamaConfig::from_gguf(file)?;
+                let config = ModelConfig::from_gguf(file)?;
                 (config.vocab_size as u32, config.context_length as u32)
             }
             None => (VOCAB, CONTEXT),

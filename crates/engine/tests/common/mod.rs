@@ -32,7 +32,10 @@ pub fn setup(numerics: Numerics) -> Setup {
 }
 
 pub fn open(setup: Setup) -> CpuEngine {
-    let file = GgufFile::open(&model_path()).unwrap();
+    open_file(&GgufFile::open(&model_path()).unwrap(), setup)
+}
+
+pub fn open_file(file: &GgufFile, setup: Setup) -> CpuEngine {
     let options = CpuEngineOptions {
         numerics: setup.numerics,
         threads: setup.threads,
@@ -46,7 +49,7 @@ pub fn open(setup: Setup) -> CpuEngine {
         kv_backing: Default::default(),
         progress: None,
     };
-    open_cpu_engine(&file, options).unwrap()
+    open_cpu_engine(file, options).unwrap()
 }
 
 #[derive(Deserialize)]

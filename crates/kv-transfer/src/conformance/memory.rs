@@ -21,43 +21,6 @@ pub(crate) enum MemoryKind {
     Device,
 }
 
-/// A receiver's blocks.
-pub(super) trait BlockMemory: Send + Sync + Debug {
-    /// Never waits. `data` may be gone after it has returned.
-    fn write(&self, block: BlockId, start: usize, data: Span<'_>);
-    /// Calls back when all that was written before is in its place.
-    fn after_writes(&self, then: Box<dyn FnOnce() + Send>);
-    /// The bytes that a reader would find now. `None` when nothing was written there.
-    fn get(&self, block: BlockId) -> Option<Vec<u8>>;
-    fn count(&self) -> usize;
-}
-
-#[derive(Debug, Default)]
-pub(super) struct HostMemory(Mutex<BTreeMap<BlockId, Vec<u8>>>);
-
-impl HostMemory {
-    fn put(&self, block: BlockId, start: usize, data: &[u8]) {
-        let mut blocks = self.0.lock().unwrap();
-        let bytes = blocks.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
-        bytes[start..start + data.len()].copy_from_slice(data);
-    }
-}
-
-impl BlockMemory for HostMemory {
-    fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
-        self.put(block, start, data.host().expect("this double has no device"));
-    }
-    fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
-        then();
-    }
-    fn get(&self, block: BlockId) -> Option<Vec<u8>> {
-        self.0.lock().unwrap().get(&block).cloned()
-    }
-    fn count(&self) -> usize {
-        self.0.lock().unwrap().len()
-    }
-}
-
 /// Work of a device's stream.
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -87,44 +50,51 @@ impl Stream {
     }
 }
 
+/// A receiver's blocks: in plain memory, or on a device behind its stream.
 #[derive(Debug)]
-pub(super) struct DeviceBlocks {
-    blocks: Arc<HostMemory>,
-    stream: Stream,
+pub(super) struct Blocks {
+    bytes: Arc<Mutex<BTreeMap<BlockId, Vec<u8>>>>,
+    stream: Option<Stream>,
 }
 
-impl DeviceBlocks {
-    pub fn new() -> Self {
+impl Blocks {
+    pub fn of(kind: MemoryKind) -> Self {
         Self {
-            blocks: Arc::default(),
-            stream: Stream::new(),
+            bytes: Arc::default(),
+            stream: (kind == MemoryKind::Device).then(Stream::new),
         }
     }
-}
-
-impl BlockMemory for DeviceBlocks {
-    fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
-        let blocks = self.blocks.clone();
-        match data {
-            Span::Host(data) => {
-                // The copy that a pinned buffer would take.
-                let staged = data.to_vec();
-                self.stream.launch(move || blocks.put(block, start, &staged));
-            }
-            Span::Device(span) => self.stream.launch(move || {
+    /// Never waits. `data` may be gone after it has returned.
+    pub fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
+        // For a device, the copy that a pinned buffer would take.
+        let data = match data {
+            Span::Host(data) => Ok(data.to_vec()),
+            Span::Device(span) => Err(span),
+        };
+        let blocks = self.bytes.clone();
+        self.after_writes(move || {
+            let data = data.unwrap_or_else(|span| {
                 span.ready.wait();
-                blocks.put(block, start, &staged(&span).lock().unwrap()[..span.bytes]);
-            }),
+                staged(&span).lock().unwrap()[..span.bytes].to_vec()
+            });
+            let mut blocks = blocks.lock().unwrap();
+            let bytes = blocks.entry(block).or_insert_with(|| vec![0; BLOCK_BYTES]);
+            bytes[start..start + data.len()].copy_from_slice(&data);
+        });
+    }
+    /// Calls back when all that was written before is in its place.
+    pub fn after_writes(&self, then: impl FnOnce() + Send + 'static) {
+        match &self.stream {
+            None => then(),
+            Some(stream) => stream.launch(then),
         }
     }
-    fn after_writes(&self, then: Box<dyn FnOnce() + Send>) {
-        self.stream.launch(then);
+    /// The bytes that a reader would find now. `None` when nothing was written there.
+    pub fn get(&self, block: BlockId) -> Option<Vec<u8>> {
+        self.bytes.lock().unwrap().get(&block).cloned()
     }
-    fn get(&self, block: BlockId) -> Option<Vec<u8>> {
-        self.blocks.get(block)
-    }
-    fn count(&self) -> usize {
-        self.blocks.count()
+    pub fn count(&self) -> usize {
+        self.bytes.lock().unwrap().len()
     }
 }
 
@@ -213,9 +183,9 @@ impl KvSource for DeviceSource {
 
 #[test]
 fn the_double_shows_who_does_not_wait() {
-    let memory = DeviceBlocks::new();
+    let memory = Blocks::of(MemoryKind::Device);
     let (go_on, held) = mpsc::sync_channel::<()>(1);
-    memory.after_writes(Box::new(move || held.recv().unwrap()));
+    memory.after_writes(move || held.recv().unwrap());
     memory.write(BlockId(1), 0, Span::Host(&whole(BlockId(9))));
     assert_eq!(
         memory.get(BlockId(1)),
@@ -224,7 +194,7 @@ fn the_double_shows_who_does_not_wait() {
     );
     go_on.send(()).unwrap();
     let (settled, all_written) = mpsc::sync_channel(1);
-    memory.after_writes(Box::new(move || settled.send(()).unwrap()));
+    memory.after_writes(move || settled.send(()).unwrap());
     all_written.recv().unwrap();
     assert_eq!(memory.get(BlockId(1)), Some(whole(BlockId(9))));
 }

@@ -15,7 +15,7 @@ use serving_core::kv::reservation::Reservation;
 use serving_core::node::Ticket;
 use tokio::sync::oneshot;
 
-use super::memory::{BlockMemory, DeviceBlocks, HostMemory, MemoryKind, whole};
+use super::memory::{Blocks, MemoryKind, whole};
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS, key};
 use crate::choice::TransportKind;
 use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
@@ -32,8 +32,8 @@ pub(crate) enum CommitAnswer {
 /// The decode node's double: it grants reservations, keeps bytes and records every call.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    pub(super) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
-    memory: Box<dyn BlockMemory>,
+    pub(crate) reservations: Mutex<BTreeMap<TransferId, Reservation>>,
+    memory: Blocks,
     pub(super) commits: Mutex<Vec<Arrived>>,
     ended: Arc<Mutex<Vec<(TransferId, ReceiveEnd)>>>,
     pub(super) began: Mutex<Vec<TransferId>>,
@@ -80,10 +80,7 @@ impl Recorder {
     pub(super) fn of((memory, answer): (MemoryKind, CommitAnswer)) -> Arc<Self> {
         Arc::new(Self {
             reservations: Mutex::default(),
-            memory: match memory {
-                MemoryKind::Host => Box::new(HostMemory::default()),
-                MemoryKind::Device => Box::new(DeviceBlocks::new()),
-            },
+            memory: Blocks::of(memory),
             commits: Mutex::default(),
             ended: Arc::default(),
             began: Mutex::default(),
@@ -147,10 +144,8 @@ impl HandoffSink for Recorder {
     async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         // A step may read the blocks once this has returned, so bytes that are still on their way must arrive first.
         let (settled, all_written) = oneshot::channel();
-        let told = move || {
-            let _ = settled.send(());
-        };
-        self.memory.after_writes(Box::new(told));
+        self.memory
+            .after_writes(move || settled.send(()).expect("the commit waits below"));
         let _ = all_written.await;
         self.commits.lock().unwrap().push(arrived);
         match self.answer {
@@ -166,7 +161,7 @@ impl HandoffSink for Recorder {
         // The blocks belong to another owner after this. Again, bytes that are on their way must arrive first.
         let ended = self.ended.clone();
         let then = move || ended.lock().unwrap().push((transfer, end));
-        self.memory.after_writes(Box::new(then));
+        self.memory.after_writes(then);
     }
 }
 

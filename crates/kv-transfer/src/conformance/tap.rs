@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -15,16 +15,20 @@ use tokio::sync::mpsc;
 use super::{LAYER_BYTES, LAYERS};
 use crate::choice::TransportKind;
 use crate::link::queue::{Outbox, Queued, QueuedKv};
-use crate::link::{Carrier, Copied, Link, NoPlace, NotCopied, Place};
+use crate::link::{Carrier, Copied, Link, NotCopied, Place};
 use crate::span::SpanMut;
 use crate::transport::{KvSource, SourceError};
 
-pub(crate) trait FrameTap: Send + Sync + Debug {
-    fn pass(&self, frame: KvFrame) -> Vec<KvFrame>;
-}
+type Tap = Arc<Mutex<dyn FnMut(KvFrame) -> Vec<KvFrame> + Send>>;
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tapping(pub Option<Arc<dyn FrameTap>>);
+#[derive(Clone, Default)]
+pub(crate) struct Tapping(pub Option<Tap>);
+
+impl Debug for Tapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tapping")
+    }
+}
 
 impl Tapping {
     pub fn on(&self, link: Link) -> Link {
@@ -56,11 +60,11 @@ impl Carrier for Tapped {
     fn writes_in_place(&self) -> bool {
         self.0.writes_in_place()
     }
+    fn holds_memory(&self) -> bool {
+        self.0.holds_memory()
+    }
     fn data_bytes_max(&self) -> usize {
         self.0.data_bytes_max()
-    }
-    fn check(&self, layers: u32, layer_bytes: usize) -> Result<(), NoPlace> {
-        self.0.check(layers, layer_bytes)
     }
     async fn room(&self, target: (BlockId, Range<u32>), bytes: usize) -> Box<dyn Place> {
         let inner = self.0.room(target.clone(), bytes).await;
@@ -114,7 +118,7 @@ impl KvSource for Taken {
 
 /// Between the pair's queue and the transport's.
 struct Pump {
-    tap: Arc<dyn FrameTap>,
+    tap: Tap,
     carrier: Arc<dyn Carrier>,
     outbox: Outbox,
 }
@@ -137,16 +141,20 @@ impl Pump {
         }
     }
 
+    fn pass(&self, frame: KvFrame) -> Vec<KvFrame> {
+        (self.tap.lock().unwrap())(frame)
+    }
+
     async fn tapped(&self, (frame, kv): (KvFrame, Option<QueuedKv>)) -> Vec<Queued> {
         let (KvFrame::Block(header), Some(kv)) = (frame.clone(), kv) else {
-            return self.tap.pass(frame).into_iter().map(Queued::control).collect();
+            return self.pass(frame).into_iter().map(Queued::control).collect();
         };
         let place: &dyn Any = &*kv.place;
         let TappedPlace { target, bytes, .. } = place.downcast_ref().expect("every room is tapped");
         let (target, data, moving) = (target.clone(), bytes.clone(), kv.moving.clone());
         drop(kv);
         let mut passed = Vec::new();
-        for frame in self.tap.pass(KvFrame::Block(KvBlockFrame { data, ..header })) {
+        for frame in self.pass(KvFrame::Block(KvBlockFrame { data, ..header })) {
             let KvFrame::Block(mut block) = frame else {
                 passed.push(Queued::control(frame));
                 continue;

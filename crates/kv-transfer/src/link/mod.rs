@@ -123,13 +123,13 @@ pub(crate) trait Carrier: Send + Sync + Debug {
         false
     }
 
+    /// Whether an idle pair keeps memory for it. Then the pair closes the link and meets again.
+    fn holds_memory(&self) -> bool {
+        true
+    }
+
     /// Largest run of KV bytes in one frame, unless a single layer is larger.
     fn data_bytes_max(&self) -> usize;
-
-    /// Whether blocks of so many layers of so many bytes can be carried at all.
-    fn check(&self, _layers: u32, _layer_bytes: usize) -> Result<(), NoPlace> {
-        Ok(())
-    }
 
     /// Waits for room for one frame: `bytes` for these layers of the peer's block. Cancel-safe.
     async fn room(&self, target: (BlockId, Range<u32>), bytes: usize) -> Box<dyn Place>;

@@ -11,7 +11,7 @@ use proto::messages::{KvBlockFrame, KvFrame};
 use serving_core::ids::BlockId;
 use tokio::sync::Notify;
 
-use super::pair_stream::{Gate, PairStream};
+use super::pair_stream::{PairStream, Signals};
 use crate::link::queue::{Queued, QueuedKv};
 use crate::link::{Copied, NoPlace, NotCopied, Place};
 use crate::transport::KvSource;
@@ -44,7 +44,7 @@ enum Work {
 pub(super) struct Copies {
     source: Arc<dyn KvSource>,
     live: Arc<PairStream>,
-    gate: Arc<Gate>,
+    signals: Arc<Signals>,
     line: Mutex<Line>,
     changed: Notify,
 }
@@ -57,11 +57,11 @@ struct Line {
 }
 
 impl Copies {
-    pub fn new(source: Arc<dyn KvSource>, live: Arc<PairStream>, gate: Arc<Gate>) -> Arc<Self> {
+    pub fn new(source: Arc<dyn KvSource>, live: Arc<PairStream>, signals: Arc<Signals>) -> Arc<Self> {
         Arc::new(Self {
             source,
             live,
-            gate,
+            signals,
             line: Mutex::default(),
             changed: Notify::new(),
         })
@@ -178,7 +178,7 @@ impl Copies {
             layers: copy.layers,
         };
         // Closed: the transfer has ended, and a decode node whose pool we write has been told that we write no more.
-        let filled = self.gate.pass(|| place.fill(&from));
+        let filled = self.signals.gate.pass(|| place.fill(&from));
         header.checksum = filled.unwrap_or(Err(NotCopied::Place(NoPlace::Unmapped)))?;
         header.data = place.inline();
         let placed = (place, from.bytes as u64);

@@ -27,6 +27,10 @@ use crate::trust::DirectWish;
 /// Pairs that tickets may open beyond the kept ones, until the coordinator's list comes.
 const PAIRS_MAX: usize = 1024;
 
+/// Longer than the pauses of a cluster that is used: opening a link again takes a few milliseconds, and the first transfer finds
+/// a ring whose pages the system has not given yet.
+const PAIR_IDLE_MAX: Duration = Duration::from_secs(300);
+
 #[derive(Clone, Debug)]
 pub struct PairConfig {
     pub me: NodeId,
@@ -44,6 +48,10 @@ pub struct PairConfig {
     pub floor_bytes_per_second: u64,
     /// How long `begin` waits for a pair that is connecting.
     pub connect_wait: Duration,
+    /// A pair that carries nothing for so long gives back the memory that it holds for its link (a ring, a mapped pool). Both
+    /// nodes stay in touch by the stream over which they met, so the pair's health stays true. The next transfer opens the
+    /// link again and waits for that.
+    pub idle_max: Duration,
     #[cfg(test)]
     pub(crate) tap: crate::conformance::Tapping,
 }
@@ -62,6 +70,7 @@ impl PairConfig {
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
             connect_wait: Duration::from_secs(1),
+            idle_max: PAIR_IDLE_MAX,
             #[cfg(test)]
             tap: Default::default(),
         }
@@ -135,37 +144,41 @@ impl PairTransport {
         if pairs.len() >= PAIRS_MAX {
             return Err(PairFault::Closed);
         }
-        let pair = Arc::new(Pair::open(
-            PairPeer {
-                node: ticket.decode_node.clone(),
-                address: ticket.decode_address.clone(),
-                // Unknown here. The decode node compares it with the hello.
-                compatibility: self.shared.config.compatibility,
-            },
-            &self.shared,
-        ));
+        let peer = PairPeer {
+            node: ticket.decode_node.clone(),
+            address: ticket.decode_address.clone(),
+            // Unknown here. The decode node compares it with the hello.
+            compatibility: self.shared.config.compatibility,
+        };
+        let pair = Pair::open(peer, &self.shared);
         pairs.insert(ticket.decode_node.clone(), pair.clone());
         Ok(pair)
     }
 
     async fn live(&self, ticket: &Ticket) -> Result<Arc<PairStream>, PairFault> {
         let pair = self.pair_of(ticket)?;
-        let mut state = pair.state.clone();
+        let mut state = pair.state.subscribe();
         let settled = state.wait_for(|state| match state {
             PairState::Usable(_) => true,
+            PairState::Idle => {
+                pair.wanted.notify_one();
+                false
+            }
             PairState::Unusable(fault) => fault.is_lasting() || *fault == PairFault::Closed,
         });
-        let settled = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
-        if let Ok(Ok(state)) = &settled
-            && let PairState::Usable(live) = &**state
-        {
-            return Ok(live.clone());
-        }
-        drop(settled);
+        // The state decides, however the wait ended.
+        let _ = tokio::time::timeout(self.shared.config.connect_wait, settled).await;
         match &*pair.state.borrow() {
             PairState::Usable(live) => Ok(live.clone()),
+            PairState::Idle => Err(PairFault::Connecting),
             PairState::Unusable(fault) => Err(fault.clone()),
         }
+    }
+}
+
+impl Drop for PairTransport {
+    fn drop(&mut self) {
+        self.keep_pairs(Vec::new());
     }
 }
 
@@ -184,7 +197,7 @@ impl Transport for PairTransport {
         });
         for peer in peers {
             if !pairs.contains_key(&peer.node) {
-                pairs.insert(peer.node.clone(), Arc::new(Pair::open(peer, &self.shared)));
+                pairs.insert(peer.node.clone(), Pair::open(peer, &self.shared));
             }
         }
     }
@@ -195,10 +208,19 @@ impl Transport for PairTransport {
 
     async fn begin(&self, start: TransferStart) -> Result<Box<dyn SendTransfer>, TransferError> {
         let node = start.ticket.decode_node.clone();
-        let live = match self.live(&start.ticket).await {
-            Ok(live) => live,
-            Err(fault) => return Err(TransferError::NoPair { node, fault }),
-        };
-        Ok(Box::new(PairTransfer::begin(live, start).await?))
+        loop {
+            let live = match self.live(&start.ticket).await {
+                Ok(live) => live,
+                Err(fault) => return Err(TransferError::NoPair { node, fault }),
+            };
+            match PairTransfer::begin(live, start.clone()).await {
+                // It was closed as idle a moment ago. Its keeper says so next.
+                Err(TransferError::PairLost {
+                    fault: PairFault::Connecting,
+                    ..
+                }) => tokio::task::yield_now().await,
+                begun => return Ok(Box::new(begun?)),
+            }
+        }
     }
 }

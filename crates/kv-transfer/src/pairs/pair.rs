@@ -1,16 +1,19 @@
 //! One pair: it connects, shakes hands, chooses its transport, and reconnects for ever.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use proto::messages::HelloRefusedReason;
 use rand::Rng as _;
 use serving_core::node::PairHealth;
-use tokio::sync::watch;
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
 use super::Ways;
-use super::pair_stream::{PairStream, carry};
+use super::pair_stream::{Carried, PairStream, carry};
 use crate::choice::{Fallback, Fallbacks};
 use crate::link::budget::Budget;
 use crate::link::{Dial, Link, NoLink};
@@ -22,6 +25,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(super) enum PairState {
     Usable(Arc<PairStream>),
+    /// In touch, without a link. [`Pair::wanted`] opens one.
+    Idle,
     Unusable(PairFault),
 }
 
@@ -35,63 +40,45 @@ pub(super) struct Shared {
     pub fallbacks: Arc<Fallbacks>,
 }
 
-/// A kept pair; dropping the last handle does not close it, `close` does.
+/// One pair and the task that keeps it, until `close`.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub peer: PairPeer,
-    pub state: watch::Receiver<PairState>,
-    health: watch::Sender<Vec<PairHealth>>,
+    shared: Shared,
+    pub state: watch::Sender<PairState>,
+    /// A transfer wants the link of an idle pair.
+    pub wanted: Notify,
+    /// The coordinator's list says that the peer has another hash. The peer is asked once, because an older version is
+    /// refused with both versions.
+    incompatible: OnceCell<PairFault>,
     closed: CancellationToken,
 }
 
 impl Pair {
-    pub fn open(peer: PairPeer, shared: &Shared) -> Self {
-        let (state_in, state) = watch::channel(PairState::Unusable(PairFault::Connecting));
-        let closed = CancellationToken::new();
-        let keeper = Keeper {
-            peer: peer.clone(),
-            shared: shared.clone(),
-            state: state_in,
-            closed: closed.clone(),
-        };
-        keeper.tell(Err(&PairFault::Connecting));
-        tokio::spawn(keeper.keep());
-        let health = shared.health.clone();
-        Self {
+    pub fn open(peer: PairPeer, shared: &Shared) -> Arc<Self> {
+        let pair = Arc::new(Self {
             peer,
-            state,
-            health,
-            closed,
-        }
+            shared: shared.clone(),
+            state: watch::Sender::new(PairState::Unusable(PairFault::Connecting)),
+            wanted: Notify::new(),
+            incompatible: OnceCell::new(),
+            closed: CancellationToken::new(),
+        });
+        pair.tell(Err(&PairFault::Connecting));
+        tokio::spawn(pair.clone().keep());
+        pair
     }
 
     /// Idempotent. A closed pair no longer reports its health.
     pub fn close(&self) {
         if !self.closed.is_cancelled() {
             self.closed.cancel();
-            self.health
-                .send_modify(|pairs| pairs.retain(|pair| pair.decode_node != self.peer.node));
+            let health = &self.shared.health;
+            health.send_modify(|pairs| pairs.retain(|pair| pair.decode_node != self.peer.node));
         }
     }
-}
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// The task behind a pair.
-#[derive(Debug)]
-struct Keeper {
-    peer: PairPeer,
-    shared: Shared,
-    state: watch::Sender<PairState>,
-    closed: CancellationToken,
-}
-
-impl Keeper {
-    async fn keep(self) {
+    async fn keep(self: Arc<Self>) {
         let mut back_off = BACK_OFF_FIRST;
         let mut told: Option<PairFault> = None;
         loop {
@@ -128,16 +115,40 @@ impl Keeper {
 
     /// One connection from its start to its end.
     async fn one_stream(&self) -> PairFault {
-        match self.connect().await {
-            Ok(link) => {
-                let (live, replies) = PairStream::new(self.peer.node.clone(), link);
-                self.state.send_replace(PairState::Usable(live.clone()));
-                let transport = live.carrier.kind().name();
-                self.tell(Ok(transport));
-                tracing::info!(peer = %self.peer.node, address = %self.peer.address, transport, "pair is up");
-                carry(&live, replies, &self.shared.config).await
+        let Err(fault) = self.one_life().await;
+        fault
+    }
+
+    /// Links while the pair is used, and the stream over which the nodes met while it is not.
+    async fn one_life(&self) -> Result<Infallible, PairFault> {
+        let peer = &self.peer.node;
+        loop {
+            let mut met = self.meet().await?;
+            if matches!(*self.state.borrow(), PairState::Idle) {
+                self.is_wanted(&mut met).await?;
             }
-            Err(fault) => fault,
+            let link = self.best_link(met).await?;
+            let (live, replies) = PairStream::new(peer.clone(), link);
+            self.state.send_replace(PairState::Usable(live.clone()));
+            let transport = live.carrier.kind().name();
+            self.tell(Ok(transport));
+            tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
+            match carry(&live, replies, &self.shared.config).await {
+                Carried::Over(fault) => return Err(fault),
+                Carried::Idle => self.state.send_replace(PairState::Idle),
+            };
+            tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
+        }
+    }
+
+    /// Waits for a transfer that wants the pair.
+    async fn is_wanted(&self, met: &mut Link) -> Result<(), PairFault> {
+        tokio::select! {
+            () = self.wanted.notified() => Ok(()),
+            reply = met.replies.next() => match reply {
+                Some(Err(fault)) => Err(fault),
+                Some(Ok(_)) | None => Err(PairFault::Broken("the decode node ended the stream".to_owned())),
+            },
         }
     }
 
@@ -150,20 +161,33 @@ impl Keeper {
         }
     }
 
-    /// The best way that both nodes know, in this node's order.
-    async fn connect(&self) -> Result<Link, PairFault> {
+    async fn meet(&self) -> Result<Link, PairFault> {
         let Shared { config, ways, .. } = &self.shared;
-        if self.peer.compatibility != config.compatibility {
-            return Err(PairFault::Incompatible);
-        }
-        let met = ways
-            .meeting
-            .connect(&self.dial(None))
-            .await
-            .map_err(|fault| match fault {
+        let met = async {
+            let met = ways.meeting.connect(&self.dial(None)).await;
+            met.map_err(|fault| match fault {
                 NoLink::Pair(fault) => fault,
                 NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
-            })?;
+            })
+        };
+        if self.peer.compatibility == config.compatibility {
+            return met.await;
+        }
+        let asked = self.incompatible.get_or_init(async || match met.await {
+            Err(
+                fault @ PairFault::Refused {
+                    reason: HelloRefusedReason::ProtocolVersion,
+                    ..
+                },
+            ) => fault,
+            _ => PairFault::Incompatible,
+        });
+        Err(asked.await.clone())
+    }
+
+    /// The best way that both nodes know, in this node's order.
+    async fn best_link(&self, met: Link) -> Result<Link, PairFault> {
+        let ways = &self.shared.ways;
         let mut missing = None;
         for way in &ways.best_first {
             if way.kind() == ways.meeting.kind() {
@@ -217,6 +241,7 @@ impl Keeper {
                 live.close(fault.clone());
                 true
             }
+            PairState::Idle => true,
             PairState::Unusable(_) => false,
         }
     }

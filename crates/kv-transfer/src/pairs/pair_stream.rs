@@ -25,39 +25,29 @@ pub(super) enum End {
     PairLost(PairFault),
 }
 
-/// Whether a transfer may still touch the memory that its copies write. Held for reading during a copy.
-#[derive(Debug)]
+/// Whether a transfer may no longer touch the memory that its copies write. Held for reading during a copy.
+#[derive(Debug, Default)]
 pub(super) struct Gate(RwLock<bool>);
 
 impl Gate {
-    fn open() -> Arc<Self> {
-        Arc::new(Self(RwLock::new(true)))
-    }
     /// `None` when it is closed.
     pub fn pass<R>(&self, copy: impl FnOnce() -> R) -> Option<R> {
-        let is_open = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        is_open.then(copy)
+        let is_closed = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        (!*is_closed).then(copy)
     }
     /// Closes it after the running copies. For a blocking thread.
     pub fn close(&self) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 }
 
-/// The messages that a transfer gets from its stream.
-#[derive(Clone, Debug)]
-pub(super) struct TransferSignals {
-    pub end: watch::Receiver<Option<End>>,
+/// What a transfer and its stream tell each other.
+#[derive(Debug, Default)]
+pub(super) struct Signals {
+    pub end: watch::Sender<Option<End>>,
     /// The decode node has claimed it. Sent only where the sender writes in place.
-    pub begun: watch::Receiver<bool>,
-    pub gate: Arc<Gate>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    end: watch::Sender<Option<End>>,
-    begun: watch::Sender<bool>,
-    gate: Arc<Gate>,
+    pub begun: watch::Sender<bool>,
+    pub gate: Gate,
 }
 
 /// One life of the pair's stream.
@@ -66,8 +56,16 @@ pub(super) struct PairStream {
     pub node: NodeId,
     pub carrier: Arc<dyn Carrier>,
     pub outbox: Outbox,
-    transfers: Mutex<BTreeMap<TransferId, Registered>>,
+    transfers: Mutex<Transfers>,
     fault: OnceLock<PairFault>,
+}
+
+/// The transfers under way.
+#[derive(Debug, Default)]
+struct Transfers {
+    registered: BTreeMap<TransferId, Arc<Signals>>,
+    /// When there was none for the first time since the last one began.
+    idle_since: Option<Instant>,
 }
 
 pub(super) type Replies = BoxStream<'static, Result<LinkReply, PairFault>>;
@@ -85,36 +83,31 @@ impl PairStream {
         (Arc::new(live), link.replies)
     }
 
-    fn transfers(&self) -> MutexGuard<'_, BTreeMap<TransferId, Registered>> {
+    fn transfers(&self) -> MutexGuard<'_, Transfers> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A transfer that begins.
-    pub fn register(&self, transfer: TransferId) -> Result<TransferSignals, PairFault> {
+    pub fn register(&self, transfer: TransferId) -> Result<Arc<Signals>, PairFault> {
         let mut transfers = self.transfers();
         if let Some(fault) = self.fault.get() {
             return Err(fault.clone());
         }
-        let (end_in, end) = watch::channel(None);
-        let (begun_in, begun) = watch::channel(false);
-        let gate = Gate::open();
-        let registered = Registered {
-            end: end_in,
-            begun: begun_in,
-            gate: gate.clone(),
-        };
-        transfers.insert(transfer, registered);
-        Ok(TransferSignals { end, begun, gate })
+        let signals: Arc<Signals> = Arc::default();
+        transfers.registered.insert(transfer, signals.clone());
+        transfers.idle_since = None;
+        Ok(signals)
     }
 
     fn begun(&self, transfer: TransferId) {
-        if let Some(registered) = self.transfers().get(&transfer) {
+        if let Some(registered) = self.transfers().registered.get(&transfer) {
             registered.begun.send_replace(true);
         }
     }
 
-    pub fn forget(&self, transfer: TransferId) {
-        self.transfers().remove(&transfer);
+    /// False when the other side has ended it, or it was forgotten before.
+    pub fn forget(&self, transfer: TransferId) -> bool {
+        self.transfers().registered.remove(&transfer).is_some()
     }
 
     pub fn fault(&self) -> PairFault {
@@ -123,7 +116,7 @@ impl PairStream {
 
     fn end(self: &Arc<Self>, transfer: TransferId, end: End) {
         let mut transfers = self.transfers();
-        let Some(registered) = transfers.remove(&transfer) else {
+        let Some(registered) = transfers.registered.remove(&transfer) else {
             return;
         };
         let is_answer_due = matches!(end, End::Refused { .. } | End::AbortedByPeer { .. });
@@ -134,29 +127,45 @@ impl PairStream {
                 transfer,
                 reason: "stopped".to_owned(),
             };
-            self.say_when_stopped(registered.gate, stopped);
+            self.say_when_stopped(registered, stopped);
         }
     }
 
     /// Sends a frame once no copy of the transfer runs and none can begin. Ends with the pair at the latest.
-    pub fn say_when_stopped(self: &Arc<Self>, gate: Arc<Gate>, frame: KvFrame) {
+    pub fn say_when_stopped(self: &Arc<Self>, signals: Arc<Signals>, frame: KvFrame) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             // The runtime is gone, and the process follows. Its exit tells the peer.
             return;
         };
         let live = self.clone();
         runtime.spawn(async move {
-            if tokio::task::spawn_blocking(move || gate.close()).await.is_ok() {
+            if tokio::task::spawn_blocking(move || signals.gate.close()).await.is_ok() {
                 let _ = live.outbox.frames.send(Queued::control(frame)).await;
             }
         });
+    }
+
+    /// False while a transfer is under way, or one was not long ago.
+    fn close_if_idle(&self, idle_max: Duration, now: Instant) -> bool {
+        let mut transfers = self.transfers();
+        if !transfers.registered.is_empty() {
+            return false;
+        }
+        let since = *transfers.idle_since.get_or_insert(now);
+        let is_idle = now.saturating_duration_since(since) >= idle_max;
+        if is_idle {
+            // A transfer that comes from here on finds this, and waits for the next stream.
+            let _ = self.fault.set(PairFault::Connecting);
+            self.outbox.over.cancel();
+        }
+        is_idle
     }
 
     /// Every transfer of the stream fails, the stream ends, and no transfer can register any more.
     pub fn close(&self, fault: PairFault) {
         let mut transfers = self.transfers();
         let fault = self.fault.get_or_init(|| fault).clone();
-        for waiting in std::mem::take(&mut *transfers).into_values() {
+        for waiting in std::mem::take(&mut transfers.registered).into_values() {
             waiting.end.send_replace(Some(End::PairLost(fault.clone())));
         }
         drop(transfers);
@@ -164,8 +173,16 @@ impl PairStream {
     }
 }
 
+/// How one life of a pair's stream ends.
+#[derive(Debug)]
+pub(super) enum Carried {
+    Over(PairFault),
+    /// It carried nothing for [`PairConfig::idle_max`], and gives its memory back.
+    Idle,
+}
+
 /// Passes replies to their transfers and watches the speed, until the stream is over.
-pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> PairFault {
+pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> Carried {
     let mut watch = StallWatch::new(config);
     let mut ticks = tokio::time::interval(config.stall_window / 4);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -173,12 +190,16 @@ pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: 
         tokio::select! {
             reply = replies.next() => match reply {
                 Some(Ok(reply)) => give(live, reply),
-                Some(Err(fault)) => return fault,
-                None => return PairFault::Broken("the decode node ended the stream".to_owned()),
+                Some(Err(fault)) => return Carried::Over(fault),
+                None => return Carried::Over(PairFault::Broken("the decode node ended the stream".to_owned())),
             },
             _ = ticks.tick() => {
-                if let Some(fault) = watch.look(live, Instant::now()) {
-                    return fault;
+                let now = Instant::now();
+                if let Some(fault) = watch.look(live, now) {
+                    return Carried::Over(fault);
+                }
+                if live.carrier.holds_memory() && live.close_if_idle(config.idle_max, now) {
+                    return Carried::Idle;
                 }
             }
         }

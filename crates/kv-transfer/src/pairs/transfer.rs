@@ -9,17 +9,19 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use proto::messages::{KvBlockFrame, KvFrame, LastFrame};
-use serving_core::ids::{BlockId, TransferId};
+use serving_core::ids::{BlockId, Generation, TransferId};
 use serving_core::request::TokenEvent;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use super::copies::{Copies, Copy};
-use super::pair_stream::{End, PairStream, TransferSignals};
+use super::pair_stream::{End, PairStream, Signals};
 use crate::choice::TransportKind;
 use crate::frame;
 use crate::link::queue::Queued;
 use crate::link::{NoPlace, NotCopied, Place};
-use crate::transport::{AbortReason, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart};
+use crate::transport::{
+    AbortReason, PairFault, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart,
+};
 
 /// How long an abort may wait for room in a full queue. After it the receiver's own timer ends the transfer.
 const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
@@ -28,7 +30,7 @@ const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
 pub(super) struct PairTransfer {
     live: Arc<PairStream>,
     start: TransferStart,
-    signals: TransferSignals,
+    signals: Arc<Signals>,
     next_sequence_no: u32,
     blocks: u32,
     kv_bytes: u64,
@@ -44,8 +46,8 @@ impl PairTransfer {
             node: live.node.clone(),
             fault,
         })?;
-        let copies = Copies::new(start.source.clone(), live.clone(), signals.gate.clone());
-        let mut this = Self {
+        let copies = Copies::new(start.source.clone(), live.clone(), signals.clone());
+        let this = Self {
             live,
             start,
             signals,
@@ -79,27 +81,27 @@ impl PairTransfer {
     }
 
     /// Ends when the other side ends the transfer.
-    async fn ended(end: &mut watch::Receiver<Option<End>>) -> End {
-        match end.wait_for(Option::is_some).await {
-            Ok(ended) => ended.clone(),
-            Err(_) => None,
-        }
-        .unwrap_or(End::PairLost(crate::transport::PairFault::Closed))
+    async fn ended(&self) -> End {
+        let mut end = self.signals.end.subscribe();
+        let ended = end.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
+        ended.unwrap_or(End::PairLost(PairFault::Closed))
     }
 
-    async fn queue(&mut self, queued: Queued) -> Result<(), TransferError> {
+    async fn queue(&self, queued: Queued) -> Result<(), TransferError> {
         let sent = tokio::select! {
             biased;
-            end = Self::ended(&mut self.signals.end) => Err(end),
+            end = self.ended() => Err(end),
             sent = self.live.outbox.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
         };
         sent.map_err(|end| self.error(end))
     }
 
-    async fn push_layers(&mut self, block: PushedBlock, layers: Range<u32>) -> Result<(), TransferError> {
-        let Some((target, generation)) = self.start.ticket.blocks.get(block.ticket_index as usize).copied() else {
-            return Err(self.no_such_block(block.ticket_index));
-        };
+    async fn push_layers(
+        &mut self,
+        block: PushedBlock,
+        (target, generation): (BlockId, Generation),
+        layers: Range<u32>,
+    ) -> Result<(), TransferError> {
         let place = self.room(target, layers.clone()).await?;
         let header = KvBlockFrame {
             transfer: self.transfer(),
@@ -125,26 +127,22 @@ impl PairTransfer {
     }
 
     /// Waits for room on the pair for one frame.
-    async fn room(&mut self, target: BlockId, layers: Range<u32>) -> Result<Box<dyn Place>, TransferError> {
-        let carrier = self.live.carrier.clone();
-        let (layer_count, layer_bytes) = (self.start.source.layer_count(), self.start.source.layer_bytes());
-        if let Err(fault) = carrier.check(layer_count, layer_bytes) {
-            return Err(self.not_copied(fault.into()));
-        }
+    async fn room(&self, target: BlockId, layers: Range<u32>) -> Result<Box<dyn Place>, TransferError> {
+        let carrier = &self.live.carrier;
         if carrier.writes_in_place() {
             // Before the decode node has claimed it, the ticket may have expired and its blocks may belong to another
             // request.
-            let mut begun = self.signals.begun.clone();
+            let mut begun = self.signals.begun.subscribe();
             self.unless_ended(begun.wait_for(|begun| *begun)).await?.ok();
         }
-        let bytes = layers.len() * layer_bytes;
+        let bytes = layers.len() * self.start.source.layer_bytes();
         self.unless_ended(carrier.room((target, layers), bytes)).await
     }
 
-    async fn unless_ended<T>(&mut self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
+    async fn unless_ended<T>(&self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
         tokio::select! {
             biased;
-            end = Self::ended(&mut self.signals.end) => Err(self.error(end)),
+            end = self.ended() => Err(self.error(end)),
             failed = self.copies.failed() => Err(self.not_copied(failed)),
             got = wait => Ok(got),
         }
@@ -176,18 +174,6 @@ impl PairTransfer {
         }
     }
 
-    fn no_such_block(&self, ticket_index: u32) -> TransferError {
-        TransferError::NoSuchTicketBlock {
-            ticket_index,
-            blocks: self.start.ticket.blocks.len(),
-        }
-    }
-
-    /// Still registered: the other side has not ended it, and it was not aborted.
-    fn is_open(&self) -> bool {
-        self.signals.end.borrow().is_none()
-    }
-
     fn abort_frame(&self, reason: AbortReason) -> KvFrame {
         KvFrame::Abort {
             transfer: self.transfer(),
@@ -203,13 +189,16 @@ impl SendTransfer for PairTransfer {
     }
 
     async fn push(&mut self, block: PushedBlock) -> Result<(), TransferError> {
-        if block.ticket_index as usize >= self.start.ticket.blocks.len() {
-            return Err(self.no_such_block(block.ticket_index));
-        }
+        let blocks = &self.start.ticket.blocks;
+        let target = blocks.get(block.ticket_index as usize).copied();
+        let target = target.ok_or(TransferError::NoSuchTicketBlock {
+            ticket_index: block.ticket_index,
+            blocks: blocks.len(),
+        })?;
         let source = &self.start.source;
         let data_bytes_max = self.live.carrier.data_bytes_max();
         for layers in frame::layer_ranges(source.layer_count(), source.layer_bytes(), data_bytes_max) {
-            self.push_layers(block, layers).await?;
+            self.push_layers(block, target, layers).await?;
         }
         self.blocks += 1;
         Ok(())
@@ -256,7 +245,7 @@ impl SendTransfer for PairTransfer {
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {
         let ended = tokio::select! {
             biased;
-            end = Self::ended(&mut self.signals.end) => end,
+            end = self.ended() => end,
             failed = self.copies.failed() => return Err(self.not_copied(failed)),
         };
         match (ended, self.last_written) {
@@ -270,18 +259,17 @@ impl SendTransfer for PairTransfer {
         }
     }
 
-    async fn abort(mut self: Box<Self>, reason: AbortReason) {
+    async fn abort(self: Box<Self>, reason: AbortReason) {
         // Waits for the running copy. Copies in line find the gate closed.
-        let gate = self.signals.gate.clone();
-        let _ = tokio::task::spawn_blocking(move || gate.close()).await;
-        if self.is_open() {
-            self.live.forget(self.transfer());
+        let signals = self.signals.clone();
+        let _ = tokio::task::spawn_blocking(move || signals.gate.close()).await;
+        if self.live.forget(self.transfer()) {
             // Frames hold copies of the blocks, so nothing reads the blocks any more. The few frames that are made but not
             // queued may still come after the abort. The receiver refuses them, because their reservation is gone.
             let frame = self.abort_frame(reason);
             if self.live.carrier.writes_in_place() {
                 // This is never given up while the pair lives: the decode node keeps the blocks out of use until it comes.
-                return self.live.say_when_stopped(self.signals.gate.clone(), frame);
+                return self.live.say_when_stopped(self.signals.clone(), frame);
             }
             let frame = Queued::control(frame);
             let _ = tokio::time::timeout(ABORT_TIME_LIMIT, self.live.outbox.frames.send(frame)).await;
@@ -291,15 +279,13 @@ impl SendTransfer for PairTransfer {
 
 impl Drop for PairTransfer {
     fn drop(&mut self) {
-        // `abort` has forgotten it, or it has ended: the watch's sender is gone or holds the end.
-        if self.signals.end.borrow().is_some() || self.signals.end.has_changed().is_err() {
+        if !self.live.forget(self.transfer()) {
             return;
         }
-        self.live.forget(self.transfer());
         let frame = self.abort_frame(AbortReason::Cancelled);
         if self.live.carrier.writes_in_place() {
             // A copy whose `push` was dropped may still run. The message comes after it.
-            return self.live.say_when_stopped(self.signals.gate.clone(), frame);
+            return self.live.say_when_stopped(self.signals.clone(), frame);
         }
         let frame = Queued::control(frame);
         let frames = self.live.outbox.frames.clone();

@@ -6,20 +6,19 @@ use std::time::Instant;
 
 use proto::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
 use serving_core::ids::{NodeId, TransferId};
-use serving_core::kv::reservation::{LastHeader, ReservationLedger};
+use serving_core::kv::reservation::{FrameHeader, LastHeader, ReservationLedger};
 use serving_core::request::AttemptKey;
 use thiserror::Error;
 use tokio::task::JoinSet;
 
+use super::landing::FrameData;
 use super::shared::{AbortBox, Receiver, lock};
-use super::sink::{Arrived, MappedPool, ReceiveEnd, TransferRefusal};
+use super::sink::{Arrived, ReceiveEnd, TransferRefusal};
 use crate::choice::TransportKind;
-use crate::frame::{self, FrameData};
-use crate::span::checksum;
 
 /// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
 #[derive(Debug)]
-pub struct IncomingPair {
+pub(crate) struct IncomingPair {
     receiver: Arc<Receiver>,
     transport: TransportKind,
     /// Known after a good hello. No frame is taken before it.
@@ -42,7 +41,7 @@ struct Incoming {
 
 /// The sender breaks the protocol in a way that allows no answer on this stream: close it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum PairError {
+pub(crate) enum PairError {
     #[error("the stream does not begin with a hello")]
     NoHello,
     #[error("a second hello came on one stream")]
@@ -112,24 +111,13 @@ impl IncomingPair {
         data: impl FrameData,
     ) -> Result<Option<KvReply>, PairError> {
         let (transfer, sender) = (header.transfer, self.sender()?);
-        let landed = self.land(header, data, &sender).await;
-        Ok(self.landed(transfer, landed))
-    }
-
-    /// Takes a block that the sender has written in place. The pool shows the bytes when they must be summed.
-    ///
-    /// # Errors
-    /// [`PairError::NoHello`].
-    pub(crate) async fn placed_block(
-        &mut self,
-        header: KvBlockFrame,
-        data_bytes: usize,
-        summed: Option<Arc<dyn MappedPool>>,
-    ) -> Result<Option<KvReply>, PairError> {
-        self.sender()?;
-        let transfer = header.transfer;
-        let placed = self.place(header, data_bytes, summed).await;
-        Ok(self.landed(transfer, placed))
+        Ok(match self.land(header, data, &sender).await {
+            Ok(()) => {
+                self.receiver.sink.progressed(transfer);
+                None
+            }
+            Err(reason) => Some(self.refuse(transfer, reason)),
+        })
     }
 
     fn sender(&self) -> Result<NodeId, PairError> {
@@ -173,13 +161,12 @@ impl IncomingPair {
 
     fn begin(&mut self, transfer: TransferId) -> Result<Option<KvReply>, PairError> {
         let sender = self.sender()?;
-        Ok(match self.claimed(transfer, &sender) {
-            Ok(_) => {
-                self.receiver.sink.began(transfer);
-                None
-            }
-            Err(reason) => Some(refusal(transfer, &reason)),
-        })
+        let claimed = self.claimed(transfer, &sender).map(|_| ());
+        let refused = claimed.map_err(|reason| refusal(transfer, &reason)).err();
+        if refused.is_none() {
+            self.receiver.sink.began(transfer);
+        }
+        Ok(refused)
     }
 
     /// The transfer's entry. The first frame of a transfer claims its reservation.
@@ -215,84 +202,34 @@ impl IncomingPair {
         })
     }
 
-    fn landed(&mut self, transfer: TransferId, landed: Result<(), TransferRefusal>) -> Option<KvReply> {
-        match landed {
-            Ok(()) => {
-                self.receiver.sink.progressed(transfer);
-                None
-            }
-            Err(reason) => {
-                let reason = self.refuse(transfer, reason);
-                Some(refusal(transfer, &reason))
-            }
-        }
-    }
-
-    /// Checks the header first, then the checksum, and only then writes a byte. The bytes that are summed are the bytes
-    /// that are written: bytes that the sender can still change are copied before.
+    /// Checks the header first, then the bytes.
     async fn land<D: FrameData>(
         &mut self,
-        block: KvBlockFrame,
+        frame: KvBlockFrame,
         data: D,
         sender: &NodeId,
     ) -> Result<(), TransferRefusal> {
-        let transfer = block.transfer;
+        let (transfer, data_bytes) = (frame.transfer, data.len());
+        if D::IS_IN_PLACE && !self.transfers.contains_key(&transfer) {
+            return Err(TransferRefusal::UnknownTransfer);
+        }
         let incoming = self.claimed(transfer, sender)?;
         incoming.first_frame.get_or_insert_with(Instant::now);
-        let header = frame::header(&block, data.len());
-        incoming.ledger.admit(&header)?;
-        let kv_bytes = data.len() as u64;
+        incoming.ledger.admit(&FrameHeader {
+            sequence_no: frame.sequence_no,
+            ticket_index: frame.ticket_index,
+            block: frame.block,
+            generation: frame.generation,
+            layers: frame.layer_begin..frame.layer_end,
+            data_bytes,
+        })?;
         let sink = self.receiver.sink.clone();
-        off_the_stream((data.len(), D::INLINE_BYTES_MAX), move || {
-            data.read(|bytes| {
-                if bytes.checksum() != block.checksum {
-                    let sequence_no = block.sequence_no;
-                    return Err(TransferRefusal::Checksum { sequence_no });
-                }
-                sink.import(block.block, header.layers, bytes)
-                    .map_err(|error| TransferRefusal::Import(error.to_string()))
-            })
-        })
-        .await?;
-        self.count(transfer, kv_bytes);
-        Ok(())
-    }
-
-    /// Like [`Self::land`], for bytes that are in their block already. Only a claimed transfer may have written any, so a
-    /// frame claims nothing here.
-    async fn place(
-        &mut self,
-        block: KvBlockFrame,
-        data_bytes: usize,
-        summed: Option<Arc<dyn MappedPool>>,
-    ) -> Result<(), TransferRefusal> {
-        let incoming = self.transfers.get_mut(&block.transfer);
-        let incoming = incoming.ok_or(TransferRefusal::UnknownTransfer)?;
-        incoming.first_frame.get_or_insert_with(Instant::now);
-        let header = frame::header(&block, data_bytes);
-        incoming.ledger.admit(&header)?;
-        if let Some(pool) = summed {
-            off_the_stream((data_bytes, SUMMED_INLINE_BYTES_MAX), move || {
-                let mut is_good = |bytes: &[u8]| checksum(bytes) == block.checksum;
-                match pool.verify(block.block, header.layers, &mut is_good) {
-                    Ok(true) => Ok(()),
-                    Ok(false) => Err(TransferRefusal::Checksum {
-                        sequence_no: block.sequence_no,
-                    }),
-                    Err(error) => Err(TransferRefusal::Import(error.to_string())),
-                }
-            })
-            .await?;
-        }
-        self.count(block.transfer, data_bytes as u64);
-        Ok(())
-    }
-
-    fn count(&mut self, transfer: TransferId, kv_bytes: u64) {
+        off_the_stream((data_bytes, D::INLINE_BYTES_MAX), move || data.land(&frame, &*sink)).await?;
         if let Some(incoming) = self.transfers.get_mut(&transfer) {
             incoming.ledger.landed();
-            incoming.kv_bytes += kv_bytes;
+            incoming.kv_bytes += data_bytes as u64;
         }
+        Ok(())
     }
 
     /// Commits run beside the stream: the node's loop answers between two steps, and other transfers go on.
@@ -317,8 +254,7 @@ impl IncomingPair {
             .claimed(transfer, sender)
             .and_then(|incoming| Ok(incoming.ledger.finish(&header)?));
         if let Err(reason) = finished {
-            let reason = self.refuse(transfer, reason);
-            return Some(refusal(transfer, &reason));
+            return Some(self.refuse(transfer, reason));
         }
         let incoming = match self.forget_unless_aborted(transfer)? {
             Ok(incoming) => incoming,
@@ -347,16 +283,9 @@ impl IncomingPair {
 
     fn abort_by_sender(&mut self, transfer: TransferId, reason: String) -> KvReply {
         // The sender's last message about it. A sender that writes in place stores nothing more.
-        let end = match self.lingering.remove(&transfer) {
-            Some(end) => {
-                lock(&self.receiver.active).remove(&transfer);
-                Some(end)
-            }
-            None => self
-                .forget(transfer)
-                .map(|_| ReceiveEnd::AbortedBySender(reason.clone())),
-        };
-        if let Some(end) = end {
+        let claimed = self.transfers.remove(&transfer);
+        let aborted = claimed.map(|_| ReceiveEnd::AbortedBySender(reason.clone()));
+        if let Some(end) = self.lingering.remove(&transfer).or(aborted) {
             self.ended(transfer, end);
         }
         KvReply::Aborted { transfer, reason }
@@ -392,19 +321,19 @@ impl IncomingPair {
         })
     }
 
-    /// Ends a claimed transfer. Returns the reason for the reply.
-    fn refuse(&mut self, transfer: TransferId, reason: TransferRefusal) -> TransferRefusal {
+    /// Ends a transfer, if it is claimed.
+    fn refuse(&mut self, transfer: TransferId, reason: TransferRefusal) -> KvReply {
+        let reply = refusal(transfer, &reason);
         if self.transfers.remove(&transfer).is_some() {
-            self.over(transfer, ReceiveEnd::Refused(reason.clone()));
+            self.over(transfer, ReceiveEnd::Refused(reason));
         }
-        reason
+        reply
     }
 
     /// This node is done with a claimed transfer, which is no longer in `transfers` but still in `active`. A sender that
     /// writes in place must confirm first.
     fn over(&mut self, transfer: TransferId, end: ReceiveEnd) {
         if self.is_writer_gone {
-            lock(&self.receiver.active).remove(&transfer);
             self.ended(transfer, end);
         } else {
             self.lingering.insert(transfer, end);
@@ -412,13 +341,8 @@ impl IncomingPair {
     }
 
     fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
-        self.receiver.sink.ended(transfer, self.transport, end);
-    }
-
-    fn forget(&mut self, transfer: TransferId) -> Option<Incoming> {
-        let incoming = self.transfers.remove(&transfer)?;
         lock(&self.receiver.active).remove(&transfer);
-        Some(incoming)
+        self.receiver.sink.ended(transfer, self.transport, end);
     }
 }
 
@@ -431,20 +355,13 @@ impl Drop for IncomingPair {
             // of this process.
             return;
         }
-        for (transfer, end) in std::mem::take(&mut self.lingering) {
-            lock(&self.receiver.active).remove(&transfer);
+        let transfers = std::mem::take(&mut self.transfers).into_keys();
+        let lost = transfers.map(|transfer| (transfer, ReceiveEnd::PairLost));
+        for (transfer, end) in std::mem::take(&mut self.lingering).into_iter().chain(lost) {
             self.ended(transfer, end);
-        }
-        let transfers: Vec<TransferId> = self.transfers.keys().copied().collect();
-        for transfer in transfers {
-            self.forget(transfer);
-            self.ended(transfer, ReceiveEnd::PairLost);
         }
     }
 }
-
-/// Summing this many bytes takes 20 us: as long as two changes of threads, and short enough for an async thread.
-const SUMMED_INLINE_BYTES_MAX: usize = 512 << 10;
 
 /// Runs work on KV bytes on a blocking thread, unless the work is so small that the change of threads would take longer.
 async fn off_the_stream(

@@ -11,10 +11,15 @@
 //! transport must then have proof that the writer is gone ([`IncomingPair::writer_is_gone`]).
 
 mod incoming;
+mod landing;
 mod shared;
 mod sink;
 
-pub use incoming::{IncomingPair, PairError};
+pub(crate) use incoming::{IncomingPair, PairError};
+pub(crate) use landing::{FrameData, check, copy_in};
 pub(crate) use shared::Offered;
 pub use shared::Receiver;
 pub use sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
+
+#[cfg(test)]
+mod tests;

@@ -104,7 +104,8 @@ impl Receiver {
             return refused(HelloRefusedReason::StaleEpoch, detail);
         }
         if hello.compatibility != self.compatibility {
-            let detail = format!("{me} and {from} have another model, numerics or version");
+            let detail =
+                format!("the compatibility hashes of {me} and {from} differ: another model, numerics or version");
             return refused(HelloRefusedReason::Incompatible, detail);
         }
         if *shard != KvShard::WHOLE {

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::{LedgerError, Reservation};
 use serving_core::request::{AttemptKey, TokenEvent};
@@ -49,7 +50,7 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
 }
 
 /// How a node's KV memory is divided: `blocks` of `layers` of `layer_bytes` each, without gaps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolShape {
     pub blocks: u32,
     pub layers: u32,

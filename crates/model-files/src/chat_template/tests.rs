@@ -1,7 +1,7 @@
 //! Chat templates against the golden prompts, against Python's jinja2, and hostile ones.
 
 use super::*;
-use crate::testing::{TinyLlama, golden_cases, model_path};
+use crate::testing::{TinyModel, golden_cases, model_path};
 
 fn compile(source: &str) -> Result<ChatTemplate, ChatTemplateError> {
     ChatTemplate::compile(source, "<s>".to_owned(), "</s>".to_owned())
@@ -64,7 +64,7 @@ fn a_refusal_is_the_clients_fault_and_says_why() {
     let template =
         compile("{% if messages[0].role != 'system' %}{{ raise_exception('start with a system message') }}{% endif %}");
     let error = template.unwrap().render(&user("hi"), true).unwrap_err();
-    assert!(error.is_client_fault());
+    assert!(matches!(error, ChatTemplateError::Refused { .. }));
     assert!(error.to_string().contains("start with a system message"), "{error}");
     // Also from within a macro and a loop.
     let nested = compile(
@@ -79,10 +79,7 @@ fn a_refusal_is_the_clients_fault_and_says_why() {
         .unwrap()
         .render(&user("hi"), true)
         .unwrap_err();
-    assert!(
-        matches!(&broken, ChatTemplateError::Render { .. }) && !broken.is_client_fault(),
-        "{broken:?}"
-    );
+    assert!(matches!(&broken, ChatTemplateError::Render { .. }), "{broken:?}");
 }
 
 #[test]
@@ -141,13 +138,13 @@ fn special_token_texts_and_the_clock_reach_the_template() {
     );
     let year = compile("{{ strftime_now('%Y') }}").unwrap().render(&[], true).unwrap();
     assert_eq!(year.len(), 4);
-    let missing = TinyLlama::default().build().without_metadata(TEMPLATE_KEY);
+    let missing = TinyModel::default().build().without_metadata(TEMPLATE_KEY);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     missing.write(&path).unwrap();
     let template = ChatTemplate::from_gguf(&GgufFile::open(&path).unwrap());
     assert!(matches!(template, Err(ChatTemplateError::Missing)));
-    TinyLlama::default().build().write(&path).unwrap();
+    TinyModel::default().build().write(&path).unwrap();
     let template = ChatTemplate::from_gguf(&GgufFile::open(&path).unwrap()).unwrap();
     assert_eq!(
         template.render(&user("hi"), true).unwrap(),

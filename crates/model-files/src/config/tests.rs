@@ -1,24 +1,26 @@
 //! The config of the real model, and of tiny ones that each break one rule.
 
 use super::*;
-use crate::testing::{GgufBuilder, TinyLlama, model_path};
+use crate::arch::SUPPORTED;
+use crate::testing::{GgufBuilder, TinyModel, model_path};
 
-fn load(builder: &GgufBuilder) -> Result<LlamaConfig, ConfigError> {
+fn load(builder: &GgufBuilder) -> Result<ModelConfig, ConfigError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     builder.write(&path).unwrap();
-    LlamaConfig::from_gguf(&GgufFile::open(&path).unwrap())
+    ModelConfig::from_gguf(&GgufFile::open(&path).unwrap())
 }
 
-fn with(key: &str, value: MetadataValue) -> Result<LlamaConfig, ConfigError> {
-    load(&TinyLlama::default().build().metadata(key, value))
+fn with(key: &str, value: MetadataValue) -> Result<ModelConfig, ConfigError> {
+    load(&TinyModel::default().build().metadata(key, value))
 }
 
 #[test]
 fn real_model() {
     let file = GgufFile::open(&model_path()).unwrap();
-    let config = LlamaConfig::from_gguf(&file).unwrap();
-    let expected = LlamaConfig {
+    let config = ModelConfig::from_gguf(&file).unwrap();
+    let expected = ModelConfig {
+        architecture: Architecture::named("llama").unwrap(),
         layer_count: 30,
         hidden_size: 576,
         head_count: 9,
@@ -40,10 +42,10 @@ fn tiny_models_of_every_type_load() {
     for matrix_kind in [GgmlType::F32, GgmlType::F16, GgmlType::Q4_1, GgmlType::Q8_0] {
         for tied_embeddings in [true, false] {
             let config = load(
-                &TinyLlama {
+                &TinyModel {
                     matrix_kind,
                     tied_embeddings,
-                    ..TinyLlama::default()
+                    ..TinyModel::default()
                 }
                 .build(),
             )
@@ -56,9 +58,9 @@ fn tiny_models_of_every_type_load() {
 
 #[test]
 fn absent_optional_keys_have_their_defaults() {
-    let tiny = TinyLlama {
+    let tiny = TinyModel {
         kv_head_count: 4,
-        ..TinyLlama::default()
+        ..TinyModel::default()
     }
     .build();
     let bare = tiny
@@ -163,16 +165,17 @@ fn features_that_change_the_arithmetic_are_refused() {
 
 #[test]
 fn another_architecture_is_refused() {
-    let error = with("general.architecture", MetadataValue::String("qwen2".into())).unwrap_err();
+    let error = with("general.architecture", MetadataValue::String("mamba".into())).unwrap_err();
     assert!(
-        matches!(&error, ConfigError::UnsupportedArchitecture { found } if found == "qwen2"),
+        matches!(&error, ConfigError::UnsupportedArchitecture { found } if found == "mamba"),
         "{error}"
     );
+    assert!(SUPPORTED.iter().all(|known| error.to_string().contains(known.name)));
 }
 
 #[test]
 fn tensors_must_be_exactly_the_expected_ones() {
-    let tiny = || TinyLlama::default().build();
+    let tiny = || TinyModel::default().build();
     let missing = load(&tiny().without_tensor("blk.1.ffn_up.weight")).unwrap_err();
     assert!(
         matches!(&missing, ConfigError::Gguf(GgufError::MissingTensor { tensor }) if tensor == "blk.1.ffn_up.weight"),

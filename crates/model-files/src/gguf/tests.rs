@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::*;
-use crate::testing::{BuiltTensor, GgufBuilder, TinyLlama, model_path};
+use crate::testing::{BuiltTensor, GgufBuilder, TinyModel, model_path};
 
 /// Length of the real file's header (metadata and tensor table), for cuts and flips that matter.
 const REAL_HEADER_BYTES: usize = 1_785_664;
@@ -296,9 +296,9 @@ fn strange_tensors_are_refused_by_name() {
 fn truncation_anywhere_is_a_typed_error() {
     // Every length of a tiny file, and a few thousand of the real one.
     let tiny = GgufBuilder {
-        ..TinyLlama {
+        ..TinyModel {
             layer_count: 1,
-            ..TinyLlama::default()
+            ..TinyModel::default()
         }
         .build()
     }
@@ -333,9 +333,9 @@ fn truncation_anywhere_is_a_typed_error() {
 /// Mutations of a small complete model: whatever comes out, it is a value or a typed error, quickly.
 #[test]
 fn thousands_of_mutations_never_panic() {
-    let original = TinyLlama {
+    let original = TinyModel {
         layer_count: 1,
-        ..TinyLlama::default()
+        ..TinyModel::default()
     }
     .build()
     .build();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::MetadataValue;
-use crate::testing::{GgufBuilder, TinyLlama, golden_cases, model_path};
+use crate::testing::{GgufBuilder, TinyModel, golden_cases, model_path};
 
 static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let file = GgufFile::open(&model_path()).unwrap();
@@ -21,7 +21,7 @@ fn load(builder: &GgufBuilder) -> Result<Tokenizer, TokenizerError> {
 }
 
 fn tiny(key: &str, value: MetadataValue) -> Result<Tokenizer, TokenizerError> {
-    load(&TinyLlama::default().build().metadata(key, value))
+    load(&TinyModel::default().build().metadata(key, value))
 }
 
 fn strings(texts: &[&str]) -> MetadataValue {
@@ -89,7 +89,7 @@ fn golden_prompts_and_outputs() {
 fn special_tokens_of_the_real_model() {
     assert_eq!(REAL.vocab_size(), 49_152);
     assert_eq!(REAL.end_tokens(), [TokenId(0), TokenId(2)]);
-    assert_eq!(REAL.begin_token(), Some(TokenId(1)));
+    assert_eq!(REAL.special.begin, Some(TokenId(1)));
     assert!(REAL.is_special(TokenId(16)) && !REAL.is_special(TokenId(17)) && !REAL.is_special(TokenId(u32::MAX)));
     assert_eq!(REAL.token_bytes(TokenId(2)), Some(&b"<|im_end|>"[..]));
     assert_eq!(REAL.token_bytes(TokenId(49_152)), None);
@@ -102,11 +102,8 @@ fn special_tokens_of_the_real_model() {
 #[test]
 fn digits_are_single_tokens() {
     let tokens = REAL.encode("in 2026", false).unwrap();
-    let pieces: Vec<_> = tokens
-        .iter()
-        .map(|&token| REAL.token_text_for_logprobs(token))
-        .collect();
-    assert_eq!(pieces, ["in", " ", "2", "0", "2", "6"]);
+    let pieces: Vec<_> = tokens.iter().map(|&token| REAL.token_bytes(token).unwrap()).collect();
+    assert_eq!(pieces, [b"in".as_slice(), b" ", b"2", b"0", b"2", b"6"]);
 }
 
 #[test]
@@ -119,7 +116,7 @@ fn a_split_character_is_held_back_until_it_is_whole() {
     for &token in first {
         assert_eq!(decoder.push(token), "");
     }
-    assert!(REAL.token_text_for_logprobs(tokens[0]).contains('\u{FFFD}'));
+    assert!(std::str::from_utf8(REAL.token_bytes(tokens[0]).unwrap()).is_err());
     assert_eq!(decoder.push(*last), "🦑");
     // Cut off: one replacement character at the end; broken by other text: at once.
     decoder.push(tokens[0]);
@@ -171,7 +168,7 @@ proptest! {
     /// Single-byte tokens stress invalid UTF-8 much harder than whole words do.
     #[test]
     fn incremental_equals_whole_on_single_bytes(raw in proptest::collection::vec(any::<u8>(), 0..40)) {
-        let tiny = Arc::new(load(&TinyLlama::default().build()).unwrap());
+        let tiny = Arc::new(load(&TinyModel::default().build()).unwrap());
         let tokens: Vec<TokenId> = raw.iter().map(|&byte| TokenId(3 + u32::from(byte))).collect();
         let mut decoder = IncrementalDecoder::new(Arc::clone(&tiny), true);
         let mut text = String::new();
@@ -186,7 +183,7 @@ proptest! {
 
 #[test]
 fn the_begin_token_is_added_only_when_asked_for_by_both() {
-    let plain = load(&TinyLlama::default().build()).unwrap();
+    let plain = load(&TinyModel::default().build()).unwrap();
     let adding = tiny("tokenizer.ggml.add_bos_token", MetadataValue::Bool(true)).unwrap();
     let encode = |tokenizer: &Tokenizer, add_special| tokenizer.encode("a", add_special).unwrap().len();
     assert_eq!(
@@ -197,7 +194,7 @@ fn the_begin_token_is_added_only_when_asked_for_by_both() {
     assert_ne!(plain.content_hash(), adding.content_hash());
     assert_eq!(
         plain.content_hash(),
-        load(&TinyLlama::default().build()).unwrap().content_hash()
+        load(&TinyModel::default().build()).unwrap().content_hash()
     );
 }
 
@@ -218,7 +215,7 @@ fn user_defined_tokens_are_whole_and_shown() {
     let tokens = tokenizer.encode("aba b<x>", true).unwrap();
     assert_eq!(tokens, [2, 3, 4].map(TokenId));
     assert_eq!(tokenizer.decode(&tokens, true), "aba b");
-    assert!(tokenizer.end_tokens().is_empty() && tokenizer.begin_token().is_none());
+    assert!(tokenizer.end_tokens().is_empty() && tokenizer.special.begin.is_none());
 }
 
 #[test]
@@ -264,7 +261,7 @@ fn damaged_tokenizers_are_refused_by_name() {
     }
     let add_eos = refuse("tokenizer.ggml.add_eos_token", MetadataValue::Bool(true));
     assert!(matches!(add_eos, TokenizerError::UnsupportedSetting { .. }));
-    let missing = load(&TinyLlama::default().build().without_metadata("tokenizer.ggml.merges"));
+    let missing = load(&TinyModel::default().build().without_metadata("tokenizer.ggml.merges"));
     assert!(matches!(missing, Err(TokenizerError::Gguf(_))));
 }
 

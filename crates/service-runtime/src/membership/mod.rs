@@ -137,7 +137,7 @@ impl Membership {
         self.events.recv().await
     }
     /// An event that has come already.
-    pub fn queued_event(&mut self) -> Option<MembershipEvent> {
+    pub(crate) fn queued_event(&mut self) -> Option<MembershipEvent> {
         self.events.try_recv().ok()
     }
     /// Decode nodes to which links are kept, over all coordinators.

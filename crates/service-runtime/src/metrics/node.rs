@@ -223,7 +223,7 @@ impl NodeMetrics {
 }
 
 /// Sets the count of every stage of the role; stages without requests get 0. Other stages are left out.
-pub fn set_stage_requests(gauges: &Family<StageLabels, Gauge>, role: Role, stages: impl Iterator<Item = Stage>) {
+pub(crate) fn set_stage_requests(gauges: &Family<StageLabels, Gauge>, role: Role, stages: impl Iterator<Item = Stage>) {
     let mut counts: BTreeMap<Stage, i64> = labels::live_stages(role).iter().map(|stage| (*stage, 0)).collect();
     for stage in stages {
         if let Some(count) = counts.get_mut(&stage) {

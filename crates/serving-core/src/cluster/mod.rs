@@ -216,9 +216,6 @@ impl Cluster {
     pub fn phases(&self) -> impl Iterator<Item = Phase> {
         self.requests.values().map(|tracked| tracked.phase)
     }
-    pub fn phase_of(&self, request: RequestId) -> Option<Phase> {
-        self.requests.get(&request).map(|t| t.phase)
-    }
 
     fn act(&mut self, action: ClusterAction) {
         self.actions.push(action);

@@ -60,7 +60,7 @@ impl BlockHandle {
     pub fn generation(&self) -> Generation {
         self.generation
     }
-    pub fn held_as(&self) -> BlockUse {
+    pub(crate) fn held_as(&self) -> BlockUse {
         self.hold.held_as
     }
 }
@@ -116,7 +116,7 @@ impl Block {
 
 /// Leading blocks of a prompt that the cache already has, held by the caller from now on.
 #[derive(Debug)]
-pub struct PrefixMatch {
+pub(crate) struct PrefixMatch {
     pub blocks: Vec<BlockHandle>,
     /// Where to go on publishing.
     pub link: ChainLink,
@@ -173,14 +173,14 @@ impl BlockPool {
     }
 
     /// Takes back the blocks of handles that were dropped instead of released. The scheduler calls it on every tick.
-    pub fn reclaim_dropped(&mut self) {
+    pub(crate) fn reclaim_dropped(&mut self) {
         while let Ok(hold) = self.dropped.try_recv() {
             self.dropped_total += 1;
             self.update(hold.block, |block| take_hold(block, hold.held_as));
         }
     }
     /// Handles that were dropped instead of released, ever: each is a bug, none is a leak.
-    pub fn dropped_total(&self) -> u64 {
+    pub(crate) fn dropped_total(&self) -> u64 {
         self.dropped_total
     }
 
@@ -219,7 +219,7 @@ impl BlockPool {
     }
 
     /// The longest chain of cached blocks that starts `tokens`. The caller holds them as active.
-    pub fn match_prefix(&mut self, tokens: &[TokenId]) -> PrefixMatch {
+    pub(crate) fn match_prefix(&mut self, tokens: &[TokenId]) -> PrefixMatch {
         let mut found = PrefixMatch {
             blocks: Vec::new(),
             link: ChainLink::ROOT,

@@ -32,7 +32,7 @@ impl BlockTable {
     pub fn ids(&self) -> &[BlockId] {
         &self.ids
     }
-    pub fn handles(&self) -> &[BlockHandle] {
+    pub(crate) fn handles(&self) -> &[BlockHandle] {
         &self.handles
     }
     pub fn len(&self) -> u32 {

@@ -10,24 +10,13 @@ const PREFILL_STEPS_AHEAD: u64 = 2;
 pub const GROWTH_BLOCKS: u32 = 2;
 
 /// Prompt tokens an idle prefill node grants: about two step budgets, at most what its blocks hold.
-pub fn prefill_capacity_tokens(capacity: &NodeCapacity) -> u64 {
+pub(crate) fn prefill_capacity_tokens(capacity: &NodeCapacity) -> u64 {
     let pool = u64::from(capacity.kv_blocks) * u64::from(capacity.block_tokens);
     (PREFILL_STEPS_AHEAD * u64::from(capacity.max_batch_tokens)).min(pool)
 }
 
-/// Prompt tokens one request takes of a prefill node's permits: a longer prompt needs an idle node, no more than that.
-pub fn prefill_cost_tokens(prompt_tokens: u32, capacity: &NodeCapacity) -> u64 {
-    u64::from(prompt_tokens).min(prefill_capacity_tokens(capacity))
-}
-
-/// Blocks one request takes of a decode node's permits: its prompt and the growth reserved at `Open`, whatever the
-/// node's prefix cache may save, at most the whole pool.
-pub fn decode_cost_blocks(request: &Request, capacity: &NodeCapacity) -> u64 {
-    blocks_at_open(request, capacity.block_tokens).min(u64::from(capacity.kv_blocks))
-}
-
 /// Blocks that `Open` reserves in an empty pool: the one formula for the coordinator's permit and the node's reservation.
-pub fn blocks_at_open(request: &Request, block_tokens: u32) -> u64 {
+pub(crate) fn blocks_at_open(request: &Request, block_tokens: u32) -> u64 {
     let block_tokens = block_tokens.max(1);
     u64::from(request.prompt_tokens().div_ceil(block_tokens)) + growth_blocks_total(request, block_tokens)
 }
@@ -41,7 +30,7 @@ fn growth_blocks_total(request: &Request, block_tokens: u32) -> u64 {
 
 /// Blocks past the prompt that one choice reserves: room for min(remaining, two blocks) tokens. Choice 0 writes on in
 /// the prompt's partial last block, every other choice needs a copy of it.
-pub fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool) -> u32 {
+pub(crate) fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool) -> u32 {
     let prompt = request.prompt_tokens();
     let room = request.remaining_tokens().min(GROWTH_BLOCKS * block_tokens);
     if room == 0 {

@@ -277,7 +277,7 @@ fn prompt_logprobs_without_outputs_finish_with_no_token() {
     echo.prompt_logprobs = Some(2);
     scheduler.admit(Time::ZERO, command(echo, None)).expect("fits");
     let plan = scheduler.next_step(Time::ZERO).expect("work");
-    assert!(plan.reports_prompt_logprobs(0));
+    assert_eq!(plan.rows()[0].logits, RowLogits::All);
     assert_eq!(plan.draws(0).count(), 0);
     scheduler.step_done(Time::ZERO, &mut Vec::new());
     let events = drain(&mut scheduler);

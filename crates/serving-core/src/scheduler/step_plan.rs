@@ -87,8 +87,4 @@ impl<'a> StepPlan<'a> {
         let planned = &self.rows[row];
         (planned.choice.0..planned.choice.0 + planned.draws).map(ChoiceIndex)
     }
-    /// True when the row's logits are also the prompt's logprobs: the row at position p scores prompt token p + 1.
-    pub fn reports_prompt_logprobs(&self, row: usize) -> bool {
-        self.rows[row].logits == RowLogits::All
-    }
 }

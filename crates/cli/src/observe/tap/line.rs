@@ -46,8 +46,8 @@ pub fn line(record: &Summary, is_all: bool, look: Look) -> String {
         step(record).to_owned(),
         outcome.to_owned(),
         record.lane.to_string(),
-        way(&record.prefill_node, &record.decode_node),
-        format!("{}>{}", record.prompt_tokens, record.output_tokens),
+        way(&record.serving),
+        format!("{}>{}", record.serving.prompt_tokens, record.serving.output_tokens),
         ms_or_dash(record.ttft_ms),
         itl,
         ms(record.e2e_ms),
@@ -112,6 +112,7 @@ fn why(record: &Summary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coordinator::records::shape::Serving;
 
     fn record(seq: u64, nodes: (&str, &str)) -> Summary {
         Summary {
@@ -119,8 +120,11 @@ mod tests {
             state: RecordState::Ended,
             outcome: Some("ok".into()),
             lane: "interactive".into(),
-            prefill_node: Some(nodes.0.to_owned()),
-            decode_node: Some(nodes.1.to_owned()),
+            serving: Serving {
+                prefill_node: Some(nodes.0.to_owned()),
+                decode_node: Some(nodes.1.to_owned()),
+                ..Serving::default()
+            },
             ttft_ms: Some(281.0),
             e2e_ms: 640.2,
             breached: vec!["ttft".into()],

@@ -101,7 +101,7 @@ fn warnings(state: &State, now: Instant, look: Look) -> Vec<String> {
 fn ended_words(ended: &[&Summary]) -> String {
     let count = |is: &dyn Fn(&Summary) -> bool| ended.iter().filter(|record| is(record)).count();
     let is = |record: &Summary, outcome: &str| record.outcome.as_deref() == Some(outcome);
-    let tokens: u64 = ended.iter().map(|record| u64::from(record.output_tokens)).sum();
+    let tokens: u64 = ended.iter().map(|record| u64::from(record.serving.output_tokens)).sum();
     format!(
         "last minute: {} ended, {} ok, {} cancelled, {} failed; {} broke their SLO, {} stalled; {tokens} output tokens",
         ended.len(),
@@ -203,8 +203,8 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
             ms(running.age_ms(now)).into(),
             record.state.name().into(),
             Cell::new(&record.lane),
-            way(&record.prefill_node, &record.decode_node).into(),
-            record.prompt_tokens.to_string().into(),
+            way(&record.serving).into(),
+            record.serving.prompt_tokens.to_string().into(),
             ms_or_dash(record.ttft_ms).into(),
         ]);
     }

@@ -71,33 +71,36 @@ fn what(request: &Summary) -> Vec<String> {
         }
         .to_owned(),
     );
-    let cached = match request.cached_tokens {
+    let cached = match request.serving.cached_tokens {
         0 => String::new(),
         cached => format!(" ({cached} cached)"),
     };
-    let (prompt, output) = (request.prompt_tokens, request.output_tokens);
+    let (prompt, output) = (request.serving.prompt_tokens, request.serving.output_tokens);
     parts.push(format!("{prompt} prompt tokens{cached}, {output} output tokens"));
     parts
 }
 
 fn place(request: &Summary) -> Vec<String> {
-    let mut parts = vec![format!("nodes {}", way(&request.prefill_node, &request.decode_node))];
-    if let Some(reason) = &request.local_prefill {
+    let mut parts = vec![format!("nodes {}", way(&request.serving))];
+    if let Some(reason) = &request.serving.local_prefill {
         parts.push(format!("prefilled on the decode node: {reason}"));
     }
-    if let Some(reason) = &request.route_reason {
+    if let Some(reason) = &request.serving.route_reason {
         parts.push(format!("chosen: {reason}"));
     }
-    if let Some(transport) = &request.transport {
-        let within = request.kv_transfer_ms.map(|took| format!(" in {} ms", ms(took)));
+    if let Some(transport) = &request.serving.transport {
+        let within = request
+            .serving
+            .kv_transfer_ms
+            .map(|took| format!(" in {} ms", ms(took)));
         parts.push(format!(
             "KV {} over {transport}{}",
-            bytes(request.kv_bytes),
+            bytes(request.serving.kv_bytes),
             within.unwrap_or_default()
         ));
     }
-    parts.extend((request.attempts > 1).then(|| format!("{} attempts", request.attempts)));
-    parts.extend((request.preemptions > 0).then(|| format!("preempted {} times", request.preemptions)));
+    parts.extend((request.serving.attempts > 1).then(|| format!("{} attempts", request.serving.attempts)));
+    parts.extend((request.serving.preemptions > 0).then(|| format!("preempted {} times", request.serving.preemptions)));
     parts
 }
 
@@ -201,14 +204,14 @@ pub fn prompts(request: &Detail) -> Vec<String> {
             .iter()
             .map(|stage| format!("{} {}", stage.stage, ms(stage.ms)))
             .collect();
-        let transport = prompt.transport.as_ref();
-        let moved = transport.map(|transport| format!("; KV {} over {transport}", bytes(prompt.kv_bytes)));
-        let attempts = (prompt.attempts > 1).then(|| format!("; {} attempts", prompt.attempts));
+        let transport = prompt.serving.transport.as_ref();
+        let moved = transport.map(|transport| format!("; KV {} over {transport}", bytes(prompt.serving.kv_bytes)));
+        let attempts = (prompt.serving.attempts > 1).then(|| format!("; {} attempts", prompt.serving.attempts));
         lines.push(clean(&format!(
             "  {at}: {} in, {} out, {}: {}{}{}",
-            prompt.prompt_tokens,
-            prompt.output_tokens,
-            way(&prompt.prefill_node, &prompt.decode_node),
+            prompt.serving.prompt_tokens,
+            prompt.serving.output_tokens,
+            way(&prompt.serving),
             stages.join(", "),
             moved.unwrap_or_default(),
             attempts.unwrap_or_default(),
@@ -257,7 +260,7 @@ pub fn slow_because(request: &Summary, look: Look) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coordinator::records::prompts::PromptShape;
+    use coordinator::records::shape::{PromptShape, Serving};
 
     fn request(stages: &[(&str, f64)], ttft_ms: Option<f64>) -> Detail {
         let stages = stages.iter().map(|(stage, ms)| StageShape {
@@ -285,13 +288,16 @@ mod tests {
     #[test]
     fn each_of_several_prompts_has_a_line_and_a_screen_has_room_for_the_rest() {
         let prompt = PromptShape {
-            prompt_tokens: 12,
-            output_tokens: 4,
-            prefill_node: Some("prefill-1".to_owned()),
-            decode_node: Some("decode-0".to_owned()),
-            attempts: 2,
-            transport: Some("grpc".to_owned()),
-            kv_bytes: 2048,
+            serving: Serving {
+                prompt_tokens: 12,
+                output_tokens: 4,
+                prefill_node: Some("prefill-1".to_owned()),
+                decode_node: Some("decode-0".to_owned()),
+                attempts: 2,
+                transport: Some("grpc".to_owned()),
+                kv_bytes: 2048,
+                ..Serving::default()
+            },
             stages: request(&[("prefill_forward", 70.5)], None).stages,
             ..PromptShape::default()
         };

@@ -47,6 +47,10 @@ impl Carrier for InFrames {
         KIND
     }
 
+    fn holds_memory(&self) -> bool {
+        false
+    }
+
     fn data_bytes_max(&self) -> usize {
         FRAME_DATA_BYTES_MAX
     }

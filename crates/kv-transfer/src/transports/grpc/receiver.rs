@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use http::header::CONTENT_TYPE;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use proto::kv_stream::{self, FrameReader, StreamError};
-use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame, KvReply};
+use proto::kv_stream::{self, FrameReader};
+use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame};
 use proto::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -94,16 +94,6 @@ struct Frames {
     reader: FrameReader,
 }
 
-/// Why there is no further frame.
-enum NoFrame {
-    /// The sender has closed its end.
-    End,
-    /// The sender closed its end in the middle of a frame.
-    Cut,
-    Broken(Status),
-    Unreadable(StreamError),
-}
-
 impl Frames {
     fn of(body: Body) -> Self {
         Self {
@@ -112,18 +102,32 @@ impl Frames {
         }
     }
 
-    /// Cancel-safe.
-    async fn next(&mut self) -> Result<KvFrame, NoFrame> {
+    /// `None` when no further frame can come. Cancel-safe.
+    ///
+    /// # Errors
+    /// The last message to the sender, who breaks the contract.
+    async fn next(&mut self) -> Result<Option<KvFrame>, Status> {
         loop {
-            if let Some(frame) = self.reader.next_frame().map_err(NoFrame::Unreadable)? {
+            let frame = self.reader.next_frame().map_err(|error| {
+                tracing::warn!(%error, "a handoff stream breaks the contract; closing it");
+                error.status()
+            })?;
+            if frame.is_some() {
                 return Ok(frame);
             }
             match self.body.frame().await {
                 // gRPC gives no meaning to trailers of a request.
                 Some(Ok(frame)) => self.reader.add(frame.into_data().unwrap_or_default()),
-                Some(Err(status)) => return Err(NoFrame::Broken(status)),
-                None if self.reader.is_between_frames() => return Err(NoFrame::End),
-                None => return Err(NoFrame::Cut),
+                Some(Err(status)) => {
+                    tracing::debug!(%status, "a handoff stream broke");
+                    return Ok(None);
+                }
+                None => {
+                    if !self.reader.is_between_frames() {
+                        tracing::debug!("a handoff stream ended in the middle of a frame");
+                    }
+                    return Ok(None);
+                }
             }
         }
     }
@@ -132,67 +136,35 @@ impl Frames {
 type Replies = mpsc::Sender<Result<v1::KvReply, Status>>;
 
 async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Replies, CancellationToken)) {
-    loop {
-        let reply = tokio::select! {
+    let end = loop {
+        let taken = tokio::select! {
             biased;
             // The sender is gone, so nobody reads replies.
             () = replies.closed() => return,
             // Before the end, because a committed transfer must be acknowledged.
-            reply = pair.next_reply() => Some(reply),
+            reply = pair.next_reply() => Ok(Some(reply)),
             () = closed.cancelled() => return,
-            frame = frames.next() => match take(&mut pair, frame).await {
-                Ok(reply) => reply,
-                Err(end) => {
-                    if let Some(reply) = end.reply {
-                        let _ = replies.send(Ok(reply.into())).await;
-                    }
-                    if let Some(status) = end.status {
-                        let _ = replies.send(Err(status)).await;
-                    }
-                    return;
-                }
+            frame = frames.next() => match frame {
+                Ok(Some(frame)) => pair.frame(frame).await,
+                Ok(None) => return,
+                Err(status) => break status,
             },
+        };
+        let (reply, end) = match taken {
+            Ok(reply) => (reply, None),
+            Err(error) => {
+                tracing::warn!(%error, "closing a handoff stream");
+                (error.last_reply(), Some(Status::failed_precondition(error.to_string())))
+            }
         };
         if let Some(reply) = reply
             && replies.send(Ok(reply.into())).await.is_err()
         {
             return;
         }
-    }
-}
-
-/// How a stream ends, and its last message.
-#[derive(Default)]
-struct StreamEnd {
-    reply: Option<KvReply>,
-    status: Option<Status>,
-}
-
-async fn take(pair: &mut IncomingPair, frame: Result<KvFrame, NoFrame>) -> Result<Option<KvReply>, StreamEnd> {
-    let frame = frame.map_err(|end| match end {
-        NoFrame::End => StreamEnd::default(),
-        NoFrame::Cut => {
-            tracing::debug!("a handoff stream ended in the middle of a frame");
-            StreamEnd::default()
+        if let Some(end) = end {
+            break end;
         }
-        NoFrame::Broken(status) => {
-            tracing::debug!(%status, "a handoff stream broke");
-            StreamEnd::default()
-        }
-        NoFrame::Unreadable(error) => {
-            tracing::warn!(%error, "a handoff stream breaks the contract; closing it");
-            StreamEnd {
-                reply: None,
-                status: Some(error.status()),
-            }
-        }
-    })?;
-    pair.frame(frame).await.map_err(|error| {
-        tracing::warn!(%error, "closing a handoff stream");
-        let reply = error.last_reply();
-        StreamEnd {
-            reply,
-            status: Some(Status::failed_precondition(error.to_string())),
-        }
-    })
+    };
+    let _ = replies.send(Err(end)).await;
 }

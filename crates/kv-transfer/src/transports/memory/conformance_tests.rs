@@ -5,11 +5,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::choice::TransportKind;
-use crate::conformance::{Harness, LAYER_BYTES, OnDevice, Recorder, Served, Setup, conformance_tests};
+use crate::conformance::{Harness, LAYER_BYTES, OnDevice, Recorder, Served, conformance_tests};
 use crate::link::ReceivingEnd;
 use crate::pairs::PairConfig;
 use crate::receiver::Receiver;
-use crate::transport::Transport;
 use crate::{grpc, test_process, transports};
 
 struct Memory;
@@ -35,13 +34,11 @@ impl Harness for Memory {
         .await
     }
 
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(transports::pairs(PairConfig {
+    fn config(&self, config: PairConfig) -> PairConfig {
+        PairConfig {
             in_flight_bytes_max: 1 << 20,
-            stall_window: setup.stall_window,
-            tap: setup.tap,
-            ..PairConfig::new(setup.me, setup.compatibility).over(vec![super::KIND])
-        }))
+            ..config.over(vec![super::KIND])
+        }
     }
 }
 

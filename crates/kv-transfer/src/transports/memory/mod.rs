@@ -13,20 +13,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
-use proto::messages::{Hello, KvFrame, KvReply, TransportOffer};
+use proto::messages::{Hello, KvBlockFrame, KvFrame, KvReply, TransportOffer};
 use serving_core::ids::BlockId;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::choice::{Fallback, TransportKind};
-use crate::frame::{FRAME_DATA_BYTES_MAX, FrameData};
+use crate::frame::FRAME_DATA_BYTES_MAX;
 use crate::link::budget::{BufferPlace, Share};
 use crate::link::queue::{Outbox, Pace, Queued};
 use crate::link::{
     Carrier, Copied, Dial, KvTransport, Link, LinkReply, NoLink, NotCopied, Place, ReceivingEnd, Serving,
 };
-use crate::receiver::{IncomingPair, Offered, Receiver};
+use crate::receiver::{FrameData, HandoffSink, IncomingPair, Offered, Receiver, TransferRefusal, copy_in};
 use crate::span::{DeviceSpan, Ready, Span, SpanMut};
 use crate::transport::PairFault;
 use crate::trust::DirectWish;
@@ -197,8 +197,8 @@ impl FrameData for DeviceSpan {
         self.bytes
     }
 
-    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R {
-        take(Span::Device(self))
+    fn land(self, frame: &KvBlockFrame, sink: &dyn HandoffSink) -> Result<(), TransferRefusal> {
+        copy_in(Span::Device(self), frame, sink)
     }
 }
 

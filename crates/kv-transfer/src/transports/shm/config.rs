@@ -10,7 +10,7 @@ use crate::trust::DirectOffer;
 
 /// What a decode node gives to shared memory.
 #[derive(Clone, Debug)]
-pub struct ShmConfig {
+pub(super) struct ShmConfig {
     /// KV bytes in flight per pair. Memory that is never used is never taken from the system.
     pub ring_bytes: u64,
     /// The rings of all pairs together. A new pair gets at most half of what is left; when that is less than two slots, it gets

@@ -6,13 +6,12 @@ use async_trait::async_trait;
 
 use super::{ShmConfig, serve};
 use crate::choice::TransportKind;
-use crate::conformance::{BLOCK_BYTES, Harness, LAYER_BYTES, LAYERS, Recorder, Served, Setup};
+use crate::conformance::{BLOCK_BYTES, Harness, LAYER_BYTES, LAYERS, Recorder, Served};
 use crate::grpc::add_to_routes;
 use crate::pairs::PairConfig;
 use crate::receiver::Receiver;
 use crate::test_process;
-use crate::transport::Transport;
-use crate::{DirectOffer, DirectWish, shm, transports};
+use crate::{DirectOffer, DirectWish, shm};
 
 struct Shm;
 
@@ -42,13 +41,11 @@ impl Harness for Shm {
         .await
     }
 
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(transports::pairs(PairConfig {
+    fn config(&self, config: PairConfig) -> PairConfig {
+        PairConfig {
             transports: vec![shm::KIND],
-            stall_window: setup.stall_window,
-            tap: setup.tap,
-            ..PairConfig::new(setup.me, setup.compatibility)
-        }))
+            ..config
+        }
     }
 }
 
@@ -90,18 +87,16 @@ impl Harness for ShmDirect {
         .await
     }
 
-    fn transport(&self, setup: Setup) -> Box<dyn Transport> {
-        Box::new(transports::pairs(PairConfig {
+    fn config(&self, config: PairConfig) -> PairConfig {
+        PairConfig {
             transports: vec![shm::KIND],
             direct: Some(DirectWish {
                 secret: "of this test".parse().unwrap(),
                 layers: LAYERS,
                 layer_bytes: LAYER_BYTES as u32,
             }),
-            stall_window: setup.stall_window,
-            tap: setup.tap,
-            ..PairConfig::new(setup.me, setup.compatibility)
-        }))
+            ..config
+        }
     }
 }
 

@@ -101,13 +101,8 @@ async fn a_sender_whose_ticket_is_good_no_more_stores_nothing() {
     let served = served(true).await;
     let transport = transports::pairs(trusting());
     let expired = ticket(1, 4, &served.address);
-    let start = TransferStart {
-        key: key(expired.transfer),
-        source: Arc::new(Pattern),
-        ticket: expired.clone(),
-        traceparent: None,
-    };
-    let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+    let begin = start(&expired, Arc::new(Pattern));
+    let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
     assert_eq!(transfer.transport(), shm::DIRECT);
     let pushed = within("push", transfer.push(nth(0))).await.unwrap_err();
     assert_eq!(pushed.name(), "unknown_transfer", "{pushed}");
@@ -166,13 +161,8 @@ fn open_pools() -> usize {
 }
 
 async fn begun(transport: &PairTransport, ticket: &Ticket, source: Arc<dyn KvSource>) -> Box<dyn SendTransfer> {
-    let start = TransferStart {
-        key: key(ticket.transfer),
-        source,
-        ticket: ticket.clone(),
-        traceparent: None,
-    };
-    let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+    let begin = start(ticket, source);
+    let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
     assert_eq!(transfer.transport(), shm::DIRECT);
     transfer.push(nth(0)).await.unwrap();
     transfer
@@ -378,13 +368,8 @@ async fn an_abort_of_a_dropped_transfer_comes_after_its_store() {
     let transport = transports::pairs(trusting());
     let ticket = served.reserved(1, 2);
     let gate = Arc::new(Gated::default());
-    let start = TransferStart {
-        key: key(ticket.transfer),
-        source: gate.clone(),
-        ticket: ticket.clone(),
-        traceparent: None,
-    };
-    let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+    let begin = start(&ticket, gate.clone());
+    let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
     within("push", transfer.push(nth(0))).await.unwrap();
     eventually("it is being stored", || gate.running.load(Ordering::SeqCst) == 1).await;
     drop(transfer);

@@ -1,5 +1,6 @@
 //! Why a pair has no shared memory, or not the better mode of it.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::choice::Fallback;
@@ -69,7 +70,7 @@ impl From<ShmFault> for Fallback {
 }
 
 /// Why a pair stages its bytes although the direct mode was wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum DirectFault {
     #[error("the decode node holds no secret, or its KV memory cannot be mapped by others")]
     NotOffered,

@@ -43,12 +43,12 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-pub use config::ShmConfig;
 pub use fault::ShmFault;
-pub use receiver::{ShmServing, serve};
 pub use yardstick::Yardstick;
 
+use self::config::ShmConfig;
 use self::fault::DirectFault;
+use self::receiver::serve;
 use crate::choice::TransportKind;
 use crate::link::{Dial, KvTransport, Link, NoLink, ReceivingEnd, Serving};
 use crate::receiver::Receiver;

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
+use serde::{Deserialize, Serialize};
 use serving_core::ids::BlockId;
 
 use super::DIRECT;
 use super::credits::{Credit, Credits};
 use super::fault::ShmFault;
-use super::ring::{SEALS, SLOTS_MAX};
+use super::ring::{SLOTS_MAX, sealed_bytes};
 use crate::choice::TransportKind;
 use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
 use crate::receiver::PoolShape;
@@ -44,7 +44,7 @@ impl Debug for SendPool {
 }
 
 /// What a decode node grants with its pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PoolTerms {
     pub shape: PoolShape,
     pub frames_in_flight: u32,
@@ -55,12 +55,7 @@ pub(super) struct PoolTerms {
 impl SendPool {
     /// Maps the memory that a decode node passed, if it is what the node says and cannot shrink.
     pub(super) fn map(memory: &OwnedFd, terms: PoolTerms) -> Result<Arc<Self>, ShmFault> {
-        let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
-        if !seals.contains(SEALS) {
-            return Err(ShmFault::Seals);
-        }
-        let stat = rustix::fs::fstat(memory).map_err(io::Error::from)?;
-        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let bytes = sealed_bytes(memory)?;
         let expected = terms.shape.bytes();
         let len =
             expected.filter(|expected| *expected as u64 == bytes && (1..=SLOTS_MAX).contains(&terms.frames_in_flight));
@@ -178,10 +173,6 @@ impl Carrier for Arc<SendPool> {
         self.frame_bytes_max
     }
 
-    fn check(&self, layers: u32, layer_bytes: usize) -> Result<(), NoPlace> {
-        self.fits(layers, layer_bytes).then_some(()).ok_or(NoPlace::Outside)
-    }
-
     async fn room(&self, (block, layers): (BlockId, Range<u32>), _: usize) -> Box<dyn Place> {
         Box::new(InPlace {
             credit: self.credits.next().await,
@@ -204,14 +195,14 @@ struct InPlace {
 impl Place for InPlace {
     fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
         let written = self.pool.write((self.block, &self.layers), |place| {
-            let end = from.bytes.min(place.len());
-            let place = &mut place[..end];
-            match self.pool.has_checksums {
-                true => from.summed(place),
-                false => from.to(SpanMut::Host(place)).map(|()| 0),
-            }
+            // Blocks of another shape.
+            let place = place.get_mut(..from.bytes).ok_or(NoPlace::Outside)?;
+            Ok(match self.pool.has_checksums {
+                true => from.summed(place)?,
+                false => from.to(SpanMut::Host(place)).map(|()| 0)?,
+            })
         });
-        Ok(written??)
+        written?
     }
 
     fn index(&self) -> u32 {
@@ -223,6 +214,7 @@ impl Place for InPlace {
 mod tests {
     use rustix::fs::MemfdFlags;
 
+    use super::super::ring::SEALS;
     use super::*;
 
     const SHAPE: PoolShape = PoolShape {

@@ -21,7 +21,7 @@ use super::fault::ShmFault;
 use super::part::{Frames, parted};
 use super::ring::RingShape;
 use super::socket::{self, ShmOffer};
-use super::welcome::{Incoming, welcome};
+use super::welcome::{Incoming, Placed, welcome};
 use super::{DIRECT, KIND};
 use crate::receiver::{IncomingPair, Offered, PairError, Receiver};
 
@@ -32,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Shared memory is served while this value lives. Dropping it ends every pair that uses it.
 #[derive(Debug)]
-pub struct ShmServing {
+pub(super) struct ShmServing {
     _offered: Offered,
     _stop: DropGuard,
 }
@@ -41,7 +41,7 @@ pub struct ShmServing {
 ///
 /// # Errors
 /// The system gives no socket, or does not say which boot it is.
-pub fn serve(receiver: &Arc<Receiver>, config: ShmConfig) -> io::Result<ShmServing> {
+pub(super) fn serve(receiver: &Arc<Receiver>, config: ShmConfig) -> io::Result<ShmServing> {
     let name = format!("baton-kv-{:032x}", rand::random::<u128>());
     let listener = UnixListener::bind(socket::path(&name))?;
     let offer = ShmOffer {
@@ -241,8 +241,8 @@ impl ServedPair {
             Incoming::Pool {
                 pool, has_checksums, ..
             } => {
-                let pool = has_checksums.then(|| pool.clone());
-                self.pair.placed_block(block.header, bytes as usize, pool).await?
+                let summed = has_checksums.then(|| pool.clone());
+                self.pair.block(block.header, Placed { summed, bytes }).await?
             }
         };
         if let Some(refused) = refused {

@@ -9,15 +9,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use memmap2::{MmapOptions, MmapRaw};
+use proto::messages::KvBlockFrame;
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde::{Deserialize, Serialize};
 use serving_core::ids::BlockId;
 
 use super::KIND;
 use super::credits::{Credit, Credits};
 use super::fault::ShmFault;
 use crate::choice::TransportKind;
-use crate::frame::FrameData;
 use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
+use crate::receiver::{FrameData, HandoffSink, TransferRefusal, copy_in};
 use crate::span::Span;
 
 /// Name of the memfd in `/proc/PID/maps`; no file has it.
@@ -29,8 +31,18 @@ pub(super) const SLOTS_MAX: u32 = 4096;
 /// No mapping is larger than this, whatever a peer announces.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
+/// The size of memory that a peer passed and that cannot shrink.
+pub(super) fn sealed_bytes(memory: &OwnedFd) -> Result<u64, ShmFault> {
+    let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
+    if !seals.contains(SEALS) {
+        return Err(ShmFault::Seals);
+    }
+    let stat = rustix::fs::fstat(memory).map_err(io::Error::from)?;
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 /// How a ring is divided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RingShape {
     pub slots: u32,
     pub slot_bytes: u32,
@@ -116,12 +128,9 @@ pub(super) struct RingData {
     len: usize,
 }
 
-impl FrameData for RingData {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn read<R>(self, take: impl FnOnce(Span<'_>) -> R) -> R {
+impl RingData {
+    /// Lets `take` see a copy, which the sender cannot change.
+    fn copied<R>(&self, take: impl FnOnce(&[u8]) -> R) -> R {
         let mut copy = lock(&self.ring.copy);
         copy.resize(self.len, 0);
         // SAFETY: offset + len is inside the mapping (`RingShape::span`), which lives as long as `ring`, and whose memory
@@ -132,7 +141,17 @@ impl FrameData for RingData {
             std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), self.len);
         }
         // The copy is what is summed and imported: the compiler must not read the shared bytes a second time instead.
-        take(Span::Host(std::hint::black_box(&copy)))
+        take(std::hint::black_box(&copy))
+    }
+}
+
+impl FrameData for RingData {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn land(self, frame: &KvBlockFrame, sink: &dyn HandoffSink) -> Result<(), TransferRefusal> {
+        self.copied(|bytes| copy_in(Span::Host(bytes), frame, sink))
     }
 }
 
@@ -152,12 +171,7 @@ impl Debug for SendRing {
 impl SendRing {
     /// Maps the memory that a decode node passed, if it is what the node says and cannot shrink.
     pub(super) fn map(memory: &OwnedFd, shape: RingShape) -> Result<Arc<Self>, ShmFault> {
-        let seals = rustix::fs::fcntl_get_seals(memory.as_fd()).map_err(|_| ShmFault::Seals)?;
-        if !seals.contains(SEALS) {
-            return Err(ShmFault::Seals);
-        }
-        let stat = rustix::fs::fstat(memory).map_err(io::Error::from)?;
-        shape.check(u64::try_from(stat.st_size).unwrap_or(0))?;
+        shape.check(sealed_bytes(memory)?)?;
         Ok(Arc::new(Self {
             shape,
             map: MmapOptions::new().len(shape.bytes() as usize).map_raw(memory)?,
@@ -184,17 +198,6 @@ impl Carrier for Arc<SendRing> {
 
     fn data_bytes_max(&self) -> usize {
         self.slot_bytes()
-    }
-
-    fn check(&self, _: u32, layer_bytes: usize) -> Result<(), NoPlace> {
-        let slot_bytes = self.slot_bytes();
-        match layer_bytes <= slot_bytes {
-            true => Ok(()),
-            false => Err(NoPlace::LayerTooLarge {
-                layer_bytes,
-                slot_bytes,
-            }),
-        }
     }
 
     async fn room(&self, _: (BlockId, Range<u32>), _: usize) -> Box<dyn Place> {
@@ -227,6 +230,16 @@ impl Slot {
 
 impl Place for Slot {
     fn fill(&mut self, from: &Copied<'_>) -> Result<u64, NotCopied> {
+        let slot_bytes = self.ring.slot_bytes();
+        if from.bytes > slot_bytes {
+            // Only a single layer is not cut.
+            let layer_bytes = from.bytes;
+            return Err(NoPlace::LayerTooLarge {
+                layer_bytes,
+                slot_bytes,
+            }
+            .into());
+        }
         Ok(from.summed(self.bytes(from.bytes))?)
     }
 
@@ -309,7 +322,7 @@ mod tests {
         }
         for slot in 0..4 {
             let data = receiving.data(slot, 4096).unwrap();
-            assert!(data.read(|bytes| bytes.host() == Ok(&[slot as u8 + 1; 4096])));
+            assert!(data.copied(|bytes| bytes == [slot as u8 + 1; 4096]));
         }
         let last = slots.pop().unwrap().index();
         assert_eq!(ring.slot().now_or_never().unwrap().index(), last);

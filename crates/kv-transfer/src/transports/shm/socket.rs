@@ -10,6 +10,8 @@ use proto::messages::STAGED_MESSAGE_BYTES_MAX;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio_util::codec::LengthDelimitedCodec;
@@ -17,11 +19,10 @@ use tokio_util::codec::LengthDelimitedCodec;
 use super::fault::{DirectFault, ShmFault};
 use super::pool::PoolTerms;
 use super::ring::RingShape;
-use crate::receiver::PoolShape;
 use crate::trust::Word32;
 
 /// Shows that the other side speaks this protocol in this version.
-const MAGIC: u32 = u32::from_be_bytes(*b"KVR2");
+const MAGIC: [u8; 4] = *b"KVR3";
 
 /// What a decode node says about its shared memory in the answer to a hello.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -34,16 +35,8 @@ pub(super) struct ShmOffer {
     pub socket: String,
 }
 
-/// A message before the first frame: a fixed number of 32-bit numbers, followed by 32 bytes.
-pub(super) trait Fixed: Sized {
-    const NUMBERS: usize;
-    const BYTES: usize = 4 * (1 + Self::NUMBERS) + 32;
-    fn encode(&self) -> (Vec<u32>, Word32);
-    fn decode(numbers: &[u32], word: Word32) -> Option<Self>;
-}
-
 /// The receiver's first message, once it knows whose process came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Welcome {
     /// Its nonce.
     Ask(Word32),
@@ -51,27 +44,8 @@ pub(super) enum Welcome {
     TooManyPairs,
 }
 
-impl Fixed for Welcome {
-    const NUMBERS: usize = 1;
-    fn encode(&self) -> (Vec<u32>, Word32) {
-        match self {
-            Welcome::Ask(nonce) => (vec![0], *nonce),
-            Welcome::OtherUser => (vec![1], [0; 32]),
-            Welcome::TooManyPairs => (vec![2], [0; 32]),
-        }
-    }
-    fn decode(numbers: &[u32], word: Word32) -> Option<Self> {
-        match numbers {
-            [0] => Some(Welcome::Ask(word)),
-            [1] => Some(Welcome::OtherUser),
-            [2] => Some(Welcome::TooManyPairs),
-            _ => None,
-        }
-    }
-}
-
 /// The mode that the sender wants, sent once it knows whose process listens. It contains the sender's nonce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Ask {
     Staged,
     Direct {
@@ -83,44 +57,8 @@ pub(super) enum Ask {
     },
 }
 
-impl Fixed for Ask {
-    const NUMBERS: usize = 11;
-    fn encode(&self) -> (Vec<u32>, Word32) {
-        match self {
-            Ask::Staged => (vec![0; Self::NUMBERS], [0; 32]),
-            Ask::Direct {
-                nonce,
-                proof,
-                layers,
-                layer_bytes,
-            } => {
-                let nonce = nonce.as_chunks::<4>().0.iter().map(|bytes| u32::from_be_bytes(*bytes));
-                ([1, *layers, *layer_bytes].into_iter().chain(nonce).collect(), *proof)
-            }
-        }
-    }
-    fn decode(numbers: &[u32], proof: Word32) -> Option<Self> {
-        match numbers {
-            [0, ..] => Some(Ask::Staged),
-            [1, layers, layer_bytes, words @ ..] => {
-                let mut nonce = [0; 32];
-                for (place, word) in nonce.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                    *place = word.to_be_bytes();
-                }
-                Some(Ask::Direct {
-                    nonce,
-                    proof,
-                    layers: *layers,
-                    layer_bytes: *layer_bytes,
-                })
-            }
-            _ => None,
-        }
-    }
-}
-
 /// The sender's answer. Memory is passed with it unless there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Grant {
     /// Why it is not the pool, if the pool was asked for.
     Ring(RingShape, Option<DirectFault>),
@@ -129,93 +67,17 @@ pub(super) enum Grant {
     NoMemory,
 }
 
-impl Grant {
-    const FAULTS: [Option<DirectFault>; 5] = [
-        None,
-        Some(DirectFault::NotOffered),
-        Some(DirectFault::Secret),
-        Some(DirectFault::Geometry),
-        Some(DirectFault::Unwatched),
-    ];
+/// More than any message before the first frame has.
+const GREETING_BYTES_MAX: usize = 256;
+
+fn to_bytes<M: Serialize>(message: &M) -> io::Result<Vec<u8>> {
+    postcard::to_allocvec(&(MAGIC, message)).map_err(io::Error::other)
 }
 
-impl Fixed for Grant {
-    const NUMBERS: usize = 7;
-    fn encode(&self) -> (Vec<u32>, Word32) {
-        let mut numbers = vec![0; Self::NUMBERS];
-        let mut word = [0; 32];
-        match self {
-            Grant::Ring(shape, fault) => {
-                let fault = Self::FAULTS.iter().position(|known| known == fault).unwrap_or(0);
-                numbers[1..4].copy_from_slice(&[shape.slots, shape.slot_bytes, fault as u32]);
-            }
-            Grant::Pool(terms, proof) => {
-                let PoolTerms { shape, .. } = terms;
-                numbers = vec![
-                    1,
-                    terms.frames_in_flight,
-                    terms.frame_bytes_max,
-                    shape.blocks,
-                    shape.layers,
-                    shape.layer_bytes,
-                    u32::from(terms.has_checksums),
-                ];
-                word = *proof;
-            }
-            Grant::NoMemory => numbers[0] = 2,
-        }
-        (numbers, word)
-    }
-    fn decode(numbers: &[u32], word: Word32) -> Option<Self> {
-        match *numbers {
-            [0, slots, slot_bytes, fault, ..] => {
-                let fault = *Self::FAULTS.get(fault as usize)?;
-                Some(Grant::Ring(RingShape { slots, slot_bytes }, fault))
-            }
-            [
-                1,
-                frames_in_flight,
-                frame_bytes_max,
-                blocks,
-                layers,
-                layer_bytes,
-                has_checksums,
-            ] => {
-                let shape = PoolShape {
-                    blocks,
-                    layers,
-                    layer_bytes,
-                };
-                let terms = PoolTerms {
-                    shape,
-                    frames_in_flight,
-                    frame_bytes_max,
-                    has_checksums: has_checksums != 0,
-                };
-                Some(Grant::Pool(terms, word))
-            }
-            [2, ..] => Some(Grant::NoMemory),
-            _ => None,
-        }
-    }
-}
-
-fn to_bytes<M: Fixed>(message: &M) -> Vec<u8> {
-    let (numbers, word) = message.encode();
-    let numbers = std::iter::once(MAGIC).chain(numbers);
-    numbers.flat_map(u32::to_be_bytes).chain(word).collect()
-}
-
-fn from_bytes<M: Fixed>(bytes: &[u8]) -> Option<M> {
-    let (numbers, word) = bytes.split_at_checked(4 * (1 + M::NUMBERS))?;
-    let numbers: Vec<u32> = numbers
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|number| u32::from_be_bytes(*number))
-        .collect();
-    match numbers.split_first() {
-        Some((&MAGIC, numbers)) => M::decode(numbers, word.try_into().ok()?),
+/// The whole of `bytes`.
+fn from_bytes<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+    match postcard::take_from_bytes(bytes) {
+        Ok(((MAGIC, message), [])) => Some(message),
         _ => None,
     }
 }
@@ -253,8 +115,12 @@ pub(super) fn codec() -> LengthDelimitedCodec {
 }
 
 /// Sends a message, with memory if there is some.
-pub(super) async fn say(socket: &UnixStream, message: &impl Fixed, memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let bytes = to_bytes(message);
+pub(super) async fn say(
+    socket: &UnixStream,
+    message: &impl Serialize,
+    memory: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let bytes = to_bytes(message)?;
     let send = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
@@ -273,8 +139,8 @@ pub(super) async fn say(socket: &UnixStream, message: &impl Fixed, memory: Optio
 }
 
 /// Takes a message and at most one descriptor. Any other descriptor is closed.
-pub(super) async fn heard<M: Fixed>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
-    let mut bytes = vec![0; M::BYTES];
+pub(super) async fn heard<M: DeserializeOwned>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
+    let mut bytes = [0; GREETING_BYTES_MAX];
     let receive = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut passed = RecvAncillaryBuffer::new(&mut space);
@@ -289,7 +155,7 @@ pub(super) async fn heard<M: Fixed>(socket: &UnixStream) -> io::Result<(M, Optio
         Ok((received.bytes, memory))
     };
     let (received, memory) = socket.async_io(Interest::READABLE, receive).await?;
-    let message = (received == M::BYTES).then(|| from_bytes(&bytes)).flatten();
+    let message = bytes.get(..received).and_then(from_bytes);
     let message = message.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
     Ok((message, memory))
 }
@@ -297,18 +163,25 @@ pub(super) async fn heard<M: Fixed>(socket: &UnixStream) -> io::Result<(M, Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::receiver::PoolShape;
 
-    fn survives<M: Fixed + PartialEq + std::fmt::Debug>(messages: &[M]) {
+    fn survives<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages: &[M]) {
         for message in messages {
-            let mut bytes = to_bytes(message);
-            assert_eq!(bytes.len(), M::BYTES);
+            let mut bytes = to_bytes(message).unwrap();
+            assert!(bytes.len() <= GREETING_BYTES_MAX / 2);
             assert_eq!(from_bytes::<M>(&bytes).as_ref(), Some(message));
-            for at in 0..8 {
-                bytes[at] ^= 0x80;
-                assert_eq!(from_bytes::<M>(&bytes), None, "byte {at}");
-                bytes[at] ^= 0x80;
+            // The magic number, and which message it is.
+            for bit in (0..4 * 8).chain([4 * 8 + 6, 4 * 8 + 7]) {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(from_bytes::<M>(&bytes), None, "bit {bit}");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            for end in 0..bytes.len() {
+                assert_eq!(from_bytes::<M>(&bytes[..end]), None, "{end} bytes");
             }
             assert_eq!(from_bytes::<M>(&bytes[1..]), None);
+            bytes.push(0);
+            assert_eq!(from_bytes::<M>(&bytes), None, "a byte too many");
         }
     }
 
@@ -337,8 +210,8 @@ mod tests {
             layer_bytes: 12_288,
         };
         survives(&[Ask::Staged, direct]);
-        let rings = Grant::FAULTS.map(|fault| Grant::Ring(shape, fault));
-        survives(&rings);
+        let faults = [None, Some(DirectFault::NotOffered), Some(DirectFault::Unwatched)];
+        survives(&faults.map(|fault| Grant::Ring(shape, fault)));
         survives(&[Grant::Pool(terms, [4; 32]), Grant::NoMemory]);
     }
 

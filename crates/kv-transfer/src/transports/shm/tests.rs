@@ -20,9 +20,10 @@ use tokio::process::{Child, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
+use super::receiver::ShmServing;
 use super::ring::{MEMFD_NAME, ReceiveRing, RingShape, SendRing, Slot};
 use super::socket::{self, Ask, Grant, ShmOffer, Welcome};
-use super::{Shm, ShmConfig, ShmFault, ShmServing, serve};
+use super::{Shm, ShmConfig, ShmFault, serve};
 use crate::choice::TransportKind;
 use crate::conformance::*;
 use crate::link::budget::Budget;
@@ -114,13 +115,8 @@ impl Served {
     /// One transfer of one block through `transport`; what carried it.
     pub async fn carried_by(&self, transport: &PairTransport, id: u128) -> TransportKind {
         let ticket = self.reserved(id, 1);
-        let start = TransferStart {
-            key: key(ticket.transfer),
-            source: Arc::new(Pattern),
-            ticket,
-            traceparent: None,
-        };
-        let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+        let begin = start(&ticket, Arc::new(Pattern));
+        let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
         let block = PushedBlock {
             ticket_index: 0,
             block: BlockId(0),
@@ -226,6 +222,69 @@ async fn one_sender_too_many_uses_grpc() {
     let second = transports::pairs(config());
     assert_eq!(served.carried_by(&second, 2).await, grpc::KIND);
     assert_eq!(fallback(&second, "refused"), 1);
+}
+
+/// Four slots: the first pair gets half of them, the second one the rest, the third one none.
+#[tokio::test]
+async fn rings_share_one_budget_and_a_pair_without_a_ring_uses_grpc() {
+    let rings_bytes_max = 4 * BLOCK_BYTES as u64;
+    let served = Served::new(Some(ShmConfig {
+        rings_bytes_max,
+        ..ring()
+    }))
+    .await;
+    let pairs: Vec<PairTransport> = (0..3).map(|_| transports::pairs(config())).collect();
+    for (id, kind) in [(0, shm::KIND), (1, shm::KIND), (2, grpc::KIND)] {
+        assert_eq!(served.carried_by(&pairs[id], id as u128).await, kind);
+    }
+    assert_eq!(fallback(&pairs[2], "refused"), 1);
+    assert_eq!(mapped_rings(), 4, "two at each end");
+    drop(pairs);
+    eventually("the rings are gone", || mapped_rings() == 0).await;
+    let next = transports::pairs(config());
+    assert_eq!(served.carried_by(&next, 3).await, shm::KIND);
+}
+
+#[tokio::test]
+async fn a_layer_that_no_slot_takes_ends_the_transfer_by_name() {
+    let slot_bytes = LAYER_BYTES as u32 - 1;
+    let served = Served::new(Some(ShmConfig { slot_bytes, ..ring() })).await;
+    let transport = transports::pairs(config());
+    let ticket = served.reserved(1, 1);
+    let mut transfer = begun(&transport, &ticket).await;
+    let error = within("the transfer ends", transfer.acked()).await.unwrap_err();
+    assert_eq!(error.name(), "layer_too_large", "{error}");
+    assert_eq!(served.sink.written(), 0);
+}
+
+#[tokio::test]
+async fn an_idle_pair_gives_its_ring_back_and_has_one_again_when_it_is_used() {
+    let served = Served::new(Some(ring())).await;
+    let transport = transports::pairs(PairConfig {
+        idle_max: Duration::from_millis(50),
+        stall_window: Duration::from_millis(40),
+        ..config()
+    });
+    let health = transport.health();
+    for round in 0..3 {
+        assert_eq!(served.carried_by(&transport, round).await, shm::KIND);
+        eventually("its ring is gone", || mapped_rings() == 0).await;
+        let health = health.borrow();
+        let [pair] = &health[..] else { panic!("{health:?}") };
+        assert_eq!((&pair.unusable_reason, pair.transport.as_deref()), (&None, Some("shm")));
+    }
+    assert_eq!(fallback(&transport, "refused"), 0);
+    // A transfer under way keeps the ring, however long it takes.
+    let ticket = served.reserved(9, 4);
+    let mut transfer = begun(&transport, &ticket).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(mapped_rings(), 2);
+    transfer.push(nth(1)).await.unwrap();
+    drop(transfer);
+    // The stream over which the nodes stay in touch tells when the peer is gone.
+    eventually("its ring is gone", || mapped_rings() == 0).await;
+    served.receiver.close();
+    eventually("the pair is unusable", || health.borrow()[0].unusable_reason.is_some()).await;
 }
 
 #[tokio::test]
@@ -678,13 +737,8 @@ fn start_to_kill(test: &str, address: &str) -> Child {
 }
 
 async fn begun(transport: &PairTransport, ticket: &Ticket) -> Box<dyn SendTransfer> {
-    let start = TransferStart {
-        key: key(ticket.transfer),
-        source: Arc::new(Pattern),
-        ticket: ticket.clone(),
-        traceparent: None,
-    };
-    let mut transfer = within("begin", transport.begin(start)).await.unwrap();
+    let begin = start(ticket, Arc::new(Pattern));
+    let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
     assert_eq!(transfer.transport(), shm::KIND);
     let block = PushedBlock {
         ticket_index: 0,

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
+use proto::messages::KvBlockFrame;
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -13,7 +14,8 @@ use super::peer_process::PeerProcess;
 use super::pool::PoolTerms;
 use super::ring::{ReceiveRing, RingShape};
 use super::socket::{self, Ask, Grant, Welcome};
-use crate::receiver::MappedPool;
+use crate::receiver::{FrameData, HandoffSink, MappedPool, TransferRefusal, check};
+use crate::span::checksum;
 use crate::trust::{Prover, Word32};
 
 /// How a sender's bytes come in.
@@ -117,4 +119,31 @@ fn direct(
         })?,
     };
     Ok((incoming, grant))
+}
+
+/// Bytes that the sender has written in place. The pool shows them when they must be summed.
+#[derive(Debug)]
+pub(super) struct Placed {
+    pub summed: Option<Arc<dyn MappedPool>>,
+    pub bytes: u32,
+}
+
+impl FrameData for Placed {
+    /// Nothing is copied.
+    const INLINE_BYTES_MAX: usize = 512 << 10;
+    const IS_IN_PLACE: bool = true;
+
+    fn len(&self) -> usize {
+        self.bytes as usize
+    }
+
+    fn land(self, frame: &KvBlockFrame, _: &dyn HandoffSink) -> Result<(), TransferRefusal> {
+        let Some(pool) = self.summed else { return Ok(()) };
+        let mut is_good = |bytes: &[u8]| checksum(bytes) == frame.checksum;
+        let shown = pool.verify(frame.block, frame.layer_begin..frame.layer_end, &mut is_good);
+        check(
+            shown.map_err(|error| TransferRefusal::Import(error.to_string()))?,
+            frame,
+        )
+    }
 }

@@ -1,0 +1,127 @@
+//! What is known of one HTTP request: as it came, and as a generation that runs or has ended.
+
+use std::time::{Duration, Instant};
+
+use serving_core::request::Lane;
+use serving_core::stage::{Stage, StageTimings};
+use tracing::Span;
+
+use super::trace_context::TraceContext;
+use crate::records::prompts::PromptRecord;
+use crate::records::shape::ms;
+use crate::records::stalls::Gaps;
+use crate::request_handle::{Placement, RequestSummary};
+use crate::slo::{PROFILES, SloProfile};
+
+#[derive(Debug, Default)]
+pub struct Facts {
+    pub method: String,
+    pub path: String,
+    pub status: Option<u16>,
+    pub outcome: Option<&'static str>,
+    /// The answer that the client got.
+    pub error: Option<ToldError>,
+    /// The rest is set for generation requests only.
+    pub generation: Option<Generation>,
+    pub trace: TraceContext,
+}
+
+/// An error as the client saw it.
+#[derive(Clone, Debug, Default)]
+pub struct ToldError {
+    pub code: Option<&'static str>,
+    /// The field that the error is about.
+    pub param: Option<String>,
+    pub message: String,
+}
+
+#[derive(Debug)]
+pub struct Generation {
+    pub span: Span,
+    /// Number in the record store.
+    pub seq: u64,
+    /// `chat` or `text_completion`.
+    pub endpoint: &'static str,
+    pub is_streaming: bool,
+    pub is_submitted: bool,
+    pub response_id: Option<String>,
+    pub slo: SloProfile,
+    pub gaps: Gaps,
+    pub model: Option<String>,
+    pub lane: Lane,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub placement: Option<Placement>,
+    pub summary: RequestSummary,
+    /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
+    /// first.
+    pub prompts: Vec<PromptRecord>,
+    pub tokenized_at: Option<Instant>,
+    /// Stages measured at the edge: parse, tokenize, both egress stages.
+    pub edge: StageTimings,
+    pub ttft: Option<Duration>,
+    pub tpot: Option<Duration>,
+    /// From the last token's write to the write of the answer's end.
+    pub last_token_to_end: Option<Duration>,
+    /// Set for an answer that was sent whole.
+    pub finish: Option<&'static str>,
+}
+
+impl Generation {
+    pub fn new(span: Span, (seq, endpoint): (u64, &'static str)) -> Self {
+        Self {
+            span,
+            seq,
+            endpoint,
+            is_streaming: false,
+            is_submitted: false,
+            response_id: None,
+            slo: PROFILES[0],
+            gaps: Gaps::default(),
+            model: None,
+            lane: Lane::Interactive,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            placement: None,
+            summary: RequestSummary::default(),
+            prompts: Vec::new(),
+            tokenized_at: None,
+            edge: StageTimings::default(),
+            ttft: None,
+            tpot: None,
+            last_token_to_end: None,
+            finish: None,
+        }
+    }
+
+    /// Each stage once: those of the edge, of the nodes and of the control loop.
+    pub fn stages(&self) -> StageTimings {
+        let is_edges = |stage: Stage| {
+            matches!(
+                stage,
+                Stage::Parse | Stage::Tokenize | Stage::Egress | Stage::EgressRest
+            )
+        };
+        let mut all = self.edge.clone();
+        all.0.extend(
+            self.summary
+                .timings
+                .0
+                .iter()
+                .filter(|(stage, _)| !is_edges(*stage))
+                .copied(),
+        );
+        all
+    }
+
+    /// TTFT less every stage before the first token, in ms: the time that no stage measured (PROTOCOL: at most 1 ms). It is
+    /// below zero when something was counted twice, and is shown then, too. It is `None` while the nodes have not reported
+    /// their stages.
+    pub fn unattributed_ms(&self) -> Option<f64> {
+        let stages = self.stages();
+        stages.get(Stage::Queue).and(stages.get(Stage::PrefillForward))?;
+        let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
+        let known: Duration = before.map(|(_, d)| *d).sum();
+        self.ttft.map(|ttft| ((ms(ttft) - ms(known)) * 1e3).round() / 1e3)
+    }
+}

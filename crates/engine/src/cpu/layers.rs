@@ -1,0 +1,142 @@
+//! One step of the transformer, phase by phase; each phase is a set of tiles.
+//!
+//! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down.
+
+use super::attention;
+use super::buffers::Shared;
+use super::forward::{LOGITS_ROWS, Place, Product, ROWS_PER_TILE, Step, tile_rows};
+use super::kernels::{LANES, Outputs};
+use super::pool::Pool;
+use super::weights::{Layer, Matrix};
+use crate::LogitsSink;
+
+impl Step<'_> {
+    pub(crate) fn run(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
+        let (rows, hidden) = (self.plan.rows.len(), self.config.hidden_size);
+        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
+            for row in tile_rows(tile, rows) {
+                // SAFETY: each row is written by one tile.
+                let out = unsafe { self.scratch.hidden.write(row * hidden..(row + 1) * hidden) };
+                self.weights.embed(self.plan.rows[row].token as usize, out);
+            }
+        });
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.project(pool, layer);
+            self.store_chunks(pool, index);
+            attention::run(self, pool, index);
+            self.add_product(pool, &self.scratch.attention, &layer.attention_output);
+            self.feed_forward(pool, layer);
+        }
+        self.logits(pool, sink);
+    }
+
+    fn normed(&self, row: usize, weight: &[f32], out: &mut [f32]) {
+        let hidden = self.config.hidden_size;
+        // SAFETY: the residual stream is written in other phases than those that read it.
+        let x = unsafe { self.scratch.hidden.read(row * hidden..(row + 1) * hidden) };
+        (self.kernels.rms_norm)(x, weight, self.config.rms_epsilon, out);
+    }
+
+    fn project(&self, pool: &mut Pool, layer: &Layer) {
+        let (hidden, kv, stride) = (self.config.hidden_size, self.config.kv_size(), self.qkv_columns());
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.query, &layer.key, &layer.value],
+                fill: &|row, out| self.normed(row, &layer.attention_norm, out),
+                group: 1,
+                write: &|place, outputs| {
+                    let column = [0, hidden, hidden + kv][place.matrix] + place.column;
+                    for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
+                        let start = row * stride + column;
+                        // SAFETY: each (row, panel) is written by one tile.
+                        unsafe { self.scratch.qkv.write(start..start + LANES) }.copy_from_slice(lanes);
+                    }
+                },
+            },
+        );
+    }
+
+    /// Multiplies the rows of a buffer that an earlier phase wrote, and adds the results to the residual stream.
+    fn add_product(&self, pool: &mut Pool, from: &Shared<f32>, matrix: &Matrix) {
+        let columns = matrix.columns;
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[matrix],
+                fill: &|row, out| {
+                    // SAFETY: the phase that wrote the buffer is over.
+                    out.copy_from_slice(unsafe { from.read(row * columns..(row + 1) * columns) });
+                },
+                group: 1,
+                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
+            },
+        );
+    }
+
+    fn add_to_hidden(&self, place: Place, outputs: &Outputs) {
+        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
+            let start = row * self.config.hidden_size + place.column;
+            // SAFETY: each (row, panel) is written by one tile, and nothing reads the stream in this phase.
+            let hidden = unsafe { self.scratch.hidden.write(start..start + LANES) };
+            for (hidden, lane) in hidden.iter_mut().zip(lanes) {
+                *hidden += lane;
+            }
+        }
+    }
+
+    fn feed_forward(&self, pool: &mut Pool, layer: &Layer) {
+        let ffn = self.config.ffn_size;
+        self.multiply(
+            pool,
+            &Product {
+                rows: self.plan.rows.len(),
+                matrices: &[&layer.gate_up],
+                fill: &|row, out| self.normed(row, &layer.ffn_norm, out),
+                group: 2,
+                write: &|place, outputs| {
+                    let [gates, ups] = outputs else {
+                        unreachable!("a group of two panels")
+                    };
+                    for (index, (gate, up)) in gates.iter_mut().zip(ups).enumerate().take(place.rows) {
+                        (self.kernels.gate)(gate, up);
+                        let start = (place.first_row + index) * ffn + place.column;
+                        // SAFETY: each (row, panel) is written by one tile.
+                        unsafe { self.scratch.ffn.write(start..start + LANES) }.copy_from_slice(gate);
+                    }
+                },
+            },
+        );
+        self.add_product(pool, &self.scratch.ffn, &layer.down);
+    }
+
+    fn logits(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
+        let vocab = self.config.vocab_size;
+        let stride = vocab.next_multiple_of(LANES);
+        for wanted in self.plan.logits.chunks(LOGITS_ROWS) {
+            self.multiply(
+                pool,
+                &Product {
+                    rows: wanted.len(),
+                    matrices: &[&self.weights.head],
+                    fill: &|row, out| self.normed(wanted[row].row as usize, &self.weights.output_norm, out),
+                    group: 1,
+                    write: &|place, outputs| {
+                        for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
+                            let start = row * stride + place.column;
+                            // SAFETY: each (row, panel) is written by one tile.
+                            unsafe { self.scratch.logits.write(start..start + LANES) }.copy_from_slice(lanes);
+                        }
+                    },
+                },
+            );
+            for (index, wanted) in wanted.iter().enumerate() {
+                // SAFETY: no phase is running.
+                let row = unsafe { self.scratch.logits.write(index * stride..index * stride + vocab) };
+                sink.row(wanted.sequence as usize, wanted.position, row);
+            }
+        }
+    }
+}
