@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::freed_memory::FreedMemory;
@@ -67,8 +68,8 @@ pub struct Config {
     #[arg(long, default_value = "16MiB")]
     pub request_bytes_in_flight_max: ByteSize,
     /// Which node of a pool gets a request
-    #[arg(long, value_enum, default_value = "least-loaded")]
-    pub routing: Routing,
+    #[arg(long, value_parser = routing_policies(), default_value = "least-loaded")]
+    pub routing: RoutingPolicy,
     /// Prompts of which a decode node lacks fewer tokens than this are computed there; 0 switches it off
     #[arg(long, default_value_t = 0)]
     pub local_prefill_below_tokens: u32,
@@ -124,13 +125,9 @@ pub enum UnsplitIs {
     NotReady,
 }
 
-/// Routing policies by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Routing {
-    LeastLoaded,
-    PrefixAware,
-    RoundRobin,
+fn routing_policies() -> impl TypedValueParser<Value = RoutingPolicy> {
+    let names = RoutingPolicy::ALL.iter().map(|policy| policy.name());
+    PossibleValuesParser::new(names).try_map(|name| RoutingPolicy::by_name(&name).ok_or("no such policy"))
 }
 
 impl ProcessConfig for Config {
@@ -175,11 +172,7 @@ impl Config {
             stream_silence_max: Duration::from_millis(self.stream_silence_ms_max),
             attempts_max: self.attempts_max,
             retries_free_per_minute: self.retries_free_per_minute,
-            routing: match self.routing {
-                Routing::LeastLoaded => RoutingPolicy::LeastLoaded,
-                Routing::PrefixAware => RoutingPolicy::PrefixAware,
-                Routing::RoundRobin => RoutingPolicy::RoundRobin,
-            },
+            routing: self.routing,
             on_illegal_transition: OnIllegalTransition::FailRequest,
         }
     }

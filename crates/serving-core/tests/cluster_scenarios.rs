@@ -98,11 +98,7 @@ fn config(words: &Words<'_>) -> ClusterConfig {
         allow_local_prefill: words.number("local", 1) == 1,
         attempts_max: u32::try_from(words.number("attempts", 4)).expect("attempts"),
         retries_free_per_minute: words.number("free_retries", 10),
-        routing: match words.named.get("policy") {
-            Some(&"round-robin") => RoutingPolicy::RoundRobin,
-            Some(&"prefix-aware") => RoutingPolicy::PrefixAware,
-            _ => RoutingPolicy::LeastLoaded,
-        },
+        routing: RoutingPolicy::by_name(words.named.get("policy").unwrap_or(&"least-loaded")).expect("a policy"),
         open_timeout: ms("open_timeout_ms", Duration::from_secs(5)),
         prefill_start_timeout: ms("prefill_start_timeout_ms", Duration::from_secs(5)),
         stream_silence_max: ms("silence_ms", Duration::from_secs(30)),

@@ -103,7 +103,7 @@ impl Default for ClusterConfig {
             stream_silence_max: Duration::from_secs(60),
             attempts_max: 4,
             retries_free_per_minute: 10,
-            routing: RoutingPolicy::default(),
+            routing: RoutingPolicy::LeastLoaded,
             on_illegal_transition: OnIllegalTransition::FailRequest,
         }
     }
@@ -203,7 +203,7 @@ impl Cluster {
         &self.stats
     }
     pub fn policy_name(&self) -> &'static str {
-        self.router.name()
+        self.config.routing.name()
     }
     pub fn waiting(&self, lane: Lane) -> usize {
         self.queue.len_of(lane)

@@ -364,7 +364,7 @@ impl Cluster {
             prefill: plan.prefill,
             decode: plan.decode,
             local: plan.local,
-            route_reason: describe(self.router.name(), &plan.reasons),
+            route_reason: describe(self.config.routing.name(), &plan.reasons),
             queued_for: now.since(tracked.queued_since),
         };
         if let Some(reason) = plan.local {

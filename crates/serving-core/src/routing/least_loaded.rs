@@ -29,10 +29,6 @@ pub(super) fn decode_load(c: &Candidate) -> (u64, u64) {
 }
 
 impl Router for LeastLoaded {
-    fn name(&self) -> &'static str {
-        "least-loaded"
-    }
-
     fn rank(&mut self, pool: Pool, _request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
         let index = (0..candidates.len()).min_by_key(|i| {
             let c = &candidates[*i];

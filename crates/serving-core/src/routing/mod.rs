@@ -93,38 +93,45 @@ pub struct Choice {
 
 /// One routing policy. It may keep state of its own, but no lock, no clock and no randomness.
 pub trait Router: Debug + Send {
-    /// Label of `baton_routing_decisions_total{policy}`.
-    fn name(&self) -> &'static str;
     /// `None` only when there is no candidate.
     fn rank(&mut self, pool: Pool, request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice>;
 }
 
-/// The policies by their configuration name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RoutingPolicy {
-    #[default]
-    LeastLoaded,
-    PrefixAware,
-    RoundRobin,
+/// Declares the policies: the type that ranks, and its name in the configuration.
+macro_rules! policies {
+    ($($policy:ident = $name:literal,)+) => {
+        /// The policies by their configuration name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum RoutingPolicy {
+            $(#[serde(rename = $name)] $policy,)+
+        }
+
+        impl RoutingPolicy {
+            pub const ALL: &[Self] = &[$(Self::$policy,)+];
+
+            pub fn build(self) -> Box<dyn Router> {
+                match self {
+                    $(Self::$policy => Box::new($policy::default()),)+
+                }
+            }
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$policy => $name,)+
+                }
+            }
+        }
+    };
+}
+
+policies! {
+    LeastLoaded = "least-loaded",
+    PrefixAware = "prefix-aware",
+    RoundRobin = "round-robin",
 }
 
 impl RoutingPolicy {
-    pub const ALL: [Self; 3] = [Self::LeastLoaded, Self::PrefixAware, Self::RoundRobin];
-
-    pub fn build(self) -> Box<dyn Router> {
-        match self {
-            RoutingPolicy::LeastLoaded => Box::new(LeastLoaded),
-            RoutingPolicy::PrefixAware => Box::new(PrefixAware),
-            RoutingPolicy::RoundRobin => Box::new(RoundRobin::default()),
-        }
-    }
-    pub fn name(self) -> &'static str {
-        match self {
-            RoutingPolicy::LeastLoaded => "least-loaded",
-            RoutingPolicy::PrefixAware => "prefix-aware",
-            RoutingPolicy::RoundRobin => "round-robin",
-        }
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|policy| policy.name() == name)
     }
 }
 
@@ -162,7 +169,7 @@ pub(crate) mod tests {
     fn every_policy_chooses_none_of_none_and_the_only_one_of_one() {
         for policy in RoutingPolicy::ALL {
             let mut router = policy.build();
-            assert_eq!(router.name(), policy.name());
+            assert_eq!(RoutingPolicy::by_name(policy.name()), Some(*policy));
             for pool in [Pool::Decode, Pool::Prefill] {
                 assert_eq!(router.rank(pool, &facts(), &[]), None);
                 let one = [candidate("a", 3, 3)];

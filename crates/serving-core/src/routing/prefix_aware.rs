@@ -38,10 +38,6 @@ fn reason(pool: Pool, candidates: &[Candidate], index: usize) -> Option<RouteRea
 }
 
 impl Router for PrefixAware {
-    fn name(&self) -> &'static str {
-        "prefix-aware"
-    }
-
     fn rank(&mut self, pool: Pool, request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
         let indices = 0..candidates.len();
         let index = match pool {

@@ -11,10 +11,6 @@ pub struct RoundRobin {
 }
 
 impl Router for RoundRobin {
-    fn name(&self) -> &'static str {
-        "round-robin"
-    }
-
     fn rank(&mut self, pool: Pool, _request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
         let last = match pool {
             Pool::Decode => &mut self.last_decode,
