@@ -1,6 +1,7 @@
 //! This coordinator in etcd: its own entry, the other entries, and the page about them. It never decides which node serves:
 //! nodes find this coordinator by its entry, and the status streams decide the rest.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use etcd_membership::{
     CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, NodeEntry, Registration, RegistrationConfig,
     RegistrationHealth, View,
 };
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::serve;
 use service_runtime::shutdown::Shutdown;
@@ -66,9 +67,10 @@ pub(crate) struct Facts<'a> {
 }
 
 /// The state of etcd now, for `/admin/cluster`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RegistryPage {
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// The address without its password; `None` when embedded.
     pub etcd: Option<String>,
     pub registered: bool,
@@ -84,7 +86,7 @@ pub struct RegistryPage {
 impl Default for RegistryPage {
     fn default() -> Self {
         Self {
-            kind: "embedded",
+            kind: "embedded".into(),
             etcd: None,
             registered: true,
             is_stale: false,
@@ -121,7 +123,7 @@ impl RegistryView {
             RegistrationHealth::Registered { .. } => nodes.trouble.as_ref().map(ToString::to_string),
         };
         RegistryPage {
-            kind: "etcd",
+            kind: "etcd".into(),
             etcd: Some(views.address.to_string()),
             registered: matches!(health, RegistrationHealth::Registered { .. }),
             is_stale: nodes.is_stale,

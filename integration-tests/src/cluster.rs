@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use cli::local_cluster::{LocalCluster, LocalClusterOptions, ProcessInfo};
-use cli::scrape::Scrape;
 use serde_json::Value;
 
 use crate::MODEL;
+use crate::scrape::Scrape;
 use crate::wait::wait_until;
 
 /// Longest single answer of any test: 64 tokens of the real model on one slow core, with room.

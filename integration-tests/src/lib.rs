@@ -13,11 +13,10 @@ pub mod fault_runs;
 pub mod footprint;
 pub mod goldens;
 pub mod otlp_collector;
+pub mod scrape;
 pub mod token_exact;
 pub mod wait;
 pub mod waterfall;
-
-pub use cli::scrape;
 
 /// 98 kB of public-domain English prose (`data/golden/README.md`): what prompts are cut from.
 pub const PROSE: &str = include_str!("../data/golden/ppl.txt");

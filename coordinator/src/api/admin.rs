@@ -1,6 +1,5 @@
 //! `/admin`: the remembered requests, the cluster and the service levels, as JSON. `docs/reference/records.md` is the reference.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +8,16 @@ use axum::extract::{FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 use serving_core::node::PairHealth;
 
 use super::AppState;
 use super::error::{ApiError, short};
 use crate::cluster_metrics::{ClusterSnapshot, NodeSnapshot};
 use crate::insight::Insight;
+use crate::records::pages::{
+    ClusterPage, CoordinatorPage, LaneBudget, NodeClock, NodePage, PairPage, ProfilePage, SloPage, StageBudget,
+    WaitingPage,
+};
 use crate::records::shape::{ClockShape, Detail, ms, now_unix_ms};
 use crate::records::{Listing, Page};
 use crate::request_handle::Readiness;
@@ -53,12 +55,12 @@ pub fn unknown_request(id: &str) -> ApiError {
     ApiError::not_found("request_not_found", message)
 }
 
-pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<Value> {
+pub async fn cluster(State(state): State<Arc<AppState>>) -> Json<ClusterPage> {
     Json(cluster_page(&state))
 }
 
 /// The page, which followers of the events get once a second as well.
-pub fn cluster_page(state: &AppState) -> Value {
+pub fn cluster_page(state: &AppState) -> ClusterPage {
     let insight = &state.insight;
     let snapshot = insight.cluster.as_ref().map(|view| view.snapshot()).unwrap_or_default();
     let (readiness, why, unsplit) = match state.submit.readiness() {
@@ -67,29 +69,31 @@ pub fn cluster_page(state: &AppState) -> Value {
         Readiness::Draining => ("draining", None, None),
     };
     let clocks = insight.clocks();
-    let nodes: Vec<Value> = snapshot.nodes.iter().map(|node| node_page(node, &clocks)).collect();
-    json!({
-        "coordinator": {
-            "name": insight.name,
-            "version": env!("CARGO_PKG_VERSION"),
-            "now_unix_ms": now_unix_ms(),
-            "uptime_s": state.started_at.elapsed().as_secs(),
-            "listen": insight.listen,
-            "control": insight.control,
-            "model": state.served_models.first(),
-            "readiness": readiness,
-            "not_ready_because": why,
-            "unsplit_because": unsplit,
-            "waiting": { "interactive": snapshot.waiting_interactive, "batch": snapshot.waiting_batch },
-            "unfinished": snapshot.unfinished,
+    ClusterPage {
+        coordinator: CoordinatorPage {
+            name: insight.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            now_unix_ms: now_unix_ms(),
+            uptime_s: state.started_at.elapsed().as_secs(),
+            listen: insight.listen.clone(),
+            control: insight.control.clone(),
+            model: state.served_models.first().cloned(),
+            readiness: readiness.into(),
+            not_ready_because: why.map(|why| why.to_string()),
+            unsplit_because: unsplit,
+            waiting: WaitingPage {
+                interactive: snapshot.waiting_interactive,
+                batch: snapshot.waiting_batch,
+            },
+            unfinished: snapshot.unfinished,
         },
-        "membership": insight.registry.page(),
-        "nodes": nodes,
-        "pairs": pairs_page(&snapshot, insight),
-    })
+        membership: insight.registry.page(),
+        nodes: snapshot.nodes.iter().map(|node| node_page(node, &clocks)).collect(),
+        pairs: pairs_page(&snapshot, insight),
+    }
 }
 
-fn node_page(node: &NodeSnapshot, clocks: &[ClockShape]) -> Value {
+fn node_page(node: &NodeSnapshot, clocks: &[ClockShape]) -> NodePage {
     let state = if node.is_suspected && !node.health.is_over() {
         "suspected"
     } else {
@@ -97,28 +101,31 @@ fn node_page(node: &NodeSnapshot, clocks: &[ClockShape]) -> Value {
     };
     let clock = clocks.iter().find(|clock| clock.node == node.name());
     let (record, status) = (&node.record, node.status());
-    json!({
-        "name": node.name(),
-        "epoch": node.epoch_hex(),
-        "role": record.assigned_role().name(),
-        "roles": record.roles.iter().map(|role| role.name()).collect::<Vec<_>>(),
-        "state": state,
-        "address": record.address,
-        "version": record.version,
-        "transports": record.transports,
-        "lease_left_ms": ms(node.lease_left),
-        "lease_age_ms": ms(node.lease_age),
-        "coordinators": node.last_status.as_ref().map_or(0, |status| status.coordinators),
-        "running": status.map_or(0, |status| status.running_sequences),
-        "waiting": status.map_or(0, |status| status.waiting_sequences),
-        "permits_available": node.permits_available,
-        "kv_blocks": status.map(|status| status.kv_blocks).unwrap_or_default(),
-        "block_tokens": record.capacity.block_tokens,
-        "clock": clock.map(|clock| json!({ "offset_ms": clock.offset_ms, "error_ms": clock.error_ms })),
-    })
+    NodePage {
+        name: node.name().to_owned(),
+        epoch: node.epoch_hex().to_string(),
+        role: record.assigned_role().name().into(),
+        roles: record.roles.iter().map(|role| role.name().into()).collect(),
+        state: state.into(),
+        address: record.address.clone(),
+        version: record.version.clone(),
+        transports: record.transports.clone(),
+        lease_left_ms: Some(ms(node.lease_left)),
+        lease_age_ms: Some(ms(node.lease_age)),
+        coordinators: node.last_status.as_ref().map_or(0, |status| status.coordinators),
+        running: Some(status.map_or(0, |status| status.running_sequences)),
+        waiting: Some(status.map_or(0, |status| status.waiting_sequences)),
+        permits_available: node.permits_available,
+        kv_blocks: status.map(|status| status.kv_blocks).unwrap_or_default(),
+        block_tokens: record.capacity.block_tokens,
+        clock: clock.map(|clock| NodeClock {
+            offset_ms: clock.offset_ms,
+            error_ms: clock.error_ms,
+        }),
+    }
 }
 
-fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<Value> {
+fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
     let totals = insight.records.pairs();
     let pairs = snapshot
         .nodes
@@ -130,45 +137,48 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<Value> {
             .get(&(prefill.to_owned(), decode.clone()))
             .copied()
             .unwrap_or_default();
-        json!({
-            "prefill": prefill,
-            "decode": decode,
-            "is_usable": pair.unusable_reason.is_none(),
-            "unusable_reason": pair.unusable_reason,
-            "kv_bytes_total": moved.kv_bytes,
-            "handoffs_total": moved.handoffs,
-        })
+        PairPage {
+            prefill: prefill.to_owned(),
+            decode,
+            is_usable: pair.unusable_reason.is_none(),
+            unusable_reason: pair.unusable_reason.clone(),
+            kv_bytes_total: moved.kv_bytes,
+            handoffs_total: moved.handoffs,
+        }
     };
     pairs.map(page).collect()
 }
 
-pub async fn slo(State(state): State<Arc<AppState>>) -> Json<Value> {
+pub async fn slo(State(state): State<Arc<AppState>>) -> Json<SloPage> {
     state.insight.records.closing.settled().await;
     let counted = state.insight.slo.report(Instant::now());
     let lanes = |profile: &SloProfile| {
         let of_profile = counted.iter().filter(|((name, _), _, _)| *name == profile.name);
-        let lane = of_profile.map(|((_, lane), counts, burn)| {
-            let breaches: BTreeMap<&str, u64> = Breach::ALL
+        let lane = of_profile.map(|((_, lane), counts, burn)| LaneBudget {
+            lane: (*lane).into(),
+            total: counts.total,
+            good: counts.good,
+            breaches: Breach::ALL
                 .into_iter()
-                .map(|breach| (breach.name(), counts.breaches.get(&breach).copied().unwrap_or(0)))
-                .collect();
-            json!({
-                "lane": lane, "total": counts.total, "good": counts.good, "breaches": breaches,
-                "burn_5m": burn.over_5m, "burn_1h": burn.over_1h, "budget_left": counts.budget_left(),
-            })
+                .map(|breach| (breach.name().into(), counts.breaches.get(&breach).copied().unwrap_or(0)))
+                .collect(),
+            burn_5m: burn.over_5m,
+            burn_1h: burn.over_1h,
+            budget_left: counts.budget_left(),
         });
-        lane.collect::<Vec<_>>()
+        lane.collect()
     };
-    let profiles: Vec<Value> = PROFILES
-        .iter()
-        .map(|profile| {
-            json!({
-                "name": profile.name, "ttft_ms_max": ms(profile.ttft_max), "itl_ms_max": ms(profile.itl_max),
-                "lanes": lanes(profile),
-            })
-        })
-        .collect();
-    Json(json!({ "objective": OBJECTIVE, "profiles": profiles, "stages": stage_budgets(&state.insight) }))
+    let profile = |profile: &SloProfile| ProfilePage {
+        name: profile.name.into(),
+        ttft_ms_max: Some(ms(profile.ttft_max)),
+        itl_ms_max: Some(ms(profile.itl_max)),
+        lanes: lanes(profile),
+    };
+    Json(SloPage {
+        objective: Some(OBJECTIVE),
+        profiles: PROFILES.iter().map(profile).collect(),
+        stages: stage_budgets(&state.insight),
+    })
 }
 
 /// How a TTFT budget of 400 ms is split, in ms: network 20, queue 50, prefill 280, tokenise 10, gateway 15. The last 25 ms
@@ -184,32 +194,38 @@ const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
 const BUDGET_SAMPLE: usize = 1_000;
 
 /// The parts of the budget against their 99th percentiles over the last requests, scaled to each request's own limit.
-fn stage_budgets(insight: &Insight) -> Vec<Value> {
+fn stage_budgets(insight: &Insight) -> Vec<StageBudget> {
     let ended = insight.records.last_ended(BUDGET_SAMPLE);
     let limit = |name: &str| SloProfile::by_name(name).map_or(Duration::from_millis(400), |profile| profile.ttft_max);
     let largest = ended
         .iter()
-        .map(|detail| limit(detail.summary.slo))
+        .map(|detail| limit(&detail.summary.slo))
         .min()
         .unwrap_or(Duration::from_millis(400));
     let scale = ms(largest) / 400.0;
-    let part = |(name, budget, stages): &(&str, f64, &[&str])| {
+    let part = |(name, budget, stages): &(&'static str, f64, &'static [&'static str])| {
         let sum = |detail: &Detail| {
             let before = detail
                 .stages
                 .iter()
-                .filter(|stage| stage.phase == "ttft" && stages.contains(&stage.stage));
+                .filter(|stage| stage.phase == "ttft" && stages.contains(&&*stage.stage));
             before.map(|stage| stage.ms).sum::<f64>()
         };
         let mut sums: Vec<f64> = ended
             .iter()
-            .filter(|detail| detail.summary.outcome == Some("ok") && detail.summary.ttft_ms.is_some())
+            .filter(|detail| detail.summary.outcome.as_deref() == Some("ok") && detail.summary.ttft_ms.is_some())
             .map(|detail| sum(detail))
             .collect();
         sums.sort_by(f64::total_cmp);
         let rank = (sums.len() as f64 * 0.99).ceil() as usize;
         let p99 = rank.checked_sub(1).and_then(|rank| sums.get(rank));
-        json!({ "stage": name, "of": stages, "budget_ms": budget * scale, "p99_ms": p99, "count": sums.len() })
+        StageBudget {
+            stage: (*name).into(),
+            of: stages.iter().map(|stage| (*stage).into()).collect(),
+            budget_ms: Some(budget * scale),
+            p99_ms: p99.copied(),
+            count: sums.len(),
+        }
     };
     BUDGET_OF_400_MS.iter().map(part).collect()
 }

@@ -40,8 +40,7 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
 pub async fn version() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
-        // Release builds set it. A build from a checkout answers `unknown`.
-        "git": option_env!("BATON_GIT_SHA").unwrap_or("unknown"),
+        "git": crate::BUILD_COMMIT.unwrap_or("unknown"),
         "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
         "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
         "features": Vec::<&str>::new(),

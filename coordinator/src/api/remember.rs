@@ -67,7 +67,7 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
     });
     let mut summary = summary(known, g, end);
     summary.stall_count = stalls.len();
-    summary.breached = breaches.iter().flatten().map(|breach| breach.name()).collect();
+    summary.breached = breaches.iter().flatten().map(|breach| breach.name().into()).collect();
     if end.is_some() {
         summary.slow_because = slow_because(&summary, &stages, &stalls);
     }
@@ -114,12 +114,12 @@ fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
         response_id: g.response_id.clone(),
         // A clock that is set meanwhile moves the start, never a duration.
         received_unix_ms: now_unix_ms() - ms(known.received_at.elapsed()),
-        endpoint: g.endpoint,
+        endpoint: g.endpoint.into(),
         model: g.model.clone(),
-        lane: g.lane.name(),
+        lane: g.lane.name().into(),
         is_streaming: g.is_streaming,
         state,
-        outcome: end.map(|end| end.outcome),
+        outcome: end.map(|end| end.outcome.into()),
         status: end.map(|end| end.status),
         error,
         serving: Serving::of(placement, &g.summary, (g.prompt_tokens, output_tokens)),
@@ -133,7 +133,7 @@ fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
         unattributed_ms: g.unattributed_ms(),
         last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
-        slo: g.slo.name,
+        slo: g.slo.name.into(),
         breached: Vec::new(),
         slow_because: None,
     }
@@ -145,7 +145,7 @@ fn stall_shape(received_at: Instant, stall: &Stall) -> StallShape {
         token: stall.token,
         at_ms: ms(stall.ended_at.saturating_duration_since(received_at)),
         gap_ms: ms(stall.gap),
-        cause: stall.cause.name(),
+        cause: stall.cause.name().into(),
         words: stall.words.clone(),
     }
 }

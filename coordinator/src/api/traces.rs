@@ -10,14 +10,14 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use opentelemetry::trace::TraceId;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use service_runtime::spans;
 use service_runtime::spans::otlp::{EventView, SpanView, Spans};
 
 use super::AppState;
 use super::admin::{Asked, unknown_request};
 use super::error::ApiError;
-use crate::records::shape::Detail;
+use crate::records::shape::{Detail, NotAsked, SpanEvent, SpanShape, Waterfall};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -28,7 +28,7 @@ pub struct TraceQuery {
 /// All spans that could be read, and the processes that could not be asked.
 struct Gathered {
     spans: Spans,
-    not_asked: Vec<Value>,
+    not_asked: Vec<NotAsked>,
 }
 
 pub async fn trace(
@@ -45,7 +45,7 @@ pub async fn trace(
         return Err(unknown_request(&id));
     }
     Ok(match query.view.as_deref() {
-        Some("waterfall") => Json(waterfall(&state, trace, &gathered, record.as_deref())).into_response(),
+        Some("waterfall") => Json(waterfall(&state, trace, gathered, record.as_deref())).into_response(),
         _ => Json(gathered.spans).into_response(),
     })
 }
@@ -63,9 +63,12 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
     let is_here = |name: &str| nodes.iter().any(|(node, _)| node == name);
     let took_part = record.map(took_part).unwrap_or_default();
     let gone = took_part.into_iter().filter(|name| !is_here(name));
-    let mut not_asked: Vec<Value> = gone
-        .map(|node| json!({ "node": node, "why": "it is no member any more, and its spans went with it" }))
-        .collect();
+    let not_asked = |node: &str, why: String| NotAsked {
+        node: node.to_owned(),
+        why,
+    };
+    let went = "it is no member any more, and its spans went with it";
+    let mut missing: Vec<NotAsked> = gone.map(|node| not_asked(node, went.to_owned())).collect();
     let mut answers: FuturesUnordered<_> = nodes
         .into_iter()
         .map(|(node, address)| async move {
@@ -76,17 +79,20 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
     while let Some((node, answer)) = answers.next().await {
         match answer {
             Ok(spans) => all.append(spans),
-            Err(why) => not_asked.push(json!({ "node": node, "why": why })),
+            Err(why) => missing.push(not_asked(&node, why)),
         }
     }
-    Gathered { spans: all, not_asked }
+    Gathered {
+        spans: all,
+        not_asked: missing,
+    }
 }
 
 fn spans_of(answer: &[u8]) -> Result<Spans, String> {
     serde_json::from_slice(answer).map_err(|error| format!("what it answered is not OTLP: {error}"))
 }
 
-fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Option<&Detail>) -> Value {
+fn waterfall(state: &AppState, trace: TraceId, gathered: Gathered, record: Option<&Detail>) -> Waterfall {
     let spans = gathered.spans.views();
     let first = spans.iter().map(|span| span.start_unix_ns).min().unwrap_or(0);
     let base = record.map_or(first, |record| (record.summary.received_unix_ms * 1e6) as u64);
@@ -102,15 +108,15 @@ fn waterfall(state: &AppState, trace: TraceId, gathered: &Gathered, record: Opti
         .iter()
         .filter(|(span, depth)| *depth == 0 && !is_root(span))
         .count();
-    let drawn: Vec<Value> = order.iter().map(|(span, depth)| shape(span, *depth, base)).collect();
-    json!({
-        "trace_id": trace.to_string(),
-        "request": record,
-        "spans": drawn,
-        "clocks": record.map_or_else(|| state.insight.clocks(), |record| record.clocks.clone()),
-        "not_asked": gathered.not_asked,
-        "orphan_count": orphan_count,
-    })
+    let drawn = order.iter().map(|(span, depth)| shape(span, *depth, base)).collect();
+    Waterfall {
+        trace_id: trace.to_string(),
+        request: record.cloned(),
+        spans: drawn,
+        clocks: record.map_or_else(|| state.insight.clocks(), |record| record.clocks.clone()),
+        not_asked: gathered.not_asked,
+        orphan_count,
+    }
 }
 
 /// Leaves out whole trees whose top is not wanted.
@@ -152,24 +158,31 @@ fn drawing_order(spans: &[SpanView]) -> Vec<(&SpanView, usize)> {
     order
 }
 
-fn shape(span: &SpanView, depth: usize, base: u64) -> Value {
+fn shape(span: &SpanView, depth: usize, base: u64) -> SpanShape {
     let at = |unix_ns: u64| ((unix_ns as f64 - base as f64) / 1e3).round() / 1e3;
-    let event = |event: &EventView| json!({ "name": event.name, "at_ms": at(event.at_unix_ns), "attributes": event.attributes });
-    json!({
-        "span_id": span.span_id,
-        "parent_span_id": span.parent_id.as_deref().filter(|_| depth > 0),
-        "name": span.name,
-        "kind": span.kind,
-        "service": span.service,
-        "process": span.process,
-        "depth": depth,
-        "start_ms": at(span.start_unix_ns),
-        "end_ms": at(span.end_unix_ns),
-        "attributes": span.attributes,
-        "events": span.events.iter().map(event).collect::<Vec<_>>(),
-        "links": span.links,
-        "error": span.error.as_deref().map(|error| if error.is_empty() { "error" } else { error }),
-    })
+    let event = |event: &EventView| SpanEvent {
+        name: event.name.clone(),
+        at_ms: at(event.at_unix_ns),
+        attributes: event.attributes.clone(),
+    };
+    SpanShape {
+        span_id: span.span_id.clone(),
+        parent_span_id: span.parent_id.clone().filter(|_| depth > 0),
+        name: span.name.clone(),
+        kind: span.kind.into(),
+        service: span.service.clone(),
+        process: span.process.clone(),
+        depth,
+        start_ms: at(span.start_unix_ns),
+        end_ms: at(span.end_unix_ns),
+        attributes: span.attributes.clone(),
+        events: span.events.iter().map(event).collect(),
+        links: span.links.clone(),
+        error: span
+            .error
+            .as_deref()
+            .map(|error| if error.is_empty() { "error" } else { error }.to_owned()),
+    }
 }
 
 #[cfg(test)]

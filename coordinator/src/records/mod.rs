@@ -4,6 +4,7 @@
 //! nothing is copied per token. A follower of the events that does not keep up is told how many it has missed.
 
 pub(crate) mod closing;
+pub mod pages;
 pub(crate) mod prompts;
 pub mod shape;
 pub(crate) mod stalls;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use closing::ClosingRecords;
@@ -83,7 +84,7 @@ impl Default for RecordStore {
 
 /// The records that a reader wants, as a query string has them. All conditions that are set must hold; an empty text sets
 /// none.
-#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Listing {
     /// At most as many; `None` lists a hundred.
@@ -110,8 +111,8 @@ const LIMIT_MAX: usize = 1_000;
 impl Listing {
     pub fn admits(&self, s: &Summary) -> bool {
         let is = |wanted: &str, got: &[Option<&str>]| wanted.is_empty() || got.contains(&Some(wanted));
-        is(&self.outcome, &[s.outcome])
-            && is(&self.lane, &[Some(s.lane)])
+        is(&self.outcome, &[s.outcome.as_deref()])
+            && is(&self.lane, &[Some(&s.lane)])
             && is(&self.model, &[s.model.as_deref()])
             && is(
                 &self.node,
@@ -127,7 +128,8 @@ impl Listing {
 }
 
 /// One page of the list.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Page {
     pub records: Vec<Summary>,
     /// Where the next page begins, if there is one.

@@ -1,8 +1,11 @@
-//! The JSON of a record. `docs/reference/records.md` is its reference.
+//! The JSON of a record, for the coordinator that writes it and the client that reads it. `docs/reference/records.md` is its
+//! reference. A reader takes a missing member for its default, because the server may be of another version.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use serving_core::ids::NodeName;
 use serving_core::stage::{Stage, StageTimings};
 
@@ -20,9 +23,10 @@ pub(crate) fn now_unix_ms() -> f64 {
 }
 
 /// Where a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordState {
+    #[default]
     Received,
     Queued,
     Placed,
@@ -30,8 +34,21 @@ pub enum RecordState {
     Ended,
 }
 
+impl RecordState {
+    pub fn name(self) -> &'static str {
+        match self {
+            RecordState::Received => "received",
+            RecordState::Queued => "queued",
+            RecordState::Placed => "placed",
+            RecordState::Streaming => "streaming",
+            RecordState::Ended => "ended",
+        }
+    }
+}
+
 /// Where and how a prompt was served. Records and answers show it alike.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Serving {
     pub prompt_tokens: u32,
     pub output_tokens: u32,
@@ -40,7 +57,7 @@ pub struct Serving {
     pub decode_node: Option<String>,
     pub route_reason: Option<String>,
     /// Why the decode node computed the prompt itself: short, cached, no_prefill_node, transfer_failed, co_located.
-    pub local_prefill: Option<&'static str>,
+    pub local_prefill: Option<Cow<'static, str>>,
     pub attempts: u32,
     pub preemptions: u32,
     pub transport: Option<String>,
@@ -59,7 +76,9 @@ impl Serving {
             prefill_node: placement.and_then(|p| node(&p.prefill_node)),
             decode_node: placement.and_then(|p| node(&p.decode_node)),
             route_reason: placement.map(|p| p.route_reason.clone()),
-            local_prefill: placement.and_then(|p| p.local_prefill).map(|reason| reason.name()),
+            local_prefill: placement
+                .and_then(|p| p.local_prefill)
+                .map(|reason| reason.name().into()),
             attempts: summary.attempts,
             preemptions: summary.preemptions,
             transport: summary.transport.clone(),
@@ -86,19 +105,20 @@ impl Serving {
 }
 
 /// One line of the list.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     pub seq: u64,
     pub id: String,
     pub trace_id: String,
     pub response_id: Option<String>,
     pub received_unix_ms: f64,
-    pub endpoint: &'static str,
+    pub endpoint: Cow<'static, str>,
     pub model: Option<String>,
-    pub lane: &'static str,
+    pub lane: Cow<'static, str>,
     pub is_streaming: bool,
     pub state: RecordState,
-    pub outcome: Option<&'static str>,
+    pub outcome: Option<Cow<'static, str>>,
     pub status: Option<u16>,
     pub error: Option<String>,
     #[serde(flatten)]
@@ -113,32 +133,35 @@ pub struct Summary {
     pub unattributed_ms: Option<f64>,
     pub last_token_to_end_ms: Option<f64>,
     pub stall_count: usize,
-    pub slo: &'static str,
-    pub breached: Vec<&'static str>,
+    pub slo: Cow<'static, str>,
+    pub breached: Vec<Cow<'static, str>>,
     pub slow_because: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StageShape {
-    pub stage: &'static str,
-    pub phase: &'static str,
+    pub stage: Cow<'static, str>,
+    pub phase: Cow<'static, str>,
     pub ms: f64,
     /// The process that measured the stage.
     pub process: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StallShape {
     pub choice: u32,
     pub token: u32,
     pub at_ms: f64,
     pub gap_ms: f64,
-    pub cause: &'static str,
+    pub cause: Cow<'static, str>,
     pub words: String,
 }
 
 /// How far a node's clock was off when the request ended.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClockShape {
     pub node: String,
     /// The coordinator's wall clock less the node's.
@@ -147,7 +170,8 @@ pub struct ClockShape {
 }
 
 /// The JSON of one prompt: `docs/reference/records.md`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PromptShape {
     pub choices: Vec<u32>,
     #[serde(flatten)]
@@ -156,7 +180,8 @@ pub struct PromptShape {
 }
 
 /// The whole record.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Detail {
     #[serde(flatten)]
     pub summary: Summary,
@@ -166,6 +191,52 @@ pub struct Detail {
     /// Empty for one prompt, because the fields above describe it.
     pub prompts: Vec<PromptShape>,
     pub clocks: Vec<ClockShape>,
+}
+
+/// A trace, ready to draw: `/admin/traces/{id}?view=waterfall`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waterfall {
+    pub trace_id: String,
+    pub request: Option<Detail>,
+    pub spans: Vec<SpanShape>,
+    pub clocks: Vec<ClockShape>,
+    pub not_asked: Vec<NotAsked>,
+    pub orphan_count: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SpanShape {
+    pub span_id: String,
+    pub parent_span_id: Option<String>,
+    pub name: String,
+    pub kind: Cow<'static, str>,
+    pub service: String,
+    pub process: String,
+    pub depth: usize,
+    pub start_ms: f64,
+    pub end_ms: f64,
+    pub attributes: Map<String, Value>,
+    pub events: Vec<SpanEvent>,
+    pub links: Vec<String>,
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SpanEvent {
+    pub name: String,
+    pub at_ms: f64,
+    pub attributes: Map<String, Value>,
+}
+
+/// A process whose spans are missing.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NotAsked {
+    pub node: String,
+    pub why: String,
 }
 
 impl StageShape {
@@ -218,8 +289,8 @@ impl Detail {
 /// The stages in the order in which a request goes through them.
 pub(crate) fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&str>)) -> Vec<StageShape> {
     let shape = |(stage, took): &(Stage, Duration)| StageShape {
-        stage: stage.name(),
-        phase: stage.phase(),
+        stage: stage.name().into(),
+        phase: stage.phase().into(),
         ms: ms(*took),
         process: process_of(*stage, nodes),
     };
@@ -242,7 +313,7 @@ fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<Strin
 
 /// The stage that took longest, in words, for a reader who asks why the request was slow.
 pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Option<String> {
-    if let (Some(outcome), Some(error)) = (s.outcome, &s.error) {
+    if let (Some(outcome), Some(error)) = (&s.outcome, &s.error) {
         return Some(format!("it failed ({outcome}): {error}"));
     }
     let ttft = s.ttft_ms?;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
@@ -119,8 +119,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Version(args) => crate::version::run(&args),
-        Command::Completions(args) => crate::completions::run(&args),
-        Command::Man(args) => crate::man::run(&args),
+        Command::Completions(args) => crate::completions::run(&args, Cli::command()),
+        Command::Man(args) => crate::man::run(&args, Cli::command()),
     };
     crate::exit::report(outcome)
 }
@@ -128,7 +128,6 @@ pub fn run(cli: Cli) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -2,10 +2,9 @@
 
 use std::io::Write;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::args::Cli;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
@@ -14,9 +13,10 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-pub fn run(args: &CompletionsArgs) -> anyhow::Result<Exit> {
+/// `command` is the whole command line of `baton`.
+pub fn run(args: &CompletionsArgs, mut command: Command) -> anyhow::Result<Exit> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "baton", &mut script);
+    clap_complete::generate(args.shell, &mut command, "baton", &mut script);
     std::io::stdout().lock().write_all(&script)?;
     Ok(Exit::Ok)
 }
@@ -24,6 +24,8 @@ pub fn run(args: &CompletionsArgs) -> anyhow::Result<Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
 
     #[test]
     fn every_shell_gets_a_script_that_names_the_binary() {

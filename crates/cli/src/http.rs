@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::Value;
 
 use crate::exit::{Exit, ExitError};
@@ -65,4 +65,14 @@ pub async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Res
             text.chars().take(ERROR_TEXT_CHARS_MAX).collect::<String>()
         ),
     }
+}
+
+/// The first model of an answer of `/v1/models`.
+///
+/// # Errors
+/// The status is not a success, or there is no model.
+pub(crate) async fn first_model(listed: reqwest::Response, url: &str) -> anyhow::Result<String> {
+    let listed: Value = checked(listed).await?.json().await.context("/v1/models is not JSON")?;
+    let first = listed["data"][0]["id"].as_str();
+    Ok(first.with_context(|| format!("{url} lists no model"))?.to_owned())
 }

@@ -14,7 +14,6 @@ pub mod man;
 pub mod model;
 pub mod observe;
 pub mod operate;
-pub mod scrape;
 pub mod serve;
 pub mod sse;
 pub mod terminal;

@@ -20,7 +20,7 @@ pub struct VersionArgs {
 struct VersionReport {
     name: &'static str,
     version: &'static str,
-    /// Set at build time by a packager (`BATON_BUILD_COMMIT`); null for a local build.
+    /// Null for a local build.
     commit: Option<&'static str>,
     architecture: &'static str,
     os: &'static str,
@@ -30,7 +30,7 @@ pub fn run(args: &VersionArgs) -> anyhow::Result<Exit> {
     let report = VersionReport {
         name: "baton",
         version: VERSION,
-        commit: option_env!("BATON_BUILD_COMMIT"),
+        commit: coordinator::BUILD_COMMIT,
         architecture: std::env::consts::ARCH,
         os: std::env::consts::OS,
     };

@@ -111,6 +111,7 @@ impl NodeRecord {
 
 /// Blocks by state; the sum is the pool's size after every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct KvBlockCounts {
     pub free: u32,
     pub active: u32,

@@ -83,11 +83,7 @@ impl ChatClient {
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {
             Some(model) => model,
-            None => {
-                let listed: Value = checked(listed).await?.json().await.context("/v1/models is not JSON")?;
-                let first = listed["data"][0]["id"].as_str();
-                first.with_context(|| format!("{url} lists no model"))?.to_owned()
-            }
+            None => http::first_model(listed, &url).await?,
         };
         Ok(Self { http, url, model })
     }

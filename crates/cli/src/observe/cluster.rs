@@ -1,117 +1,48 @@
-//! The page `/admin/cluster` (docs/reference/records.md). Every member may be absent.
+//! What the page `/admin/cluster` (docs/reference/records.md) says, in words and figures.
 
-use std::collections::BTreeMap;
+use coordinator::records::pages::{CoordinatorPage, NodePage};
+use coordinator::registry::RegistryPage;
 
-use serde::Deserialize;
-
-use super::records::Clock;
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Cluster {
-    pub coordinator: Coordinator,
-    pub membership: Membership,
-    pub nodes: Vec<Node>,
-    pub pairs: Vec<Pair>,
+pub fn is_ready(coordinator: &CoordinatorPage) -> bool {
+    coordinator.readiness == "ready"
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Coordinator {
-    pub version: String,
-    pub uptime_s: f64,
-    /// The address where nodes join.
-    pub control: String,
-    pub model: String,
-    pub readiness: String,
-    pub not_ready_because: Option<String>,
-    /// Set for a ready cluster: why decode nodes compute the prompts although they are not co-located.
-    pub unsplit_because: Option<String>,
-    /// Waiting requests by lane.
-    pub waiting: BTreeMap<String, u64>,
-    pub unfinished: u64,
+/// `batch 2, interactive 0`.
+pub fn waiting_words(coordinator: &CoordinatorPage) -> String {
+    let waiting = &coordinator.waiting;
+    format!("batch {}, interactive {}", waiting.batch, waiting.interactive)
 }
 
-impl Coordinator {
-    pub fn is_ready(&self) -> bool {
-        self.readiness == "ready"
-    }
-
-    /// `interactive 0, batch 2`.
-    pub fn waiting_words(&self) -> String {
-        let lanes: Vec<String> = self.waiting.iter().map(|(lane, n)| format!("{lane} {n}")).collect();
-        if lanes.is_empty() {
-            "not known".to_owned()
+/// `None` with embedded membership: there is nothing to say.
+pub fn membership_words(membership: &RegistryPage) -> Option<String> {
+    let etcd = membership.etcd.as_deref()?;
+    let own = if membership.registered {
+        "registered"
+    } else {
+        "NOT registered"
+    };
+    let view = if membership.is_stale {
+        "; etcd is away, serving on the last view of it"
+    } else {
+        ""
+    };
+    let why = membership
+        .trouble
+        .as_deref()
+        .map(|why| format!(": {why}"))
+        .unwrap_or_default();
+    let names = |names: &[String]| {
+        if names.is_empty() {
+            "none".to_owned()
         } else {
-            lanes.join(", ")
+            names.join(", ")
         }
-    }
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Membership {
-    /// `embedded` or `etcd`. Empty from a server that does not say.
-    pub kind: String,
-    pub etcd: Option<String>,
-    pub registered: bool,
-    pub is_stale: bool,
-    pub nodes: Vec<String>,
-    pub coordinators: Vec<String>,
-    pub trouble: Option<String>,
-}
-
-impl Membership {
-    /// `None` with embedded membership: there is nothing to say.
-    pub fn words(&self) -> Option<String> {
-        let etcd = self.etcd.as_deref()?;
-        let own = if self.registered {
-            "registered"
-        } else {
-            "NOT registered"
-        };
-        let view = if self.is_stale {
-            "; etcd is away, serving on the last view of it"
-        } else {
-            ""
-        };
-        let why = self
-            .trouble
-            .as_deref()
-            .map(|why| format!(": {why}"))
-            .unwrap_or_default();
-        let names = |names: &[String]| {
-            if names.is_empty() {
-                "none".to_owned()
-            } else {
-                names.join(", ")
-            }
-        };
-        Some(format!(
-            "membership {etcd}: {own}{view}{why}; coordinators {}; nodes {}",
-            names(&self.coordinators),
-            names(&self.nodes)
-        ))
-    }
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Node {
-    pub name: String,
-    pub epoch: String,
-    pub role: String,
-    pub state: String,
-    pub address: String,
-    pub version: String,
-    pub transports: Vec<String>,
-    pub lease_left_ms: Option<f64>,
-    pub lease_age_ms: Option<f64>,
-    pub running: Option<u64>,
-    pub waiting: Option<u64>,
-    pub kv_blocks: BTreeMap<String, u64>,
-    pub block_tokens: Option<u64>,
-    pub clock: Option<Clock>,
+    };
+    Some(format!(
+        "membership {etcd}: {own}{view}{why}; coordinators {}; nodes {}",
+        names(&membership.coordinators),
+        names(&membership.nodes)
+    ))
 }
 
 /// Block counts of one node.
@@ -130,29 +61,14 @@ impl KvUse {
     }
 }
 
-impl Node {
-    /// `None` when the node has not reported it.
-    pub fn kv_use(&self) -> Option<KvUse> {
-        let sum = |of: &dyn Fn(&str) -> bool| {
-            let counts = self.kv_blocks.iter().filter(|(state, _)| of(state));
-            counts.fold(0_u64, |sum, (_, count)| sum.saturating_add(*count))
-        };
-        let total = sum(&|_| true);
-        let cached = sum(&|state| state == "cached");
-        let used = sum(&|state| state != "cached" && state != "free");
-        (total > 0).then_some(KvUse { used, cached, total })
-    }
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Pair {
-    pub prefill: String,
-    pub decode: String,
-    pub is_usable: bool,
-    pub unusable_reason: Option<String>,
-    pub kv_bytes_total: u64,
-    pub handoffs_total: u64,
+/// `None` when the node has not reported it.
+pub fn kv_use(node: &NodePage) -> Option<KvUse> {
+    let blocks = node.kv_blocks;
+    // The counts come from outside, and the sum of six of them may be more than 32 bits hold.
+    let total = blocks.by_state().iter().map(|(_, count)| u64::from(*count)).sum();
+    let cached = u64::from(blocks.cached);
+    let used = total - cached - u64::from(blocks.free);
+    (total > 0).then_some(KvUse { used, cached, total })
 }
 
 #[cfg(test)]
@@ -161,18 +77,18 @@ mod tests {
 
     #[test]
     fn cached_and_free_blocks_are_not_in_use() {
-        let node: Node = serde_json::from_value(serde_json::json!({
+        let node: NodePage = serde_json::from_value(serde_json::json!({
             "kv_blocks": {"free": 1400, "active": 20, "cached": 30, "reserved": 1, "in_transfer": 2, "quarantined": 3}
         }))
         .expect("fits");
         assert_eq!(
-            node.kv_use(),
+            kv_use(&node),
             Some(KvUse {
                 used: 26,
                 cached: 30,
                 total: 1456
             })
         );
-        assert_eq!(Node::default().kv_use(), None);
+        assert_eq!(kv_use(&NodePage::default()), None);
     }
 }

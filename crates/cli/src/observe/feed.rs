@@ -5,13 +5,14 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use coordinator::records::pages::ClusterPage;
+use coordinator::records::shape::Summary;
 use futures::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::client::AdminClient;
-use super::cluster::Cluster;
-use super::records::{self, Summary};
+use super::records;
 use crate::exit::{Exit, WithExit};
 use crate::sse::{SseEvent, SseReader};
 
@@ -44,7 +45,7 @@ impl BackOff {
 pub enum News {
     /// The record, parsed and as it came.
     Request(Box<Summary>, Value),
-    Cluster(Box<Cluster>),
+    Cluster(Box<ClusterPage>),
     /// The server dropped this many events because this reader did not keep up.
     Missed(u64),
     /// An event that does not follow the contract.

@@ -1,9 +1,10 @@
 //! `baton nodes`: one row for each node, with its load and its own reports.
 
 use clap::Args;
+use coordinator::records::pages::{ClusterPage, NodePage};
 
 use super::client::{AdminClient, parse};
-use super::cluster::{Cluster, Node};
+use super::cluster;
 use super::look::Look;
 use super::table::{Cell, Table};
 use super::{Output, OutputArgs, UrlArgs, json, print};
@@ -41,7 +42,7 @@ async fn nodes(args: &NodesArgs, mut show: impl FnMut(&str) -> anyhow::Result<()
         show(&json(&nodes)?)?;
         return Ok(Exit::Ok);
     }
-    let cluster: Cluster = parse(&path, &page)?;
+    let cluster: ClusterPage = parse(&path, &page)?;
     if cluster.nodes.is_empty() {
         say!("no node has joined {}; `baton status` says what to do", client.base());
         return Ok(Exit::Ok);
@@ -50,7 +51,7 @@ async fn nodes(args: &NodesArgs, mut show: impl FnMut(&str) -> anyhow::Result<()
     Ok(Exit::Ok)
 }
 
-fn render(cluster: &Cluster, look: Look) -> String {
+fn render(cluster: &ClusterPage, look: Look) -> String {
     let mut table = Table::new(&[
         "name",
         "role",
@@ -72,7 +73,7 @@ fn render(cluster: &Cluster, look: Look) -> String {
             .as_ref()
             .map(|clock| format!("{:+.2} ±{:.2}", clock.offset_ms, clock.error_ms));
         let kv = Cell::new(kv_use(node));
-        let is_high = node.kv_use().is_some_and(|kv| kv.fraction() >= KV_HIGH);
+        let is_high = cluster::kv_use(node).is_some_and(|kv| kv.fraction() >= KV_HIGH);
         table.row(vec![
             Cell::new(&node.name).paint(Paint::Bold),
             Cell::new(&node.role),
@@ -91,8 +92,8 @@ fn render(cluster: &Cluster, look: Look) -> String {
     table.render(look.terminal)
 }
 
-pub(super) fn state(node: &Node) -> Cell {
-    let paint = match node.state.as_str() {
+pub(super) fn state(node: &NodePage) -> Cell {
+    let paint = match &*node.state {
         "ready" => Paint::Good,
         "joining" | "draining" | "left" => Paint::Warn,
         _ => Paint::Bad,
@@ -101,7 +102,7 @@ pub(super) fn state(node: &Node) -> Cell {
 }
 
 /// `3 running, 1 waiting`.
-pub(crate) fn load(node: &Node) -> String {
+pub(crate) fn load(node: &NodePage) -> String {
     match (node.running, node.waiting) {
         (None, None) => "-".to_owned(),
         (running, waiting) => format!(
@@ -113,8 +114,8 @@ pub(crate) fn load(node: &Node) -> String {
 }
 
 /// `26/1456 blocks (2%), 30 cached`.
-pub(super) fn kv_use(node: &Node) -> String {
-    node.kv_use().map_or_else(
+pub(super) fn kv_use(node: &NodePage) -> String {
+    cluster::kv_use(node).map_or_else(
         || "-".to_owned(),
         |kv| {
             let percent = kv.fraction() * 100.0;
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn every_node_is_a_row_under_its_headings() {
-        let cluster: Cluster = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let cluster: ClusterPage = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
         let text = render(&cluster, Look::plain(100));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 1 + cluster.nodes.len(), "{text}");

@@ -1,10 +1,8 @@
 //! `baton slo`: how much of the error budget is left, how fast it burns, and which stage takes more than its share.
 
-use std::collections::BTreeMap;
-
 use anyhow::bail;
 use clap::Args;
-use serde::Deserialize;
+use coordinator::records::pages::{LaneBudget, SloPage, StageBudget};
 
 use super::client::{AdminClient, parse};
 use super::format::{clean, ms, ms_or_dash};
@@ -21,7 +19,7 @@ Examples:
   baton slo || echo 'stop the rollout'  exit status 3 when a budget is spent";
 
 /// A percentile of fewer requests says little.
-const SAMPLES_MIN: u64 = 100;
+const SAMPLES_MIN: usize = 100;
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -38,58 +36,15 @@ pub struct SloArgs {
     pub output: OutputArgs,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SloPage {
-    objective: Option<f64>,
-    profiles: Vec<Profile>,
-    stages: Vec<StageBudget>,
+fn is_spent(lane: &LaneBudget) -> bool {
+    lane.budget_left.is_some_and(|left| left <= 0.0)
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Profile {
-    name: String,
-    ttft_ms_max: Option<f64>,
-    itl_ms_max: Option<f64>,
-    lanes: Vec<LaneBudget>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct LaneBudget {
-    lane: String,
-    total: u64,
-    good: u64,
-    breaches: BTreeMap<String, u64>,
-    burn_5m: Option<f64>,
-    burn_1h: Option<f64>,
-    /// 1 is the whole budget, 0 and below means spent. `None` before the first request.
-    budget_left: Option<f64>,
-}
-
-impl LaneBudget {
-    fn is_spent(&self) -> bool {
-        self.budget_left.is_some_and(|left| left <= 0.0)
-    }
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct StageBudget {
-    stage: String,
-    budget_ms: Option<f64>,
-    p99_ms: Option<f64>,
-    count: u64,
-}
-
-impl StageBudget {
-    /// The part of the budget that is used. More than 1 is over the budget.
-    fn used(&self) -> Option<f64> {
-        match (self.p99_ms, self.budget_ms) {
-            (Some(p99), Some(budget)) if budget > 0.0 => Some(p99 / budget),
-            _ => None,
-        }
+/// The part of the budget that is used. More than 1 is over the budget.
+fn used(stage: &StageBudget) -> Option<f64> {
+    match (stage.p99_ms, stage.budget_ms) {
+        (Some(p99), Some(budget)) if budget > 0.0 => Some(p99 / budget),
+        _ => None,
     }
 }
 
@@ -122,7 +77,7 @@ async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -
         .profiles
         .iter()
         .flat_map(|profile| profile.lanes.iter().map(move |lane| (profile, lane)))
-        .filter(|(_, lane)| lane.is_spent())
+        .filter(|(_, lane)| is_spent(lane))
         .map(|(profile, lane)| spent_words(&profile.name, lane))
         .collect();
     for words in &spent {
@@ -172,7 +127,7 @@ fn profiles_table(page: &SloPage, terminal: Terminal) -> String {
                 lane.total.to_string().into(),
                 times(lane.burn_5m).into(),
                 times(lane.burn_1h).into(),
-                if lane.is_spent() { left.paint(Paint::Bad) } else { left },
+                if is_spent(lane) { left.paint(Paint::Bad) } else { left },
                 breaches.join(", ").into(),
             ]);
         }
@@ -196,12 +151,12 @@ fn profiles_table(page: &SloPage, terminal: Terminal) -> String {
 fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
     let mut sorted: Vec<&StageBudget> = stages.iter().collect();
     sorted.sort_by(|a, b| {
-        let used = |stage: &StageBudget| stage.used().unwrap_or(-1.0);
-        used(b).total_cmp(&used(a))
+        let order = |stage: &StageBudget| used(stage).unwrap_or(-1.0);
+        order(b).total_cmp(&order(a))
     });
     let mut table = Table::new(&["stage", ">budget ms", ">p99 ms", ">of budget", ">n", ""]);
     for stage in sorted {
-        let is_over = stage.used().is_some_and(|used| used > 1.0);
+        let is_over = used(stage).is_some_and(|used| used > 1.0);
         let is_few = stage.count < SAMPLES_MIN;
         let paint = match (is_over, is_few) {
             (true, _) => Paint::Bad,
@@ -215,12 +170,12 @@ fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
         if is_few {
             words.push(format!("fewer than {SAMPLES_MIN} samples"));
         }
-        let used = stage.used().map(|used| format!("{:.0}%", used * 100.0));
+        let share = used(stage).map(|used| format!("{:.0}%", used * 100.0));
         let cells = [
-            stage.stage.clone(),
+            stage.stage.to_string(),
             ms_or_dash(stage.budget_ms),
             ms_or_dash(stage.p99_ms),
-            used.unwrap_or_else(|| "-".to_owned()),
+            share.unwrap_or_else(|| "-".to_owned()),
             stage.count.to_string(),
             words.join(", "),
         ];

@@ -1,9 +1,10 @@
 //! `baton status`: is the cluster ready, and if not, what is missing and what to do.
 
 use clap::Args;
+use coordinator::records::pages::{ClusterPage, NodePage};
 
 use super::client::{AdminClient, parse};
-use super::cluster::{Cluster, Node};
+use super::cluster::{is_ready, membership_words, waiting_words};
 use super::format::{bytes, clean, seconds};
 use super::look::Look;
 use super::table::{Cell, Table};
@@ -34,24 +35,24 @@ async fn status(args: &StatusArgs, mut show: impl FnMut(&str) -> anyhow::Result<
     let client = AdminClient::new(&args.url.url)?;
     let path = ["admin", "cluster"];
     let page = client.page(&path, &[]).await?;
-    let cluster: Cluster = parse(&path, &page)?;
+    let cluster: ClusterPage = parse(&path, &page)?;
     match args.output.format() {
         Output::Json => show(&json(&page)?)?,
         Output::Table => show(&render(&cluster, client.base(), Look::stdout(false)))?,
     }
-    Ok(if cluster.coordinator.is_ready() {
+    Ok(if is_ready(&cluster.coordinator) {
         Exit::Ok
     } else {
         Exit::Failure
     })
 }
 
-fn render(cluster: &Cluster, url: &str, look: Look) -> String {
+fn render(cluster: &ClusterPage, url: &str, look: Look) -> String {
     let coordinator = &cluster.coordinator;
     let terminal = look.terminal;
     let mut lines = Vec::new();
-    if coordinator.is_ready() {
-        let words = format!("ready: {} at {url}", coordinator.model);
+    if is_ready(coordinator) {
+        let words = format!("ready: {} at {url}", coordinator.model.as_deref().unwrap_or_default());
         lines.push(terminal.paint(&clean(&words), Paint::Good));
         if let Some(because) = &coordinator.unsplit_because {
             lines.push(terminal.paint(&clean(&format!("unsplit: {because}")), Paint::Warn));
@@ -68,12 +69,12 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
     lines.push(clean(&format!(
         "coordinator {}, up {}; waiting: {}; {} unfinished",
         coordinator.version,
-        seconds(coordinator.uptime_s),
-        coordinator.waiting_words(),
+        seconds(coordinator.uptime_s as f64),
+        waiting_words(coordinator),
         coordinator.unfinished
     )));
     lines.extend(suspected_words(cluster).map(|words| terminal.paint(&clean(&words), Paint::Warn)));
-    lines.extend(cluster.membership.words().map(|words| clean(&words)));
+    lines.extend(membership_words(&cluster.membership).map(|words| clean(&words)));
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     if !cluster.nodes.is_empty() {
         text.push('\n');
@@ -87,7 +88,7 @@ fn render(cluster: &Cluster, url: &str, look: Look) -> String {
 }
 
 /// `None` when no node is suspected.
-fn suspected_words(cluster: &Cluster) -> Option<String> {
+fn suspected_words(cluster: &ClusterPage) -> Option<String> {
     let suspected = cluster.nodes.iter().filter(|node| node.state == "suspected");
     let names: Vec<&str> = suspected.map(|node| node.name.as_str()).collect();
     (!names.is_empty()).then(|| {
@@ -99,7 +100,7 @@ fn suspected_words(cluster: &Cluster) -> Option<String> {
 }
 
 /// The first step that helps, in the order in which a cluster comes up.
-fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
+fn what_to_do(cluster: &ClusterPage, url: &str) -> Vec<String> {
     let coordinator = &cluster.coordinator;
     if coordinator.readiness == "draining" {
         return vec!["wait until it has ended, then start it again: it takes no new requests".to_owned()];
@@ -110,12 +111,12 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
             "start nodes that join {control} (deploy/README.md), or a whole cluster here: baton up"
         )];
     }
-    let is_ready = |node: &Node| node.state == "ready";
+    let node_ready = |node: &NodePage| node.state == "ready";
     let mut todo: Vec<String> = cluster
         .nodes
         .iter()
-        .filter(|node| !is_ready(node) && node.state != "left")
-        .map(|node| match node.state.as_str() {
+        .filter(|node| !node_ready(node) && node.state != "left")
+        .map(|node| match &*node.state {
             "joining" => format!("wait for {}, which is joining; its log says how far it is", node.name),
             "draining" => format!("start another node for {}, which is draining", node.name),
             _ => format!(
@@ -124,7 +125,7 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
             ),
         })
         .collect();
-    let has = |role: &str| cluster.nodes.iter().any(|node| is_ready(node) && node.role == role);
+    let has = |role: &str| cluster.nodes.iter().any(|node| node_ready(node) && node.role == role);
     if !has("decode") && !has("co-located") {
         todo.push(format!("start a decode node that joins {control} (deploy/README.md)"));
     } else if has("decode") && !has("prefill") {
@@ -140,7 +141,7 @@ fn what_to_do(cluster: &Cluster, url: &str) -> Vec<String> {
     todo
 }
 
-fn nodes_table(cluster: &Cluster) -> Table {
+fn nodes_table(cluster: &ClusterPage) -> Table {
     let mut table = Table::new(&["node", "role", "state", "load", "KV use"]);
     for node in &cluster.nodes {
         table.row(vec![
@@ -154,7 +155,7 @@ fn nodes_table(cluster: &Cluster) -> Table {
     table
 }
 
-fn pairs_table(cluster: &Cluster) -> Table {
+fn pairs_table(cluster: &ClusterPage) -> Table {
     let mut table = Table::new(&["pair", "usable", ">handoffs", ">KV moved", "why not"]);
     for pair in &cluster.pairs {
         let usable = if pair.is_usable {
@@ -231,24 +232,24 @@ mod tests {
 
     #[test]
     fn whatever_is_missing_there_is_something_to_do() {
-        let mut cluster: Cluster = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
-        let todo = |cluster: &Cluster| what_to_do(cluster, "http://x").join("; ");
-        cluster.coordinator.readiness = "not_ready".to_owned();
+        let mut cluster: ClusterPage = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let todo = |cluster: &ClusterPage| what_to_do(cluster, "http://x").join("; ");
+        cluster.coordinator.readiness = "not_ready".into();
         cluster.pairs.iter_mut().for_each(|pair| pair.is_usable = false);
         assert!(todo(&cluster).contains("pair"), "{}", todo(&cluster));
         cluster.nodes.retain(|node| node.role != "prefill");
         assert!(todo(&cluster).contains("prefill node"), "{}", todo(&cluster));
-        cluster.nodes.iter_mut().for_each(|node| node.state = "lost".to_owned());
+        cluster.nodes.iter_mut().for_each(|node| node.state = "lost".into());
         assert!(todo(&cluster).contains("decode-0") && todo(&cluster).contains("decode node"));
         cluster.nodes.clear();
         assert!(todo(&cluster).contains("baton up"));
-        assert!(!todo(&Cluster::default()).is_empty());
+        assert!(!todo(&ClusterPage::default()).is_empty());
     }
 
     #[test]
     fn unsplit_and_suspicion_are_told_of_a_ready_cluster() {
-        let mut cluster: Cluster = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
-        let told = |cluster: &Cluster| render(cluster, "http://x", Look::plain(80));
+        let mut cluster: ClusterPage = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let told = |cluster: &ClusterPage| render(cluster, "http://x", Look::plain(80));
         let split = told(&cluster);
         assert!(!split.contains("unsplit") && !split.contains("suspected: "), "{split}");
         cluster.coordinator.unsplit_because = Some("no prefill node is ready (1 known)".to_owned());
@@ -257,13 +258,13 @@ mod tests {
         for wanted in ["ready: ", "no prefill node is ready", "start a prefill node"] {
             assert!(unsplit.contains(wanted), "{wanted} in {unsplit}");
         }
-        cluster.nodes[0].state = "suspected".to_owned();
+        cluster.nodes[0].state = "suspected".into();
         assert!(told(&cluster).contains("suspected: decode-0"));
     }
 
     #[test]
     fn bent_pages_do_not_panic() {
-        let clusters = bent(PAGE).filter_map(|page| records::parse::<Cluster>(&page).ok());
+        let clusters = bent(PAGE).filter_map(|page| records::parse::<ClusterPage>(&page).ok());
         let drawn = clusters.map(|cluster| render(&cluster, "http://x", Look::plain(80)));
         assert!(drawn.filter(|text| !text.contains('\x1b')).count() > 100);
     }

@@ -81,23 +81,20 @@ impl Table {
         let widths: Vec<usize> = (0..self.columns.len()).map(width_of).collect();
         let mut text = String::new();
         for line in lines {
-            let mut pending = 0;
-            for (at, column) in self.columns.iter().enumerate() {
+            // Blanks are written only before more text, so no line ends with them.
+            let mut blanks = 0;
+            for (at, (_, align)) in self.columns.iter().enumerate() {
                 let cell = line.get(at).cloned().unwrap_or_default();
                 let room = widths[at] - width(&cell.text);
-                let (before, after) = match column.1 {
-                    Align::Left => (0, room),
-                    Align::Right => (room, 0),
-                };
-                pending += before;
-                if !cell.text.is_empty() {
-                    text.push_str(&" ".repeat(pending));
-                    text.push_str(&terminal.paint(&cell.text, cell.paint));
-                    pending = 0;
-                } else {
-                    pending += width(&cell.text);
+                if *align == Align::Right || cell.text.is_empty() {
+                    blanks += room;
                 }
-                pending += after + 2;
+                if !cell.text.is_empty() {
+                    text.push_str(&" ".repeat(std::mem::take(&mut blanks)));
+                    text.push_str(&terminal.paint(&cell.text, cell.paint));
+                    blanks = if *align == Align::Left { room } else { 0 };
+                }
+                blanks += 2;
             }
             text.push('\n');
         }

@@ -3,13 +3,13 @@
 mod line;
 
 use clap::Args;
+use coordinator::records::shape::{RecordState, Summary};
 use serde_json::Value;
 
 use super::client::AdminClient;
 use super::feed::{BackOff, Feed, News};
 use super::filter::FilterArgs;
 use super::look::Look;
-use super::records::Summary;
 use super::{Output, UrlArgs, print};
 use crate::exit::Exit;
 use crate::terminal::say;
@@ -62,7 +62,7 @@ async fn tap(
     while left != Some(0) {
         match feed.next().await? {
             News::Request(record, raw) => {
-                if args.all || record.is_ended() {
+                if args.all || record.state == RecordState::Ended {
                     show(&line_of(args, &record, (&raw, look))?)?;
                     left = left.map(|left| left - 1);
                 }

@@ -8,11 +8,12 @@ mod words;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use coordinator::records::Page;
+use coordinator::records::shape::Waterfall;
 use serde_json::Value;
 
 use super::client::{AdminClient, parse};
 use super::look::Look;
-use super::records::{RecordsPage, Waterfall};
 use super::{UrlArgs, json, print};
 use crate::exit::{Exit, ExitError};
 use crate::terminal::say;
@@ -111,7 +112,7 @@ async fn slowest(
         show(&json(&page)?)?;
         return Ok(Exit::Ok);
     }
-    let page: RecordsPage = parse(&path, &page)?;
+    let page: Page = parse(&path, &page)?;
     if page.records.is_empty() {
         say!(
             "no request has ended yet; send one: baton chat --url {} hello",
@@ -126,7 +127,7 @@ async fn slowest(
 
 async fn newest_ended(client: &AdminClient) -> anyhow::Result<String> {
     let query = [("running", "false".to_owned()), ("limit", "1".to_owned())];
-    let page: RecordsPage = client.read(&["admin", "requests"], &query).await?;
+    let page: Page = client.read(&["admin", "requests"], &query).await?;
     match page.records.first() {
         Some(record) => Ok(record.seq.to_string()),
         None => bail!(
@@ -139,7 +140,7 @@ async fn newest_ended(client: &AdminClient) -> anyhow::Result<String> {
 /// Tells a forgotten request from a server that has no such pages at all.
 async fn not_kept(client: &AdminClient, id: &str) -> anyhow::Result<String> {
     let query = [("limit", "1".to_owned())];
-    let page: RecordsPage = client.read(&["admin", "requests"], &query).await?;
+    let page: Page = client.read(&["admin", "requests"], &query).await?;
     let (kept, forgotten) = (page.kept, page.forgotten);
     let id = super::format::clean(id);
     let newest = page.records.first().map_or_else(

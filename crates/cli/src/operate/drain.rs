@@ -2,11 +2,11 @@
 
 use anyhow::bail;
 use clap::Args;
+use coordinator::records::pages::{ClusterPage, NodePage};
 
 use super::{ForceArgs, Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::AdminClient;
-use crate::observe::cluster::{Cluster, Node};
 use crate::observe::{UrlArgs, nodes, run_until_signal};
 use crate::terminal::say;
 
@@ -50,8 +50,8 @@ async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let node_name = &args.node;
-    let look = |cluster: &Cluster| {
-        let is_it = |node: &&Node| node.name == *node_name && node.epoch == epoch;
+    let look = |cluster: &ClusterPage| {
+        let is_it = |node: &&NodePage| node.name == *node_name && node.epoch == epoch;
         Ok(match cluster.nodes.iter().find(is_it) {
             Some(node) if node.state == "lost" => bail!(
                 "{node_name} was lost before it had drained: {} does not reach it; it hears of the drain if it comes back",

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use coordinator::records::pages::ClusterPage;
 use tokio::time::Instant;
 
 use crate::observe::client::AdminClient;
-use crate::observe::cluster::Cluster;
 use crate::terminal::say;
 
 /// The flag for an order that would otherwise be refused.
@@ -43,12 +43,12 @@ enum Look {
 async fn watch(
     client: &AdminClient,
     (what, wait_s): (&str, u64),
-    look: impl Fn(&Cluster) -> anyhow::Result<Look>,
+    look: impl Fn(&ClusterPage) -> anyhow::Result<Look>,
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(wait_s);
     let mut shown = String::new();
     loop {
-        let cluster: Cluster = client.read(&["admin", "cluster"], &[]).await?;
+        let cluster: ClusterPage = client.read(&["admin", "cluster"], &[]).await?;
         match look(&cluster)? {
             Look::Done(words) => {
                 say!("{words}");

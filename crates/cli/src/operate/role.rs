@@ -2,13 +2,13 @@
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
+use coordinator::records::pages::{ClusterPage, NodePage};
 use serde::Deserialize;
 use serving_core::node::AssignedRole;
 
 use super::{ForceArgs, Look, watch};
 use crate::exit::Exit;
 use crate::observe::client::{AdminClient, parse};
-use crate::observe::cluster::{Cluster, Node};
 use crate::observe::{UrlArgs, nodes, run_until_signal};
 use crate::terminal::say;
 
@@ -83,10 +83,10 @@ async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
     if args.wait == 0 {
         return Ok(Exit::Ok);
     }
-    let look = |cluster: &Cluster| {
+    let look = |cluster: &ClusterPage| {
         let node = cluster.nodes.iter().find(|node| node.name == args.node);
         let node = node.with_context(|| format!("the coordinator has forgotten {}: read the node's log", args.node))?;
-        Ok(match (node.epoch == asked.epoch, node.state.as_str()) {
+        Ok(match (node.epoch == asked.epoch, &*node.state) {
             (false, "ready") => Look::Done(came_back(node, role)?),
             (false, _) | (true, "left") => Look::Going("the old role's work is done".to_owned()),
             (true, "lost") => bail!(
@@ -107,8 +107,8 @@ async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
 }
 
 /// A process that was restarted in the meantime has the role that it was started with.
-fn came_back(node: &Node, role: &str) -> anyhow::Result<String> {
-    let Node { name, role: now, .. } = node;
+fn came_back(node: &NodePage, role: &str) -> anyhow::Result<String> {
+    let NodePage { name, role: now, .. } = node;
     ensure!(
         now == role,
         "{name} is back as a {now} node, not {role}: its process was started anew meanwhile; its log says why"

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 /// A person reads the changes. The coordinator counts its own probes.
@@ -18,30 +18,15 @@ pub struct ReadyWatch {
     said: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Answer {
-    unsplit_because: Option<String>,
-    error: Option<AnswerError>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct AnswerError {
-    message: String,
-}
-
-impl Answer {
-    fn words(self) -> String {
-        match (self.error, self.unsplit_because) {
-            (Some(error), _) => error.message,
-            (None, Some(because)) => format!("ready, but unsplit: {because}"),
-            (None, None) => READY.to_owned(),
-        }
-    }
-}
-
 const READY: &str = "ready";
+
+fn words(answer: &Value) -> String {
+    if let Some(error) = answer.get("error").filter(|error| !error.is_null()) {
+        return error["message"].as_str().unwrap_or_default().to_owned();
+    }
+    let unsplit = answer["unsplit_because"].as_str();
+    unsplit.map_or_else(|| READY.to_owned(), |because| format!("ready, but unsplit: {because}"))
+}
 
 impl ReadyWatch {
     /// # Errors
@@ -72,7 +57,7 @@ impl ReadyWatch {
 
     async fn look(&self) -> Option<String> {
         let answer = self.client.get(&self.url).send().await.ok()?;
-        Some(answer.json::<Answer>().await.ok()?.words())
+        Some(words(&answer.json().await.ok()?))
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Serialize;
 
+use crate::http::first_model;
 use crate::local_cluster::{ClusterSettings, LocalCluster};
-use crate::scrape::Scrape;
 
 /// Each question is one local request to a process that has just reported ready.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -52,7 +52,9 @@ impl Ready {
             });
         }
         let url = cluster.base_url().to_owned();
-        let model = served_model(&client, &url).await?;
+        let listed = client.get(format!("{url}/v1/models")).send().await;
+        let listed = listed.context("the coordinator is ready but does not list its models")?;
+        let model = first_model(listed, &url).await?;
         Ok(Self { url, model, processes })
     }
 
@@ -125,22 +127,6 @@ impl Ready {
     }
 }
 
-async fn served_model(client: &reqwest::Client, url: &str) -> anyhow::Result<String> {
-    let models: serde_json::Value = client
-        .get(format!("{url}/v1/models"))
-        .send()
-        .await
-        .and_then(reqwest::Response::error_for_status)
-        .context("the coordinator is ready but does not list its models")?
-        .json()
-        .await
-        .context("the coordinator's list of models is not JSON")?;
-    let id = models["data"][0]["id"]
-        .as_str()
-        .context("the coordinator lists no model")?;
-    Ok(id.to_owned())
-}
-
 /// The sum over all states. `None` when the node does not answer: the table is for people and must not make a good start
 /// fail.
 async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
@@ -152,9 +138,11 @@ async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
         .text()
         .await
         .ok()?;
-    let total = Scrape::parse(&text).ok()?.sum("baton_kv_blocks", &[])?;
+    let states = text.lines().filter(|line| line.starts_with("baton_kv_blocks{"));
+    let counts = states.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    let total: Option<f64> = counts.sum();
     // Block counts are small whole numbers; f64 holds them exactly.
-    Some(total as u64)
+    total.filter(|total| *total > 0.0).map(|total| total as u64)
 }
 
 #[cfg(test)]

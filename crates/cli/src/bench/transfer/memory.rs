@@ -5,7 +5,9 @@ use std::sync::Arc;
 use clap::Args;
 use engine::BLOCK_TOKENS;
 use engine::{KvBacking, KvDtype, KvGeometry, KvMemory};
-use serving_core::ids::BlockId;
+use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
+use serving_core::node::CompatibilityHash;
+use serving_core::request::AttemptKey;
 
 /// How much is moved at a time. The default is a prompt of 2,048 tokens of the default model.
 #[derive(Clone, Copy, Debug, Args)]
@@ -69,4 +71,26 @@ pub(super) fn digest(memory: &KvMemory) -> anyhow::Result<u64> {
         digest = digest.rotate_left(7) ^ hash;
     }
     Ok(digest)
+}
+
+/// Both processes run this program, so there is nothing to compare.
+pub(super) const COMPATIBILITY: CompatibilityHash = CompatibilityHash([0; 32]);
+pub(super) fn node(name: &str) -> NodeId {
+    NodeId {
+        name: NodeName::new(name),
+        epoch: NodeEpoch(1),
+    }
+}
+
+pub(super) fn key(transfer: TransferId) -> AttemptKey {
+    AttemptKey {
+        request: RequestId(transfer.0),
+        attempt: Attempt(0),
+    }
+}
+
+pub(super) fn blocks(payload: Payload) -> Vec<(BlockId, Generation)> {
+    (0..payload.blocks)
+        .map(|block| (BlockId(block), Generation(0)))
+        .collect()
 }

@@ -27,7 +27,6 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::process::{Child, Command};
 
 use super::memory::{self, Payload};
-use super::sender;
 use crate::exit::Exit;
 
 /// The variable in which the other process gets the secret.
@@ -158,7 +157,7 @@ async fn serve_node(
         memory: memory.clone(),
         payload,
     });
-    let receiver = Receiver::new(sender::node("decode-0"), sender::COMPATIBILITY, sink);
+    let receiver = Receiver::new(memory::node("decode-0"), memory::COMPATIBILITY, sink);
     let layer_bytes = payload.geometry().layer_bytes();
     let serving = transports::serve(&receiver, &[shm::KIND], &ReceivingEnd { layer_bytes, direct });
     let (listener, address) = serve::bind("127.0.0.1:0").await?;
@@ -188,9 +187,9 @@ impl HandoffSink for Sink {
     fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, TransferRefusal> {
         Ok(Reservation {
             transfer,
-            key: sender::key(transfer),
+            key: memory::key(transfer),
             sender: sender.clone(),
-            blocks: sender::blocks(self.payload),
+            blocks: memory::blocks(self.payload),
             layer_count: self.payload.layers,
             layer_bytes: self.payload.geometry().layer_bytes(),
         })

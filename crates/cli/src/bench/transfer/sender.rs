@@ -10,38 +10,15 @@ use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::span::SpanMut;
 use kv_transfer::transport::{KvSource, PushedBlock, SendTransfer, SourceError, TransferStart, Transport};
 use kv_transfer::{DirectWish, grpc, shm, transports};
-use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
-use serving_core::node::{CompatibilityHash, Ticket};
-use serving_core::request::AttemptKey;
+use serving_core::ids::{BlockId, TransferId};
+use serving_core::node::Ticket;
 
 use super::Way;
-use super::memory::Payload;
+use super::memory::{COMPATIBILITY, Payload, blocks, key, node};
 use super::peer::Peer;
 
-/// Both processes run this program, so there is nothing to compare.
-pub(super) const COMPATIBILITY: CompatibilityHash = CompatibilityHash([0; 32]);
 /// Far more than a transfer takes. A pair that hangs must not hang the command.
 const TRANSFER_TIME_LIMIT: Duration = Duration::from_secs(60);
-
-pub(super) fn node(name: &str) -> NodeId {
-    NodeId {
-        name: NodeName::new(name),
-        epoch: NodeEpoch(1),
-    }
-}
-
-pub(super) fn key(transfer: TransferId) -> AttemptKey {
-    AttemptKey {
-        request: RequestId(transfer.0),
-        attempt: Attempt(0),
-    }
-}
-
-pub(super) fn blocks(payload: Payload) -> Vec<(BlockId, Generation)> {
-    (0..payload.blocks)
-        .map(|block| (BlockId(block), Generation(0)))
-        .collect()
-}
 
 #[derive(Debug)]
 struct Source(Arc<KvMemory>);

@@ -1,8 +1,10 @@
 //! One line of `baton tap`: columns of fixed width, so that lines that come minutes apart stay aligned.
 
-use crate::observe::format::{clean, fit, ms_or_dash, or_dash, time_of_day, width};
+use coordinator::records::shape::{RecordState, Summary};
+
+use crate::observe::format::{clean, fit, ms, ms_or_dash, time_of_day, width};
 use crate::observe::look::Look;
-use crate::observe::records::Summary;
+use crate::observe::records::way;
 use crate::terminal::Paint;
 
 /// Name, columns, and the side that the text keeps to.
@@ -43,12 +45,12 @@ pub fn line(record: &Summary, is_all: bool, look: Look) -> String {
         record.seq.to_string(),
         step(record).to_owned(),
         outcome.to_owned(),
-        record.lane.clone(),
-        record.nodes(),
-        format!("{}>{}", or_dash(record.prompt_tokens), or_dash(record.output_tokens)),
+        record.lane.to_string(),
+        way(&record.serving),
+        format!("{}>{}", record.serving.prompt_tokens, record.serving.output_tokens),
         ms_or_dash(record.ttft_ms),
         itl,
-        ms_or_dash(record.e2e_ms),
+        ms(record.e2e_ms),
     ];
     let line = joined(cells, is_all, &why(record));
     format!("{}\n", look.terminal.paint(line.trim_end(), paint))
@@ -72,11 +74,11 @@ fn joined(cells: [String; COLUMNS.len()], is_all: bool, last: &str) -> String {
 }
 
 /// The event that the line is about.
-fn step(record: &Summary) -> &str {
-    match record.state.as_str() {
-        "received" | "queued" | "placed" => "received",
-        "streaming" => "first token",
-        other => other,
+fn step(record: &Summary) -> &'static str {
+    match record.state {
+        RecordState::Received | RecordState::Queued | RecordState::Placed => "received",
+        RecordState::Streaming => "first token",
+        RecordState::Ended => "ended",
     }
 }
 
@@ -93,9 +95,7 @@ fn outcome(record: &Summary) -> (&str, Paint) {
 /// Text for a request that broke a limit, failed or stalled. The others have none.
 fn why(record: &Summary) -> String {
     let mut parts = Vec::new();
-    if let Some(error) = record.error_words() {
-        parts.push(error);
-    }
+    parts.extend(record.error.clone());
     if !record.breached.is_empty() {
         parts.push(format!("breached {}", record.breached.join(", ")));
     }
@@ -112,18 +112,22 @@ fn why(record: &Summary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coordinator::records::shape::Serving;
 
     fn record(seq: u64, nodes: (&str, &str)) -> Summary {
         Summary {
             seq,
-            state: "ended".to_owned(),
-            outcome: Some("ok".to_owned()),
-            lane: "interactive".to_owned(),
-            prefill_node: Some(nodes.0.to_owned()),
-            decode_node: Some(nodes.1.to_owned()),
+            state: RecordState::Ended,
+            outcome: Some("ok".into()),
+            lane: "interactive".into(),
+            serving: Serving {
+                prefill_node: Some(nodes.0.to_owned()),
+                decode_node: Some(nodes.1.to_owned()),
+                ..Serving::default()
+            },
             ttft_ms: Some(281.0),
-            e2e_ms: Some(640.2),
-            breached: vec!["ttft".to_owned()],
+            e2e_ms: 640.2,
+            breached: vec!["ttft".into()],
             slow_because: Some("prefill_forward took\x1b[2J long".to_owned()),
             ..Summary::default()
         }

@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use coordinator::records::pages::{ClusterPage, NodePage};
+use coordinator::records::shape::Summary;
+
 use super::state::{Percentiles, Running, State};
-use crate::observe::cluster::{Cluster, KvUse, Node};
+use crate::observe::cluster::{KvUse, is_ready, kv_use, waiting_words};
 use crate::observe::format::{clean, ms, ms_or_dash, or_dash, seconds};
 use crate::observe::look::Look;
 use crate::observe::nodes;
-use crate::observe::records::Summary;
+use crate::observe::records::way;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::Paint;
 
@@ -24,7 +27,7 @@ pub fn lines(state: &State, url: &str, (now, rows): (Instant, usize), look: Look
     if let Some(cluster) = &state.cluster {
         lines.push(clean(&format!(
             "waiting: {}   unfinished: {}   running here: {}",
-            cluster.coordinator.waiting_words(),
+            waiting_words(&cluster.coordinator),
             cluster.coordinator.unfinished,
             state.running.len()
         )));
@@ -51,10 +54,10 @@ pub fn lines(state: &State, url: &str, (now, rows): (Instant, usize), look: Look
 
 fn title(state: &State, url: &str, look: Look) -> String {
     let name = look.terminal.paint("baton top", Paint::Bold);
-    let Some(Cluster { coordinator, .. }) = &state.cluster else {
+    let Some(ClusterPage { coordinator, .. }) = &state.cluster else {
         return format!("{name}  {url}  waiting for the first page");
     };
-    let (words, paint) = match (coordinator.is_ready(), &coordinator.not_ready_because) {
+    let (words, paint) = match (is_ready(coordinator), &coordinator.not_ready_because) {
         (true, _) if coordinator.unsplit_because.is_some() => ("ready, but unsplit".to_owned(), Paint::Warn),
         (true, _) => ("ready".to_owned(), Paint::Good),
         (false, Some(because)) => (format!("not ready: {because}"), Paint::Bad),
@@ -63,8 +66,8 @@ fn title(state: &State, url: &str, look: Look) -> String {
     format!(
         "{name}  {}  {}  up {}  {}   {}",
         clean(url),
-        clean(&coordinator.model),
-        seconds(coordinator.uptime_s),
+        clean(coordinator.model.as_deref().unwrap_or_default()),
+        seconds(coordinator.uptime_s as f64),
         look.terminal.paint(&clean(&words), paint),
         look.terminal.paint("q quits", Paint::Dim)
     )
@@ -97,17 +100,14 @@ fn warnings(state: &State, now: Instant, look: Look) -> Vec<String> {
 
 fn ended_words(ended: &[&Summary]) -> String {
     let count = |is: &dyn Fn(&Summary) -> bool| ended.iter().filter(|record| is(record)).count();
-    let outcome = |record: &Summary| record.outcome.clone().unwrap_or_default();
-    let tokens: u64 = ended
-        .iter()
-        .filter_map(|record| record.output_tokens)
-        .fold(0, u64::saturating_add);
+    let is = |record: &Summary, outcome: &str| record.outcome.as_deref() == Some(outcome);
+    let tokens: u64 = ended.iter().map(|record| u64::from(record.serving.output_tokens)).sum();
     format!(
         "last minute: {} ended, {} ok, {} cancelled, {} failed; {} broke their SLO, {} stalled; {tokens} output tokens",
         ended.len(),
-        count(&|record| outcome(record) == "ok"),
-        count(&|record| outcome(record) == "cancelled"),
-        count(&|record| !matches!(outcome(record).as_str(), "ok" | "cancelled")),
+        count(&|record| is(record, "ok")),
+        count(&|record| is(record, "cancelled")),
+        count(&|record| !is(record, "ok") && !is(record, "cancelled")),
         count(&|record| !record.breached.is_empty()),
         count(&|record| record.stall_count > 0),
     )
@@ -133,14 +133,14 @@ fn latencies(ended: &[&Summary]) -> Table {
     row("TTFT", &|record| record.ttft_ms);
     row("ITL, each request's median", &|record| record.itl_p50_ms);
     row("ITL, each request's longest", &|record| record.itl_max_ms);
-    row("end to end", &|record| record.e2e_ms);
+    row("end to end", &|record| Some(record.e2e_ms));
     table
 }
 
-fn nodes_table(cluster: &Cluster, look: Look) -> Table {
+fn nodes_table(cluster: &ClusterPage, look: Look) -> Table {
     let mut table = Table::new(&["node", "role", "state", "KV blocks", ">used", ">running", ">waiting"]);
     for node in &cluster.nodes {
-        let kv = node.kv_use();
+        let kv = kv_use(node);
         table.row(vec![
             Cell::new(&node.name).paint(Paint::Bold),
             Cell::new(&node.role),
@@ -155,7 +155,7 @@ fn nodes_table(cluster: &Cluster, look: Look) -> Table {
     table
 }
 
-fn waiting(node: &Node) -> Cell {
+fn waiting(node: &NodePage) -> Cell {
     let cell = Cell::new(or_dash(node.waiting));
     if node.waiting.is_some_and(|waiting| waiting > 0) {
         cell.paint(Paint::Warn)
@@ -201,10 +201,10 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
         table.row(vec![
             record.seq.to_string().into(),
             ms(running.age_ms(now)).into(),
-            Cell::new(&record.state),
+            record.state.name().into(),
             Cell::new(&record.lane),
-            record.nodes().into(),
-            or_dash(record.prompt_tokens).into(),
+            way(&record.serving).into(),
+            record.serving.prompt_tokens.to_string().into(),
             ms_or_dash(record.ttft_ms).into(),
         ]);
     }

@@ -5,22 +5,25 @@ use crate::observe::format::width;
 use crate::observe::records;
 use crate::observe::top::watch::{Pages, Update};
 use crate::terminal::Terminal;
+use coordinator::records::shape::RecordState;
 
 fn state(running_count: u64, now: Instant) -> State {
     let page = serde_json::from_str(include_str!("../../../testdata/cluster.json")).expect("JSON");
-    let record = |seq: u64, state: &str| Summary {
+    let record = |seq: u64, state: RecordState| Summary {
         seq,
-        state: state.to_owned(),
-        outcome: (state == "ended").then(|| "ok".to_owned()),
+        state,
+        outcome: (state == RecordState::Ended).then(|| "ok".into()),
         received_unix_ms: 1e15,
         ttft_ms: Some(seq as f64),
-        e2e_ms: Some(seq as f64 * 10.0),
+        e2e_ms: seq as f64 * 10.0,
         ..Summary::default()
     };
     let pages = Pages {
         cluster: records::parse(&page).expect("fits"),
-        running: (1..=running_count).map(|seq| record(seq, "streaming")).collect(),
-        ended: (1000..1010).map(|seq| record(seq, "ended")).collect(),
+        running: (1..=running_count)
+            .map(|seq| record(seq, RecordState::Streaming))
+            .collect(),
+        ended: (1000..1010).map(|seq| record(seq, RecordState::Ended)).collect(),
     };
     let mut state = State::new(now);
     state.apply(Update::Pages(Box::new(pages)), now);

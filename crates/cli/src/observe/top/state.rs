@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
+use coordinator::records::pages::ClusterPage;
+use coordinator::records::shape::{RecordState, Summary};
+
 use super::watch::{Pages, Update};
-use crate::observe::cluster::Cluster;
 use crate::observe::feed::News;
-use crate::observe::records::Summary;
 
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// The most entries of either list; the oldest go first. It is more than a screen and a percentile need.
@@ -22,13 +23,13 @@ impl Running {
     /// Time since the first byte: the server's figure, and the time since it came.
     pub fn age_ms(&self, now: Instant) -> f64 {
         let since = now.saturating_duration_since(self.seen_at).as_secs_f64() * 1e3;
-        self.record.e2e_ms.unwrap_or(0.0) + since
+        self.record.e2e_ms + since
     }
 }
 
 #[derive(Debug)]
 pub struct State {
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterPage>,
     pub running: BTreeMap<u64, Running>,
     ended: VecDeque<(Instant, Summary)>,
     pub missed: u64,
@@ -88,7 +89,7 @@ impl State {
             .ended
             .into_iter()
             .filter_map(|record| {
-                let age_ms = unix_ms - record.received_unix_ms - record.e2e_ms.unwrap_or(0.0);
+                let age_ms = unix_ms - record.received_unix_ms - record.e2e_ms;
                 let age = Duration::try_from_secs_f64(age_ms.max(0.0) / 1e3).ok()?;
                 let at = now.checked_sub(age)?;
                 (age <= WINDOW).then_some((at, record))
@@ -105,7 +106,7 @@ impl State {
     fn request(&mut self, record: Summary, now: Instant) {
         let seq = record.seq;
         let is_known_as_ended = || self.ended.iter().rev().any(|(_, ended)| ended.seq == seq);
-        if record.is_ended() {
+        if record.state == RecordState::Ended {
             self.running.remove(&seq);
             if !is_known_as_ended() {
                 self.ended.push_back((now, record));
@@ -152,10 +153,10 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    fn record(seq: u64, state: &str) -> Summary {
+    fn record(seq: u64, state: RecordState) -> Summary {
         Summary {
             seq,
-            state: state.to_owned(),
+            state,
             ..Summary::default()
         }
     }
@@ -177,15 +178,15 @@ mod tests {
     fn a_request_runs_until_it_ends_and_stays_a_minute() {
         let start = Instant::now();
         let mut state = State::new(start);
-        state.apply(news(record(1, "received")), start);
-        state.apply(news(record(1, "streaming")), start);
+        state.apply(news(record(1, RecordState::Received)), start);
+        state.apply(news(record(1, RecordState::Streaming)), start);
         assert_eq!((state.running.len(), state.ended(start).count()), (1, 0));
-        state.apply(news(record(1, "ended")), start);
-        state.apply(news(record(1, "streaming")), start);
+        state.apply(news(record(1, RecordState::Ended)), start);
+        state.apply(news(record(1, RecordState::Streaming)), start);
         assert_eq!((state.running.len(), state.ended(start).count()), (0, 1));
         let later = start + WINDOW + Duration::from_secs(1);
         assert_eq!(state.ended(later).count(), 0, "it is old even when nothing else comes");
-        state.apply(news(record(2, "received")), later);
+        state.apply(news(record(2, RecordState::Received)), later);
         assert_eq!(state.ended.len(), 0);
     }
 
@@ -193,16 +194,16 @@ mod tests {
     fn pages_replace_what_was_known() {
         let start = Instant::now();
         let mut state = State::new(start);
-        state.apply(news(record(1, "streaming")), start);
+        state.apply(news(record(1, RecordState::Streaming)), start);
         let unix_ms = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64() * 1e3;
         let ended_ago = |seq: u64, seconds: f64| Summary {
             received_unix_ms: unix_ms - seconds * 1e3 - 500.0,
-            e2e_ms: Some(500.0),
-            ..record(seq, "ended")
+            e2e_ms: 500.0,
+            ..record(seq, RecordState::Ended)
         };
         let pages = Pages {
-            cluster: Cluster::default(),
-            running: vec![record(7, "queued")],
+            cluster: ClusterPage::default(),
+            running: vec![record(7, RecordState::Queued)],
             ended: vec![
                 ended_ago(6, -5.0),
                 ended_ago(5, 1.0),

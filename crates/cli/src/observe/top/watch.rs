@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use coordinator::records::Page;
+use coordinator::records::pages::ClusterPage;
+use coordinator::records::shape::Summary;
 use tokio::sync::mpsc;
 
 use crate::observe::client::AdminClient;
-use crate::observe::cluster::Cluster;
 use crate::observe::feed::{BackOff, Feed, News};
-use crate::observe::records::{RecordsPage, Summary};
 
 /// The queue is full when drawing lags behind. Then the server reports missed events, and the pages are read again.
 const UPDATES_MAX: usize = 1024;
@@ -18,7 +19,7 @@ const PAGES_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Pages {
-    pub cluster: Cluster,
+    pub cluster: ClusterPage,
     pub running: Vec<Summary>,
     /// The newest requests first, as far as one page goes.
     pub ended: Vec<Summary>,
@@ -33,7 +34,7 @@ pub enum Update {
 pub async fn read_pages(client: &AdminClient) -> anyhow::Result<Pages> {
     let records = async |is_running: bool| -> anyhow::Result<Vec<Summary>> {
         let query = [("running", is_running.to_string()), ("limit", RECORDS_MAX.to_string())];
-        let page: RecordsPage = client.read(&["admin", "requests"], &query).await?;
+        let page: Page = client.read(&["admin", "requests"], &query).await?;
         Ok(page.records)
     };
     Ok(Pages {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::observe::records::{Clock, Span};
+use coordinator::records::shape::{ClockShape, SpanShape};
 
 /// Times are milliseconds as floats, made from nanoseconds. A smaller difference is rounding.
 const ROUNDING_MS: f64 = 0.005;
@@ -15,7 +15,7 @@ pub struct Overlap {
 }
 
 /// `None` for any other span, and when the two never ran at the same time.
-pub fn with_prefill(span: &Span, spans: &[Span]) -> Option<Overlap> {
+pub fn with_prefill(span: &SpanShape, spans: &[SpanShape]) -> Option<Overlap> {
     if span.name != "kv.send" {
         return None;
     }
@@ -43,7 +43,7 @@ pub struct Early {
 }
 
 /// The results, by index of the span.
-pub fn early_spans(spans: &[Span], clocks: &[Clock]) -> BTreeMap<usize, Early> {
+pub fn early_spans(spans: &[SpanShape], clocks: &[ClockShape]) -> BTreeMap<usize, Early> {
     let by_id: BTreeMap<&str, usize> = spans
         .iter()
         .enumerate()
@@ -72,7 +72,7 @@ pub fn early_spans(spans: &[Span], clocks: &[Clock]) -> BTreeMap<usize, Early> {
 }
 
 /// Clocks are measured against the coordinator's clock, so the coordinator is not in the list.
-fn error_between(a: &str, b: &str, clocks: &[Clock]) -> Option<f64> {
+fn error_between(a: &str, b: &str, clocks: &[ClockShape]) -> Option<f64> {
     if a == b {
         return Some(0.0);
     }
@@ -88,15 +88,15 @@ fn error_between(a: &str, b: &str, clocks: &[Clock]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn span(name: &str, process: &str, (id, parent): (&str, &str), (start_ms, end_ms): (f64, f64)) -> Span {
-        Span {
+    fn span(name: &str, process: &str, (id, parent): (&str, &str), (start_ms, end_ms): (f64, f64)) -> SpanShape {
+        SpanShape {
             name: name.to_owned(),
             process: process.to_owned(),
             span_id: id.to_owned(),
             parent_span_id: Some(parent.to_owned()),
             start_ms,
             end_ms,
-            ..Span::default()
+            ..SpanShape::default()
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn only_what_the_clock_error_does_not_explain_is_early() {
-        let clocks = [Clock {
+        let clocks = [ClockShape {
             node: "prefill-0".to_owned(),
             offset_ms: 0.0,
             error_ms: 0.5,

@@ -1,12 +1,15 @@
 //! `baton trace --slowest N`: a ranked table, with the cause of each.
 
-use crate::observe::format::{ms_or_dash, or_dash};
+use coordinator::records::Page;
+use coordinator::records::shape::Summary;
+
+use crate::observe::format::{ms, ms_or_dash};
 use crate::observe::look::Look;
-use crate::observe::records::{RecordsPage, Summary};
+use crate::observe::records::way;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::Paint;
 
-pub fn render(page: &RecordsPage, look: Look) -> String {
+pub fn render(page: &Page, look: Look) -> String {
     let mut table = Table::new(&[
         ">#",
         ">seq",
@@ -25,12 +28,12 @@ pub fn render(page: &RecordsPage, look: Look) -> String {
             (at + 1).to_string().into(),
             record.seq.to_string().into(),
             outcome(record),
-            record.nodes().into(),
-            or_dash(record.prompt_tokens).into(),
-            or_dash(record.output_tokens).into(),
+            way(&record.serving).into(),
+            record.serving.prompt_tokens.to_string().into(),
+            record.serving.output_tokens.to_string().into(),
             ms_or_dash(record.ttft_ms).into(),
             ms_or_dash(record.itl_max_ms).into(),
-            ms_or_dash(record.e2e_ms).into(),
+            ms(record.e2e_ms).into(),
             cause(record).into(),
         ]);
     }
@@ -46,7 +49,7 @@ pub fn render(page: &RecordsPage, look: Look) -> String {
 
 fn outcome(record: &Summary) -> Cell {
     let (words, paint) = match (record.outcome.as_deref(), record.breached.is_empty()) {
-        (None, _) => (record.state.clone(), Paint::Dim),
+        (None, _) => (record.state.name().to_owned(), Paint::Dim),
         (Some("ok"), true) => ("ok".to_owned(), Paint::None),
         (Some("ok"), false) => (format!("ok, SLO {}", record.breached.join("+")), Paint::Warn),
         (Some(other), _) => (other.to_owned(), Paint::Bad),
@@ -55,11 +58,8 @@ fn outcome(record: &Summary) -> Cell {
 }
 
 fn cause(record: &Summary) -> String {
-    match (&record.slow_because, record.error_words()) {
-        (Some(because), _) => because.clone(),
-        (None, Some(error)) => error,
-        (None, None) => "not known".to_owned(),
-    }
+    let known = record.slow_because.as_ref().or(record.error.as_ref());
+    known.map_or_else(|| "not known".to_owned(), String::clone)
 }
 
 #[cfg(test)]
@@ -70,15 +70,16 @@ mod tests {
     fn every_record_has_its_rank_and_its_cause() {
         let record = |seq: u64, because: Option<&str>| Summary {
             seq,
-            outcome: Some("ok".to_owned()),
-            e2e_ms: Some(1e3 / seq as f64),
+            outcome: Some("ok".into()),
+            e2e_ms: 1e3 / seq as f64,
             slow_because: because.map(str::to_owned),
             ..Summary::default()
         };
-        let page = RecordsPage {
+        let page = Page {
             records: vec![record(7, Some("the queue took 900 ms")), record(12_345, None)],
             kept: 2,
             forgotten: 9,
+            ..Page::default()
         };
         let text = render(&page, Look::plain(100));
         let lines: Vec<&str> = text.lines().collect();

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use coordinator::records::shape::{SpanShape, Waterfall};
+
 use super::bar::{Bar, BarCell, Mark, Scale, shade};
 use super::overlap::{Early, early_spans, with_prefill};
 use super::words;
 use crate::observe::format::{clean, fit, ms, width};
 use crate::observe::look::Look;
-use crate::observe::records::{Span, Waterfall};
 use crate::terminal::Paint;
 
 /// More spans are cut unless the user asks for all. A long answer has a span for each retry and none for each token.
@@ -20,8 +21,8 @@ const BAR_WIDTH_MIN: usize = 10;
 const FIGURES_WIDTH: usize = 24;
 
 pub fn render(fall: &Waterfall, spans_max: usize, look: Look) -> String {
-    let request = &fall.request;
-    let mut lines = words::header(request, &fall.trace_id, look);
+    let request = &fall.request.clone().unwrap_or_default();
+    let mut lines = words::header(&request.summary, &fall.trace_id, look);
     let drawing = Drawing::new(fall, spans_max, look);
     let blocks = [
         drawing.lines(),
@@ -35,7 +36,7 @@ pub fn render(fall: &Waterfall, spans_max: usize, look: Look) -> String {
         } else {
             &fall.clocks
         }),
-        words::slow_because(request, look),
+        words::slow_because(&request.summary, look),
     ];
     for block in blocks.into_iter().filter(|block| !block.is_empty()) {
         lines.push(String::new());
@@ -46,7 +47,7 @@ pub fn render(fall: &Waterfall, spans_max: usize, look: Look) -> String {
 
 struct Drawing<'a> {
     fall: &'a Waterfall,
-    shown: &'a [Span],
+    shown: &'a [SpanShape],
     early: BTreeMap<usize, Early>,
     processes: Vec<&'a str>,
     scale: Scale,
@@ -76,7 +77,9 @@ impl<'a> Drawing<'a> {
         // The request begins at 0. A span before it belongs to a wrong clock and is drawn all the same.
         let start_ms = spans.iter().map(|span| span.start_ms).fold(0.0, f64::min);
         let ends = spans.iter().map(|span| span.end_ms.max(span.start_ms));
-        let end_ms = ends.chain(fall.request.e2e_ms).fold(start_ms, f64::max);
+        let end_ms = ends
+            .chain(fall.request.iter().map(|request| request.summary.e2e_ms))
+            .fold(start_ms, f64::max);
         Self {
             fall,
             shown,
@@ -103,7 +106,7 @@ impl<'a> Drawing<'a> {
         if more > 0 {
             lines.push(format!(
                 "and {more} more spans: baton trace {} --all (or -o json)",
-                self.fall.request.seq
+                self.fall.request.as_ref().map_or(0, |request| request.summary.seq)
             ));
         }
         lines.extend(self.legend());
@@ -126,7 +129,7 @@ impl<'a> Drawing<'a> {
         self.look.terminal.paint(&line, Paint::Dim)
     }
 
-    fn line(&self, at: usize, span: &Span) -> String {
+    fn line(&self, at: usize, span: &SpanShape) -> String {
         let terminal = self.look.terminal;
         let nth = self.processes.iter().position(|name| *name == span.process);
         let paint = nth.map_or(Paint::None, Paint::Nth);
@@ -150,7 +153,7 @@ impl<'a> Drawing<'a> {
         )
     }
 
-    fn bar(&self, span: &Span, paint: Paint) -> String {
+    fn bar(&self, span: &SpanShape, paint: Paint) -> String {
         let marks: Vec<(f64, Mark)> = span
             .events
             .iter()
@@ -227,7 +230,7 @@ impl<'a> Drawing<'a> {
                     together / whole * 100.0,
                 )));
             }
-            if let Some(error) = span.error_words() {
+            if let Some(error) = &span.error {
                 notes.push(clean(&format!("{} of {} failed: {error}", span.name, span.process)));
             }
         }
@@ -259,7 +262,7 @@ impl<'a> Drawing<'a> {
     }
 }
 
-fn indented(span: &Span) -> String {
+fn indented(span: &SpanShape) -> String {
     format!("{}{}", "  ".repeat(span.depth.min(INDENT_DEPTH_MAX)), clean(&span.name))
 }
 

@@ -115,7 +115,7 @@ fn a_long_list_is_cut_and_says_so() {
 #[test]
 fn what_is_missing_is_said() {
     let mut fall = page();
-    fall.not_asked = vec![records::NotAsked {
+    fall.not_asked = vec![coordinator::records::shape::NotAsked {
         node: "decode-1".to_owned(),
         why: "connection refused".to_owned(),
     }];

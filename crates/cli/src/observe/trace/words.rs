@@ -1,8 +1,10 @@
 //! A request in words: what it was, where the time to its first token went, its stalls, and why it was slow.
 
-use crate::observe::format::{bytes, clean, ms, ms_or_dash, or_dash, wrap};
+use coordinator::records::shape::{ClockShape, Detail, StageShape, StallShape, Summary};
+
+use crate::observe::format::{bytes, clean, ms, ms_or_dash, wrap};
 use crate::observe::look::Look;
-use crate::observe::records::{Clock, Stage, Stall, Summary};
+use crate::observe::records::way;
 use crate::terminal::Paint;
 
 /// A request that stalls at each token would fill the screen.
@@ -31,8 +33,8 @@ pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
     }
     let outcome = match (&request.outcome, request.status) {
         (Some(outcome), Some(status)) => format!("{outcome} ({status})"),
-        (Some(outcome), None) => outcome.clone(),
-        (None, _) => format!("still {}, figures so far", request.state),
+        (Some(outcome), None) => outcome.to_string(),
+        (None, _) => format!("still {}, figures so far", request.state.name()),
     };
     let is_good = request.outcome.as_deref().is_none_or(|outcome| outcome == "ok");
     let paint = if is_good { Paint::Good } else { Paint::Bad };
@@ -42,26 +44,25 @@ pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
         ms_or_dash(request.ttft_ms),
         ms_or_dash(request.itl_p50_ms),
         ms_or_dash(request.itl_max_ms),
-        ms_or_dash(request.e2e_ms),
+        ms(request.e2e_ms),
     ));
-    if let Some(error) = request.error_words() {
+    if let Some(error) = &request.error {
         lines.push(format!(
             "  {}",
-            terminal.paint(&format!("error: {}", clean(&error)), Paint::Bad)
+            terminal.paint(&format!("error: {}", clean(error)), Paint::Bad)
         ));
     }
     if !request.breached.is_empty() {
-        let slo = request.slo.as_deref().unwrap_or("of its lane");
-        let words = format!("SLO {slo} breached: {}", request.breached.join(", "));
+        let words = format!("SLO {} breached: {}", request.slo, request.breached.join(", "));
         lines.push(format!("  {}", terminal.paint(&clean(&words), Paint::Warn)));
     }
     lines
 }
 
 fn what(request: &Summary) -> Vec<String> {
-    let mut parts = vec![format!("model {}", request.model)];
+    let mut parts = vec![format!("model {}", request.model.as_deref().unwrap_or_default())];
     parts.extend((!request.lane.is_empty()).then(|| format!("lane {}", request.lane)));
-    parts.extend((!request.endpoint.is_empty()).then(|| request.endpoint.clone()));
+    parts.extend((!request.endpoint.is_empty()).then(|| request.endpoint.to_string()));
     parts.push(
         if request.is_streaming {
             "streaming"
@@ -70,39 +71,42 @@ fn what(request: &Summary) -> Vec<String> {
         }
         .to_owned(),
     );
-    let (prompt, output) = (or_dash(request.prompt_tokens), or_dash(request.output_tokens));
-    let cached = request.cached_tokens.filter(|cached| *cached > 0);
-    let cached = cached.map_or_else(String::new, |cached| format!(" ({cached} cached)"));
+    let cached = match request.serving.cached_tokens {
+        0 => String::new(),
+        cached => format!(" ({cached} cached)"),
+    };
+    let (prompt, output) = (request.serving.prompt_tokens, request.serving.output_tokens);
     parts.push(format!("{prompt} prompt tokens{cached}, {output} output tokens"));
     parts
 }
 
 fn place(request: &Summary) -> Vec<String> {
-    let mut parts = vec![format!("nodes {}", request.nodes())];
-    if let Some(reason) = &request.local_prefill {
+    let mut parts = vec![format!("nodes {}", way(&request.serving))];
+    if let Some(reason) = &request.serving.local_prefill {
         parts.push(format!("prefilled on the decode node: {reason}"));
     }
-    if let Some(reason) = &request.route_reason {
+    if let Some(reason) = &request.serving.route_reason {
         parts.push(format!("chosen: {reason}"));
     }
-    if let (Some(transport), Some(count)) = (&request.transport, request.kv_bytes) {
-        let within = request.kv_transfer_ms.map(|took| format!(" in {} ms", ms(took)));
+    if let Some(transport) = &request.serving.transport {
+        let within = request
+            .serving
+            .kv_transfer_ms
+            .map(|took| format!(" in {} ms", ms(took)));
         parts.push(format!(
             "KV {} over {transport}{}",
-            bytes(count),
+            bytes(request.serving.kv_bytes),
             within.unwrap_or_default()
         ));
     }
-    let more_than_one = request.attempts.filter(|attempts| *attempts > 1);
-    parts.extend(more_than_one.map(|attempts| format!("{attempts} attempts")));
-    let preemptions = request.preemptions.filter(|count| *count > 0);
-    parts.extend(preemptions.map(|count| format!("preempted {count} times")));
+    parts.extend((request.serving.attempts > 1).then(|| format!("{} attempts", request.serving.attempts)));
+    parts.extend((request.serving.preemptions > 0).then(|| format!("preempted {} times", request.serving.preemptions)));
     parts
 }
 
 /// `parse 0.2 + tokenize 1.6 + ... = TTFT 281.0 ms, unattributed 0.1`.
-pub fn stage_sum(request: &Summary, width: usize) -> Vec<String> {
-    let to_first: Vec<&Stage> = request.stages.iter().filter(|stage| stage.phase == "ttft").collect();
+pub fn stage_sum(request: &Detail, width: usize) -> Vec<String> {
+    let to_first: Vec<&StageShape> = request.stages.iter().filter(|stage| stage.phase == "ttft").collect();
     let sum: f64 = to_first.iter().map(|stage| stage.ms).sum();
     let mut parts: Vec<String> = to_first
         .iter()
@@ -111,10 +115,10 @@ pub fn stage_sum(request: &Summary, width: usize) -> Vec<String> {
     if parts.is_empty() {
         return vec!["To the first token: no stage is known".to_owned()];
     }
-    let result = match request.ttft_ms {
+    let result = match request.summary.ttft_ms {
         None => format!(" = {} ms so far; no first token", ms(sum)),
         Some(ttft) => {
-            let left = request.unattributed_ms.unwrap_or(ttft - sum);
+            let left = request.summary.unattributed_ms.unwrap_or(ttft - sum);
             let missing = ttft - sum - left;
             let check = if missing.abs() > SHOWN_ALIKE_MS {
                 format!("; {} ms do not add up: a fault of the record", ms(missing))
@@ -144,13 +148,13 @@ pub fn stage_sum(request: &Summary, width: usize) -> Vec<String> {
     lines
 }
 
-pub fn stalls(request: &Summary) -> Vec<String> {
+pub fn stalls(request: &Detail) -> Vec<String> {
     let mut lines = Vec::new();
     if request.stalls.is_empty() {
-        if request.stall_count > 0 {
+        if request.summary.stall_count > 0 {
             lines.push(format!(
                 "Stalls: {}, and the record says no more of them",
-                request.stall_count
+                request.summary.stall_count
             ));
         }
         return lines;
@@ -179,28 +183,17 @@ pub fn stalls(request: &Summary) -> Vec<String> {
 }
 
 /// The server's words, with the name of the cause that counters and filters use.
-fn stall_words(stall: &Stall) -> String {
-    let known = match stall.cause.as_str() {
-        "transfer_tail" => "the rest of its KV was still on the way",
-        "preemption" => "it was preempted: its KV blocks went to another sequence",
-        "prefill_chunk" => "a chunk of a prompt was computed in the same step",
-        "step_time" => "the step itself took that long",
-        "network" => "the way from the node to the coordinator took that long",
-        "egress_back_pressure" => "the client did not read fast enough",
-        "migration" => "it went on at another node after a failure",
-        "" => "the cause is not known",
-        _ => "",
-    };
-    let words = if stall.words.is_empty() { known } else { &stall.words };
-    match (stall.cause.as_str(), words) {
-        ("", words) => words.to_owned(),
-        (cause, "") => cause.to_owned(),
-        (cause, words) => format!("{cause}: {words}"),
+fn stall_words(stall: &StallShape) -> String {
+    let told = [&*stall.cause, &stall.words];
+    let told: Vec<&str> = told.into_iter().filter(|text| !text.is_empty()).collect();
+    if told.is_empty() {
+        return "the cause is not known".to_owned();
     }
+    told.join(": ")
 }
 
 /// Where each of several prompts ran. The figures above are those of the prompt that the client heard of first.
-pub fn prompts(request: &Summary) -> Vec<String> {
+pub fn prompts(request: &Detail) -> Vec<String> {
     if request.prompts.is_empty() {
         return Vec::new();
     }
@@ -211,14 +204,14 @@ pub fn prompts(request: &Summary) -> Vec<String> {
             .iter()
             .map(|stage| format!("{} {}", stage.stage, ms(stage.ms)))
             .collect();
-        let transport = prompt.transport.as_ref();
-        let moved = transport.map(|transport| format!("; KV {} over {transport}", bytes(prompt.kv_bytes)));
-        let attempts = (prompt.attempts > 1).then(|| format!("; {} attempts", prompt.attempts));
+        let transport = prompt.serving.transport.as_ref();
+        let moved = transport.map(|transport| format!("; KV {} over {transport}", bytes(prompt.serving.kv_bytes)));
+        let attempts = (prompt.serving.attempts > 1).then(|| format!("; {} attempts", prompt.serving.attempts));
         lines.push(clean(&format!(
             "  {at}: {} in, {} out, {}: {}{}{}",
-            prompt.prompt_tokens,
-            prompt.output_tokens,
-            prompt.nodes(),
+            prompt.serving.prompt_tokens,
+            prompt.serving.output_tokens,
+            way(&prompt.serving),
             stages.join(", "),
             moved.unwrap_or_default(),
             attempts.unwrap_or_default(),
@@ -231,7 +224,7 @@ pub fn prompts(request: &Summary) -> Vec<String> {
     lines
 }
 
-pub fn failed_legs(request: &Summary) -> Vec<String> {
+pub fn failed_legs(request: &Detail) -> Vec<String> {
     let leg = |leg: &String| match leg.splitn(3, ':').collect::<Vec<_>>()[..] {
         [leg, node, cause] => format!("  the {leg} leg to {node} failed: {cause}"),
         _ => format!("  {leg}"),
@@ -243,7 +236,7 @@ pub fn failed_legs(request: &Summary) -> Vec<String> {
     std::iter::once("Failed legs:".to_owned()).chain(legs).collect()
 }
 
-pub fn clocks(clocks: &[Clock]) -> Vec<String> {
+pub fn clocks(clocks: &[ClockShape]) -> Vec<String> {
     if clocks.is_empty() {
         return Vec::new();
     }
@@ -267,18 +260,22 @@ pub fn slow_because(request: &Summary, look: Look) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::records::Prompt;
+    use coordinator::records::shape::{PromptShape, Serving};
 
-    fn request(stages: &[(&str, f64)], ttft_ms: Option<f64>) -> Summary {
-        let stages = stages.iter().map(|(stage, ms)| Stage {
-            stage: (*stage).to_owned(),
-            phase: if *stage == "decode" { "rest" } else { "ttft" }.to_owned(),
+    fn request(stages: &[(&str, f64)], ttft_ms: Option<f64>) -> Detail {
+        let stages = stages.iter().map(|(stage, ms)| StageShape {
+            stage: (*stage).to_owned().into(),
+            phase: if *stage == "decode" { "rest" } else { "ttft" }.into(),
             ms: *ms,
+            process: None,
         });
-        Summary {
+        Detail {
             stages: stages.collect(),
-            ttft_ms,
-            ..Summary::default()
+            summary: Summary {
+                ttft_ms,
+                ..Summary::default()
+            },
+            ..Detail::default()
         }
     }
 
@@ -290,25 +287,29 @@ mod tests {
 
     #[test]
     fn each_of_several_prompts_has_a_line_and_a_screen_has_room_for_the_rest() {
-        let prompt = Prompt {
-            prompt_tokens: 12,
-            output_tokens: 4,
-            prefill_node: Some("prefill-1".to_owned()),
-            decode_node: Some("decode-0".to_owned()),
-            attempts: 2,
-            transport: Some("grpc".to_owned()),
-            kv_bytes: 2048,
+        let prompt = PromptShape {
+            serving: Serving {
+                prompt_tokens: 12,
+                output_tokens: 4,
+                prefill_node: Some("prefill-1".to_owned()),
+                decode_node: Some("decode-0".to_owned()),
+                attempts: 2,
+                transport: Some("grpc".to_owned()),
+                kv_bytes: 2048,
+                ..Serving::default()
+            },
             stages: request(&[("prefill_forward", 70.5)], None).stages,
+            ..PromptShape::default()
         };
-        let several = Summary {
+        let several = Detail {
             prompts: vec![prompt; PROMPTS_MAX + 3],
-            ..Summary::default()
+            ..Detail::default()
         };
         let lines = prompts(&several);
         let second = "  1: 12 in, 4 out, prefill-1 > decode-0: prefill_forward 70.5; KV 2.0 kB over grpc; 2 attempts";
         assert_eq!(lines[2], second);
         assert_eq!(lines.last().map(String::as_str), Some("  and 3 more; -o json has them"));
-        assert!(prompts(&Summary::default()).is_empty());
+        assert!(prompts(&Detail::default()).is_empty());
     }
 
     #[test]
@@ -341,33 +342,33 @@ mod tests {
     #[test]
     fn a_record_that_does_not_add_up_says_so() {
         let mut request = request(&[("parse", 1.0)], Some(5.0));
-        request.unattributed_ms = Some(4.0);
+        request.summary.unattributed_ms = Some(4.0);
         let text = stage_sum(&request, 200).join("\n");
-        request.unattributed_ms = Some(0.0);
+        request.summary.unattributed_ms = Some(0.0);
         let wrong = stage_sum(&request, 200).join("\n");
         assert!(
             wrong.len() > text.len() && wrong.contains("4.0 ms do not add up"),
             "{wrong}"
         );
-        request.ttft_ms = None;
+        request.summary.ttft_ms = None;
         assert!(stage_sum(&request, 200).join("\n").contains("no first token"));
     }
 
     #[test]
     fn every_stall_has_words_and_a_long_list_says_how_many_more() {
-        let stall = |cause: &str, words: &str| Stall {
-            cause: cause.to_owned(),
+        let stall = |cause: &str, words: &str| StallShape {
+            cause: cause.to_owned().into(),
             words: words.to_owned(),
-            ..Stall::default()
+            ..StallShape::default()
         };
-        let mut request = Summary {
+        let mut request = Detail {
             stalls: vec![
                 stall("network", ""),
                 stall("new_cause", ""),
                 stall("", ""),
                 stall("a", "b"),
             ],
-            ..Summary::default()
+            ..Detail::default()
         };
         assert!(stalls(&request).iter().all(|line| line.len() > 5));
         request.stalls = vec![stall("network", ""); 25];
