@@ -32,7 +32,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), RunError> {
     live(config, Default::default(), shutdown).await.map(drop)
 }
 
-/// One life of a process that may have another in another role (`config.roles`), with the same weights and port.
+/// One life of a process that may have another in another role (`config.node.roles`), with the same weights and port.
 ///
 /// # Errors
 /// [`RunError`].

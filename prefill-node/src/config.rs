@@ -1,93 +1,30 @@
-//! Every key of a prefill node. Keys that both kinds of node have mean the same on both.
+//! Every key of a prefill node: those of every node, and its own.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args};
-use engine::{
-    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
-    open_engine,
-};
-use kv_transfer::DirectSecret;
-use kv_transfer::choice::TransportKind;
-use node::{NodeSettings, PrefillSettings, RoleSettings};
-use proto::messages::PROTOCOL_VERSION;
+use clap::Args;
+use engine::{EngineLimits, KeptWeights, KvBacking, OpenError, OpenedEngine};
+use node::{NodeConfig, NodeSettings, PrefillSettings, RoleSettings};
 use serde::Serialize;
-use service_runtime::config::ByteSize;
 use service_runtime::freed_memory::FreedMemory;
-use service_runtime::http_guard::GuardConfig;
-use service_runtime::membership::CoordinatorsAt;
-use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::process::ProcessConfig;
-use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
-use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
-use serving_core::node::AssignedRole;
+use service_runtime::spans::flavor::OtelFlavor;
 
 #[derive(Clone, Debug, Args, Serialize)]
+#[command(
+    mut_arg("name", |name| name.required(false).default_value("prefill-0")),
+    mut_arg("listen", |listen| listen.required(false).default_value("127.0.0.1:7410"))
+)]
 pub struct Config {
-    /// Name of this node, unique in the cluster; kept over restarts
-    #[arg(long, default_value = "prefill-0")]
-    pub name: String,
-    /// Address to listen on for gRPC, /metrics and /health; port 0 takes any free one
-    #[arg(long, default_value = "127.0.0.1:7410", value_name = "HOST:PORT")]
-    pub listen: String,
-    /// Address others reach this node at; default: the one it listens on
-    #[arg(long, value_name = "HOST:PORT")]
-    pub advertise: Option<String>,
-    /// Where the coordinators are: host:port of each one's control port, or etcd://HOST:PORT/CLUSTER, where this node then
-    /// registers too
-    #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
-    pub coordinators: Vec<CoordinatorsAt>,
-    /// GGUF file of the model; the stand-in takes only vocabulary and context from it
-    #[arg(long, value_name = "GGUF")]
-    pub model: Option<PathBuf>,
-    /// Model name to register under; the coordinator takes nodes of its own name only
-    #[arg(long, default_value = "smollm2-135m")]
-    pub served_model_name: String,
-    /// What runs the model
-    #[arg(long, value_enum, default_value = "cpu")]
-    pub engine: EngineKind,
-    /// Arithmetic of the CPU engine; equal on all nodes of a cluster
-    #[arg(long, value_enum, default_value = "int8-blocks")]
-    pub numerics: Numerics,
-    /// Instruction set of the CPU engine; results do not depend on it
-    #[arg(long, value_enum, default_value = "auto")]
-    pub kernel: KernelChoice,
-    /// Threads of the CPU engine; default: every core
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: Option<u32>,
-    /// Memory for KV blocks
-    #[arg(long, default_value = "512MiB")]
-    pub kv_cache_memory: ByteSize,
-    /// Tokens of a KV block: a multiple of 16, at most 256; all nodes of a cluster need the same
-    #[arg(long, value_name = "TOKENS", default_value_t = engine::BLOCK_TOKENS)]
-    pub block_size: u32,
-    /// Sequences in one step
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub max_num_seqs: u32,
-    /// Tokens in one step; longer prompts are computed in chunks
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub max_num_batched_tokens: u32,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub node: NodeConfig,
     /// The end of a prompt of several chunks that nothing else waits behind is a chunk of its own of at most this many
     /// tokens, so that most of its KV moves while the rest is computed; over gRPC a prompt of one chunk, from 8 times as
     /// many tokens on, is computed in two halves; 0: neither
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub last_chunk_tokens: u32,
-    /// Prompt and outputs together; default: what the model was trained for
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_model_len: Option<u32>,
-    /// Keep computed blocks for prompts that begin alike
-    #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
-    pub prefix_cache: bool,
-    /// How KV may travel to a decode node, best first: shm (same host, same user), grpc (anywhere). A pair without the one
-    /// takes the next
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
-    pub transports: Vec<TransportKind>,
-    /// Held by the nodes of one `baton up`, which draws it: the KV blocks of decode nodes of this host and user that hold the
-    /// same are written in place over shm. Give it in the environment, where other users do not see it
-    #[arg(long, value_name = "TEXT")]
-    pub shm_direct_secret: Option<DirectSecret>,
     /// How long blocks are kept for a decode node that takes none of them and does not acknowledge; must exceed its longest
     /// step (a dead one is noticed by its connection). Each block that leaves restarts it, up to ten times as long in all
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
@@ -95,92 +32,40 @@ pub struct Config {
     /// Blocks waiting to be pushed before no further work is asked for; default: half the pool
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub push_queue_blocks_max: Option<u32>,
-    /// How long a drain takes at most. Running requests get it less 3.5 s for goodbyes, or half of it; then they are given up
-    /// and go on elsewhere
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
-    pub drain_ms_max: u64,
-    /// What this process can become when it is asked to: the program says it, no setting
-    #[arg(skip)]
-    #[serde(skip)]
-    pub roles: Vec<AssignedRole>,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub guard: GuardConfig,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub otel: OtelConfig,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub metrics: MetricsConfig,
 }
 
 impl ProcessConfig for Config {
     const SERVICE: &'static str = "baton-prefill";
     const FREED_MEMORY: FreedMemory = FreedMemory::Kept;
     fn name(&self) -> &str {
-        &self.name
+        &self.node.name
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
-        &self.otel.otel_flavor
+        &self.node.otel.otel_flavor
     }
 }
 
 impl Config {
     pub fn settings(&self) -> NodeSettings {
-        NodeSettings {
-            name: self.name.clone(),
-            listen: self.listen.clone(),
-            advertise: self.advertise.clone(),
-            coordinators: self.coordinators.clone(),
-            served_model_name: self.served_model_name.clone(),
-            max_model_len: self.max_model_len,
-            prefix_cache: self.prefix_cache,
-            transports: self.transports.clone(),
-            drain: self.drain(),
-            roles: self.roles.clone(),
-            guard: self.guard.clone(),
-            metrics: self.metrics,
-            version: crate::PROGRAM.version,
-            role: RoleSettings::Prefill(PrefillSettings {
-                hold: self.hold(),
-                last_chunk_tokens: NonZeroU32::new(self.last_chunk_tokens),
-                direct_secret: self.shm_direct_secret.clone(),
-                push_queue_blocks_max: self.push_queue_blocks_max,
-            }),
-        }
+        let role = RoleSettings::Prefill(PrefillSettings {
+            hold: Duration::from_millis(self.hold_ms_max),
+            last_chunk_tokens: NonZeroU32::new(self.last_chunk_tokens),
+            direct_secret: self.node.shm_direct_secret.clone(),
+            push_queue_blocks_max: self.push_queue_blocks_max,
+        });
+        self.node.settings(crate::PROGRAM.version, role)
     }
 
-    /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
+    /// As [`NodeConfig::open_engine`].
     ///
     /// # Errors
     /// The configuration's or the model file's fault.
     pub fn open_engine(&self, kept_weights: KeptWeights) -> Result<OpenedEngine, OpenError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        open_engine(OpenOptions {
-            kind: self.engine,
-            model: self.model.as_deref(),
-            numerics: self.numerics,
-            kernel: self.kernel,
-            threads: self.threads.map_or(cores, |threads| threads as usize),
-            block_tokens: self.block_size,
-            kv_bytes: self.kv_cache_memory.bytes(),
-            kv_backing: KvBacking::Private,
-            limits: EngineLimits {
-                max_batch_tokens: self.max_num_batched_tokens,
-                // A step never has more sequences than tokens.
-                max_sequences: self.max_num_seqs.min(self.max_num_batched_tokens),
-            },
-            protocol_version: PROTOCOL_VERSION,
-            kept_weights,
-            progress: None,
-        })
-    }
-
-    pub fn hold(&self) -> Duration {
-        Duration::from_millis(self.hold_ms_max)
-    }
-    /// Of a drain's time, what running requests get.
-    pub fn drain(&self) -> Duration {
-        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max), NODE_GOODBYE_TIME)
+        let limits = EngineLimits {
+            max_batch_tokens: self.node.max_num_batched_tokens,
+            // A step never has more sequences than tokens.
+            max_sequences: self.node.max_num_seqs.min(self.node.max_num_batched_tokens),
+        };
+        self.node.open_engine(limits, KvBacking::Private, kept_weights)
     }
 }

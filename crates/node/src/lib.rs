@@ -5,6 +5,7 @@
 //! A request passes `handle`, `admit`, `node_loop`, `deliver`. Tests: beside the code; `prefill-node/tests`, `decode-node/tests` over real gRPC.
 
 mod admit;
+mod config;
 mod decode_leg;
 mod deliver;
 mod engine_thread;
@@ -23,6 +24,7 @@ mod request;
 mod settings;
 mod streams;
 
+pub use config::NodeConfig;
 pub use handle::{Asked, EVENTS_QUEUED_MAX, EventStream, Handle};
 pub use kv_pool::KvPool;
 pub use life::{Life, RunError, live};

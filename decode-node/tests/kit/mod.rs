@@ -71,7 +71,7 @@ impl TestNode {
         node.add_to_routes(&mut routes);
         let ops = Ops {
             role: "decode",
-            name: config.name.clone(),
+            name: config.node.name.clone(),
             version: "test",
             health: Health::new("test"),
             metrics: Arc::new(registry),
@@ -207,11 +207,11 @@ pub fn compute(node: &TestNode, request: &Request) -> Computed {
     let options = engine::OpenOptions {
         kind: engine::EngineKind::StandIn,
         model: None,
-        numerics: node.config.numerics,
-        kernel: node.config.kernel,
+        numerics: node.config.node.numerics,
+        kernel: node.config.node.kernel,
         threads: 1,
-        block_tokens: node.config.block_size,
-        kv_bytes: node.config.kv_cache_memory.bytes(),
+        block_tokens: node.config.node.block_size,
+        kv_bytes: node.config.node.kv_cache_memory.bytes(),
         kv_backing: Default::default(),
         limits: node.config.engine_limits(),
         protocol_version: PROTOCOL_VERSION,

@@ -1,0 +1,155 @@
+//! The keys that every node has, whatever its role. A role's configuration flattens them and gives `name` and `listen` a default.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use engine::{
+    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
+    open_engine,
+};
+use kv_transfer::DirectSecret;
+use kv_transfer::choice::TransportKind;
+use proto::messages::PROTOCOL_VERSION;
+use serde::Serialize;
+use service_runtime::config::ByteSize;
+use service_runtime::http_guard::GuardConfig;
+use service_runtime::membership::CoordinatorsAt;
+use service_runtime::metrics::config::MetricsConfig;
+use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
+use service_runtime::spans::flavor::OtelConfig;
+use serving_core::node::AssignedRole;
+
+use crate::settings::{NodeSettings, RoleSettings};
+
+#[derive(Clone, Debug, Args, Serialize)]
+pub struct NodeConfig {
+    /// Name of this node, unique in the cluster; kept over restarts
+    #[arg(long)]
+    pub name: String,
+    /// Address to listen on for gRPC, /metrics, /health and /ready; port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: String,
+    /// Address others reach this node at; default: the one it listens on
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Where the coordinators are: host:port of each one's control port, or etcd://HOST:PORT/CLUSTER, where this node then
+    /// registers too
+    #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
+    pub coordinators: Vec<CoordinatorsAt>,
+    /// GGUF file of the model; the stand-in takes only vocabulary and context from it
+    #[arg(long, value_name = "GGUF")]
+    pub model: Option<PathBuf>,
+    /// Model name to register under; the coordinator takes nodes of its own name only
+    #[arg(long, default_value = "smollm2-135m")]
+    pub served_model_name: String,
+    /// What runs the model
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub engine: EngineKind,
+    /// Arithmetic of the CPU engine; all nodes of a cluster need the same
+    #[arg(long, value_enum, default_value = "int8-blocks")]
+    pub numerics: Numerics,
+    /// Instruction set of the CPU engine; results do not depend on it
+    #[arg(long, value_enum, default_value = "auto")]
+    pub kernel: KernelChoice,
+    /// Threads of the CPU engine; default: every core
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Memory for KV blocks
+    #[arg(long, default_value = "512MiB")]
+    pub kv_cache_memory: ByteSize,
+    /// Tokens of a KV block: a multiple of 16, at most 256; all nodes of a cluster need the same
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::BLOCK_TOKENS)]
+    pub block_size: u32,
+    /// Sequences in one step; on a decode node as many again may wait
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: u32,
+    /// Tokens in one step; longer prompts are computed in chunks
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_batched_tokens: u32,
+    /// Prompt and outputs together; default: what the model was trained for
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_model_len: Option<u32>,
+    /// Keep computed blocks for prompts that begin alike
+    #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
+    pub prefix_cache: bool,
+    /// How KV may travel from prefill to decode nodes, best first: shm (same host, same user), grpc (anywhere; pairs meet over
+    /// it). A pair without the one takes the next
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
+    pub transports: Vec<TransportKind>,
+    /// Held by the nodes of one `baton up`, which draws it: prefill nodes write the KV blocks of decode nodes of the same host
+    /// and user that hold the same in place over shm. Give it in the environment, where other users do not see it
+    #[arg(long, value_name = "TEXT")]
+    pub shm_direct_secret: Option<DirectSecret>,
+    /// How long a drain takes at most. Running requests get it less 3.5 s for goodbyes, or half of it; then they are given up
+    /// and go on elsewhere
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    pub drain_ms_max: u64,
+    /// What this process can become when it is asked to: the program says it, no setting
+    #[arg(skip)]
+    #[serde(skip)]
+    pub roles: Vec<AssignedRole>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub guard: GuardConfig,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub otel: OtelConfig,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub metrics: MetricsConfig,
+}
+
+impl NodeConfig {
+    /// `version` is the program's.
+    pub fn settings(&self, version: &'static str, role: RoleSettings) -> NodeSettings {
+        NodeSettings {
+            name: self.name.clone(),
+            listen: self.listen.clone(),
+            advertise: self.advertise.clone(),
+            coordinators: self.coordinators.clone(),
+            served_model_name: self.served_model_name.clone(),
+            max_model_len: self.max_model_len,
+            prefix_cache: self.prefix_cache,
+            transports: self.transports.clone(),
+            drain: self.drain(),
+            roles: self.roles.clone(),
+            guard: self.guard.clone(),
+            metrics: self.metrics,
+            version,
+            role,
+        }
+    }
+
+    /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
+    ///
+    /// # Errors
+    /// The configuration's or the model file's fault.
+    pub fn open_engine(
+        &self,
+        limits: EngineLimits,
+        kv_backing: KvBacking,
+        kept_weights: KeptWeights,
+    ) -> Result<OpenedEngine, OpenError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        open_engine(OpenOptions {
+            kind: self.engine,
+            model: self.model.as_deref(),
+            numerics: self.numerics,
+            kernel: self.kernel,
+            threads: self.threads.map_or(cores, |threads| threads as usize),
+            block_tokens: self.block_size,
+            kv_bytes: self.kv_cache_memory.bytes(),
+            kv_backing,
+            limits,
+            protocol_version: PROTOCOL_VERSION,
+            kept_weights,
+            progress: None,
+        })
+    }
+
+    /// Of a drain's time, what running requests get.
+    fn drain(&self) -> Duration {
+        shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max), NODE_GOODBYE_TIME)
+    }
+}
