@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn real() -> TextModel {
-        TextModel::open(&model_files::testing::model_path(), None).expect("the test model opens")
+        TextModel::open(&model_files::test_kit::model_path(), None).expect("the test model opens")
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_context_longer_than_trained_is_refused() {
-        let refused = TextModel::open(&model_files::testing::model_path(), Some(u32::MAX));
+        let refused = TextModel::open(&model_files::test_kit::model_path(), Some(u32::MAX));
         assert!(matches!(refused, Err(OpenModelError::ContextTooLong { .. })));
     }
 }

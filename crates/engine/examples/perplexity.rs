@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use engine::{BLOCK_TOKENS, CpuEngineOptions, EngineLimits, KernelChoice, KvSize, Numerics, open_cpu_engine};
 use model_files::gguf::GgufFile;
-use model_files::testing::model_path;
+use model_files::test_kit::model_path;
 use model_files::tokenizer::Tokenizer;
 use perplexity::{STEP_ROWS, Score, score_chunk};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use model_files::arch::Architecture;
-use model_files::testing::TinyModel;
+use model_files::test_kit::TinyModel;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);

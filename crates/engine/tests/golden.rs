@@ -12,7 +12,7 @@ use common::{Golden, Setup, argmax, data, feed, goldens, open, open_file, setup,
 use engine::{CpuEngine, LogitsWanted, Numerics, prompt_logprob};
 use model_files::arch::SUPPORTED;
 use model_files::gguf::GgufFile;
-use model_files::testing::TinyModel;
+use model_files::test_kit::TinyModel;
 use serving_core::ids::TokenId;
 
 /// What the default run's exact decode path covers, in total rows of a case.

@@ -9,7 +9,7 @@ use engine::{
     SampleInput, Sampler, SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
-use model_files::testing::{TINY_VOCAB_SIZE, TinyModel};
+use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel};
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{SamplingParams, StopConditions};
 

@@ -8,7 +8,7 @@ mod perplexity;
 use common::{data, open, setup};
 use engine::Numerics;
 use model_files::gguf::GgufFile;
-use model_files::testing::model_path;
+use model_files::test_kit::model_path;
 use model_files::tokenizer::Tokenizer;
 use perplexity::{Score, score_chunk};
 

@@ -104,7 +104,7 @@ impl ModelInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::model_path;
+    use crate::test_kit::model_path;
 
     #[test]
     fn the_real_model() {

@@ -2,7 +2,7 @@
 //! Never runs a model, never touches the network, never trusts a file: every count and offset is checked before use.
 //! Read first: `gguf::GgufFile::open`, then `config::ModelConfig::from_gguf`; the tokenizer and the chat template
 //! build on the metadata alone.
-//! Tests: beside the code; they need the real model file, see `testing::model_path`.
+//! Tests: beside the code; they need the real model file, see `test_kit::model_path`.
 
 pub mod arch;
 pub mod chat_template;
@@ -12,4 +12,4 @@ pub mod info;
 pub mod tokenizer;
 
 #[cfg(any(test, feature = "testing"))]
-pub mod testing;
+pub mod test_kit;

@@ -193,7 +193,7 @@ fn news_of(event: SseEvent) -> Option<News> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer};
+    use crate::observe::test_kit::{Answer, TestServer};
 
     const QUICK: BackOff = BackOff {
         first: Duration::from_millis(1),

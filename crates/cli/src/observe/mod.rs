@@ -14,7 +14,7 @@ pub mod status;
 mod table;
 pub mod tap;
 #[cfg(test)]
-pub(crate) mod test_server;
+pub(crate) mod test_kit;
 pub mod top;
 pub mod trace;
 

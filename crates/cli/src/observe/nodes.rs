@@ -128,7 +128,7 @@ pub(super) fn kv_use(node: &NodePage) -> String {
 mod tests {
     use super::*;
     use crate::observe::records;
-    use crate::observe::test_server::{Answer, TestServer};
+    use crate::observe::test_kit::{Answer, TestServer};
 
     const PAGE: &str = include_str!("../../testdata/cluster.json");
 

@@ -188,7 +188,7 @@ fn stages_table(stages: &[StageBudget], terminal: Terminal) -> String {
 mod tests {
     use super::*;
     use crate::observe::records;
-    use crate::observe::test_server::{Answer, TestServer, bent};
+    use crate::observe::test_kit::{Answer, TestServer, bent};
 
     const PAGE: &str = include_str!("../../testdata/slo.json");
 

@@ -178,7 +178,7 @@ fn pairs_table(cluster: &ClusterPage) -> Table {
 mod tests {
     use super::*;
     use crate::observe::records;
-    use crate::observe::test_server::{Answer, TestServer, bent, nobody};
+    use crate::observe::test_kit::{Answer, TestServer, bent, nobody};
 
     const PAGE: &str = include_str!("../../testdata/cluster.json");
 

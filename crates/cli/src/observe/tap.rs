@@ -94,7 +94,7 @@ fn line_of(args: &TapArgs, record: &Summary, (raw, look): (&Value, Look)) -> any
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer, nobody};
+    use crate::observe::test_kit::{Answer, TestServer, nobody};
     use clap::Parser;
     use std::time::Duration;
 

@@ -104,7 +104,7 @@ async fn live(client: &AdminClient, is_ascii: bool) -> anyhow::Result<Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer, nobody};
+    use crate::observe::test_kit::{Answer, TestServer, nobody};
 
     #[tokio::test]
     async fn without_a_terminal_it_is_one_frame() {

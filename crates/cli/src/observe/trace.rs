@@ -163,7 +163,7 @@ async fn not_kept(client: &AdminClient, id: &str) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer, nobody};
+    use crate::observe::test_kit::{Answer, TestServer, nobody};
     use clap::Parser;
 
     #[derive(Debug, Parser)]

@@ -68,7 +68,7 @@ async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer};
+    use crate::observe::test_kit::{Answer, TestServer};
 
     const ASKED: &str = r#"{"node": "decode-0", "epoch": "00ff", "state": "draining"}"#;
 

@@ -119,7 +119,7 @@ fn came_back(node: &NodePage, role: &str) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer, TestServer};
+    use crate::observe::test_kit::{Answer, TestServer};
 
     const PATH: &str = "/admin/nodes/prefill-1/role/decode";
 

@@ -64,7 +64,7 @@ impl ReadyWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::test_server::{Answer as Served, TestServer};
+    use crate::observe::test_kit::{Answer as Served, TestServer};
 
     #[tokio::test]
     async fn only_what_is_new_is_told() {

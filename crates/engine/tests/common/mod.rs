@@ -9,7 +9,7 @@ use engine::{
     SequenceRows, open_cpu_engine,
 };
 use model_files::gguf::GgufFile;
-use model_files::testing::model_path;
+use model_files::test_kit::model_path;
 use serde::Deserialize;
 use serving_core::ids::{BlockId, TokenId};
 

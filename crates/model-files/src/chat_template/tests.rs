@@ -1,7 +1,7 @@
 //! Chat templates against the golden prompts, against Python's jinja2, and hostile ones.
 
 use super::*;
-use crate::testing::{TinyModel, golden_cases, model_path};
+use crate::test_kit::{TinyModel, golden_cases, model_path};
 
 fn compile(source: &str) -> Result<ChatTemplate, ChatTemplateError> {
     ChatTemplate::compile(source, "<s>".to_owned(), "</s>".to_owned())

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::arch::SUPPORTED;
-use crate::testing::{GgufBuilder, TinyModel, model_path};
+use crate::test_kit::{GgufBuilder, TinyModel, model_path};
 
 fn load(builder: &GgufBuilder) -> Result<ModelConfig, ConfigError> {
     let folder = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn absent_optional_keys_have_their_defaults() {
         .without_metadata("llama.vocab_size");
     let config = load(&bare).unwrap();
     assert_eq!((config.kv_head_count, config.rope_base), (4, ROPE_BASE_DEFAULT));
-    assert_eq!(config.vocab_size, crate::testing::TINY_VOCAB_SIZE);
+    assert_eq!(config.vocab_size, crate::test_kit::TINY_VOCAB_SIZE);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::*;
-use crate::testing::{BuiltTensor, GgufBuilder, TinyModel, model_path};
+use crate::test_kit::{BuiltTensor, GgufBuilder, TinyModel, model_path};
 
 /// Length of the real file's header (metadata and tensor table), for cuts and flips that matter.
 const REAL_HEADER_BYTES: usize = 1_785_664;

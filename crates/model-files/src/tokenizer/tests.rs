@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::MetadataValue;
-use crate::testing::{GgufBuilder, TinyModel, golden_cases, model_path};
+use crate::test_kit::{GgufBuilder, TinyModel, golden_cases, model_path};
 
 static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let file = GgufFile::open(&model_path()).unwrap();

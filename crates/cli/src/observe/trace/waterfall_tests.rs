@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::observe::records;
-use crate::observe::test_server::bent;
+use crate::observe::test_kit::bent;
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../../testdata/waterfall.json");
