@@ -26,41 +26,33 @@ pub enum GgmlType {
 }
 
 impl GgmlType {
-    /// Elements of one block: 1 for plain numbers.
-    pub fn block_elements(self) -> usize {
+    /// Number in GGUF files, name, elements of a block, bytes of a block.
+    const fn facts(self) -> (u32, &'static str, usize, usize) {
         match self {
-            GgmlType::F32 | GgmlType::F16 => 1,
-            GgmlType::Q4_1 | GgmlType::Q8_0 => 32,
-        }
-    }
-
-    /// Bytes of one block.
-    pub fn block_bytes(self) -> usize {
-        match self {
-            GgmlType::F32 => 4,
-            GgmlType::F16 => 2,
-            GgmlType::Q4_1 => 2 + 2 + 16,
-            GgmlType::Q8_0 => 2 + 32,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            GgmlType::F32 => "F32",
-            GgmlType::F16 => "F16",
-            GgmlType::Q4_1 => "Q4_1",
-            GgmlType::Q8_0 => "Q8_0",
+            GgmlType::F32 => (0, "F32", 1, 4),
+            GgmlType::F16 => (1, "F16", 1, 2),
+            GgmlType::Q4_1 => (3, "Q4_1", 32, 2 + 2 + 16),
+            GgmlType::Q8_0 => (8, "Q8_0", 32, 2 + 32),
         }
     }
 
     /// The type's number in GGUF files.
     pub fn id(self) -> u32 {
-        match self {
-            GgmlType::F32 => 0,
-            GgmlType::F16 => 1,
-            GgmlType::Q4_1 => 3,
-            GgmlType::Q8_0 => 8,
-        }
+        self.facts().0
+    }
+
+    pub fn name(self) -> &'static str {
+        self.facts().1
+    }
+
+    /// Elements of one block: 1 for plain numbers.
+    pub fn block_elements(self) -> usize {
+        self.facts().2
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        self.facts().3
     }
 
     fn from_id(id: u32) -> Option<GgmlType> {
