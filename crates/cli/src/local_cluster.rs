@@ -44,29 +44,9 @@ pub struct NodeExit {
     pub name: String,
     pub pid: u32,
     /// The exit status or the signal, from the operating system.
-    pub status: ExitStatusText,
+    pub status: ExitStatus,
     /// The last lines of its stderr.
     pub last_lines: Vec<String>,
-}
-
-/// `None` when the process could not be waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExitStatusText(pub Option<ExitStatus>);
-
-impl ExitStatusText {
-    /// `None` for a process that was ended by a signal.
-    pub fn code(self) -> Option<i32> {
-        self.0.and_then(|status| status.code())
-    }
-}
-
-impl std::fmt::Display for ExitStatusText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(status) => write!(f, "{status}"),
-            None => f.write_str("an unknown status"),
-        }
-    }
 }
 
 fn last_lines_text(lines: &[String]) -> String {
@@ -253,13 +233,9 @@ impl LocalCluster {
     /// No process has that name, or it still runs after `within`.
     pub async fn wait_for_exit(&self, name: &str, within: Duration) -> Result<NodeExit, LocalClusterError> {
         let process = self.process(name)?;
-        let waiting = tokio::time::timeout(within, process.wait_for_exit());
-        let late = |_| LocalClusterError::NotReady {
-            within,
-            waiting_for: format!("{name} to exit"),
-        };
-        waiting.await.map_err(late)?;
-        self.exit_of(name).ok_or(LocalClusterError::NotReady {
+        // A process that is late has no status yet.
+        let _ = tokio::time::timeout(within, process.wait_for_exit()).await;
+        self.exit_of(name).ok_or_else(|| LocalClusterError::NotReady {
             within,
             waiting_for: format!("{name} to exit"),
         })
@@ -305,21 +281,10 @@ impl LocalCluster {
         killed
     }
 
-    /// Sends SIGKILL to every process. No process is left afterwards.
-    pub(crate) async fn kill_all(&self) {
-        for process in self.processes.values() {
-            process.kill();
-        }
-        for process in self.processes.values() {
-            process.wait_for_exit().await;
-        }
-    }
-
     fn process(&self, name: &str) -> Result<&Process, LocalClusterError> {
-        let names = || self.order.join(", ");
         let missing = || LocalClusterError::NoSuchNode {
             name: name.to_owned(),
-            names: names(),
+            names: self.order.join(", "),
         };
         self.processes.get(name).ok_or_else(missing)
     }
@@ -336,13 +301,11 @@ impl LocalCluster {
 
     fn exit_of(&self, name: &str) -> Option<NodeExit> {
         let process = self.processes.get(name)?;
-        let status = process.exit_status()?;
-        let (name, last_lines) = (name.to_owned(), process.last_lines());
         Some(NodeExit {
-            name,
+            name: name.to_owned(),
             pid: process.pid,
-            status: ExitStatusText(Some(status)),
-            last_lines,
+            status: process.exit_status()?,
+            last_lines: process.last_lines(),
         })
     }
 

@@ -191,7 +191,7 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
             Ok(stop.exit())
         }
         _ = signals.next() => {
-            cluster.kill_all().await;
+            cluster.stop(Duration::ZERO).await;
             say!("stopped at once");
             Ok(Exit::Interrupted)
         }

@@ -298,20 +298,27 @@ impl LocalClusterOptions {
     }
 
     fn coordinator(&self, name: String, listen: &str) -> ProcessSpec {
-        let mut flags = Flags::default();
-        flags.set("name", &name);
-        flags.set("listen", listen);
+        let mut flags = self.flags_of_all(&name, listen);
         if let LocalMembership::Etcd(address) = &self.membership {
             flags.set("membership", address);
         }
         flags.set("control-listen", "127.0.0.1:0");
-        flags.set("model", &self.model);
-        flags.set_some("served-model-name", &self.settings.served_model_name);
-        flags.set_some("max-model-len", &self.settings.max_model_len);
         flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
-        flags.set_true("vllm-metrics", self.settings.vllm_metrics);
-        flags.set_some("otel-flavor", &self.settings.otel_flavor);
         self.spec(ProcessKind::Coordinator, name, flags)
+    }
+
+    /// The flags that a process of any kind has.
+    fn flags_of_all(&self, name: &str, listen: &str) -> Flags {
+        let settings = &self.settings;
+        let mut flags = Flags::default();
+        flags.set("name", name);
+        flags.set("listen", listen);
+        flags.set("model", &self.model);
+        flags.set_some("served-model-name", &settings.served_model_name);
+        flags.set_some("max-model-len", &settings.max_model_len);
+        flags.set_true("vllm-metrics", settings.vllm_metrics);
+        flags.set_some("otel-flavor", &settings.otel_flavor);
+        flags
     }
 
     /// The nodes, with the addresses at which the coordinators' membership endpoints listen.
@@ -320,46 +327,35 @@ impl LocalClusterOptions {
             LocalMembership::Etcd(address) => address.as_str(),
             _ => control_addresses,
         };
-        let of = |kind: ProcessKind, count: u32| {
-            (0..count).map(move |index| match kind {
-                ProcessKind::Prefill => (kind, format!("prefill-{index}")),
-                _ => (kind, format!("decode-{index}")),
-            })
-        };
-        let names: Vec<(ProcessKind, String)> = match self.topology {
+        let pools = match self.topology {
             Topology::Disaggregated {
                 prefill_count,
                 decode_count,
-            } => {
-                let prefill = of(ProcessKind::Prefill, prefill_count);
-                prefill.chain(of(ProcessKind::Decode, decode_count)).collect()
-            }
-            Topology::CoLocated { node_count } => of(ProcessKind::CoLocated, node_count).collect(),
+            } => vec![
+                (ProcessKind::Prefill, "prefill", prefill_count),
+                (ProcessKind::Decode, "decode", decode_count),
+            ],
+            Topology::CoLocated { node_count } => vec![(ProcessKind::CoLocated, "decode", node_count)],
         };
-        let node = |(kind, name)| self.node(kind, name, coordinators);
-        names.into_iter().map(node).collect()
+        let nodes = pools.into_iter().flat_map(|(kind, word, count)| {
+            (0..count).map(move |index| self.node(kind, format!("{word}-{index}"), coordinators))
+        });
+        nodes.collect()
     }
 
     fn node(&self, kind: ProcessKind, name: String, coordinators: &str) -> ProcessSpec {
         let settings = &self.settings;
-        let mut flags = Flags::default();
-        flags.set("name", &name);
-        flags.set("listen", "127.0.0.1:0");
+        let mut flags = self.flags_of_all(&name, "127.0.0.1:0");
         flags.set("coordinators", coordinators);
-        flags.set("model", &self.model);
         flags.set_some("threads", &settings.threads_per_node);
         flags.set_some("kv-cache-memory", &settings.kv_cache_memory);
         flags.set_some("block-size", &settings.block_size);
         flags.set_some("max-num-seqs", &settings.max_num_seqs);
         flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
-        flags.set_some("max-model-len", &settings.max_model_len);
-        flags.set_some("served-model-name", &settings.served_model_name);
         flags.set_some("numerics", &settings.numerics);
         flags.set_some("kernel", &settings.kernel);
         flags.set_some("prefix-cache", &settings.prefix_cache);
         flags.set_some("engine", &settings.engine);
-        flags.set_true("vllm-metrics", settings.vllm_metrics);
-        flags.set_some("otel-flavor", &settings.otel_flavor);
         flags.set_true("co-located", kind == ProcessKind::CoLocated);
         self.spec(kind, name, flags)
     }
