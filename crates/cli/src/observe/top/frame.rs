@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use console::truncate_str;
 use coordinator::records::pages::{ClusterPage, NodePage};
 use coordinator::records::shape::Summary;
 
@@ -49,7 +50,9 @@ pub fn lines(state: &State, url: &str, (now, rows): (Instant, usize), look: Look
     let room = rows.saturating_sub(lines.len());
     lines.extend(running(state, now, room, look));
     lines.truncate(rows);
-    lines.iter().map(|line| clip(line, look.width)).collect()
+    // A colour that is cut open stays closed: the codes behind the cut are kept.
+    let fitting = lines.iter().map(|line| truncate_str(line, look.width, "").into_owned());
+    fitting.collect()
 }
 
 fn title(state: &State, url: &str, look: Look) -> String {
@@ -213,28 +216,6 @@ fn running(state: &State, now: Instant, room: usize, look: Look) -> Vec<String> 
         lines.push(format!("and {} more", oldest.len() - shown));
     }
     lines
-}
-
-/// Cuts to columns. Colour codes take no column, and a colour that is cut open is closed.
-fn clip(line: &str, width_max: usize) -> String {
-    let mut clipped = String::new();
-    let mut columns = 0;
-    let mut is_escape = false;
-    for c in line.chars() {
-        match (is_escape, c) {
-            (false, '\x1b') => is_escape = true,
-            (true, c) => is_escape = c != 'm',
-            (false, _) if columns == width_max => {
-                if line.contains('\x1b') {
-                    clipped.push_str("\x1b[0m");
-                }
-                return clipped;
-            }
-            (false, _) => columns += 1,
-        }
-        clipped.push(c);
-    }
-    clipped
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ fn the_kv_bar_has_its_width_and_shows_a_single_block() {
 #[test]
 fn colours_take_no_columns_and_are_closed() {
     let painted = Terminal::coloured().paint("abcdef", Paint::Bad);
-    assert_eq!(clip(&painted, 6), painted);
-    assert_eq!(clip(&painted, 3), "\x1b[31mabc\x1b[0m");
-    assert_eq!(clip("abc", 2), "ab");
+    assert_eq!(truncate_str(&painted, 6, ""), painted);
+    assert_eq!(truncate_str(&painted, 3, ""), "\x1b[31mabc\x1b[0m");
+    assert_eq!(truncate_str("abc", 2, ""), "ab");
 }
