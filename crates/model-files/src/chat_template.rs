@@ -61,18 +61,8 @@ pub enum ChatTemplateError {
     TooLong,
 }
 
-/// The template library's message as text, with the template's line. It keeps the library out of the public types.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-pub struct TemplateError {
-    text: String,
-}
-
-fn described(error: &minijinja::Error) -> TemplateError {
-    TemplateError {
-        text: error.to_string(),
-    }
-}
+/// An error of the template library, with the template's line. It keeps the library out of the public types.
+type TemplateError = Box<dyn std::error::Error + Send + Sync>;
 
 impl ChatTemplate {
     /// Compiles the template in the file's metadata.
@@ -94,9 +84,7 @@ impl ChatTemplate {
     }
 
     fn compile(source: &str, begin_text: String, end_text: String) -> Result<ChatTemplate, ChatTemplateError> {
-        let compile = |error: minijinja::Error| ChatTemplateError::Compile {
-            cause: described(&error),
-        };
+        let compile = |error: minijinja::Error| ChatTemplateError::Compile { cause: error.into() };
         let mut environment = environment::hugging_face(FUEL).map_err(compile)?;
         let source = environment::without_generation_tags(source);
         environment.add_template_owned(TEMPLATE_NAME, source).map_err(compile)?;
@@ -117,9 +105,7 @@ impl ChatTemplate {
         let template = self
             .environment
             .get_template(TEMPLATE_NAME)
-            .map_err(|error| ChatTemplateError::Compile {
-                cause: described(&error),
-            })?;
+            .map_err(|error| ChatTemplateError::Compile { cause: error.into() })?;
         let given: usize = messages
             .iter()
             .map(|m| m.role.len() + m.content.len() + OUTPUT_BYTES_EXTRA)
@@ -136,9 +122,7 @@ impl ChatTemplate {
             tools => (),
             documents => (),
         };
-        template
-            .render_captured_to(values, &mut output)
-            .map_err(|error| render_error(&error))?;
+        template.render_captured_to(values, &mut output).map_err(render_error)?;
         // The template and every value are UTF-8 and are written whole, so nothing is replaced.
         Ok(String::from_utf8(output.bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
@@ -153,8 +137,8 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-fn render_error(error: &minijinja::Error) -> ChatTemplateError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+fn render_error(error: minijinja::Error) -> ChatTemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = cause {
         if let Some(RaisedException(message)) = current.downcast_ref() {
             return ChatTemplateError::Refused {
@@ -167,9 +151,7 @@ fn render_error(error: &minijinja::Error) -> ChatTemplateError {
         }
         cause = current.source();
     }
-    ChatTemplateError::Render {
-        cause: described(error),
-    }
+    ChatTemplateError::Render { cause: error.into() }
 }
 
 /// A buffer that refuses to grow past its limit.

@@ -43,7 +43,6 @@ const TENSOR_COUNT_MAX: u64 = 65_536;
 pub struct GgufFile {
     path: PathBuf,
     map: Mmap,
-    version: u32,
     contents: Contents,
     sha256: OnceLock<[u8; 32]>,
 }
@@ -77,7 +76,6 @@ impl GgufFile {
         let contents = Contents::parse(&map)?;
         Ok(GgufFile {
             path: path.to_path_buf(),
-            version: contents.version,
             map,
             contents,
             sha256: OnceLock::new(),
@@ -123,7 +121,7 @@ impl GgufFile {
 
     /// GGUF version of the file: 2 or 3.
     pub fn version(&self) -> u32 {
-        self.version
+        self.contents.version
     }
 
     /// Length of the whole file in bytes.
@@ -146,7 +144,7 @@ impl fmt::Debug for GgufFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GgufFile")
             .field("path", &self.path)
-            .field("version", &self.version)
+            .field("version", &self.version())
             .field("file_bytes", &self.file_bytes())
             .field("tensors", &self.contents.tensors.len())
             .finish_non_exhaustive()
