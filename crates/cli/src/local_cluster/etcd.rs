@@ -58,21 +58,9 @@ impl LocalEtcd {
             .arg(program)
             .arg("--data-dir")
             .arg(folder.path().join("data"))
-            .args([
-                "--name",
-                "baton",
-                "--listen-client-urls",
-                &client_url,
-                "--advertise-client-urls",
-                &client_url,
-            ])
-            .args([
-                "--listen-peer-urls",
-                &peer_url,
-                "--initial-advertise-peer-urls",
-                &peer_url,
-            ])
-            .args(["--initial-cluster", &format!("baton={peer_url}")])
+            .args(["--name=baton".to_owned(), format!("--initial-cluster=baton={peer_url}")])
+            .args(["listen", "advertise"].map(|what| format!("--{what}-client-urls={client_url}")))
+            .args(["listen", "initial-advertise"].map(|what| format!("--{what}-peer-urls={peer_url}")))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::options::{ClusterEvent, LocalClusterOptions, ProcessSpec};
+use super::options::{ClusterEvent, LocalClusterOptions, Observer, ProcessSpec};
 
 /// Enough lines for a panic with its notes.
 const LAST_LINES_MAX: usize = 20;
@@ -38,7 +38,21 @@ pub(super) struct Process {
     pub state: watch::Receiver<ProcessState>,
     stdin: Mutex<Option<ChildStdin>>,
     kill: CancellationToken,
-    last_lines: Arc<Mutex<VecDeque<String>>>,
+    last_lines: Arc<LastLines>,
+}
+
+type LastLines = Mutex<VecDeque<String>>;
+
+/// The task that reads a process's output and waits for its end.
+#[derive(Debug)]
+struct Watcher {
+    name: String,
+    log: Option<File>,
+    observer: Observer,
+    last_lines: Arc<LastLines>,
+    state: watch::Sender<ProcessState>,
+    /// Ends the process.
+    kill: CancellationToken,
 }
 
 impl Process {
@@ -69,31 +83,28 @@ impl Process {
             .with_context(|| format!("cannot start {} ({})", spec.name, options.executable.display()))?;
         let pid = child.id().context("the process was gone before it could be watched")?;
         let (state, watched) = watch::channel(ProcessState::default());
-        let process = Process {
-            stdin: Mutex::new(child.stdin.take()),
-            kill: CancellationToken::new(),
-            last_lines: Arc::default(),
-            state: watched,
-            spec,
-            pid,
-        };
-        let (name, kind) = (process.spec.name.clone(), process.spec.kind);
         options.observer.tell(&ClusterEvent::Started {
-            name: name.clone(),
-            kind,
+            name: spec.name.clone(),
+            kind: spec.kind,
             pid,
         });
-        let streams = Streams {
-            name,
+        let watcher = Arc::new(Watcher {
+            name: spec.name.clone(),
             log,
             observer: options.observer.clone(),
-            last_lines: Arc::clone(&process.last_lines),
+            last_lines: Arc::default(),
+            state,
+            kill: CancellationToken::new(),
+        });
+        let process = Process {
+            spec,
+            pid,
+            state: watched,
+            stdin: Mutex::new(child.stdin.take()),
+            kill: watcher.kill.clone(),
+            last_lines: Arc::clone(&watcher.last_lines),
         };
-        let orders = Orders {
-            kill: process.kill.clone(),
-            exits,
-        };
-        tokio::spawn(watch_over(child, streams, state, orders));
+        tokio::spawn(watcher.watch_over(child, exits));
         Ok(process)
     }
 
@@ -118,108 +129,73 @@ impl Process {
     }
 
     pub fn last_lines(&self) -> Vec<String> {
-        let lines = self.last_lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().cloned().collect()
+        locked(&self.last_lines).iter().cloned().collect()
     }
 }
 
-/// What the readers of one process's output need.
-struct Streams {
-    name: String,
-    log: Option<File>,
-    observer: super::options::Observer,
-    last_lines: Arc<Mutex<VecDeque<String>>>,
-}
-
-/// The channel that tells the watcher of a process to end it, and the channel that reports the end.
-struct Orders {
-    kill: CancellationToken,
-    exits: mpsc::Sender<String>,
-}
-
-async fn watch_over(mut child: Child, streams: Streams, state: watch::Sender<ProcessState>, orders: Orders) {
-    let name = streams.name.clone();
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let state = Arc::new(state);
-    let announcements = tokio::spawn(read_stdout(
-        stdout,
-        Arc::clone(&state),
-        name.clone(),
-        streams.observer.clone(),
-    ));
-    let last_words = tokio::spawn(read_stderr(stderr, streams));
-    let exit = tokio::select! {
-        exit = child.wait() => exit,
-        () = orders.kill.cancelled() => {
-            // The process may have exited in between, which is as good.
-            let _ = child.start_kill();
-            child.wait().await
-        }
-    };
-    let readers = async { tokio::join!(announcements, last_words) };
-    let _ = tokio::time::timeout(LAST_WORDS_WITHIN, readers).await;
-    if let Ok(exit) = exit {
-        state.send_modify(|state| state.exit = Some(exit));
-    }
-    let _ = orders.exits.send(name).await;
-}
-
-async fn read_stdout(
-    stdout: Option<impl AsyncRead + Unpin>,
-    state: Arc<watch::Sender<ProcessState>>,
-    name: String,
-    observer: super::options::Observer,
-) {
-    let Some(stdout) = stdout else { return };
-    let mut lines = BufReader::new(stdout).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match serde_json::from_str::<Announcement>(&line) {
-            Ok(Announcement::Listening(listening)) => {
-                let address = listening
-                    .http
-                    .clone()
-                    .or_else(|| listening.address.clone())
-                    .unwrap_or_default();
-                observer.tell(&ClusterEvent::Listening {
-                    name: name.clone(),
-                    address,
-                });
-                state.send_modify(|state| state.listening = Some(listening));
+impl Watcher {
+    async fn watch_over(self: Arc<Self>, mut child: Child, exits: mpsc::Sender<String>) {
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let reader = Arc::clone(&self);
+        let readers = tokio::spawn(async move { tokio::join!(reader.read_stdout(stdout), reader.read_stderr(stderr)) });
+        let exit = tokio::select! {
+            exit = child.wait() => exit,
+            () = self.kill.cancelled() => {
+                // The process may have exited in between, which is as good.
+                let _ = child.start_kill();
+                child.wait().await
             }
-            Ok(Announcement::Ready { .. }) => {
-                observer.tell(&ClusterEvent::Ready { name: name.clone() });
-                state.send_modify(|state| state.is_ready = true);
+        };
+        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, readers).await;
+        if let Ok(exit) = exit {
+            self.state.send_modify(|state| state.exit = Some(exit));
+        }
+        let _ = exits.send(self.name.clone()).await;
+    }
+
+    async fn read_stdout(&self, stdout: Option<impl AsyncRead + Unpin>) {
+        let Some(stdout) = stdout else { return };
+        let mut lines = BufReader::new(stdout).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let name = self.name.clone();
+            match serde_json::from_str::<Announcement>(&line) {
+                Ok(Announcement::Listening(listening)) => {
+                    let address = listening.http.as_ref().or(listening.address.as_ref());
+                    let address = address.cloned().unwrap_or_default();
+                    self.observer.tell(&ClusterEvent::Listening { name, address });
+                    self.state.send_modify(|state| state.listening = Some(listening));
+                }
+                Ok(Announcement::Ready { .. }) => {
+                    self.observer.tell(&ClusterEvent::Ready { name });
+                    self.state.send_modify(|state| state.is_ready = true);
+                }
+                Err(_) => self.observer.tell(&ClusterEvent::Line { name, line }),
             }
-            Err(_) => observer.tell(&ClusterEvent::Line {
-                name: name.clone(),
-                line,
-            }),
+        }
+    }
+
+    async fn read_stderr(&self, stderr: Option<impl AsyncRead + Unpin>) {
+        let Some(stderr) = stderr else { return };
+        let mut lines = BufReader::new(stderr).lines();
+        while let Ok(Some(mut line)) = lines.next_line().await {
+            if let Some(mut log) = self.log.as_ref() {
+                // A full disk must not stop the cluster. The buffer and the terminal still have the line.
+                let _ = writeln!(log, "{line}");
+            }
+            line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
+            {
+                let mut last = locked(&self.last_lines);
+                if last.len() == LAST_LINES_MAX {
+                    last.pop_front();
+                }
+                last.push_back(line.clone());
+            }
+            let name = self.name.clone();
+            self.observer.tell(&ClusterEvent::Line { name, line });
         }
     }
 }
 
-async fn read_stderr(stderr: Option<impl AsyncRead + Unpin>, mut streams: Streams) {
-    let Some(stderr) = stderr else { return };
-    let mut lines = BufReader::new(stderr).lines();
-    while let Ok(Some(mut line)) = lines.next_line().await {
-        if let Some(log) = &mut streams.log {
-            // A full disk must not stop the cluster. The buffer and the terminal still have the line.
-            let _ = writeln!(log, "{line}");
-        }
-        let end = (0..=LINE_BYTES_MAX.min(line.len()))
-            .rev()
-            .find(|end| line.is_char_boundary(*end));
-        line.truncate(end.unwrap_or(0));
-        {
-            let mut last = streams.last_lines.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.len() == LAST_LINES_MAX {
-                last.pop_front();
-            }
-            last.push_back(line.clone());
-        }
-        streams.observer.tell(&ClusterEvent::Line {
-            name: streams.name.clone(),
-            line,
-        });
-    }
+fn locked(last_lines: &LastLines) -> MutexGuard<'_, VecDeque<String>> {
+    last_lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
