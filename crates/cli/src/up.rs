@@ -17,7 +17,6 @@ use crate::local_cluster::{
     ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
     Observer,
 };
-use crate::model::PullError;
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
 use signals::{Signals, Stop};
@@ -78,12 +77,7 @@ pub struct UpArgs {
 
 pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     check_listen(&args.listen)?;
-    let model = match crate::model::resolve(&args.model) {
-        Ok(model) => model,
-        Err(error @ PullError::Interrupted) => return Err(error).exit(Exit::Interrupted),
-        Err(error @ PullError::UnknownModel { .. }) => return Err(error).exit(Exit::Usage),
-        Err(error) => return Err(error.into()),
-    };
+    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
     if let Some(dir) = &args.log_dir {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make the log folder {}", dir.display()))?;

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::exit::Exit;
 use crate::model::catalogue;
 
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,15 @@ pub enum PullError {
 }
 
 impl PullError {
+    /// The status with which this error ends a verb.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            PullError::Interrupted => Exit::Interrupted,
+            PullError::UnknownModel { .. } => Exit::Usage,
+            _ => Exit::Failure,
+        }
+    }
+
     /// Sorts an IO error on `path` by what the person can do about it.
     pub(super) fn at(path: &Path) -> impl Fn(io::Error) -> PullError {
         let path = path.to_path_buf();

@@ -1,14 +1,14 @@
-//! Ctrl-C and SIGTERM while a model is fetched. They are noticed between two steps, so that everything half-done is
+//! The signals that end a fetch of a model. They are noticed between two steps, so that everything half-done is
 //! removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::model::error::PullError;
+use crate::up::signals::Signals;
 
 /// Says whether the user wants to stop.
 #[derive(Debug)]
@@ -30,14 +30,9 @@ impl Interrupt {
                 return;
             };
             runtime.block_on(async {
-                let (Ok(mut interrupt), Ok(mut terminate)) =
-                    (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-                else {
-                    return;
-                };
+                let Ok(mut signals) = Signals::install() else { return };
                 tokio::select! {
-                    _ = interrupt.recv() => seen.store(true, Ordering::Relaxed),
-                    _ = terminate.recv() => seen.store(true, Ordering::Relaxed),
+                    _ = signals.next() => seen.store(true, Ordering::Relaxed),
                     _ = dropped => {}
                 }
             });

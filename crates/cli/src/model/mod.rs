@@ -18,7 +18,7 @@ pub use error::PullError;
 pub use pull::PullOptions;
 pub(crate) use pull::{pull, resolve};
 
-use crate::exit::{Exit, WithExit};
+use crate::exit::{Exit, ExitError};
 
 #[derive(Debug, Args)]
 pub struct ModelArgs {
@@ -61,9 +61,7 @@ pub fn run(args: &ModelArgs) -> anyhow::Result<Exit> {
             };
             match pull(&args.name, &options) {
                 Ok(path) => writeln!(std::io::stdout(), "{}", path.display())?,
-                Err(error @ PullError::Interrupted) => return Err(error).exit(Exit::Interrupted),
-                Err(error @ PullError::UnknownModel { .. }) => return Err(error).exit(Exit::Usage),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(ExitError::new(error.exit(), error.into()).into()),
             }
             Ok(Exit::Ok)
         }

@@ -5,13 +5,13 @@ pub(crate) mod client;
 pub(crate) mod cluster;
 mod feed;
 mod filter;
-mod format;
+pub(crate) mod format;
 mod look;
 pub mod nodes;
 mod records;
 pub mod slo;
 pub mod status;
-mod table;
+pub(crate) mod table;
 pub mod tap;
 #[cfg(test)]
 pub(crate) mod test_kit;

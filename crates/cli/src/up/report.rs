@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::http::first_model;
 use crate::local_cluster::{ClusterSettings, LocalCluster};
+use crate::observe::format::or_dash;
+use crate::observe::table::{Cell, Table};
+use crate::terminal::Terminal;
 
 /// Each question is one local request to a process that has just reported ready.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -74,26 +77,19 @@ impl Ready {
 
     fn text(&self) -> String {
         let mut text = format!("\nbaton is ready: {}\n\n", self.url);
-        let width = self
-            .processes
-            .iter()
-            .map(|row| row.address.len())
-            .max()
-            .unwrap_or(0)
-            .max("address".len());
-        let _ = writeln!(
-            text,
-            "  {:<12} {:<12} {:>8}  {:<width$}  {:>7}  {:>9}",
-            "name", "role", "pid", "address", "threads", "KV blocks"
-        );
+        let mut table = Table::new(&["name", "role", ">pid", "address", ">threads", ">KV blocks"]);
         for row in &self.processes {
-            let dash = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
-            let (threads, blocks) = (dash(row.threads.map(u64::from)), dash(row.kv_blocks));
-            let (name, role, pid, address) = (&row.name, &row.role, row.pid, &row.address);
-            let _ = writeln!(
-                text,
-                "  {name:<12} {role:<12} {pid:>8}  {address:<width$}  {threads:>7}  {blocks:>9}"
-            );
+            table.row(vec![
+                Cell::new(&row.name),
+                Cell::new(&row.role),
+                row.pid.to_string().into(),
+                Cell::new(&row.address),
+                or_dash(row.threads).into(),
+                or_dash(row.kv_blocks).into(),
+            ]);
+        }
+        for line in table.render(Terminal::plain()).lines() {
+            let _ = writeln!(text, "  {line}");
         }
         let _ = write!(
             text,

@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use super::Way;
 use super::memory::Payload;
+use crate::observe::table::Table;
+use crate::terminal::Terminal;
 
 /// The median: of the middle two where there are two.
 pub(super) fn median(values: &mut [f64]) -> f64 {
@@ -148,29 +150,26 @@ impl Report {
             self.rounds,
             self.cores
         )?;
-        writeln!(
-            out,
-            "{:<26} {:>9} {:>7} {:>15} {:>14}  limit",
-            "way", "ms", "GB/s", "10%..90% GB/s", "of yardstick"
-        )?;
+        let mut table = Table::new(&["way", ">ms", ">GB/s", ">10%..90% GB/s", ">of yardstick", "limit"]);
         for row in &self.rows {
-            let spread = format!(
-                "{:.2}..{:.2}",
-                row.gigabytes_per_second_slow_tenth, row.gigabytes_per_second_fast_tenth
-            );
-            writeln!(
-                out,
-                "{:<26} {:>9.2} {:>7.2} {spread:>15} {:>12.0} %  {}",
-                row.way,
-                row.milliseconds_median,
-                row.gigabytes_per_second_median,
-                row.share_of_yardstick * 100.0,
-                row.limit
-            )?;
+            let (slow, fast) = (row.gigabytes_per_second_slow_tenth, row.gigabytes_per_second_fast_tenth);
+            table.row(vec![
+                row.way.into(),
+                format!("{:.2}", row.milliseconds_median).into(),
+                format!("{:.2}", row.gigabytes_per_second_median).into(),
+                format!("{slow:.2}..{fast:.2}").into(),
+                format!("{:.0} %", row.share_of_yardstick * 100.0).into(),
+                row.limit.into(),
+            ]);
         }
         if let Some(rate) = self.iperf3_gigabytes_per_second {
-            writeln!(out, "{:<26} {:>9} {rate:>7.2}", "iperf3, one stream", "")?;
+            table.row(vec![
+                "iperf3, one stream".into(),
+                "".into(),
+                format!("{rate:.2}").into(),
+            ]);
         }
+        out.write_all(table.render(Terminal::plain()).as_bytes())?;
         writeln!(
             out,
             "yardsticks: shm, the two-process memcpy (one thread copies every block into the other's memory, a byte there and \

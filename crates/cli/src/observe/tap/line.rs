@@ -2,31 +2,26 @@
 
 use coordinator::records::shape::{RecordState, Summary};
 
-use crate::observe::format::{clean, fit, ms, ms_or_dash, time_of_day, width};
+use crate::observe::format::{clean, fit, ms, ms_or_dash, time_of_day};
 use crate::observe::look::Look;
 use crate::observe::records::way;
+use crate::observe::table::Align;
 use crate::terminal::Paint;
 
 /// Name, columns, and the side that the text keeps to.
-const COLUMNS: [(&str, usize, Side); 10] = [
-    ("time (UTC)", 12, Side::Left),
-    ("seq", 7, Side::Right),
-    ("step", 11, Side::Left),
-    ("outcome", 16, Side::Left),
-    ("lane", 11, Side::Left),
-    ("nodes", 20, Side::Left),
-    ("tokens", 11, Side::Right),
-    ("TTFT ms", 8, Side::Right),
-    ("ITL p50/max", 12, Side::Right),
-    ("e2e ms", 9, Side::Right),
+const COLUMNS: [(&str, usize, Align); 10] = [
+    ("time (UTC)", 12, Align::Left),
+    ("seq", 7, Align::Right),
+    ("step", 11, Align::Left),
+    ("outcome", 16, Align::Left),
+    ("lane", 11, Align::Left),
+    ("nodes", 20, Align::Left),
+    ("tokens", 11, Align::Right),
+    ("TTFT ms", 8, Align::Right),
+    ("ITL p50/max", 12, Align::Right),
+    ("e2e ms", 9, Align::Right),
 ];
 const STEP: usize = 2;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Left,
-    Right,
-}
 
 pub fn heading(is_all: bool, look: Look) -> String {
     let names = COLUMNS.map(|(name, _, _)| name.to_owned());
@@ -63,11 +58,10 @@ fn joined(cells: [String; COLUMNS.len()], is_all: bool, last: &str) -> String {
             continue;
         }
         let cell = fit(&clean(cell), columns);
-        let blanks = " ".repeat(columns - width(&cell));
-        match side {
-            Side::Left => line.push_str(&format!("{cell}{blanks} ")),
-            Side::Right => line.push_str(&format!("{blanks}{cell} ")),
-        }
+        line.push_str(&match side {
+            Align::Left => format!("{cell:<columns$} "),
+            Align::Right => format!("{cell:>columns$} "),
+        });
     }
     line.push_str(&clean(last));
     line
