@@ -3,7 +3,6 @@
 mod log_line;
 mod ready_watch;
 mod report;
-pub(crate) mod signals;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use crate::local_cluster::{
     ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
     Observer,
 };
+use crate::signals::{Signals, Stop};
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
-use signals::{Signals, Stop};
 
 /// The time between two lines that say what is still missing.
 const STILL_WAITING_EVERY: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use crate::model::error::PullError;
-use crate::up::signals::Signals;
+use crate::signals::Signals;
 
 /// Says whether the user wants to stop.
 #[derive(Debug)]

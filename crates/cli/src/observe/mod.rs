@@ -25,7 +25,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
-use crate::up::signals::{Signals, Stop};
+use crate::signals::{Signals, Stop};
 
 #[derive(Clone, Debug, Args)]
 pub struct UrlArgs {

@@ -1,4 +1,4 @@
-//! The signals that end `baton up`, and the exit status each stands for.
+//! The signals that end a verb, and the exit status each stands for at the end of `baton up`.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
