@@ -92,8 +92,12 @@ impl Terminal {
 
 fn is_colour_wanted() -> bool {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-    !no_colour && !is_dumb
+    !no_colour && !is_dumb()
+}
+
+/// `TERM=dumb`: the terminal shows ASCII characters only, one line after the other.
+pub(crate) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|value| value == "dumb")
 }
 
 #[cfg(test)]

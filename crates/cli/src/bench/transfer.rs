@@ -142,7 +142,6 @@ async fn measure(args: &TransferArgs) -> anyhow::Result<Report> {
                 }
             };
             ensure!(bytes == args.payload.bytes(), "{}: {bytes} bytes moved", way.name());
-            row.moved(bytes);
             match round {
                 // The received bytes must be those that were sent, and not those of an earlier way. The bytes of the stream
                 // are thrown away.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use reqwest::{StatusCode, Url};
+use reqwest::{Method, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -50,12 +50,7 @@ impl AdminClient {
     /// # Errors
     /// Nobody answers, the server refuses, or the answer is no JSON.
     pub async fn find(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Option<Value>> {
-        let url = self.url(path, query)?;
-        let request = self.http.get(url).timeout(PAGE_WITHIN);
-        let response = request
-            .send()
-            .await
-            .map_err(|error| http::unreachable(&self.base, error))?;
+        let response = self.answer(Method::GET, path, query).await?;
         if response.status() == StatusCode::NOT_FOUND {
             return Ok(None);
         }
@@ -94,9 +89,7 @@ impl AdminClient {
     /// # Errors
     /// Nobody answers, or the server refuses, in its own words.
     pub async fn order(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Value> {
-        let url = self.url(path, query)?;
-        let response = self.http.post(url).timeout(PAGE_WITHIN).send().await;
-        let response = response.map_err(|error| http::unreachable(&self.base, error))?;
+        let response = self.answer(Method::POST, path, query).await?;
         let answer = http::checked(response).await?.json().await;
         answer.with_context(|| format!("the answer of {} is not JSON; is it a baton server?", self.base))
     }
@@ -115,6 +108,12 @@ impl AdminClient {
             .map_err(|error| http::unreachable(&self.base, error))?;
         anyhow::ensure!(response.status() != StatusCode::NOT_FOUND, self.lacks(path));
         http::checked(response).await
+    }
+
+    async fn answer(&self, method: Method, path: &[&str], query: Query<'_>) -> anyhow::Result<reqwest::Response> {
+        let request = self.http.request(method, self.url(path, query)?).timeout(PAGE_WITHIN);
+        let response = request.send().await;
+        response.map_err(|error| http::unreachable(&self.base, error))
     }
 
     fn lacks(&self, path: &[&str]) -> String {

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, is_dumb};
 
 /// The width when stdout is no terminal: what a wide editor shows of a log.
 const WIDTH_PIPED: usize = 100;
@@ -22,14 +22,10 @@ pub struct Look {
 
 impl Look {
     pub fn stdout(is_ascii_wanted: bool) -> Self {
-        let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-        let width = match stdout_size() {
-            Some((width, _)) => width,
-            None => WIDTH_PIPED,
-        };
+        let width = stdout_size().map_or(WIDTH_PIPED, |(width, _)| width);
         Self {
             terminal: Terminal::stdout(),
-            is_ascii: is_ascii_wanted || is_dumb,
+            is_ascii: is_ascii_wanted || is_dumb(),
             width: width.clamp(WIDTH_MIN, WIDTH_MAX),
         }
     }

@@ -40,7 +40,7 @@ pub struct TopArgs {
 }
 
 pub fn run(args: &TopArgs) -> anyhow::Result<Exit> {
-    let is_live = stdout_size().is_some() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    let is_live = stdout_size().is_some() && !crate::terminal::is_dumb();
     super::run_until_signal(async {
         let client = AdminClient::new(&args.url.url)?;
         if is_live {

@@ -98,24 +98,10 @@ fn rsplit_whitespace(text: &str, pieces_max: usize) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text.trim_end();
     while !rest.is_empty() {
-        if pieces.len() + 1 == pieces_max {
-            pieces.push(rest);
-            break;
-        }
-        match rest
-            .char_indices()
-            .rev()
-            .find(|(_, character)| character.is_whitespace())
-        {
-            Some((at, character)) => {
-                pieces.push(&rest[at + character.len_utf8()..]);
-                rest = rest[..at].trim_end();
-            }
-            None => {
-                pieces.push(rest);
-                break;
-            }
-        }
+        let split = rest.rsplit_once(char::is_whitespace);
+        let (before, piece) = split.filter(|_| pieces.len() + 1 < pieces_max).unwrap_or(("", rest));
+        pieces.push(piece);
+        rest = before.trim_end();
     }
     pieces
 }

@@ -149,17 +149,12 @@ pub fn stage_sum(request: &Detail, width: usize) -> Vec<String> {
 }
 
 pub fn stalls(request: &Detail) -> Vec<String> {
-    let mut lines = Vec::new();
+    let count = request.summary.stall_count;
     if request.stalls.is_empty() {
-        if request.summary.stall_count > 0 {
-            lines.push(format!(
-                "Stalls: {}, and the record says no more of them",
-                request.summary.stall_count
-            ));
-        }
-        return lines;
+        let known = (count > 0).then(|| format!("Stalls: {count}, and the record says no more of them"));
+        return known.into_iter().collect();
     }
-    lines.push("Stalls:".to_owned());
+    let mut lines = vec!["Stalls:".to_owned()];
     let is_one_choice = request.prompts.is_empty() && request.stalls.iter().all(|stall| stall.choice == 0);
     for stall in request.stalls.iter().take(STALLS_MAX) {
         let choice = if is_one_choice {
@@ -175,10 +170,7 @@ pub fn stalls(request: &Detail) -> Vec<String> {
             clean(&stall_words(stall))
         ));
     }
-    let more = request.stalls.len().saturating_sub(STALLS_MAX);
-    if more > 0 {
-        lines.push(format!("  and {more} more; -o json has them"));
-    }
+    lines.extend(left_out(request.stalls.len(), STALLS_MAX));
     lines
 }
 
@@ -190,6 +182,12 @@ fn stall_words(stall: &StallShape) -> String {
         return "the cause is not known".to_owned();
     }
     told.join(": ")
+}
+
+/// The line below a list that was cut.
+fn left_out(count: usize, shown_max: usize) -> Option<String> {
+    let more = count.saturating_sub(shown_max);
+    (more > 0).then(|| format!("  and {more} more; -o json has them"))
 }
 
 /// Where each of several prompts ran. The figures above are those of the prompt that the client heard of first.
@@ -217,10 +215,7 @@ pub fn prompts(request: &Detail) -> Vec<String> {
             attempts.unwrap_or_default(),
         )));
     }
-    let more = request.prompts.len().saturating_sub(PROMPTS_MAX);
-    if more > 0 {
-        lines.push(format!("  and {more} more; -o json has them"));
-    }
+    lines.extend(left_out(request.prompts.len(), PROMPTS_MAX));
     lines
 }
 
