@@ -45,7 +45,11 @@ impl Config {
             direct_secret: self.direct_secret().cloned(),
             direct_checksums: self.direct_checksums,
         });
-        self.node.settings(crate::PROGRAM.version, role)
+        NodeSettings {
+            config: self.node.clone(),
+            version: crate::PROGRAM.version,
+            role,
+        }
     }
 
     /// As [`NodeConfig::open_engine`].

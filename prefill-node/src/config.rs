@@ -53,7 +53,11 @@ impl Config {
             direct_secret: self.node.shm_direct_secret.clone(),
             push_queue_blocks_max: self.push_queue_blocks_max,
         });
-        self.node.settings(crate::PROGRAM.version, role)
+        NodeSettings {
+            config: self.node.clone(),
+            version: crate::PROGRAM.version,
+            role,
+        }
     }
 
     /// As [`NodeConfig::open_engine`].

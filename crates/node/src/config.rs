@@ -20,8 +20,6 @@ use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
 use service_runtime::spans::flavor::OtelConfig;
 use serving_core::node::AssignedRole;
 
-use crate::settings::{NodeSettings, RoleSettings};
-
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct NodeConfig {
     /// Name of this node, unique in the cluster; kept over restarts
@@ -101,26 +99,6 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// `version` is the program's.
-    pub fn settings(&self, version: &'static str, role: RoleSettings) -> NodeSettings {
-        NodeSettings {
-            name: self.name.clone(),
-            listen: self.listen.clone(),
-            advertise: self.advertise.clone(),
-            coordinators: self.coordinators.clone(),
-            served_model_name: self.served_model_name.clone(),
-            max_model_len: self.max_model_len,
-            prefix_cache: self.prefix_cache,
-            transports: self.transports.clone(),
-            drain: self.drain(),
-            roles: self.roles.clone(),
-            guard: self.guard.clone(),
-            metrics: self.metrics,
-            version,
-            role,
-        }
-    }
-
     /// Opens the configured engine. Takes seconds for a real model: call it off the async threads.
     ///
     /// # Errors
@@ -149,7 +127,7 @@ impl NodeConfig {
     }
 
     /// Of a drain's time, what running requests get.
-    fn drain(&self) -> Duration {
+    pub fn drain(&self) -> Duration {
         shutdown::time_for_requests(Duration::from_millis(self.drain_ms_max), NODE_GOODBYE_TIME)
     }
 }

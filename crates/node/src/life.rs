@@ -82,20 +82,20 @@ where
         kept: (weights, port),
     } = life;
     let role = settings.node_role().name();
-    let (listener, bound) = port.bind(&settings.listen).await?;
+    let (listener, bound) = port.bind(&settings.config.listen).await?;
     let opened = tokio::task::spawn_blocking(move || open(weights)).await??;
-    let address = serve::reachable_address(bound, settings.advertise.as_deref())?;
+    let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&settings, (opened, &address), &mut registry)?;
     let health = Health::new("no coordinator has welcomed this node yet");
     let ops = Ops {
         role,
-        name: settings.name.clone(),
+        name: settings.config.name.clone(),
         version: settings.version,
         health: health.clone(),
         metrics: Arc::new(registry),
         ledger: Some(node.ledger()),
-        guard: HttpGuard::new(&settings.guard, &[&settings.listen, &address]),
+        guard: HttpGuard::new(&settings.config.guard, &[&settings.config.listen, &address]),
     };
     let mut routes = RoutesBuilder::default();
     service(&mut routes, node.handle());
@@ -104,9 +104,9 @@ where
     let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
     let calls = Calls::new(routes.routes(), permits_max);
     let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
-    Announcement::Listening(Listening::node(role, &settings.name, &bound.to_string())).print();
+    Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();
     let join = JoinConfig {
-        coordinators: CoordinatorsAt::of(&settings.coordinators)?,
+        coordinators: CoordinatorsAt::of(&settings.config.coordinators)?,
         record: node.record.clone(),
         prefixes: node.prefixes.clone(),
         gauges: node.gauges.clone(),
@@ -120,7 +120,7 @@ where
     };
     health.set(ReadyState::Draining);
     let goodbye = async {
-        let drained = wind_down(&mut node, &leaving, settings.drain).await;
+        let drained = wind_down(&mut node, &leaving, settings.config.drain()).await;
         // The last reports first: a coordinator that hears the goodbye closes its streams to this node.
         stop_serving.request();
         if !server.is_finished() {
@@ -134,7 +134,7 @@ where
         port.release();
     }
     membership.leave().await;
-    end(leaving.map(|_| why)?, drained, settings.name)
+    end(leaving.map(|_| why)?, drained, settings.config.name)
 }
 
 /// Ends the loop. After a failure nobody waits for what runs.

@@ -92,7 +92,7 @@ impl Node {
         let limits = node_limits(settings, &*engine)?;
         let record = record(settings, (&*engine, &limits), (address, compatibility));
         let inbox: Arc<Inbox> = Arc::default();
-        let aliases = PoolFacts::if_wanted(settings.metrics, &settings.served_model_name, &limits);
+        let aliases = PoolFacts::if_wanted(settings.config.metrics, &settings.config.served_model_name, &limits);
         let kv = engine.kv().clone();
         let ends = match &settings.role {
             RoleSettings::Prefill(prefill) => {
@@ -216,7 +216,7 @@ fn sending_end(
         layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
     });
     let pairs = PairConfig::new(record.id.clone(), record.compatibility);
-    let pairs = transports::pairs(pairs.writing_in_place(direct).over(settings.transports.clone()));
+    let pairs = transports::pairs(pairs.writing_in_place(direct).over(settings.config.transports.clone()));
     let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
     let transport: Arc<dyn Transport> = Arc::new(pairs);
     let queue_max = prefill.push_queue_blocks_max.unwrap_or(kv.block_count() / 2).max(1);
@@ -282,7 +282,11 @@ fn serve_transports(
         })
     });
     let layer_bytes = kv.geometry().layer_bytes();
-    transports::serve(receiver, &settings.transports, &ReceivingEnd { layer_bytes, direct })
+    transports::serve(
+        receiver,
+        &settings.config.transports,
+        &ReceivingEnd { layer_bytes, direct },
+    )
 }
 
 /// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.
@@ -319,7 +323,7 @@ async fn watch_pairs(mut health: watch::Receiver<Vec<PairHealth>>, inbox: Arc<In
 fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimits, NodeError> {
     let (model, limits, kv) = (engine.model(), engine.limits(), engine.kv());
     let context = model.context_length;
-    let max_model_tokens = settings.max_model_len.unwrap_or(context);
+    let max_model_tokens = settings.config.max_model_len.unwrap_or(context);
     if max_model_tokens > context {
         return Err(NodeError::BeyondContext {
             max_model_tokens,
@@ -333,7 +337,7 @@ fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimit
         max_sequences: limits.max_sequences,
         max_model_tokens,
         vocab_size: model.vocab_size,
-        prefix_cache: settings.prefix_cache,
+        prefix_cache: settings.config.prefix_cache,
     })
 }
 
@@ -349,7 +353,7 @@ fn record(
     };
     NodeRecord {
         id: NodeId {
-            name: NodeName::new(&settings.name),
+            name: NodeName::new(&settings.config.name),
             epoch: NodeEpoch(rand::random()),
         },
         role: settings.node_role(),
@@ -357,7 +361,12 @@ fn record(
         address: address.to_owned(),
         kv_address: kv_address.unwrap_or_else(|| address.to_owned()),
         compatibility,
-        transports: settings.transports.iter().map(|kind| kind.name().to_owned()).collect(),
+        transports: settings
+            .config
+            .transports
+            .iter()
+            .map(|kind| kind.name().to_owned())
+            .collect(),
         version: settings.version.to_owned(),
         capacity: NodeCapacity {
             kv_blocks: limits.kv_blocks,
@@ -367,8 +376,8 @@ fn record(
             max_model_tokens: limits.max_model_tokens,
             block_bytes: engine.kv().geometry().block_bytes() as u64,
         },
-        model_name: settings.served_model_name.clone(),
+        model_name: settings.config.served_model_name.clone(),
         state: NodeState::Ready,
-        roles: settings.roles.clone(),
+        roles: settings.config.roles.clone(),
     }
 }

@@ -4,33 +4,16 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use kv_transfer::DirectSecret;
-use kv_transfer::choice::TransportKind;
-use service_runtime::http_guard::GuardConfig;
-use service_runtime::membership::CoordinatorsAt;
-use service_runtime::metrics::config::MetricsConfig;
-use serving_core::node::{AssignedRole, NodeRole};
+use serving_core::node::NodeRole;
 use serving_core::scheduler::{NodeLimits, SchedulerConfig};
 
-/// What nodes of both roles are told.
+use crate::config::NodeConfig;
+
+/// What a node is told.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    pub name: String,
-    /// host:port
-    pub listen: String,
-    /// Where others reach the node, when it is not the listen address.
-    pub advertise: Option<String>,
-    pub coordinators: Vec<CoordinatorsAt>,
-    pub served_model_name: String,
-    /// Prompt and outputs together; `None`: the model's context.
-    pub max_model_len: Option<u32>,
-    pub prefix_cache: bool,
-    pub transports: Vec<TransportKind>,
-    /// Of a drain's time, what running requests get.
-    pub drain: Duration,
-    /// What the process can become.
-    pub roles: Vec<AssignedRole>,
-    pub guard: GuardConfig,
-    pub metrics: MetricsConfig,
+    /// What nodes of both roles are told.
+    pub config: NodeConfig,
     /// The program's.
     pub version: &'static str,
     pub role: RoleSettings,
