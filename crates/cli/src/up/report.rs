@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::http::first_model;
-use crate::local_cluster::{ClusterSettings, LocalCluster};
+use crate::local_cluster::{ClusterSettings, LocalCluster, ProcessInfo};
 use crate::observe::format::or_dash;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::Terminal;
@@ -25,10 +25,8 @@ pub struct Ready {
 
 #[derive(Debug, Serialize)]
 pub struct Row {
-    pub name: String,
-    pub role: String,
-    pub pid: u32,
-    pub address: String,
+    #[serde(flatten)]
+    pub process: ProcessInfo,
     /// `None` for the coordinator, which computes nothing.
     pub threads: Option<u32>,
     pub kv_blocks: Option<u64>,
@@ -40,16 +38,12 @@ impl Ready {
         let mut processes = Vec::new();
         for info in cluster.processes() {
             let is_node = info.role != "coordinator";
-            let kv_blocks = if is_node {
-                kv_blocks(&client, &info.address).await
-            } else {
-                None
+            let kv_blocks = match is_node {
+                true => kv_blocks(&client, &info.address).await,
+                false => None,
             };
             processes.push(Row {
-                name: info.name,
-                role: info.role,
-                pid: info.pid,
-                address: info.address,
+                process: info,
                 threads: settings.threads_per_node.filter(|_| is_node),
                 kv_blocks,
             });
@@ -79,11 +73,12 @@ impl Ready {
         let mut text = format!("\nbaton is ready: {}\n\n", self.url);
         let mut table = Table::new(&["name", "role", ">pid", "address", ">threads", ">KV blocks"]);
         for row in &self.processes {
+            let process = &row.process;
             table.row(vec![
-                Cell::new(&row.name),
-                Cell::new(&row.role),
-                row.pid.to_string().into(),
-                Cell::new(&row.address),
+                Cell::new(&process.name),
+                Cell::new(&process.role),
+                process.pid.to_string().into(),
+                Cell::new(&process.address),
                 or_dash(row.threads).into(),
                 or_dash(row.kv_blocks).into(),
             ]);
@@ -126,14 +121,8 @@ impl Ready {
 /// The sum over all states. `None` when the node does not answer: the table is for people and must not make a good start
 /// fail.
 async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
-    let text = client
-        .get(format!("http://{address}/metrics"))
-        .send()
-        .await
-        .ok()?
-        .text()
-        .await
-        .ok()?;
+    let answer = client.get(format!("http://{address}/metrics")).send().await.ok()?;
+    let text = answer.text().await.ok()?;
     let states = text.lines().filter(|line| line.starts_with("baton_kv_blocks{"));
     let counts = states.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
     let total: Option<f64> = counts.sum();
@@ -147,10 +136,12 @@ mod tests {
 
     fn ready() -> Ready {
         let row = |name: &str, role: &str, threads| Row {
-            name: name.to_owned(),
-            role: role.to_owned(),
-            pid: 12,
-            address: "127.0.0.1:8000".to_owned(),
+            process: ProcessInfo {
+                name: name.to_owned(),
+                role: role.to_owned(),
+                pid: 12,
+                address: "127.0.0.1:8000".to_owned(),
+            },
             threads,
             kv_blocks: threads.map(|_| 1456),
         };
