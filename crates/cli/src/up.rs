@@ -121,9 +121,7 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
         .settings
         .served_model_name
         .get_or_insert_with(|| served_name(&args.model));
-    if options.settings.threads_per_node.is_none() {
-        options.settings.threads_per_node = Some(available_cores());
-    }
+    options.settings.threads_per_node.get_or_insert_with(available_cores);
     options.log_dir = args.log_dir.clone();
     let drain_ms_max = args.drain_timeout * 1000;
     options
