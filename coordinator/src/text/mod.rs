@@ -2,7 +2,7 @@
 //! tables.
 
 mod choice;
-mod gguf;
+mod served;
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serving_core::ids::TokenId;
 use thiserror::Error;
 
 pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
-pub use gguf::OpenModelError;
+pub use served::OpenModelError;
 
 /// One message of a chat, ready for the model's template.
 pub use model_files::chat_template::ChatMessage as ChatTurn;

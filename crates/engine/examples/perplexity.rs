@@ -12,9 +12,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use engine::{BLOCK_TOKENS, CpuEngineOptions, EngineLimits, KernelChoice, KvSize, Numerics, open_cpu_engine};
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use model_files::test_kit::model_path;
-use model_files::tokenizer::Tokenizer;
 use perplexity::{STEP_ROWS, Score, score_chunk};
 
 fn main() -> Result<()> {
@@ -40,8 +39,8 @@ fn main() -> Result<()> {
     );
     let text_path = options.get("--text").copied().unwrap_or(golden);
     let text = std::fs::read_to_string(text_path).with_context(|| format!("reading {text_path}"))?;
-    let file = GgufFile::open(&options.get("--model").map_or_else(model_path, PathBuf::from))?;
-    let tokens = Tokenizer::from_gguf(&file)?.encode(&text, false)?;
+    let file = Model::open(&options.get("--model").map_or_else(model_path, PathBuf::from))?;
+    let tokens = file.tokenizer()?.encode(&text, false)?;
 
     let mut engine = open_cpu_engine(
         &file,

@@ -11,7 +11,7 @@ use engine::{
     BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
     SequenceRows, open_cpu_engine,
 };
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use serving_core::ids::{BlockId, TokenId};
 
 fn cpu_time() -> Duration {
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
         Some("avx512") => KernelChoice::Avx512Vnni,
         Some(other) => bail!("unknown kernel {other}: auto, portable, avx2 or avx512"),
     };
-    let file = GgufFile::open(path.as_ref())?;
+    let file = Model::open(path.as_ref())?;
     let options = CpuEngineOptions {
         numerics: Numerics::Int8Blocks,
         threads,

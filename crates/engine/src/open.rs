@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use model_files::gguf::GgufFile;
-use model_files::tokenizer::{Tokenizer, TokenizerError};
+use model_files::model::{Model, ModelError};
+use model_files::tokenizer::TokenizerError;
 use serving_core::node::CompatibilityHash;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
@@ -13,7 +13,7 @@ use crate::{
     SampleError,
 };
 
-type Opener = fn(Option<&GgufFile>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>;
+type Opener = fn(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>;
 
 /// Declares the engines: each a name of `--engine`, and what opens it.
 macro_rules! engines {
@@ -92,6 +92,8 @@ pub enum OpenError {
     )]
     NoModel,
     #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("the model file's tokenizer cannot be used: {0}")]
     Tokenizer(#[from] TokenizerError),
@@ -106,11 +108,11 @@ pub enum OpenError {
 pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> {
     let protocol_version = options.protocol_version;
     let file = match options.model {
-        Some(path) => Some(GgufFile::open(path).map_err(EngineError::from)?),
+        Some(path) => Some(Model::open(path)?),
         None => None,
     };
     let tokenizer_hash = match &file {
-        Some(file) => Tokenizer::from_gguf(file)?.content_hash(),
+        Some(file) => file.tokenizer()?.content_hash(),
         None => [0; 32],
     };
     let engine = options.kind.opener()(file.as_ref(), options)?;

@@ -11,7 +11,7 @@ mod common;
 use common::{Golden, Setup, argmax, data, feed, goldens, open, open_file, setup, table};
 use engine::{CpuEngine, LogitsWanted, Numerics, prompt_logprob};
 use model_files::arch::SUPPORTED;
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use model_files::test_kit::TinyModel;
 use serving_core::ids::TokenId;
 
@@ -191,7 +191,7 @@ fn every_architecture_matches_an_independent_program() {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("tiny.gguf");
             TinyModel::of_golden(architecture, tied).build().write(&path).unwrap();
-            let file = GgufFile::open(&path).unwrap();
+            let file = Model::open(&path).unwrap();
             let mut engine = open_file(&file, setup(Numerics::Exact));
             for chunk in [256, 1] {
                 let mut comparison = teacher_forced(&mut engine, &cases, chunk);

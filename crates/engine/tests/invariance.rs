@@ -11,7 +11,8 @@ use engine::{
     BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineError, EngineLimits, HostEngine, KeptWeights, KernelChoice,
     KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
 };
-use model_files::gguf::{GgmlType, GgufFile};
+use model_files::gguf::GgmlType;
+use model_files::model::Model;
 use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel};
 use proptest::prelude::*;
 use serving_core::ids::{BlockId, TokenId};
@@ -92,7 +93,7 @@ fn chunks_threads_and_phase_do_not_change_the_real_model() {
 fn the_block_size_does_not_change_the_real_model() {
     let tokens = prose(150);
     let logits = |block_tokens: u32| {
-        let file = GgufFile::open(&model_files::test_kit::model_path()).unwrap();
+        let file = Model::open(&model_files::test_kit::model_path()).unwrap();
         let options = CpuEngineOptions {
             block_tokens,
             ..options(Numerics::Int8Blocks, 2, KernelChoice::Auto)
@@ -143,7 +144,7 @@ fn instruction_sets_do_not_change_the_real_model() {
     });
     let expected = trace(&mut reference, &tokens, 0, 512);
     for kernel in [KernelChoice::Avx2, KernelChoice::Avx512Vnni, KernelChoice::Auto] {
-        let file = GgufFile::open(&model_files::test_kit::model_path()).unwrap();
+        let file = Model::open(&model_files::test_kit::model_path()).unwrap();
         match open_cpu_engine(&file, options(Numerics::Int8Blocks, 2, kernel)) {
             Ok(mut engine) => assert!(
                 trace(&mut engine, &tokens, 0, 16) == expected,
@@ -200,11 +201,11 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
     }
 }
 
-fn file_of(model: &TinyModel) -> GgufFile {
+fn file_of(model: &TinyModel) -> Model {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     model.build().write(&path).unwrap();
-    GgufFile::open(&path).unwrap()
+    Model::open(&path).unwrap()
 }
 
 fn tiny(model: &TinyModel, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {

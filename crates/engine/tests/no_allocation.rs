@@ -8,7 +8,7 @@ use engine::{
     BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
     SampleInput, Sampler, SequenceRows, open_cpu_engine,
 };
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel};
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{SamplingParams, StopConditions};
@@ -56,7 +56,7 @@ fn steps_and_draws_allocate_nothing() {
         kv_backing: Default::default(),
         progress: None,
     };
-    let mut engine = open_cpu_engine(&GgufFile::open(&path).unwrap(), options).unwrap();
+    let mut engine = open_cpu_engine(&Model::open(&path).unwrap(), options).unwrap();
     let mut sampler = Sampler::new(TINY_VOCAB_SIZE as u32).unwrap();
     let params = SamplingParams {
         temperature: 0.8,

@@ -7,9 +7,8 @@ mod perplexity;
 
 use common::{data, open, setup};
 use engine::Numerics;
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use model_files::test_kit::model_path;
-use model_files::tokenizer::Tokenizer;
 use perplexity::{Score, score_chunk};
 
 /// Perplexity after the first two chunks of 512 in the full exact run, whose total of 43.390 over 42 chunks agrees
@@ -18,8 +17,8 @@ const EXACT_AFTER_TWO_CHUNKS: f64 = 35.1923;
 
 fn after_two_chunks(numerics: Numerics) -> f64 {
     let text = std::fs::read_to_string(data("ppl.txt")).unwrap();
-    let file = GgufFile::open(&model_path()).unwrap();
-    let tokens = Tokenizer::from_gguf(&file).unwrap().encode(&text, false).unwrap();
+    let file = Model::open(&model_path()).unwrap();
+    let tokens = file.tokenizer().unwrap().encode(&text, false).unwrap();
     assert_eq!(tokens.len() / 512, 42, "the text must be cut as the reference cut it");
     let (mut engine, mut score) = (open(setup(numerics)), Score::default());
     for chunk in tokens.chunks_exact(512).take(2) {

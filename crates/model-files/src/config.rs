@@ -1,9 +1,13 @@
 //! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
+mod gguf;
+mod tensors;
+
 use serde::Serialize;
 
-use crate::arch::{Architecture, Linear, in_layer};
-use crate::gguf::{GgmlType, GgufError, GgufFile, MetadataValue, optional};
+use crate::arch::{Architecture, RopePairs, WindowLayers};
+use crate::gguf::{GgmlType, GgufError};
+use crate::model::Files;
 
 // Upper bounds: a few times the largest published llama-architecture model (Llama 3.1 405B: 126 layers, hidden 16,384, 128
 // heads, FFN 53,248, vocabulary 128,256, context 131,072). They limit what is allocated for a file.
@@ -29,17 +33,75 @@ pub struct ModelConfig {
     pub head_count: usize,
     /// Key/value heads; divides `head_count`.
     pub kv_head_count: usize,
-    /// Even; `head_count * head_dim == hidden_size`.
+    /// Even. `head_count * head_dim` need not be `hidden_size`.
     pub head_dim: usize,
     pub ffn_size: usize,
     pub vocab_size: usize,
-    /// Base of the rotary angles.
-    pub rope_base: f32,
+    pub rope: Rope,
+    /// RoPE of the layers with a window, where it is another one.
+    pub window_rope: Option<Rope>,
+    pub window: Option<Window>,
+    /// What scores are multiplied by. Usually `1 / sqrt(head_dim)`.
+    pub attention_scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub attention_softcap: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
     pub rms_epsilon: f32,
     /// Tokens the model was trained for.
     pub context_length: usize,
     /// The embedding is the output matrix, too.
     pub tied_embeddings: bool,
+}
+
+/// Rotary position embedding: pair i turns by `position * base^(-2i / dims)`, changed by `scaling`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rope {
+    pub pairs: RopePairs,
+    pub base: f32,
+    /// The first `dims` values of a head turn. Even; at most the head size.
+    pub dims: usize,
+    pub scaling: RopeScaling,
+}
+
+/// How a model stretches RoPE to longer contexts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RopeScaling {
+    None,
+    /// Every angle is divided by the factor.
+    Linear {
+        factor: f32,
+    },
+    /// Llama 3.1: slow pairs are divided by `factor`, fast ones stay, those between are mixed.
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_context: u32,
+    },
+    /// Each pair's angle is divided by its own factor. `dims / 2` factors. Turned heads are multiplied by `magnitude`.
+    Factors {
+        factors: Vec<f32>,
+        magnitude: f32,
+    },
+}
+
+/// A sliding window: attention of its layers sees the last `tokens` tokens, the token itself included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Window {
+    pub tokens: usize,
+    pub layers: WindowLayers,
+}
+
+impl Window {
+    /// Whether the layer, counted from 0, has the window.
+    pub fn holds_for(&self, layer: usize) -> bool {
+        match self.layers {
+            WindowLayers::All => true,
+            WindowLayers::AllBut { every } => !(layer + 1).is_multiple_of(every),
+        }
+    }
 }
 
 /// Why a readable GGUF is not a model that this build can run.
@@ -109,76 +171,38 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ConfigError`]; each names the key or tensor.
-    pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, ConfigError> {
-        let name = file.str("general.architecture")?;
-        let Some(architecture) = Architecture::named(name) else {
-            let found = name.to_owned();
-            return Err(ConfigError::UnsupportedArchitecture { found });
+    pub(crate) fn read(files: &Files) -> Result<ModelConfig, ConfigError> {
+        let config = match files {
+            Files::Gguf(file) => gguf::read(file)?,
         };
-        let config = read_numbers(file, architecture)?;
-        refuse_unsupported(file, &config)?;
-        check_tensors(file, &config)?;
-        check_tokenizer_fits(file, &config)?;
+        tensors::check(files, &config)?;
         Ok(config)
+    }
+
+    /// Elements of one token's queries in one layer.
+    pub fn query_size(&self) -> usize {
+        self.head_count * self.head_dim
     }
 
     /// Elements of one token's keys (or values) in one layer.
     pub fn kv_size(&self) -> usize {
         self.kv_head_count * self.head_dim
     }
-}
 
-fn read_numbers(file: &GgufFile, architecture: &'static Architecture) -> Result<ModelConfig, ConfigError> {
-    let key = |name| architecture.key(name);
-    let count = |name, max| {
-        let key = key(name);
-        in_range(&key, file.u64(&key)?, max)
-    };
-    let layer_count = count("block_count", LAYERS_MAX)?;
-    let hidden = count("embedding_length", HIDDEN_MAX)?;
-    let heads = count("attention.head_count", HEADS_MAX)?;
-    let kv_heads = match optional(file.u32(&key("attention.head_count_kv")))? {
-        Some(_) => count("attention.head_count_kv", HEADS_MAX)?,
-        None => heads,
-    };
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(ConfigError::Inconsistent(Contradiction::HeadGroups { heads, kv_heads }));
+    /// The last tokens that the layer's attention sees, where there is a limit.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window
+            .filter(|window| window.holds_for(layer))
+            .map(|window| window.tokens)
     }
-    if !hidden.is_multiple_of(heads) {
-        return Err(ConfigError::Inconsistent(Contradiction::HiddenByHeads {
-            hidden,
-            heads,
-        }));
+
+    /// The layer's RoPE.
+    pub fn rope_of(&self, layer: usize) -> &Rope {
+        match &self.window_rope {
+            Some(rope) if self.window_of(layer).is_some() => rope,
+            _ => &self.rope,
+        }
     }
-    let head_dim = (hidden / heads) as usize;
-    if !head_dim.is_multiple_of(2) || head_dim > HEAD_DIM_MAX {
-        return Err(ConfigError::Inconsistent(Contradiction::HeadDim { head_dim }));
-    }
-    let vocab_size = match optional(file.u32(&key("vocab_size")))? {
-        Some(_) => count("vocab_size", VOCAB_MAX)? as usize,
-        None => in_range(
-            &format!("rows of {}", architecture.token_embedding),
-            file.tensor(architecture.token_embedding)?.rows() as u64,
-            VOCAB_MAX,
-        )? as usize,
-    };
-    let (base_key, epsilon_key) = (key("rope.freq_base"), key(architecture.epsilon_key));
-    let rope_base = optional(file.f32(&base_key))?.unwrap_or(ROPE_BASE_DEFAULT);
-    let rms_epsilon = file.f32(&epsilon_key)?;
-    Ok(ModelConfig {
-        architecture,
-        layer_count: layer_count as usize,
-        hidden_size: hidden as usize,
-        head_count: heads as usize,
-        kv_head_count: kv_heads as usize,
-        head_dim,
-        ffn_size: count("feed_forward_length", FFN_MAX)? as usize,
-        vocab_size,
-        rope_base: real(&base_key, rope_base, (1.0, 1e12))?,
-        rms_epsilon: real(&epsilon_key, rms_epsilon, (1e-12, 0.1))?,
-        context_length: count("context_length", CONTEXT_MAX)? as usize,
-        tied_embeddings: !file.tensor_names().any(|name| name == architecture.output),
-    })
 }
 
 fn in_range(key: &str, value: u64, max: u32) -> Result<u32, ConfigError> {
@@ -204,151 +228,6 @@ fn out_of_range(key: &str, value: impl ToString, min: impl ToString, max: impl T
         min: min.to_string(),
         max: max.to_string(),
     }
-}
-
-/// Refuses what would silently change the arithmetic.
-fn refuse_unsupported(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
-    let full = |name| config.architecture.key(name);
-    let refuse = |key: &str, value: String, feature| {
-        Err(ConfigError::UnsupportedFeature {
-            key: key.to_owned(),
-            value,
-            feature,
-        })
-    };
-    let key = full("rope.scaling.type");
-    if let Some(kind) = optional(file.str(&key))?
-        && kind != "none"
-    {
-        return refuse(&key, kind.to_owned(), "RoPE scaling");
-    }
-    for key in ["rope.scaling.factor", "rope.scale_linear"].map(full) {
-        if let Some(factor) = optional(file.f32(&key))?
-            && factor != 1.0
-            && factor != 0.0
-        {
-            return refuse(&key, factor.to_string(), "RoPE scaling");
-        }
-    }
-    let head_sized = ["rope.dimension_count", "attention.key_length", "attention.value_length"];
-    for key in head_sized.map(full) {
-        if let Some(size) = optional(file.u64(&key))?
-            && size != config.head_dim as u64
-        {
-            return refuse(&key, size.to_string(), "a size other than hidden size / heads");
-        }
-    }
-    let zero = [
-        ("expert_count", "mixture of experts"),
-        ("attention.sliding_window", "sliding-window attention"),
-    ];
-    for (key, feature) in zero {
-        let key = full(key);
-        if let Some(number) = optional(file.u64(&key))?
-            && number != 0
-        {
-            return refuse(&key, number.to_string(), feature);
-        }
-    }
-    Ok(())
-}
-
-/// A token without an embedding row would be an index outside the matrix. The reverse, padding rows, is common.
-fn check_tokenizer_fits(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
-    match file.metadata("tokenizer.ggml.tokens") {
-        Some(MetadataValue::Array(tokens)) if tokens.len() > config.vocab_size => {
-            let (tokens, rows) = (tokens.len(), config.vocab_size);
-            Err(ConfigError::Inconsistent(Contradiction::TokensBeyondEmbedding {
-                tokens,
-                rows,
-            }))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Shape and type that one tensor must have; `kind` is given where only one type will do.
-struct Expected {
-    name: String,
-    dims: Vec<usize>,
-    kind: Option<GgmlType>,
-}
-
-fn check_tensors(file: &GgufFile, config: &ModelConfig) -> Result<(), ConfigError> {
-    let expected = expected_tensors(config);
-    for tensor in &expected {
-        let found = file.tensor(&tensor.name)?;
-        let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim as u64).collect();
-        if found.dims != dims {
-            let found = found.dims.to_vec();
-            return Err(ConfigError::WrongShape {
-                tensor: tensor.name.clone(),
-                found,
-                expected: dims,
-            });
-        }
-        if let Some(kind) = tensor.kind
-            && kind != found.kind
-        {
-            return Err(ConfigError::WrongType {
-                tensor: tensor.name.clone(),
-                found: found.kind,
-                expected: kind,
-            });
-        }
-    }
-    let names: std::collections::HashSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
-    match file.tensor_names().find(|name| !names.contains(name)) {
-        Some(name) => Err(ConfigError::UnexpectedTensor {
-            tensor: name.to_owned(),
-        }),
-        None => Ok(()),
-    }
-}
-
-fn expected_tensors(config: &ModelConfig) -> Vec<Expected> {
-    let (hidden, kv, ffn) = (config.hidden_size, config.kv_size(), config.ffn_size);
-    let facts = config.architecture;
-    let matrix = |name: &str, columns, rows| Expected {
-        name: name.to_owned(),
-        dims: vec![columns, rows],
-        kind: None,
-    };
-    let vector = |name: &str, length| Expected {
-        name: name.to_owned(),
-        dims: vec![length],
-        kind: Some(GgmlType::F32),
-    };
-    let mut expected = vec![
-        matrix(facts.token_embedding, hidden, config.vocab_size),
-        vector(facts.output_norm, hidden),
-    ];
-    if !config.tied_embeddings {
-        expected.push(matrix(facts.output, hidden, config.vocab_size));
-    }
-    let linear = |linear: Linear, columns, rows| {
-        let bias = linear.bias.map(|bias| vector(bias, rows));
-        std::iter::once(matrix(linear.weight, columns, rows)).chain(bias)
-    };
-    let tensors = &facts.layer;
-    for layer in 0..config.layer_count {
-        let first = expected.len();
-        expected.extend([
-            vector(tensors.attention_norm, hidden),
-            vector(tensors.ffn_norm, hidden),
-            matrix(tensors.ffn_gate, hidden, ffn),
-            matrix(tensors.ffn_up, hidden, ffn),
-            matrix(tensors.ffn_down, ffn, hidden),
-        ]);
-        expected.extend(linear(tensors.query, hidden, hidden));
-        expected.extend(linear(tensors.key, hidden, kv));
-        expected.extend(linear(tensors.value, hidden, kv));
-        expected.extend(linear(tensors.attention_output, hidden, hidden));
-        for tensor in &mut expected[first..] {
-            tensor.name = in_layer(layer, &tensor.name);
-        }
-    }
-    expected
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serving_core::ids::TokenId;
 
-use crate::config::{ConfigError, ModelConfig};
-use crate::gguf::{GgufError, GgufFile, optional};
+use crate::config::ModelConfig;
+use crate::gguf::{GgufError, optional};
+use crate::model::{Files, Model};
 use crate::tokenizer::{SpecialTokens, TokenizerError};
 
 /// A summary of one model file. Serialises to the JSON of `baton model inspect --json`.
@@ -48,8 +49,6 @@ pub enum ModelInfoError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
@@ -58,8 +57,9 @@ impl ModelInfo {
     ///
     /// # Errors
     /// [`ModelInfoError`]: the file is not a model that this build can run.
-    pub fn from_gguf(file: &GgufFile) -> Result<ModelInfo, ModelInfoError> {
-        let config = ModelConfig::from_gguf(file)?;
+    pub fn of(model: &Model) -> Result<ModelInfo, ModelInfoError> {
+        let Files::Gguf(file) = model.files();
+        let config = model.config().clone();
         let special = SpecialTokens::from_gguf(file)?;
         let text = |key| -> Result<Option<String>, GgufError> { Ok(optional(file.str(key))?.map(str::to_owned)) };
         let mut quantization: BTreeMap<&'static str, TypeShare> = BTreeMap::new();
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_real_model() {
-        let info = ModelInfo::from_gguf(&GgufFile::open(&model_path()).unwrap()).unwrap();
+        let info = ModelInfo::of(&Model::open(&model_path()).unwrap()).unwrap();
         // 28,311,552 embedding + 30 layers of 3,539,520 weights in norms and matrices + the output norm.
         assert_eq!(info.parameter_count, 134_515_008);
         assert_eq!(

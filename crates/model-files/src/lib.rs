@@ -1,6 +1,6 @@
 //! Owns reading model files: GGUF weights and metadata, the model's numbers, its tokenizer and its chat template.
 //! Never runs a model, never touches the network, never trusts a file: every count and offset is checked before use.
-//! Read first: `gguf::GgufFile::open`, then `config::ModelConfig::from_gguf`; the tokenizer and the chat template
+//! Read first: `model::Model`, then `config::ModelConfig`, `arch`; the tokenizer and the chat template
 //! build on the metadata alone.
 //! Tests: beside the code; they need the real model file, see `test_kit::model_path`.
 
@@ -9,6 +9,7 @@ pub mod chat_template;
 pub mod config;
 pub mod gguf;
 pub mod info;
+pub mod model;
 pub mod tokenizer;
 
 #[cfg(any(test, feature = "testing"))]

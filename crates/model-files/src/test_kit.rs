@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::arch::{Architecture, Linear, SUPPORTED, in_layer};
+use crate::arch::{Architecture, GateUp, Linear, Projections, SUPPORTED, in_layer};
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
 
@@ -290,14 +290,24 @@ impl TinyModel {
                 }
                 matrix(file, &name(linear.weight), (columns, rows))
             };
-            file = linear(file, tensors.query, (hidden, hidden));
-            file = linear(file, tensors.key, (hidden, kv));
-            file = linear(file, tensors.value, (hidden, kv));
+            file = match tensors.projections {
+                Projections::Separate { query, key, value } => {
+                    file = linear(file, query, (hidden, hidden));
+                    file = linear(file, key, (hidden, kv));
+                    linear(file, value, (hidden, kv))
+                }
+                Projections::Fused(weight) => linear(file, Linear { weight, bias: None }, (hidden, hidden + 2 * kv)),
+            };
             file = linear(file, tensors.attention_output, (hidden, hidden));
             file = vector(file, &name(tensors.attention_norm), (1.0, hidden));
             file = vector(file, &name(tensors.ffn_norm), (1.0, hidden));
-            file = matrix(file, &name(tensors.ffn_gate), (hidden, self.ffn_size));
-            file = matrix(file, &name(tensors.ffn_up), (hidden, self.ffn_size));
+            file = match tensors.gate_up {
+                GateUp::Separate { gate, up } => {
+                    file = matrix(file, &name(gate), (hidden, self.ffn_size));
+                    matrix(file, &name(up), (hidden, self.ffn_size))
+                }
+                GateUp::Fused(both) => matrix(file, &name(both), (hidden, 2 * self.ffn_size)),
+            };
             file = matrix(file, &name(tensors.ffn_down), (self.ffn_size, hidden));
         }
         file

@@ -3,8 +3,9 @@
 use std::io::Write;
 
 use clap::Args;
-use model_files::gguf::GgufFile;
+use model_files::gguf::hex;
 use model_files::info::ModelInfo;
+use model_files::model::Model;
 
 use crate::exit::Exit;
 use crate::model::pull::resolve;
@@ -21,9 +22,9 @@ pub struct InspectArgs {
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let path = resolve(&args.model)?;
-    let file = GgufFile::open(&path)?;
-    let info = ModelInfo::from_gguf(&file)?;
-    let sha256 = file.content_sha256_hex();
+    let file = Model::open(&path)?;
+    let info = ModelInfo::of(&file)?;
+    let sha256 = hex(&file.content_sha256());
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = serde_json::to_value(&info)?;

@@ -16,7 +16,7 @@ mod weights;
 use std::sync::Arc;
 
 use model_files::config::ModelConfig;
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use serving_core::ids::BlockId;
 
 use crate::batch::BatchBounds;
@@ -106,7 +106,7 @@ impl std::fmt::Debug for CpuEngine {
 ///
 /// # Errors
 /// A model or tensor type this engine has no code for, a kernel this CPU lacks, limits or sizes out of range.
-pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+pub fn open_cpu_engine(file: &Model, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
     open_cpu_engine_with(&KeptWeights::default(), file, options)
 }
 
@@ -116,13 +116,13 @@ pub fn open_cpu_engine(file: &GgufFile, options: CpuEngineOptions<'_>) -> Result
 /// As [`open_cpu_engine`].
 pub fn open_cpu_engine_with(
     kept: &KeptWeights,
-    file: &GgufFile,
+    file: &Model,
     options: CpuEngineOptions<'_>,
 ) -> Result<CpuEngine, EngineError> {
     options.limits.check()?;
     check_block_tokens(options.block_tokens)?;
     let kernels = kernels::choose(options.kernel)?;
-    let config = ModelConfig::from_gguf(file)?;
+    let config = file.config().clone();
     if !config.head_dim.is_multiple_of(kernels::LANES) {
         return Err(EngineError::UnsupportedHeadDim {
             head_dim: config.head_dim,
@@ -152,15 +152,13 @@ pub fn open_cpu_engine_with(
     let weights = kept.get_or_load(identity, load)?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let facts = ModelFacts {
-        name: file
-            .str("general.name")
-            .map_or_else(|_| config.architecture.name.to_owned(), str::to_owned),
+        name: file.name(),
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
         numerics_id: options.numerics.id().to_owned(),
         weights_sha256,
         kv: geometry,
-        rope_base: config.rope_base,
+        rope_base: config.rope.base,
         rank: Rank::WHOLE,
     };
     Ok(CpuEngine {
@@ -171,7 +169,7 @@ pub fn open_cpu_engine_with(
         rope: rope::RopeTable::new(
             config.context_length,
             config.head_dim,
-            (config.architecture.rope, config.rope_base),
+            (config.rope.pairs, config.rope.base),
         ),
         claim: StepClaim::new(kv.clone()),
         kv,
@@ -189,7 +187,7 @@ impl CpuEngine {
     }
 }
 
-pub(crate) fn open(file: Option<&GgufFile>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
+pub(crate) fn open(file: Option<&Model>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
     let file = file.ok_or(OpenError::NoModel)?;
     let engine = open_cpu_engine_with(
         &options.kept_weights,

@@ -12,9 +12,10 @@
 use std::ops::Range;
 
 use half::f16;
-use model_files::arch::{LayerTensors, Linear, in_layer};
+use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
-use model_files::gguf::{GgmlType, GgufFile, Tensor};
+use model_files::gguf::{GgmlType, Tensor};
+use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK};
 use crate::memory::HugeMemory;
@@ -135,7 +136,7 @@ impl Weights {
 
     /// Packs every tensor of the model. `progress` is called after each tensor.
     pub(crate) fn load(
-        file: &GgufFile,
+        file: &Model,
         config: &ModelConfig,
         numerics: Numerics,
         progress: Option<&mut dyn FnMut(LoadProgress)>,
@@ -170,7 +171,7 @@ impl Weights {
 
 /// Matrices get their places first. Then the one allocation is made and filled.
 struct Loader<'a> {
-    file: &'a GgufFile,
+    file: &'a Model,
     numerics: Numerics,
     planned: Vec<(Matrix, Vec<Tensor<'a>>)>,
     end: usize,
@@ -179,14 +180,19 @@ struct Loader<'a> {
 impl<'a> Loader<'a> {
     fn plan_layer(&mut self, layer: usize, tensors: &LayerTensors) -> Result<Layer, EngineError> {
         let name = |tensor| in_layer(layer, tensor);
+        let (Projections::Separate { query, key, value }, GateUp::Separate { gate, up }) =
+            (&tensors.projections, &tensors.gate_up)
+        else {
+            return Err(EngineError::FusedMatrices);
+        };
         Ok(Layer {
             attention_norm: self.vector(&name(tensors.attention_norm))?,
-            query: self.linear(layer, tensors.query)?,
-            key: self.linear(layer, tensors.key)?,
-            value: self.linear(layer, tensors.value)?,
+            query: self.linear(layer, *query)?,
+            key: self.linear(layer, *key)?,
+            value: self.linear(layer, *value)?,
             attention_output: self.linear(layer, tensors.attention_output)?,
             ffn_norm: self.vector(&name(tensors.ffn_norm))?,
-            gate_up: self.plan(&[&name(tensors.ffn_gate), &name(tensors.ffn_up)])?,
+            gate_up: self.plan(&[&name(gate), &name(up)])?,
             down: self.plan(&[&name(tensors.ffn_down)])?,
         })
     }

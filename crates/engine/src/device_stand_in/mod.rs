@@ -5,7 +5,7 @@ mod device;
 
 use std::sync::Arc;
 
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use serving_core::ids::BlockId;
 
 use crate::kv_claims::StepClaim;
@@ -18,7 +18,7 @@ use crate::{
 
 use device::{Device, Pending};
 
-pub(crate) fn open(file: Option<&GgufFile>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
+pub(crate) fn open(file: Option<&Model>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
     Ok(Box::new(DeviceStandIn::new(StandInConfig::of(file, &options)?)?))
 }
 

@@ -11,8 +11,7 @@ mod cells;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model_files::config::ModelConfig;
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use serving_core::ids::BlockId;
 
 use crate::batch::BatchBounds;
@@ -55,7 +54,7 @@ const GEOMETRY: KvGeometry = KvGeometry {
 };
 const SEED: u64 = 0xba70;
 
-pub(crate) fn open(file: Option<&GgufFile>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
+pub(crate) fn open(file: Option<&Model>, options: OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError> {
     let engine = StandInEngine::new(StandInConfig::of(file, &options)?)?;
     Ok(Box::new(OnHost::new(engine)?))
 }
@@ -65,10 +64,10 @@ impl StandInConfig {
     ///
     /// # Errors
     /// A model file or a block size that nothing can be made of.
-    pub(crate) fn of(file: Option<&GgufFile>, options: &OpenOptions<'_>) -> Result<Self, EngineError> {
+    pub(crate) fn of(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<Self, EngineError> {
         let (vocab_size, context_length) = match file {
             Some(file) => {
-                let config = ModelConfig::from_gguf(file)?;
+                let config = file.config();
                 (config.vocab_size as u32, config.context_length as u32)
             }
             None => (VOCAB, CONTEXT),

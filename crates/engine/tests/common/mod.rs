@@ -8,7 +8,7 @@ use engine::{
     BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
     SequenceRows, open_cpu_engine,
 };
-use model_files::gguf::GgufFile;
+use model_files::model::Model;
 use model_files::test_kit::model_path;
 use serde::Deserialize;
 use serving_core::ids::{BlockId, TokenId};
@@ -32,10 +32,10 @@ pub fn setup(numerics: Numerics) -> Setup {
 }
 
 pub fn open(setup: Setup) -> CpuEngine {
-    open_file(&GgufFile::open(&model_path()).unwrap(), setup)
+    open_file(&Model::open(&model_path()).unwrap(), setup)
 }
 
-pub fn open_file(file: &GgufFile, setup: Setup) -> CpuEngine {
+pub fn open_file(file: &Model, setup: Setup) -> CpuEngine {
     let options = CpuEngineOptions {
         numerics: setup.numerics,
         threads: setup.threads,

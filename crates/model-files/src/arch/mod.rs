@@ -1,8 +1,8 @@
 //! Model architectures as facts: each family is one file of this folder and one line of [`SUPPORTED`].
 //!
-//! All families here share the rest: RMS norms before attention and before the feed-forward part, causal attention over
-//! all positions, a SiLU-gated unit, heads of size hidden / heads, no RoPE scaling. A file that asks for anything else is
-//! refused by [`crate::config`]. A family that needs it adds a fact here and the code that reads this fact.
+//! A family is RMS norms before attention and before the feed-forward part, causal attention, a gated unit, and the choices
+//! that the types below offer. Numbers of one model are in [`crate::config::ModelConfig`]. A model that asks for anything
+//! else is refused there. A family that needs more adds a choice here and the code that reads it.
 
 mod llama;
 mod qwen2;
@@ -10,33 +10,71 @@ mod qwen2;
 /// Every architecture that this build runs.
 pub const SUPPORTED: &[&Architecture] = &[&llama::FACTS, &qwen2::FACTS];
 
-/// What the loader and the forward pass must know about a family of models.
+/// What the loader and the forward pass must know about a family of models. Tensors have their names in GGUF files
+/// everywhere; `folder_names` translates them for Hugging Face folders.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Architecture {
-    /// `general.architecture` of the file. GGUF puts it in front of the family's metadata keys, too.
+    /// `general.architecture` of a GGUF file, which also stands in front of the family's metadata keys.
     pub name: &'static str,
+    /// `model_type` in the config.json of Hugging Face folders.
+    pub folder_types: &'static [&'static str],
     /// The metadata key of the epsilon of RMS norms, without the name in front.
     pub epsilon_key: &'static str,
+    /// The pairs in a GGUF file. In a folder they are halves.
     pub rope: RopePairs,
+    pub activation: Activation,
+    pub embedding_scale: EmbeddingScale,
+    pub folder_norms: FolderNorms,
+    /// The layers that a sliding window holds for, in models that have one.
+    pub window_layers: WindowLayers,
     pub token_embedding: &'static str,
     pub output_norm: &'static str,
     /// A file without this tensor has a tied head: the embedding is the output matrix, too.
     pub output: &'static str,
     pub layer: LayerTensors,
+    /// Pairs of a tensor's name here and in a folder. Names in a layer are without `blk.N.` and `model.layers.N.` in front.
+    pub folder_names: &'static [(&'static str, &'static str)],
 }
 
 /// Names of a layer's tensors, without `blk.N.` in front.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LayerTensors {
     pub attention_norm: &'static str,
-    pub query: Linear,
-    pub key: Linear,
-    pub value: Linear,
+    pub projections: Projections,
+    /// A norm over each head of the queries, before RoPE; and the same for the keys.
+    pub query_norm: Option<&'static str>,
+    pub key_norm: Option<&'static str>,
     pub attention_output: Linear,
+    /// A norm of what attention adds to the residual stream.
+    pub post_attention_norm: Option<&'static str>,
     pub ffn_norm: &'static str,
-    pub ffn_gate: &'static str,
-    pub ffn_up: &'static str,
+    pub gate_up: GateUp,
     pub ffn_down: &'static str,
+    /// A norm of what the feed-forward part adds to the residual stream.
+    pub post_ffn_norm: Option<&'static str>,
+}
+
+/// The matrices that make queries, keys and values.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Projections {
+    Separate {
+        query: Linear,
+        key: Linear,
+        value: Linear,
+    },
+    /// One matrix: the rows of the queries, then those of the keys, then those of the values.
+    Fused(&'static str),
+}
+
+/// The matrices of the gated unit's two halves.
+#[derive(Debug, PartialEq, Eq)]
+pub enum GateUp {
+    Separate {
+        gate: &'static str,
+        up: &'static str,
+    },
+    /// One matrix: the rows of the gate, then those of the other half.
+    Fused(&'static str),
 }
 
 /// A matrix, and the bias that is added to its outputs.
@@ -47,16 +85,52 @@ pub struct Linear {
 }
 
 /// Which two numbers of a head RoPE turns together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RopePairs {
     /// `(2i, 2i + 1)`: llama.cpp's "norm".
     Neighbours,
-    /// `(i, i + head size / 2)`: llama.cpp's "neox".
+    /// `(i, i + head size / 2)`: llama.cpp's "neox", and every Hugging Face folder.
     Halves,
 }
 
+/// The function of the gated unit's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// GELU in its tanh form.
+    GeluTanh,
+}
+
+/// What embeddings are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    One,
+    /// The square root of the hidden size.
+    SqrtHidden,
+}
+
+/// What a folder stores of a norm's weights. GGUF files have the whole weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderNorms {
+    Whole,
+    /// The weight less one.
+    LessOne,
+}
+
+/// The layers whose attention sees only the last tokens, the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WindowLayers {
+    All,
+    /// Each `every`-th layer, counted from one, sees all tokens.
+    AllBut {
+        every: usize,
+    },
+}
+
 impl Architecture {
-    /// The architecture of a file by its name there.
+    /// The architecture of a GGUF file by its name there.
     pub fn named(name: &str) -> Option<&'static Architecture> {
         SUPPORTED.iter().copied().find(|known| known.name == name)
     }

@@ -2,13 +2,19 @@
 
 use super::*;
 use crate::arch::SUPPORTED;
+use crate::gguf::MetadataValue;
+use crate::model::{Model, ModelError};
 use crate::test_kit::{GgufBuilder, TinyModel, model_path};
 
 fn load(builder: &GgufBuilder) -> Result<ModelConfig, ConfigError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     builder.write(&path).unwrap();
-    ModelConfig::from_gguf(&GgufFile::open(&path).unwrap())
+    match Model::open(&path) {
+        Ok(model) => Ok(model.config().clone()),
+        Err(ModelError::Config(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 fn with(key: &str, value: MetadataValue) -> Result<ModelConfig, ConfigError> {
@@ -17,8 +23,7 @@ fn with(key: &str, value: MetadataValue) -> Result<ModelConfig, ConfigError> {
 
 #[test]
 fn real_model() {
-    let file = GgufFile::open(&model_path()).unwrap();
-    let config = ModelConfig::from_gguf(&file).unwrap();
+    let model = Model::open(&model_path()).unwrap();
     let expected = ModelConfig {
         architecture: Architecture::named("llama").unwrap(),
         layer_count: 30,
@@ -28,13 +33,23 @@ fn real_model() {
         head_dim: 64,
         ffn_size: 1536,
         vocab_size: 49_152,
-        rope_base: 100_000.0,
+        rope: Rope {
+            pairs: RopePairs::Neighbours,
+            base: 100_000.0,
+            dims: 64,
+            scaling: RopeScaling::None,
+        },
+        window_rope: None,
+        window: None,
+        attention_scale: 0.125,
+        attention_softcap: None,
+        logit_softcap: None,
         rms_epsilon: 1e-5,
         context_length: 8192,
         tied_embeddings: true,
     };
-    assert_eq!(config, expected);
-    assert_eq!(config.kv_size(), 192);
+    assert_eq!(*model.config(), expected);
+    assert_eq!(expected.kv_size(), 192);
 }
 
 #[test]
@@ -69,7 +84,7 @@ fn absent_optional_keys_have_their_defaults() {
         .without_metadata("llama.rope.dimension_count")
         .without_metadata("llama.vocab_size");
     let config = load(&bare).unwrap();
-    assert_eq!((config.kv_head_count, config.rope_base), (4, ROPE_BASE_DEFAULT));
+    assert_eq!((config.kv_head_count, config.rope.base), (4, ROPE_BASE_DEFAULT));
     assert_eq!(config.vocab_size, crate::test_kit::TINY_VOCAB_SIZE);
 }
 

@@ -1,10 +1,10 @@
-//! The served model's tokenizer and chat template, out of its GGUF file.
+//! The served model's tokenizer and chat template, out of its files.
 
 use std::path::Path;
 
 use model_files::chat_template::{ChatTemplate, ChatTemplateError};
-use model_files::config::{ConfigError, ModelConfig};
-use model_files::gguf::{GgufError, GgufFile};
+use model_files::gguf::hex;
+use model_files::model::{Model, ModelError};
 use model_files::tokenizer::{Tokenizer, TokenizerError};
 use serving_core::ids::TokenId;
 use thiserror::Error;
@@ -15,9 +15,7 @@ use super::{ChatTurn, TextCodec, TextError, TextModel};
 #[derive(Debug, Error)]
 pub enum OpenModelError {
     #[error(transparent)]
-    File(#[from] GgufError),
-    #[error(transparent)]
-    Config(#[from] ConfigError),
+    Model(#[from] ModelError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
@@ -28,7 +26,7 @@ pub enum OpenModelError {
     ContextTooLong { asked: u32, trained: u32 },
 }
 
-struct GgufText {
+struct ServedText {
     tokenizer: Tokenizer,
     /// Base models have no template. They serve completions.
     template: Option<ChatTemplate>,
@@ -37,26 +35,26 @@ struct GgufText {
 impl TextModel {
     /// `max_model_tokens: None` takes the context length the model was trained for.
     pub fn open(path: &Path, max_model_tokens: Option<u32>) -> Result<TextModel, OpenModelError> {
-        let file = GgufFile::open(path)?;
-        let trained = u32::try_from(ModelConfig::from_gguf(&file)?.context_length).unwrap_or(u32::MAX);
+        let file = Model::open(path)?;
+        let trained = u32::try_from(file.config().context_length).unwrap_or(u32::MAX);
         let max_model_tokens = match max_model_tokens {
             Some(asked) if asked > trained => return Err(OpenModelError::ContextTooLong { asked, trained }),
             Some(asked) => asked,
             None => trained,
         };
-        let template = match ChatTemplate::from_gguf(&file) {
+        let template = match file.chat_template() {
             Ok(template) => Some(template),
             Err(ChatTemplateError::Missing) => None,
             Err(error) => return Err(error.into()),
         };
-        let codec = GgufText {
-            tokenizer: Tokenizer::from_gguf(&file)?,
+        let codec = ServedText {
+            tokenizer: file.tokenizer()?,
             template,
         };
         let fingerprint = format!(
             "baton-{}-{}",
             env!("CARGO_PKG_VERSION"),
-            &file.content_sha256_hex()[..12]
+            &hex(&file.content_sha256())[..12]
         );
         Ok(TextModel::new(
             Box::new(codec),
@@ -67,7 +65,7 @@ impl TextModel {
     }
 }
 
-impl TextCodec for GgufText {
+impl TextCodec for ServedText {
     fn encode(&self, text: &str, add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
         self.tokenizer
             .encode_at_most(text, add_special, tokens_max)
