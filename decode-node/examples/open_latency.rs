@@ -92,6 +92,7 @@ async fn main() {
     let opened = OpenedEngine {
         engine: Box::new(engine()),
         compatibility: CompatibilityHash([0; 32]),
+        model_name: "tiny".to_owned(),
     };
     let node = Node::start(&config.settings(), (opened, "127.0.0.1:1"), &mut Registry::default()).expect("it starts");
     let handle = node.handle();

@@ -75,6 +75,8 @@ impl std::fmt::Debug for OpenOptions<'_> {
 pub struct OpenedEngine {
     pub engine: Box<dyn Engine>,
     pub compatibility: CompatibilityHash,
+    /// That of the model's file or folder; without one the engine's.
+    pub model_name: String,
 }
 
 impl std::fmt::Debug for OpenedEngine {
@@ -117,7 +119,12 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
     };
     let engine = options.kind.opener()(file.as_ref(), options)?;
     let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
-    Ok(OpenedEngine { engine, compatibility })
+    let model_name = file.map_or_else(|| engine.model().name.clone(), |file| file.name());
+    Ok(OpenedEngine {
+        engine,
+        compatibility,
+        model_name,
+    })
 }
 
 /// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).

@@ -10,6 +10,7 @@ pub mod config;
 pub mod gguf;
 pub mod info;
 pub mod model;
+mod name;
 pub mod tokenizer;
 
 #[cfg(any(test, feature = "testing"))]

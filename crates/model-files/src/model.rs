@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::chat_template::{ChatTemplate, ChatTemplateError};
 use crate::config::{ConfigError, ModelConfig};
 use crate::gguf::{GgufError, GgufFile, Tensor};
+use crate::name;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// The files of one model, checked, and the model's numbers.
@@ -52,10 +53,10 @@ impl Model {
         }
     }
 
-    /// The name that people call the model by: that of its file without the ending, or of its folder.
+    /// The name that people call the model by: that of its file without the ending and the number of its part, or of its
+    /// folder. A snapshot in the cache of the Hugging Face hub has the name of its repository, `org/name`.
     pub fn name(&self) -> String {
-        let name = self.path().file_stem().unwrap_or_default();
-        name.to_string_lossy().into_owned()
+        name::of(self.path())
     }
 
     /// The tensor called `name` in GGUF files.

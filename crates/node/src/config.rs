@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args};
 use engine::{
     EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
@@ -35,12 +36,15 @@ pub struct NodeConfig {
     /// registers too
     #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
     pub coordinators: Vec<CoordinatorsAt>,
-    /// GGUF file of the model; the stand-in takes only vocabulary and context from it
-    #[arg(long, value_name = "GGUF")]
+    /// The model, a GGUF file or a Hugging Face folder; `baton serve-prefill` and `baton serve-decode` take names, too, as
+    /// `baton up` does. The stand-in takes only vocabulary and context from it
+    #[arg(long, value_name = "FILE|FOLDER")]
     pub model: Option<PathBuf>,
-    /// Model name to register under; the coordinator takes nodes of its own name only
-    #[arg(long, default_value = "smollm2-135m")]
-    pub served_model_name: String,
+    /// The coordinator's names of the model. The node registers under the first one; the coordinator takes nodes of its own
+    /// name only; default: the name of the model's file or folder
+    #[arg(long, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), value_name = "NAME,..")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub served_model_name: Vec<String>,
     /// What runs the model
     #[arg(long, value_enum, default_value = "cpu")]
     pub engine: EngineKind,

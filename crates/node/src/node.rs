@@ -88,11 +88,16 @@ impl Node {
         (opened, address): (OpenedEngine, &str),
         registry: &mut Registry,
     ) -> Result<Self, NodeError> {
-        let OpenedEngine { engine, compatibility } = opened;
+        let OpenedEngine {
+            engine,
+            compatibility,
+            model_name,
+        } = opened;
+        let model_name = settings.config.served_model_name.first().unwrap_or(&model_name);
         let limits = node_limits(settings, &*engine)?;
-        let record = record(settings, (&*engine, &limits), (address, compatibility));
+        let record = record(settings, (&*engine, &limits), (address, model_name), compatibility);
         let inbox: Arc<Inbox> = Arc::default();
-        let aliases = PoolFacts::if_wanted(settings.config.metrics, &settings.config.served_model_name, &limits);
+        let aliases = PoolFacts::if_wanted(settings.config.metrics, model_name, &limits);
         let kv = engine.kv().clone();
         let ends = match &settings.role {
             RoleSettings::Prefill(prefill) => {
@@ -345,7 +350,8 @@ fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimit
 fn record(
     settings: &NodeSettings,
     (engine, limits): (&dyn Engine, &NodeLimits),
-    (address, compatibility): (&str, CompatibilityHash),
+    (address, model_name): (&str, &str),
+    compatibility: CompatibilityHash,
 ) -> NodeRecord {
     let (is_co_located, kv_address) = match &settings.role {
         RoleSettings::Prefill(_) => (false, None),
@@ -376,7 +382,7 @@ fn record(
             max_model_tokens: limits.max_model_tokens,
             block_bytes: engine.kv().geometry().block_bytes() as u64,
         },
-        model_name: settings.config.served_model_name.clone(),
+        model_name: model_name.to_owned(),
         state: NodeState::Ready,
         roles: settings.config.roles.clone(),
     }

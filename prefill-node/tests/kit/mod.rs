@@ -105,6 +105,7 @@ impl Prefill {
         let opened = OpenedEngine {
             engine: Box::new(OnHost::new(engine).unwrap()),
             compatibility,
+            model_name: "tiny".to_owned(),
         };
         let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
         let mut registry = Registry::default();

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use service_runtime::announce::Listening;
 
 use super::membership::LocalMembership;
@@ -20,7 +21,7 @@ pub struct LocalClusterOptions {
     /// The `baton` binary. It is started once per node.
     pub executable: PathBuf,
     pub topology: Topology,
-    /// A GGUF file.
+    /// A GGUF file or a Hugging Face folder.
     pub model: PathBuf,
     /// Where the first coordinator's API listens; port 0 lets the OS pick. The others take any free port.
     pub listen: String,
@@ -120,9 +121,10 @@ pub struct ClusterSettings {
     /// Longest prompt and answer together, in tokens [default: what the model was trained for].
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// The model's name in the API [default: from the file].
-    #[arg(long, value_name = "NAME")]
-    pub served_model_name: Option<String>,
+    /// The model's name in the API; several names, with commas or each with its own flag, are all served, and answers have the
+    /// first one [default: from the file or folder].
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub served_model_name: Vec<String>,
     /// Prompts of which a decode node lacks fewer tokens than this are prefilled there.
     #[arg(long, value_name = "TOKENS")]
     pub local_prefill_below_tokens: Option<u32>,
@@ -314,7 +316,8 @@ impl LocalClusterOptions {
         flags.set("name", name);
         flags.set("listen", listen);
         flags.set("model", &self.model);
-        flags.set_some("served-model-name", &settings.served_model_name);
+        let names = settings.served_model_name.join(",");
+        flags.set_some("served-model-name", &Some(names).filter(|names| !names.is_empty()));
         flags.set_some("max-model-len", &settings.max_model_len);
         flags.set_true("vllm-metrics", settings.vllm_metrics);
         flags.set_some("otel-flavor", &settings.otel_flavor);
@@ -460,6 +463,22 @@ mod tests {
                 .iter()
                 .all(|node| node.arguments.contains(&"--coordinators=etcd://h:1/c".into()))
         );
+    }
+
+    #[test]
+    fn every_process_is_told_all_names_of_the_model_or_finds_its_name_itself() {
+        let mut options = options("1p1d");
+        let names = |options: &LocalClusterOptions| -> Vec<Option<OsString>> {
+            let specs = options.coordinators().into_iter().chain(options.nodes("h:1"));
+            let is_name = |flag: &&OsString| flag.to_string_lossy().starts_with("--served-model-name");
+            specs
+                .map(|spec| spec.arguments.iter().find(is_name).cloned())
+                .collect()
+        };
+        assert_eq!(names(&options), [None, None, None]);
+        options.settings.served_model_name = vec!["a".to_owned(), "org/b".to_owned()];
+        let told = Some(OsString::from("--served-model-name=a,org/b"));
+        assert_eq!(names(&options), [told.clone(), told.clone(), told]);
     }
 
     #[test]

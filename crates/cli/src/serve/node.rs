@@ -11,10 +11,13 @@ use serving_core::node::AssignedRole;
 use thiserror::Error;
 
 use super::settings::NodeSettings;
+use crate::model::PullError;
 
 /// Why a node's process ended with a failure, in the words of its role.
 #[derive(Debug, Error)]
 pub enum NodeError {
+    #[error(transparent)]
+    Model(#[from] PullError),
     #[error(transparent)]
     Settings(#[from] ConfigError),
     #[error(transparent)]
