@@ -471,9 +471,7 @@ mod tests {
         let names = |options: &LocalClusterOptions| -> Vec<Option<OsString>> {
             let specs = options.coordinators().into_iter().chain(options.nodes("h:1"));
             let is_name = |flag: &&OsString| flag.to_string_lossy().starts_with("--served-model-name");
-            specs
-                .map(|spec| spec.arguments.iter().find(is_name).cloned())
-                .collect()
+            specs.map(|spec| spec.arguments.iter().find(is_name).cloned()).collect()
         };
         assert_eq!(names(&options), [None, None, None]);
         options.settings.served_model_name = vec!["a".to_owned(), "org/b".to_owned()];

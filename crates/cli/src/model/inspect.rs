@@ -1,18 +1,24 @@
-//! `baton model inspect`: what is in a model file.
+//! `baton model inspect`: what is in a model's files, and how much memory it takes.
 
 use std::io::Write;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
+use engine::Numerics;
+use model_files::config::ModelConfig;
 use model_files::gguf::hex;
 use model_files::info::ModelInfo;
 use model_files::model::Model;
+use serde::Serialize;
 
 use crate::exit::Exit;
-use crate::model::pull::resolve;
+use crate::model::{resolve, with_exit};
+
+const NUMERICS: [Numerics; 2] = [Numerics::Int8Blocks, Numerics::Exact];
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A name from `baton model list`, fetched when it is not cached, or the path of a GGUF file.
+    /// What `baton up --model` takes: the path of a GGUF file or of a Hugging Face folder, or a name. A model with a name is
+    /// fetched when it is not on this machine.
     #[arg(default_value = "smollm2-135m")]
     pub model: String,
     /// One JSON object instead of lines.
@@ -21,28 +27,76 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
-    let path = resolve(&args.model)?;
-    let file = Model::open(&path)?;
+    let resolved = resolve(&args.model).map_err(with_exit)?;
+    let file = Model::open(&resolved.path)?;
     let info = ModelInfo::of(&file)?;
     let sha256 = hex(&file.content_sha256());
+    let served = resolved.name.unwrap_or_else(|| file.name());
+    let memory = NUMERICS.map(|numerics| Memory::of(&info.config, numerics));
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = serde_json::to_value(&info)?;
         object["sha256"] = sha256.into();
+        object["served_name"] = served.into();
+        object["memory"] = serde_json::to_value(memory)?;
         writeln!(out, "{object}")?;
     } else {
-        write_lines(&mut out, &info, &sha256)?;
+        write_lines(&mut out, &info, (&served, &sha256))?;
+        write_memory(&mut out, &memory)?;
     }
     Ok(Exit::Ok)
 }
 
-fn write_lines(out: &mut impl Write, info: &ModelInfo, sha256: &str) -> std::io::Result<()> {
+/// Memory that a node needs for this model, for one kind of numerics.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Memory {
+    numerics: Numerics,
+    /// For each token of a prompt or an answer.
+    kv_token_bytes: u64,
+    /// For one sequence as long as the model allows.
+    kv_context_bytes: u64,
+}
+
+impl Memory {
+    fn of(config: &ModelConfig, numerics: Numerics) -> Memory {
+        let numbers = [config.layer_count, config.kv_head_count, config.head_dim];
+        let values = numbers
+            .iter()
+            .fold(2_u64, |product, number| product.saturating_mul(*number as u64));
+        let kv_token_bytes = values.saturating_mul(numerics.kv_dtype().bytes() as u64);
+        Memory {
+            numerics,
+            kv_token_bytes,
+            kv_context_bytes: kv_token_bytes.saturating_mul(config.context_length as u64),
+        }
+    }
+}
+
+fn write_memory(out: &mut impl Write, memory: &[Memory]) -> std::io::Result<()> {
+    for Memory {
+        numerics,
+        kv_token_bytes,
+        kv_context_bytes,
+    } in memory
+    {
+        let numerics = numerics
+            .to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned());
+        let context = kv_context_bytes.div_ceil(1 << 20);
+        let words = format!("{kv_token_bytes} bytes a token, {context} MiB for the whole context ({numerics})");
+        writeln!(out, "{:<14} {words}", "KV")?;
+    }
+    Ok(())
+}
+
+fn write_lines(out: &mut impl Write, info: &ModelInfo, (served, sha256): (&str, &str)) -> std::io::Result<()> {
     let config = &info.config;
     let end: Vec<String> = info.end_tokens.iter().map(ToString::to_string).collect();
     let lines = [
         ("file", info.path.display().to_string()),
         ("size", format!("{} bytes, GGUF {}", info.file_bytes, info.gguf_version)),
         ("sha256", sha256.to_owned()),
+        ("served as", served.to_owned()),
         ("name", info.name.clone().unwrap_or_else(|| "(none)".to_owned())),
         (
             "license",

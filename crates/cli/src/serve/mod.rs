@@ -28,29 +28,41 @@ impl ServeArgs {
 
 pub fn coordinator(args: ServeArgs) -> ExitCode {
     let program = coordinator::PROGRAM;
-    process::main(program, args.behind(program.name), |mut config, shutdown| async move {
-        find_model(&mut config.model, &mut config.served_model_name).await?;
-        coordinator::run(config, shutdown).await
-    })
+    process::main(
+        program,
+        args.behind(program.name),
+        |mut config: coordinator::Config, shutdown| async move {
+            find_model(&mut config.model, &mut config.served_model_name).await?;
+            coordinator::run(config, shutdown).await
+        },
+    )
 }
 
 pub fn prefill_node(args: ServeArgs) -> ExitCode {
     let program = prefill_node::PROGRAM;
-    process::main(program, args.behind(program.name), |mut config, shutdown| async move {
-        find_nodes_model(&mut config.node).await?;
-        node::run(NodeSettings::of_prefill(config), shutdown).await
-    })
+    process::main(
+        program,
+        args.behind(program.name),
+        |mut config: prefill_node::Config, shutdown| async move {
+            find_nodes_model(&mut config.node).await?;
+            node::run(NodeSettings::of_prefill(config), shutdown).await
+        },
+    )
 }
 
 pub fn decode_node(args: ServeArgs) -> ExitCode {
     let program = decode_node::PROGRAM;
-    process::main(program, args.behind(program.name), |mut config, shutdown| async move {
-        find_nodes_model(&mut config.node).await?;
-        node::run(NodeSettings::of_decode(config), shutdown).await
-    })
+    process::main(
+        program,
+        args.behind(program.name),
+        |mut config: decode_node::Config, shutdown| async move {
+            find_nodes_model(&mut config.node).await?;
+            node::run(NodeSettings::of_decode(config), shutdown).await
+        },
+    )
 }
 
-async fn find_nodes_model(config: &mut ::node::config::NodeConfig) -> Result<(), PullError> {
+async fn find_nodes_model(config: &mut ::node::NodeConfig) -> Result<(), PullError> {
     match &mut config.model {
         Some(model) => find_model(model, &mut config.served_model_name).await,
         None => Ok(()),

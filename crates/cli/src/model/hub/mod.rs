@@ -1,0 +1,103 @@
+//! Models of the Hugging Face hub: out of the cache that all its tools share, and fetched into it when they are not there.
+
+mod cache;
+mod choose;
+mod download;
+mod error;
+mod http;
+mod listing;
+mod name;
+mod settings;
+
+use std::path::PathBuf;
+
+pub(super) use cache::{HubCache, Snapshot};
+pub use error::HubError;
+pub(super) use name::HubName;
+pub(super) use settings::HubSettings;
+
+use crate::model::error::PullError;
+use crate::model::interrupt::Interrupt;
+use crate::model::progress::Progress;
+use choose::choose;
+use download::Download;
+use http::Client;
+use listing::Listing;
+
+/// How to fetch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FetchOptions {
+    /// Ask the hub also when the model is in the cache: it may have a newer revision.
+    pub force: bool,
+    /// No progress on stderr.
+    pub quiet: bool,
+}
+
+/// The path of the model called `name`: a GGUF file, or a snapshot folder. What is complete in the cache is used as it is,
+/// whoever fetched it, without asking the hub.
+///
+/// # Errors
+/// [`PullError`]. What has arrived of a file is kept, and the next fetch goes on from there.
+pub(super) fn fetch(
+    name: &HubName,
+    settings: &HubSettings,
+    (options, interrupt): (FetchOptions, &Interrupt),
+) -> Result<PathBuf, PullError> {
+    let cache = HubCache::new(settings.cache()?);
+    let cached = cache.find(name);
+    match cached {
+        Some(path) if !options.force || settings.is_offline => return Ok(path),
+        None if settings.is_offline => return Err(HubError::offline(name, &cache, None).into()),
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(HubError::Runtime)?;
+    runtime.block_on(from_hub(name, settings, (&cache, options, interrupt)))
+}
+
+async fn from_hub(
+    name: &HubName,
+    settings: &HubSettings,
+    (cache, options, interrupt): (&HubCache, FetchOptions, &Interrupt),
+) -> Result<PathBuf, PullError> {
+    let client = Client::new(settings)?;
+    let listing = match Listing::ask(&client, name, interrupt).await {
+        Err(PullError::Hub(HubError::Unreachable { cause, .. })) => {
+            return Err(HubError::offline(name, cache, Some((settings.endpoint.clone(), cause))).into());
+        }
+        other => other?,
+    };
+    let wanted = choose(listing.names(), name.file()).map_err(|why| HubError::choice(name, why))?;
+    let files: Vec<_> = listing.files_called(&wanted.files).collect();
+    // A mirror may leave sizes out. A total over some files would be wrong.
+    let total = files.iter().map(|file| file.size).sum::<Option<u64>>();
+    let snapshot = cache.snapshot(name, &listing.commit);
+    let mut progress = Progress::start(format!("downloading {}", name.repository()), total, options.quiet);
+    let mut done = 0;
+    for file in files {
+        let mut download = Download {
+            client: &client,
+            snapshot: &snapshot,
+            file,
+            interrupt,
+            progress: &mut |bytes| progress.at(done + bytes),
+        };
+        done += download.run().await?;
+    }
+    drop(progress);
+    cache.keep_revision(name, &listing.commit)?;
+    match cache.find(name) {
+        Some(path) => Ok(path),
+        None => Err(HubError::Incomplete {
+            name: name.to_string(),
+            folder: snapshot.folder,
+        }
+        .into()),
+    }
+}
+
+#[cfg(test)]
+#[path = "../hub_tests.rs"]
+mod tests;
