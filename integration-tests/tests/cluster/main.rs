@@ -10,6 +10,7 @@ mod goldens;
 mod incompatible_pairs;
 mod local_config;
 mod membership;
+mod own_models;
 mod prefix_directory;
 mod ready_means;
 mod same_tokens_as_one_node;

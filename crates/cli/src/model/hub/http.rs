@@ -8,16 +8,15 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore, crypto};
 
+use super::connect::Connector;
 use super::error::{HubError, Unreachable};
 use super::settings::HubSettings;
 use crate::model::error::PullError;
 use crate::model::interrupt::Interrupt;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// From request to head, and between two pieces of a body.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 /// How often a wait looks whether the user wants to stop.
@@ -26,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const REDIRECTS_MAX: usize = 8;
 
 pub(super) struct Client {
-    inner: legacy::Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    inner: legacy::Client<HttpsConnector<Connector>, Empty<Bytes>>,
     endpoint: String,
     token: Option<String>,
 }
@@ -50,9 +49,6 @@ pub(super) struct Entity {
 
 impl Client {
     pub(super) fn new(settings: &HubSettings) -> Result<Client, HubError> {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_WITHIN));
-        connector.enforce_http(false);
         let builder = HttpsConnectorBuilder::new();
         let builder = match settings.endpoint.starts_with("http://") {
             // A mirror without TLS: the machine may have no certificates at all.
@@ -61,7 +57,7 @@ impl Client {
                 .with_provider_and_native_roots(crypto::ring::default_provider())
                 .map_err(HubError::Certificates)?,
         };
-        let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let connector = builder.https_or_http().enable_http1().wrap_connector(Connector::from_env());
         Ok(Client {
             inner: legacy::Client::builder(TokioExecutor::new()).build(connector),
             endpoint: settings.endpoint.clone(),

@@ -2,6 +2,7 @@
 
 mod cache;
 mod choose;
+mod connect;
 mod download;
 mod error;
 mod http;
