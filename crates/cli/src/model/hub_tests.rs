@@ -89,7 +89,11 @@ impl Hub {
 
     fn fetch_with(&self, name: &str, settings: &HubSettings, options: FetchOptions) -> Result<PathBuf, PullError> {
         let interrupt = Interrupt::by_hand(Arc::new(AtomicBool::new(false)));
-        fetch(&HubName::parse(name).unwrap(), settings, (options, &interrupt))
+        let name = HubName::parse(name).unwrap();
+        match cached(&name, settings, options.force)? {
+            Some(path) => Ok(path),
+            None => fetch(&name, settings, (options, &interrupt)),
+        }
     }
 
     fn asked(&self) -> Vec<String> {

@@ -51,7 +51,13 @@ impl PullOptions {
     }
 }
 
-/// Fetches the model unless it is cached, and returns the file's path. Blocks. An interrupt ends it and leaves nothing behind.
+/// The file, if it is in the cache and not to be fetched again.
+pub(super) fn cached(model: &'static CatalogueModel, options: &PullOptions) -> Option<PathBuf> {
+    let place = ModelPlace::new(&options.cache, model);
+    (place.is_cached() && !options.force).then(|| place.file())
+}
+
+/// Fetches the model, and returns the file's path. Blocks. An interrupt ends it and leaves nothing behind.
 ///
 /// # Errors
 /// [`PullError`]. Nothing half-written stays, whatever the error.
@@ -61,13 +67,10 @@ pub(super) fn fetch(
     interrupt: &Interrupt,
 ) -> Result<PathBuf, PullError> {
     let place = ModelPlace::new(&options.cache, model);
-    if place.is_cached() && !options.force {
-        return Ok(place.file());
-    }
     let claim = place.claim(interrupt)?;
     // Another process may have finished it while this one waited for the lock.
-    if place.is_cached() && !options.force {
-        return Ok(place.file());
+    if let Some(file) = cached(model, options) {
+        return Ok(file);
     }
     if let Some(terms) = model.terms {
         // Not a part of the progress: it is said also to whoever wants none.

@@ -62,12 +62,20 @@ impl Source {
                     quiet,
                     ..PullOptions::from_env()?
                 };
-                let path = pull::fetch(model, &options, &Interrupt::watch())?;
+                // Signals are caught only while something is fetched.
+                let path = match pull::cached(model, &options) {
+                    Some(path) => path,
+                    None => pull::fetch(model, &options, &Interrupt::watch())?,
+                };
                 let name = Some(model.name.to_owned());
                 Ok(ResolvedModel { path, name })
             }
             Source::Hub(name) => {
-                let path = hub::fetch(&name, &HubSettings::from_env(), (options, &Interrupt::watch()))?;
+                let settings = HubSettings::from_env();
+                let path = match hub::cached(&name, &settings, options.force)? {
+                    Some(path) => path,
+                    None => hub::fetch(&name, &settings, (options, &Interrupt::watch()))?,
+                };
                 Ok(ResolvedModel { path, name: None })
             }
         }

@@ -84,7 +84,10 @@ mod tests {
     async fn a_proxy_is_asked_for_the_hub_and_not_for_what_it_is_not_for() {
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = proxy.local_addr().unwrap();
-        let matcher = Matcher::builder().https(format!("http://{address}")).no("near.invalid").build();
+        let matcher = Matcher::builder()
+            .https(format!("http://{address}"))
+            .no("near.invalid")
+            .build();
         let mut connector = Connector::new(matcher);
         let refused = connector.call("https://hub.invalid/x".parse().unwrap());
         let (line, refused) = tokio::join!(asked(proxy), refused);

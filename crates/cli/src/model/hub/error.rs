@@ -33,8 +33,8 @@ pub enum HubError {
     )]
     NotFound { name: String },
     #[error(
-        "the hub does not give {name} to you ({status}): accept the model's terms on its page, then set HF_TOKEN to your token, \
-         or run `hf auth login`"
+        "the hub does not give {name} to you ({status}): check the name; for a private model, or one whose terms you have accepted \
+         on its page, set HF_TOKEN to your token, or run `hf auth login`"
     )]
     NotAllowed { name: String, status: u16 },
     #[error("{url} answers {status}; try again later, or check HF_ENDPOINT")]

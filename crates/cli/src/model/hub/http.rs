@@ -57,7 +57,10 @@ impl Client {
                 .with_provider_and_native_roots(crypto::ring::default_provider())
                 .map_err(HubError::Certificates)?,
         };
-        let connector = builder.https_or_http().enable_http1().wrap_connector(Connector::from_env());
+        let connector = builder
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(Connector::from_env());
         Ok(Client {
             inner: legacy::Client::builder(TokioExecutor::new()).build(connector),
             endpoint: settings.endpoint.clone(),

@@ -34,8 +34,21 @@ pub(super) struct FetchOptions {
     pub quiet: bool,
 }
 
-/// The path of the model called `name`: a GGUF file, or a snapshot folder. What is complete in the cache is used as it is,
-/// whoever fetched it, without asking the hub.
+/// The path of the model called `name`, if all of it is in the cache, whoever fetched it: a GGUF file, or a snapshot folder.
+/// `None` where the hub is to be asked.
+///
+/// # Errors
+/// [`HubError::Offline`]: it is not there, and the network is not to be used. There is no cache.
+pub(super) fn cached(name: &HubName, settings: &HubSettings, force: bool) -> Result<Option<PathBuf>, PullError> {
+    let cache = HubCache::new(settings.cache()?);
+    match cache.find(name) {
+        Some(path) if !force || settings.is_offline => Ok(Some(path)),
+        None if settings.is_offline => Err(HubError::offline(name, &cache, None).into()),
+        _ => Ok(None),
+    }
+}
+
+/// Fetches what is missing of the model, and returns its path.
 ///
 /// # Errors
 /// [`PullError`]. What has arrived of a file is kept, and the next fetch goes on from there.
@@ -45,12 +58,6 @@ pub(super) fn fetch(
     (options, interrupt): (FetchOptions, &Interrupt),
 ) -> Result<PathBuf, PullError> {
     let cache = HubCache::new(settings.cache()?);
-    let cached = cache.find(name);
-    match cached {
-        Some(path) if !options.force || settings.is_offline => return Ok(path),
-        None if settings.is_offline => return Err(HubError::offline(name, &cache, None).into()),
-        _ => {}
-    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
