@@ -37,6 +37,8 @@ struct Repository {
     lies: bool,
     /// Answers only who has this token.
     token: Option<String>,
+    /// The address of the server that has the large files.
+    elsewhere: String,
 }
 
 /// Small files lie on the hub itself. Large ones (GGUF, safetensors) are sent from another place, as the real ones are.
@@ -51,6 +53,7 @@ struct Hub {
 impl Hub {
     fn new(files: &[(&str, &[u8])]) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let files = files
             .iter()
             .map(|(name, content)| ((*name).to_owned(), content.to_vec()));
@@ -59,19 +62,22 @@ impl Hub {
             repository: Arc::new(Mutex::new(Repository {
                 files: files.collect(),
                 commit: COMMIT.to_owned(),
+                elsewhere: other.local_addr().unwrap().to_string(),
                 ..Repository::default()
             })),
             asked: Arc::default(),
             folder: tempfile::tempdir().unwrap(),
         };
-        let (repository, asked) = (Arc::clone(&hub.repository), Arc::clone(&hub.asked));
-        // It ends with the test's process.
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (repository, asked) = (Arc::clone(&repository), Arc::clone(&asked));
-                thread::spawn(move || serve(stream, &repository, &asked));
-            }
-        });
+        for listener in [listener, other] {
+            let (repository, asked) = (Arc::clone(&hub.repository), Arc::clone(&hub.asked));
+            // It ends with the test's process.
+            thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let (repository, asked) = (Arc::clone(&repository), Arc::clone(&asked));
+                    thread::spawn(move || serve(stream, &repository, &asked));
+                }
+            });
+        }
         hub
     }
 
@@ -187,17 +193,18 @@ fn answer(repository: &Repository, path: &str, range: Option<&str>) -> Answer {
         };
         if is_large(name) {
             let headers = vec![
-                format!("Location: /elsewhere/{name}?signed=1"),
+                format!("Location: http://{}/elsewhere/{name}?signed=1", repository.elsewhere),
                 format!("X-Linked-Etag: \"{}\"", sha256(content)),
                 format!("X-Linked-Size: {}", content.len()),
             ];
             return (302, headers, Vec::new());
         }
-        return (
-            200,
-            vec![format!("ETag: \"{}\"", &sha256(content)[..40])],
-            content.clone(),
-        );
+        return (307, vec![format!("Location: /api/resolve-cache/{name}")], Vec::new());
+    }
+    if let Some(name) = path.strip_prefix("/api/resolve-cache/") {
+        let content = repository.files[name].clone();
+        let headers = vec![format!("ETag: \"{}\"", &sha256(&content)[..40])];
+        return (200, headers, content);
     }
     let name = path
         .strip_prefix("/elsewhere/")
@@ -266,7 +273,7 @@ fn a_folder_is_fetched_once_and_found_by_other_tools_and_without_a_network() {
     let blob = format!("../../blobs/{}", hex(&Sha256::digest(MODEL)));
     assert_eq!(fs::read_link(path.join("model.safetensors")).unwrap(), Path::new(&blob));
     assert_eq!(fs::read_to_string(hub.path("refs/main")).unwrap(), COMMIT);
-    assert_eq!(hub.asked().len(), 6, "the list, four files, and where one of them is");
+    assert_eq!(hub.asked().len(), 9, "the list, and for each of four files where it is");
     let offline = HubSettings {
         is_offline: true,
         ..hub.settings()
@@ -296,7 +303,7 @@ fn a_newer_revision_is_fetched_when_asked_for_and_keeps_what_has_not_changed() {
     let new = hub.fetch_with("org/tiny", &hub.settings(), FORCED).unwrap();
     assert_eq!(fs::read(new.join("config.json")).unwrap(), b"{\"new\": 1}");
     assert_eq!(fs::read(new.join("model.safetensors")).unwrap(), MODEL);
-    assert_eq!(hub.asked().len(), 2, "the list and one file");
+    assert_eq!(hub.asked().len(), 3, "the list, and where one file is");
     assert_eq!(hub.fetch("org/tiny").unwrap(), new);
     assert_eq!(hub.fetch("org/tiny@v/1").unwrap(), new);
     assert_eq!(fs::read_to_string(hub.path("refs/v/1")).unwrap(), NEWER);
@@ -421,7 +428,7 @@ fn several_fetches_at_once_ask_for_each_file_once() {
     });
     let asked = hub.asked();
     let count = |end: &str| asked.iter().filter(|asked| asked.ends_with(end)).count();
-    assert_eq!((count("/config.json"), count("?signed=1")), (1, 1), "{asked:?}");
+    assert_eq!((count("-cache/config.json"), count("?signed=1")), (1, 1), "{asked:?}");
 }
 
 #[test]
