@@ -410,12 +410,28 @@ impl SplitMix {
     }
 }
 
-/// Random weights of about +-0.1 in the file format of `kind`.
+/// Random weights of about +-0.1 in the file format of `kind`: blocks of constant scales, then random numbers.
 fn random_weights(random: &mut SplitMix, kind: GgmlType, elements: usize) -> Vec<u8> {
-    /// f16 bits of 2^-7 and of -7.5 * 2^-7: nibbles 0..15 become values centred on zero.
-    const Q4_1_SCALE_AND_MINIMUM: [u8; 4] = [0x00, 0x20, 0x80, 0xAB];
-    /// f16 bits of 2^-10.
-    const Q8_0_SCALE: [u8; 2] = [0x00, 0x14];
+    // f16 bits of the scales; where the numbers have no sign, also of a minimum that centres the weights on zero.
+    let (before, after): (&[u8], &[u8]) = match kind {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => (&[], &[]),
+        // 2^-7.
+        GgmlType::Q4_0 => (&[0x00, 0x20], &[]),
+        // 2^-7 and -7.5 * 2^-7.
+        GgmlType::Q4_1 => (&[0x00, 0x20, 0x80, 0xAB], &[]),
+        // 2^-8.
+        GgmlType::Q5_0 => (&[0x00, 0x1C], &[]),
+        // 2^-8 and -15.5 * 2^-8.
+        GgmlType::Q5_1 => (&[0x00, 0x1C, 0xC0, 0xAB], &[]),
+        // 2^-10.
+        GgmlType::Q8_0 => (&[0x00, 0x14], &[]),
+        // 2^-13 and 7.5 * 2^-13, each of which a 6-bit number multiplies.
+        GgmlType::Q4_K => (&[0x00, 0x08, 0x80, 0x13], &[]),
+        // 2^-14 and 15.5 * 2^-14.
+        GgmlType::Q5_K => (&[0x00, 0x04, 0xC0, 0x13], &[]),
+        // 2^-14, which a signed byte multiplies.
+        GgmlType::Q6_K => (&[], &[0x00, 0x04]),
+    };
     let mut out = Vec::with_capacity(elements / kind.block_elements() * kind.block_bytes());
     for _ in 0..elements / kind.block_elements() {
         match kind {
@@ -426,13 +442,18 @@ fn random_weights(random: &mut SplitMix, kind: GgmlType, elements: usize) -> Vec
                 let exponent = 8 + (bits >> 20) as u16 % 4;
                 out.extend(((bits as u16 & 0x83FF) | (exponent << 10)).to_le_bytes());
             }
-            GgmlType::Q4_1 => {
-                out.extend(Q4_1_SCALE_AND_MINIMUM);
-                out.extend((0..2).flat_map(|_| random.next().to_le_bytes()));
+            // The same exponents, which are 120..=123 here.
+            GgmlType::BF16 => {
+                let bits = random.next();
+                let exponent = 120 + (bits >> 20) as u16 % 4;
+                out.extend(((bits as u16 & 0x807F) | (exponent << 7)).to_le_bytes());
             }
-            GgmlType::Q8_0 => {
-                out.extend(Q8_0_SCALE);
-                out.extend((0..4).flat_map(|_| random.next().to_le_bytes()));
+            _ => {
+                out.extend(before);
+                let numbers = kind.block_bytes() - before.len() - after.len();
+                let words = std::iter::repeat_with(|| random.next().to_le_bytes());
+                out.extend(words.take(numbers.div_ceil(8)).flatten().take(numbers));
+                out.extend(after);
             }
         }
     }
