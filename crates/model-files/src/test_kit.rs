@@ -1,10 +1,14 @@
 //! Builders of small GGUF files, sound or broken, and the path of the real model; for tests only.
 
+mod folder;
+
 use std::path::{Path, PathBuf};
 
 use crate::arch::{Architecture, GateUp, Linear, Projections, SUPPORTED, in_layer};
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
+
+pub use folder::{Stored, TinyFolder, safetensors};
 
 /// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.
 ///

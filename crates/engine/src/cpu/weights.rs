@@ -254,10 +254,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        let tensor = self.file.tensor(name)?;
-        let mut row = vec![0.0; tensor.row_elements()];
-        dequantise_row(&tensor, 0, &mut row);
-        Ok(row)
+        Ok(self.file.vector(name)?)
     }
 
     fn fill(self, mut progress: Option<&mut dyn FnMut(LoadProgress)>) -> Result<HugeMemory, EngineError> {

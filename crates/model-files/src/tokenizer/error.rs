@@ -8,6 +8,8 @@ use crate::gguf::GgufError;
 pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error("the folder has no tokenizer.json; download the folder again, or choose another model")]
+    Missing,
     #[error("the tokenizer is of kind \"{found}\"; this build reads byte-level BPE (\"gpt2\"): choose another model")]
     UnsupportedModel { found: String },
     #[error(
