@@ -261,4 +261,6 @@ fn alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, GgufErro
 }
 
 #[cfg(test)]
+mod split_tests;
+#[cfg(test)]
 mod tests;
