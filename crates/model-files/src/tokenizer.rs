@@ -5,7 +5,9 @@ mod byte_level;
 mod cuts;
 mod encoder;
 mod error;
+mod export;
 mod families;
+mod folder;
 mod gguf;
 mod incremental;
 mod merging;
@@ -15,6 +17,7 @@ mod special;
 mod words;
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serving_core::ids::TokenId;
 
@@ -48,6 +51,7 @@ pub struct Tokenizer {
 /// Where the tokenizer came from.
 enum Source {
     Gguf,
+    Folder(PathBuf),
 }
 
 /// What is known of each token, indexed by id.

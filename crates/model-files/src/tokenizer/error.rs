@@ -16,6 +16,12 @@ pub enum TokenizerError {
     Gguf(#[from] GgufError),
     #[error("{}: {cause}; check the path and its permissions", path.display())]
     Io { path: PathBuf, cause: std::io::Error },
+    #[error(
+        "{} has no tokenizer.json; download it, or make it with transformers \
+         (AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))",
+        folder.display()
+    )]
+    NoTokenizerJson { folder: PathBuf },
     #[error("{} is larger than {max_bytes} bytes; it is no file of a tokenizer: download it again", path.display())]
     TooLarge { path: PathBuf, max_bytes: u64 },
     #[error("{} is not what a tokenizer's file holds: {cause}; download it again", path.display())]

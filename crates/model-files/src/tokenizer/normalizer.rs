@@ -44,6 +44,16 @@ pub(super) fn normalize<'a>(steps: &[Step], text: &'a str, begins_fragment: bool
 }
 
 impl UnicodeForm {
+    /// The name in a tokenizer.json.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            UnicodeForm::Nfc => "NFC",
+            UnicodeForm::Nfd => "NFD",
+            UnicodeForm::Nfkc => "NFKC",
+            UnicodeForm::Nfkd => "NFKD",
+        }
+    }
+
     /// The tables are those of the `tokenizers` crate, so that ids do not differ for characters of newer Unicode versions.
     fn of(self, text: &str) -> String {
         match self {

@@ -110,6 +110,32 @@ impl SentencePiece {
         Some(Cuts::new(self.ids.keys().map(|text| &**text), self.bytes.is_none()))
     }
 
+    /// Every token that may come from merging, with its id, in the order of ids.
+    pub(super) fn mergeable(&self) -> Vec<(&str, u32)> {
+        let mut all: Vec<_> = self.ids.iter().map(|(text, id)| (&**text, *id)).collect();
+        all.sort_unstable_by_key(|(_, id)| *id);
+        all
+    }
+
+    /// The pairs that merge, best first, as Hugging Face's converter makes them from scores.
+    pub(super) fn merges(&self) -> Vec<(&str, &str)> {
+        let mut merges = Vec::new();
+        for (text, id) in self.mergeable() {
+            let splits = text.char_indices().skip(1).map(|(at, _)| text.split_at(at));
+            let known = |(left, right): (&'_ str, &'_ str)| Some((*self.ids.get(left)?, *self.ids.get(right)?));
+            let mut found: Vec<_> = splits.filter_map(|pair| Some((known(pair)?, pair))).collect();
+            found.sort_unstable();
+            merges.extend(found.into_iter().map(|(_, pair)| (self.scores[id as usize], pair)));
+        }
+        merges.sort_by(|(left, _), (right, _)| right.total_cmp(left));
+        merges.into_iter().map(|(_, pair)| pair).collect()
+    }
+
+    /// The ids of the 256 bytes, the unknown token, and the user-defined tokens.
+    pub(super) fn others(&self) -> (Option<&[u32; 256]>, Option<TokenId>, &AddedTokens) {
+        (self.bytes.as_deref(), self.unknown.map(TokenId), &self.user_defined)
+    }
+
     /// Ids of `text`, of which nothing is replaced yet. `begins_fragment`: a control token or nothing stands before it.
     pub(super) fn encode(&self, text: &str, begins_fragment: bool, ids: &mut Vec<TokenId>) {
         if text.is_empty() {

@@ -84,6 +84,14 @@ impl Split {
         }
     }
 
+    /// The pattern whose matches are words of their own; `None` for other steps.
+    pub(super) fn isolating_pattern(&self) -> Option<&str> {
+        match &self.separator {
+            Separator::Pattern(regex) if self.behavior == Behavior::Isolated && !self.is_inverted => Some(regex.as_str()),
+            _ => None,
+        }
+    }
+
     /// Matches in order; an error of the pattern's machine is the last item.
     fn matches<'a>(&'a self, text: &'a str) -> Box<dyn Iterator<Item = Result<(usize, usize), TokenizerError>> + 'a> {
         let place = |(start, found): (usize, &str)| Ok((start, start + found.len()));
