@@ -113,9 +113,15 @@ impl ModelInfo {
     }
 
     fn of_folder(self, folder: &Folder, model: &Model) -> Result<ModelInfo, ModelInfoError> {
+        let tokenizer = model.tokenizer()?;
+        let special = tokenizer.special().clone();
         Ok(ModelInfo {
             form: in_files("safetensors".to_owned(), folder.weight_files()),
             file_bytes: folder.weight_bytes(),
+            tokenizer: Some("tokenizer.json".to_owned()),
+            begin_token: special.begin,
+            add_begin_token: special.add_begin,
+            end_tokens: special.end,
             has_chat_template: model.chat_template().is_ok(),
             ..self
         })
@@ -144,7 +150,8 @@ fn in_files(form: String, count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_kit::model_path;
+    use crate::gguf::GgmlType;
+    use crate::test_kit::{TinyFolder, TinyModel, model_path};
 
     #[test]
     fn the_real_model() {
@@ -162,5 +169,38 @@ mod tests {
         assert!(info.has_chat_template);
         let json = serde_json::to_value(&info).unwrap();
         assert_eq!(json["config"]["layer_count"], 30);
+    }
+
+    #[test]
+    fn a_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("tiny.gguf");
+        let tiny = TinyModel {
+            matrix_kind: GgmlType::BF16,
+            ..TinyModel::default()
+        };
+        tiny.build().write(&path).unwrap();
+        let model = Model::open(&path).unwrap();
+        TinyFolder {
+            model: &model,
+            shards: 2,
+        }
+        .write(root.path());
+        let (file, folder) = (
+            ModelInfo::of(&model).unwrap(),
+            ModelInfo::of(&Model::open(root.path()).unwrap()).unwrap(),
+        );
+        assert_eq!(
+            (file.form.as_str(), folder.form.as_str()),
+            ("GGUF 3", "safetensors in 2 files")
+        );
+        assert_eq!(folder.quantization, file.quantization);
+        assert_eq!(
+            (folder.begin_token, folder.end_tokens),
+            (file.begin_token, file.end_tokens)
+        );
+        // 2 layers with 2 KV heads of 16, keys and values.
+        assert_eq!(folder.kv_values_per_token, 128);
+        assert!(folder.file_bytes > folder.quantization["BF16"].bytes);
     }
 }

@@ -105,7 +105,15 @@ impl Model {
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
         match &self.files {
             Files::Gguf(file) => Tokenizer::from_gguf(file),
-            Files::Folder(..) => Err(TokenizerError::Missing),
+            Files::Folder(folder, _) => {
+                let max = self.config.vocab_size;
+                let tokenizer = Tokenizer::for_rows(folder.path(), max)?;
+                // A token without an embedding row would be an index outside the matrix.
+                match tokenizer.vocab_size() {
+                    found if found > max => Err(TokenizerError::VocabularySize { found, max }),
+                    _ => Ok(tokenizer),
+                }
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use crate::config::{ConfigError, ModelConfig, RopeScaling};
 use crate::gguf::{GgmlType, MetadataValue, dequantise_row};
 use crate::model::{Model, ModelError};
 use crate::test_kit::{Stored, TinyFolder, TinyModel, safetensors};
+use crate::tokenizer::TokenizerError;
 
 mod configs;
 
@@ -152,6 +153,33 @@ fn equal_content_gives_equal_hashes_in_any_folder() {
     let config = String::from_utf8(one.read("config.json")).unwrap() + "\n";
     one.write("config.json", config.as_bytes());
     assert_ne!(hash(&one), hash(&other));
+}
+
+#[test]
+fn the_tokenizer_gives_the_ids_of_the_gguf_file_and_has_no_token_without_a_row() {
+    let both = both(&llama(), 1);
+    let ids = |model: &Model| {
+        let text = "<|im_start|>user\nÅ12 of <image>, 3<|im_end|>";
+        model.tokenizer().unwrap().encode(text, true).unwrap()
+    };
+    let expected = ids(&both.gguf);
+    assert_eq!(ids(&both.open().unwrap()), expected);
+    let mut file: Value = serde_json::from_slice(&both.read("tokenizer.json")).unwrap();
+    let beyond = json!({ "id": 259, "content": "<image>", "special": true, "normalized": false });
+    file["added_tokens"].as_array_mut().unwrap().push(beyond);
+    both.write("tokenizer.json", file.to_string().as_bytes());
+    assert_eq!(ids(&both.open().unwrap()), expected);
+    file["model"]["vocab"]["zz"] = json!(259);
+    both.write("tokenizer.json", file.to_string().as_bytes());
+    let error = both
+        .open()
+        .unwrap()
+        .tokenizer()
+        .expect_err("a token of the model itself");
+    assert!(
+        matches!(error, TokenizerError::VocabularySize { found: 260, max: 259 }),
+        "{error}"
+    );
 }
 
 #[test]
