@@ -4,7 +4,6 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum as _};
 use engine::Numerics;
-use model_files::config::ModelConfig;
 use model_files::gguf::hex;
 use model_files::info::ModelInfo;
 use model_files::model::Model;
@@ -32,7 +31,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let info = ModelInfo::of(&file)?;
     let sha256 = hex(&file.content_sha256());
     let served = resolved.name.unwrap_or_else(|| file.name());
-    let memory = NUMERICS.map(|numerics| Memory::of(&info.config, numerics));
+    let memory = NUMERICS.map(|numerics| Memory::of(&info, numerics));
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = serde_json::to_value(&info)?;
@@ -58,16 +57,12 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(config: &ModelConfig, numerics: Numerics) -> Memory {
-        let numbers = [config.layer_count, config.kv_head_count, config.head_dim];
-        let values = numbers
-            .iter()
-            .fold(2_u64, |product, number| product.saturating_mul(*number as u64));
-        let kv_token_bytes = values.saturating_mul(numerics.kv_dtype().bytes() as u64);
+    fn of(info: &ModelInfo, numerics: Numerics) -> Memory {
+        let kv_token_bytes = info.kv_values_per_token.saturating_mul(numerics.kv_dtype().bytes() as u64);
         Memory {
             numerics,
             kv_token_bytes,
-            kv_context_bytes: kv_token_bytes.saturating_mul(config.context_length as u64),
+            kv_context_bytes: kv_token_bytes.saturating_mul(info.config.context_length as u64),
         }
     }
 }
@@ -94,7 +89,7 @@ fn write_lines(out: &mut impl Write, info: &ModelInfo, (served, sha256): (&str, 
     let end: Vec<String> = info.end_tokens.iter().map(ToString::to_string).collect();
     let lines = [
         ("file", info.path.display().to_string()),
-        ("size", format!("{} bytes, GGUF {}", info.file_bytes, info.gguf_version)),
+        ("size", format!("{} bytes, {}", info.file_bytes, info.form)),
         ("sha256", sha256.to_owned()),
         ("served as", served.to_owned()),
         ("name", info.name.clone().unwrap_or_else(|| "(none)".to_owned())),

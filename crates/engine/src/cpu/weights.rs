@@ -14,7 +14,7 @@ use std::ops::Range;
 use half::f16;
 use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
-use model_files::gguf::{GgmlType, Tensor};
+use model_files::gguf::{GgmlType, Tensor, dequantise_row};
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK};
@@ -254,10 +254,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        let tensor = self.file.tensor(name)?;
-        let mut row = vec![0.0; tensor.row_elements()];
-        dequantise_row(&tensor, 0, &mut row);
-        Ok(row)
+        Ok(self.file.vector(name)?)
     }
 
     fn fill(self, mut progress: Option<&mut dyn FnMut(LoadProgress)>) -> Result<HugeMemory, EngineError> {
@@ -284,7 +281,7 @@ fn format_of(tensor: &Tensor<'_>, numerics: Numerics) -> Result<Format, EngineEr
         (Numerics::Exact, _) => Ok(Format::F32),
         (Numerics::Int8Blocks, GgmlType::Q4_1) => Ok(Format::Q4_1),
         (Numerics::Int8Blocks, GgmlType::Q8_0) => Ok(Format::Q8_0),
-        (Numerics::Int8Blocks, GgmlType::F16 | GgmlType::F32) => Err(EngineError::UnsupportedTensor {
+        (Numerics::Int8Blocks, _) => Err(EngineError::UnsupportedTensor {
             tensor: tensor.name.to_owned(),
             kind: tensor.kind.name(),
             why: "8-bit numerics run Q4_1 and Q8_0 weights: use such a file, or --numerics exact",
@@ -333,39 +330,4 @@ fn pack_panel(format: Format, tensor: &Tensor<'_>, first_row: usize, panel: &mut
 fn row_bytes<'a>(tensor: &Tensor<'a>, row: usize) -> &'a [u8] {
     let length = tensor.row_elements() / tensor.kind.block_elements() * tensor.kind.block_bytes();
     &tensor.bytes[row * length..][..length]
-}
-
-/// One row of any type as f32: `q * d + m` for the block formats.
-fn dequantise_row(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
-    let bytes = row_bytes(tensor, row);
-    let half_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    match tensor.kind {
-        GgmlType::F32 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *out = f32::from_le_bytes(*bytes);
-            }
-        }
-        GgmlType::F16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = f16::from_le_bytes(*bytes).to_f32();
-            }
-        }
-        GgmlType::Q4_1 => {
-            for (out, block) in out.chunks_exact_mut(BLOCK).zip(bytes.chunks_exact(20)) {
-                let (d, m) = (half_at(block, 0), half_at(block, 2));
-                for (i, byte) in block[4..].iter().enumerate() {
-                    out[i] = f32::from(byte & 15) * d + m;
-                    out[i + BLOCK / 2] = f32::from(byte >> 4) * d + m;
-                }
-            }
-        }
-        GgmlType::Q8_0 => {
-            for (out, block) in out.chunks_exact_mut(BLOCK).zip(bytes.chunks_exact(34)) {
-                let d = half_at(block, 0);
-                for (out, quant) in out.iter_mut().zip(&block[2..]) {
-                    *out = f32::from(quant.cast_signed()) * d;
-                }
-            }
-        }
-    }
 }

@@ -2,12 +2,14 @@
 
 use super::{
     Activation, Architecture, EmbeddingScale, FolderNorms, GateUp, LayerTensors, Linear, Projections, RopePairs,
-    WindowLayers,
+    Unwritten, WindowLayers,
 };
 
 pub(super) const FACTS: Architecture = Architecture {
     name: "llama",
     folder_types: &["llama", "mistral"],
+    folder_parts_of: &[],
+    folder_defaults: &[],
     epsilon_key: "attention.layer_norm_rms_epsilon",
     // The original weights turn halves. llama.cpp's converter permutes the rows of q and k so that neighbours turn.
     rope: RopePairs::Neighbours,
@@ -15,6 +17,7 @@ pub(super) const FACTS: Architecture = Architecture {
     embedding_scale: EmbeddingScale::One,
     folder_norms: FolderNorms::Whole,
     window_layers: WindowLayers::All,
+    unwritten: Unwritten::NOTHING,
     token_embedding: "token_embd.weight",
     output_norm: "output_norm.weight",
     output: "output.weight",

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::tensors::GgmlType;
+
 /// Why a model file was refused. None is worth a retry with the same file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -52,8 +54,9 @@ pub enum GgufError {
     #[error("general.alignment is {alignment}; it must be a power of two from 8 to 65536; convert the model again")]
     BadAlignment { alignment: u64 },
     #[error(
-        "tensor \"{tensor}\" has type {type_name} (id {type_id}), which this build cannot run; use a model \
-         quantised as F32, F16, Q4_1 or Q8_0"
+        "tensor \"{tensor}\" has type {type_name} (id {type_id}), which this build cannot run; use a file whose tensors \
+         have these types: {}",
+        GgmlType::names()
     )]
     UnsupportedType {
         tensor: String,
@@ -89,6 +92,37 @@ pub enum GgufError {
     TensorOutsideFile { tensor: String, end: u128, file_bytes: u64 },
     #[error("tensors \"{first}\" and \"{second}\" overlap: the file is damaged; download or convert it again")]
     OverlappingTensors { first: String, second: String },
+    #[error(
+        "{} is part {part} of a split model: pass the first part, {}", path.display(), first.display()
+    )]
+    NotTheFirstPart {
+        path: PathBuf,
+        /// Counted from one.
+        part: u64,
+        first: PathBuf,
+    },
+    #[error(
+        "{} is the first part of a model that was split into {count} files, but it is not called NAME-00001-of-{count:05}.gguf, so \
+         that the other parts cannot be found; give all parts their names back", path.display()
+    )]
+    PartName { path: PathBuf, count: u64 },
+    #[error("the model was split into {count} files, and {} is missing; finish the download", path.display())]
+    MissingPart { path: PathBuf, count: u64 },
+    #[error(
+        "{} says {found} of {key}, where {expected} is right beside the first part: the files belong to different models; \
+         download them again", path.display()
+    )]
+    PartDisagrees {
+        path: PathBuf,
+        key: &'static str,
+        found: String,
+        expected: u64,
+    },
+    #[error(
+        "the parts of the split model have {found} tensors, and split.tensors.count says {expected}: a part is damaged or is \
+         another model's; download them again"
+    )]
+    PartTensors { found: u64, expected: u64 },
     #[error("the model has no tensor \"{tensor}\"; it is not a complete model of an architecture this build runs")]
     MissingTensor { tensor: String },
     #[error("the model has no metadata key \"{key}\"; convert it again with a current converter")]
