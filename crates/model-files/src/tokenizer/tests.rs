@@ -1,5 +1,7 @@
 //! The tokenizer against the golden prompts, against itself, and against damaged vocabularies.
 
+mod families;
+
 use std::sync::{Arc, LazyLock};
 
 use proptest::prelude::*;
