@@ -35,6 +35,7 @@ pub struct ChatMessage {
 
 /// A compiled chat template. `Send + Sync`: share it in an `Arc`.
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     begin_text: String,
     end_text: String,
@@ -86,13 +87,21 @@ impl ChatTemplate {
     fn compile(source: &str, begin_text: String, end_text: String) -> Result<ChatTemplate, ChatTemplateError> {
         let compile = |error: minijinja::Error| ChatTemplateError::Compile { cause: error.into() };
         let mut environment = environment::hugging_face(FUEL).map_err(compile)?;
-        let source = environment::without_generation_tags(source);
-        environment.add_template_owned(TEMPLATE_NAME, source).map_err(compile)?;
+        let compiled = environment::without_generation_tags(source);
+        environment
+            .add_template_owned(TEMPLATE_NAME, compiled)
+            .map_err(compile)?;
         Ok(ChatTemplate {
+            source: source.to_owned(),
             environment,
             begin_text,
             end_text,
         })
+    }
+
+    /// The template as the model's files have it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt text of a conversation, for `Tokenizer::encode` without added special tokens.

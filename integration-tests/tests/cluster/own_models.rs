@@ -1,11 +1,16 @@
 //! Models of the user's own: what they are called, where they come from, and how requests name them.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use cli::local_cluster::LocalClusterOptions;
 use integration_tests::cluster::{TestCluster, baton_executable};
-use model_files::test_kit::TinyModel;
+use model_files::gguf::GgmlType;
+use model_files::model::Model;
+use model_files::test_kit::{TinyFolder, TinyModel};
+use model_files::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -78,6 +83,32 @@ async fn a_file_is_served_under_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_folder_is_served_under_its_name() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (file, folder) = (root.path().join("x.gguf"), root.path().join("my-folder"));
+    let plain = TinyModel {
+        matrix_kind: GgmlType::F16,
+        ..TinyModel::default()
+    };
+    plain.build().write(&file).expect("room for a tiny model");
+    std::fs::create_dir(&folder).expect("it is made");
+    let model = Model::open(&file).expect("the kit's model is sound");
+    TinyFolder {
+        model: &model,
+        shards: 2,
+    }
+    .write(&folder);
+    let mut options = options(folder);
+    options.settings.numerics = Some("exact".to_owned());
+    let cluster = TestCluster::start_with(options).await.expect("it starts");
+    assert_eq!(listed(&cluster).await, ["my-folder"]);
+    let (status, answer) = ask(&cluster, "my-folder").await;
+    assert_eq!((status, answer["model"].as_str()), (200, Some("my-folder")), "{answer}");
+    assert!(answer["metrics"]["prefill_node"].is_string(), "{answer}");
+    cluster.stop().await.expect("stop");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn several_names_are_served_and_the_first_is_in_the_answers() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("x.gguf");
@@ -129,12 +160,18 @@ async fn processes_find_a_model_of_the_hub_in_its_cache_without_a_network() {
 
 /// Runs the binary with a hub's cache of its own and no network.
 async fn baton(home: &Path, arguments: &[&str]) -> Output {
+    baton_with(home, arguments, &[]).await
+}
+
+/// With an `HF_ENDPOINT` the network may be used.
+async fn baton_with(home: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(baton_executable().expect("baton"));
     command
         .args(arguments)
         .env("HF_HOME", home)
         .env_remove("HF_HUB_CACHE")
         .env("HF_HUB_OFFLINE", "1");
+    command.envs(environment.iter().copied());
     command.kill_on_drop(true).output().await.expect("it runs")
 }
 
@@ -190,4 +227,81 @@ async fn a_model_that_is_not_here_is_told_with_the_folder_to_fill() {
             "{said}"
         );
     }
+}
+
+/// A hub with one file in one repository, which answers until the test's process ends. Its address.
+fn hub_with(name: &str, content: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let page = json!({"sha": COMMIT, "siblings": [{"rfilename": name, "size": content.len()}]}).to_string();
+    let file = format!("/org/tiny/resolve/{COMMIT}/{name}");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let first = lines.next().unwrap_or_default();
+            lines.take_while(|line| !line.is_empty()).for_each(drop);
+            let (status, body) = match first.split(' ').nth(1) {
+                Some("/api/models/org/tiny/revision/main?blobs=true") => (200, page.as_bytes()),
+                Some(path) if path == file => (200, content.as_slice()),
+                _ => (404, b"".as_slice()),
+            };
+            let head = format!(
+                "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            // A client that has gone is its own loss.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_fetched_from_the_hub_once_and_then_found_without_it() {
+    let home = tempfile::tempdir().expect("a folder");
+    let hub = hub_with("tiny-Q8_0.gguf", TinyModel::default().build().build());
+    let online = [("HF_ENDPOINT", hub.as_str()), ("HF_HUB_OFFLINE", "0")];
+    let output = baton_with(home.path(), &["model", "pull", "org/tiny:Q8_0"], &online).await;
+    assert!(output.status.success(), "{output:?}");
+    let path = String::from_utf8(output.stdout).expect("text");
+    let snapshot = home.path().join("hub/models--org--tiny/snapshots").join(COMMIT);
+    assert_eq!(Path::new(path.trim_end()), snapshot.join("tiny-Q8_0.gguf"));
+    let output = baton(home.path(), &["model", "inspect", "--json", "org/tiny"]).await;
+    assert!(output.status.success(), "{output:?}");
+    // Two that are not there, and one that is no name: each with its own status.
+    let output = baton_with(home.path(), &["model", "pull", "org/other"], &online).await;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let output = baton_with(home.path(), &["model", "pull", "org/tiny:Q4_0"], &online).await;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let output = baton_with(home.path(), &["model", "pull", "gpt-17"], &online).await;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exported_tokenizer_gives_the_same_ids() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (file, folder) = (root.path().join("x.gguf"), root.path().join("made/here"));
+    write_tiny(&file);
+    let words = [
+        "model",
+        "export-tokenizer",
+        file.to_str().expect("text"),
+        folder.to_str().expect("text"),
+    ];
+    let output = baton(root.path(), &words).await;
+    assert!(output.status.success(), "{output:?}");
+    let model = Model::open(&file).expect("the kit's model is sound");
+    let (own, exported) = (
+        model.tokenizer().expect("a tokenizer"),
+        Tokenizer::from_folder(&folder).expect("a tokenizer"),
+    );
+    for text in ["once upon a time", "<|im_start|>user\nüé😀<|im_end|>", "  1234\t"] {
+        assert_eq!(
+            own.encode(text, true).expect("ids"),
+            exported.encode(text, true).expect("ids"),
+            "{text:?}"
+        );
+    }
+    let template = std::fs::read_to_string(folder.join("chat_template.jinja")).expect("a template");
+    assert_eq!(template, model.chat_template().expect("a template").source());
 }

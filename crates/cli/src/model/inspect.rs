@@ -58,7 +58,9 @@ struct Memory {
 
 impl Memory {
     fn of(info: &ModelInfo, numerics: Numerics) -> Memory {
-        let kv_token_bytes = info.kv_values_per_token.saturating_mul(numerics.kv_dtype().bytes() as u64);
+        let kv_token_bytes = info
+            .kv_values_per_token
+            .saturating_mul(numerics.kv_dtype().bytes() as u64);
         Memory {
             numerics,
             kv_token_bytes,

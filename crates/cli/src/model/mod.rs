@@ -3,6 +3,7 @@
 pub mod cache;
 pub mod catalogue;
 mod error;
+pub mod export;
 mod hub;
 pub mod inspect;
 mod interrupt;
@@ -39,6 +40,8 @@ pub enum ModelVerb {
     List(list::ListArgs),
     /// Describe a model: its numbers, its formats, the memory that it needs.
     Inspect(inspect::InspectArgs),
+    /// Write a model's tokenizer into a folder that transformers loads.
+    ExportTokenizer(export::ExportArgs),
 }
 
 #[derive(Debug, Args)]
@@ -59,6 +62,7 @@ pub fn run(args: &ModelArgs) -> anyhow::Result<Exit> {
     match &args.verb {
         ModelVerb::List(args) => list::run(args),
         ModelVerb::Inspect(args) => inspect::run(args),
+        ModelVerb::ExportTokenizer(args) => export::run(args),
         ModelVerb::Pull(args) => pull(args),
     }
 }

@@ -24,7 +24,12 @@ const BYTE_LEVEL: [&str; 8] = [
     "deepseek-coder",
 ];
 const SENTENCEPIECE: [&str; 3] = ["sentencepiece-llama", "sentencepiece-gemma", "sentencepiece-unknown"];
-const METASPACE: [&str; 4] = ["metaspace-prepend", "metaspace-first", "metaspace-split", "metaspace-gemma"];
+const METASPACE: [&str; 4] = [
+    "metaspace-prepend",
+    "metaspace-first",
+    "metaspace-split",
+    "metaspace-gemma",
+];
 
 fn unpacked(name: &str) -> String {
     let path = golden_folder().join("../tokenizers").join(name);
@@ -69,7 +74,10 @@ pub(super) fn gguf_of_byte_level(name: &str, file: &Value) -> GgufBuilder {
         .metadata("tokenizer.ggml.tokens", strings(&texts))
         .metadata("tokenizer.ggml.token_type", numbers(tokens.iter().map(|token| token.2)))
         .metadata("tokenizer.ggml.merges", strings(&merges))
-        .metadata("tokenizer.ggml.bos_token_id", MetadataValue::U32(tokens.len() as u32 - 1))
+        .metadata(
+            "tokenizer.ggml.bos_token_id",
+            MetadataValue::U32(tokens.len() as u32 - 1),
+        )
 }
 
 /// The GGUF file that a converter makes of a SentencePiece model.
@@ -77,7 +85,9 @@ pub(super) fn gguf_of_sentencepiece(name: &str) -> GgufBuilder {
     let pieces = json(name);
     let pieces = pieces.as_array().unwrap();
     let texts: Vec<_> = pieces.iter().map(|piece| piece[0].as_str().unwrap()).collect();
-    let scores = pieces.iter().map(|piece| MetadataValue::F32(piece[1].as_f64().unwrap() as f32));
+    let scores = pieces
+        .iter()
+        .map(|piece| MetadataValue::F32(piece[1].as_f64().unwrap() as f32));
     let kinds = pieces.iter().map(|piece| piece[2].as_i64().unwrap() as i32);
     let id = |text| texts.iter().position(|known| *known == text).map(|id| id as u32);
     GgufBuilder::new()
@@ -174,7 +184,10 @@ fn an_exported_gguf_file_gives_the_same_ids_as_a_folder() {
     for name in BYTE_LEVEL {
         export(&load(&gguf_of_byte_level(name, &json(name))).unwrap(), name);
     }
-    export(&load(&gguf_of_sentencepiece("sentencepiece-llama")).unwrap(), "sentencepiece-llama");
+    export(
+        &load(&gguf_of_sentencepiece("sentencepiece-llama")).unwrap(),
+        "sentencepiece-llama",
+    );
 }
 
 #[test]
@@ -182,7 +195,12 @@ fn pieces_of_a_long_text_have_the_tokens_of_the_whole() {
     let texts: Vec<String> = serde_json::from_str(&unpacked("strings.json.gz")).unwrap();
     let long = texts.concat();
     for tokenizer in vocabularies_without_words() {
-        let encode = |bytes| tokenizer.encoder.encode_pieces(&long, None, (usize::MAX, bytes)).unwrap();
+        let encode = |bytes| {
+            tokenizer
+                .encoder
+                .encode_pieces(&long, None, (usize::MAX, bytes))
+                .unwrap()
+        };
         let whole = encode(usize::MAX);
         assert_eq!(encode(1), whole);
         assert_eq!(encode(1 << 10), whole);
