@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::exit::Exit;
 use crate::model::catalogue;
-use crate::model::hub::HubError;
+use crate::model::hub_error::HubError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

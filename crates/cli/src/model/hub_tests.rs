@@ -472,8 +472,8 @@ fn without_a_network_the_error_names_the_folder_to_fill_and_the_reason() {
         };
         assert_eq!((name.as_str(), folder), ("org/tiny", &hub.path("")));
         match why {
-            error::NoNetwork::Forbidden => assert!(settings.is_offline),
-            error::NoNetwork::Unreachable { endpoint, .. } => assert_eq!(*endpoint, closed),
+            NoNetwork::Forbidden => assert!(settings.is_offline),
+            NoNetwork::Unreachable { endpoint, .. } => assert_eq!(*endpoint, closed),
         }
         for advice in ["baton model pull org/tiny", "--model", "HF_HOME"] {
             assert!(error.to_string().contains(advice), "{error}");

@@ -5,6 +5,7 @@ pub mod catalogue;
 mod error;
 pub mod export;
 mod hub;
+mod hub_error;
 pub mod inspect;
 mod interrupt;
 pub mod list;
@@ -18,9 +19,10 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 
 pub use error::PullError;
-pub use hub::HubError;
+pub use hub_error::HubError;
 pub use pull::PullOptions;
-pub use source::{ResolvedModel, resolve};
+pub use source::ResolvedModel;
+pub(crate) use source::resolve;
 
 use crate::exit::{Exit, ExitError};
 use hub::FetchOptions;

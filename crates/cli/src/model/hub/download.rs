@@ -8,12 +8,12 @@ use model_files::gguf::hex;
 use sha2::{Digest as _, Sha256};
 
 use super::cache::Snapshot;
-use super::error::HubError;
 use super::http::{Answer, Client, encoded};
 use super::listing::{RemoteFile, check_status, is_blob};
 use super::name::HubName;
 use crate::model::cache::take_lock;
 use crate::model::error::PullError;
+use crate::model::hub_error::HubError;
 use crate::model::interrupt::Interrupt;
 
 /// Bytes that are read at a time of what has arrived before.

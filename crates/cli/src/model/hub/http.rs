@@ -12,9 +12,9 @@ use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore, crypto};
 
 use super::connect::Connector;
-use super::error::{HubError, Unreachable};
 use super::settings::HubSettings;
 use crate::model::error::PullError;
+use crate::model::hub_error::{HubError, Unreachable};
 use crate::model::interrupt::Interrupt;
 
 /// From request to head, and between two pieces of a body.

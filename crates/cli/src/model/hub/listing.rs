@@ -3,10 +3,10 @@
 use serde::Deserialize;
 
 use super::cache::is_commit;
-use super::error::{BadListing, HubError};
 use super::http::{Client, encoded};
 use super::name::{HubName, is_relative_path};
 use crate::model::error::PullError;
+use crate::model::hub_error::{BadListing, HubError};
 use crate::model::interrupt::Interrupt;
 
 /// A file takes about 300 bytes of the answer. Models with ten thousand files are not models.

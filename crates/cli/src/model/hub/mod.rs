@@ -4,7 +4,6 @@ mod cache;
 mod choose;
 mod connect;
 mod download;
-mod error;
 mod http;
 mod listing;
 mod name;
@@ -13,14 +12,14 @@ mod settings;
 use std::path::PathBuf;
 
 pub(super) use cache::{HubCache, Snapshot};
-pub use error::HubError;
 pub(super) use name::HubName;
 pub(super) use settings::HubSettings;
 
 use crate::model::error::PullError;
+use crate::model::hub_error::{HubError, NoNetwork};
 use crate::model::interrupt::Interrupt;
 use crate::model::progress::Progress;
-use choose::choose;
+use choose::{NoChoice, choose};
 use download::Download;
 use http::Client;
 use listing::Listing;
@@ -43,7 +42,7 @@ pub(super) fn cached(name: &HubName, settings: &HubSettings, force: bool) -> Res
     let cache = HubCache::new(settings.cache()?);
     match cache.find(name) {
         Some(path) if !force || settings.is_offline => Ok(Some(path)),
-        None if settings.is_offline => Err(HubError::offline(name, &cache, None).into()),
+        None if settings.is_offline => Err(offline(name, &cache, NoNetwork::Forbidden).into()),
         _ => Ok(None),
     }
 }
@@ -73,11 +72,12 @@ async fn from_hub(
     let client = Client::new(settings)?;
     let listing = match Listing::ask(&client, name, interrupt).await {
         Err(PullError::Hub(HubError::Unreachable { cause, .. })) => {
-            return Err(HubError::offline(name, cache, Some((settings.endpoint.clone(), cause))).into());
+            let endpoint = settings.endpoint.clone();
+            return Err(offline(name, cache, NoNetwork::Unreachable { endpoint, cause }).into());
         }
         other => other?,
     };
-    let wanted = choose(listing.names(), name.file()).map_err(|why| HubError::choice(name, why))?;
+    let wanted = choose(listing.names(), name.file()).map_err(|why| no_choice(name, why))?;
     let files: Vec<_> = listing.files_called(&wanted.files).collect();
     // A mirror may leave sizes out. A total over some files would be wrong.
     let total = files.iter().map(|file| file.size).sum::<Option<u64>>();
@@ -103,6 +103,27 @@ async fn from_hub(
             folder: snapshot.folder,
         }
         .into()),
+    }
+}
+
+fn offline(name: &HubName, cache: &HubCache, why: NoNetwork) -> HubError {
+    HubError::Offline {
+        name: name.to_string(),
+        folder: cache.repository(name),
+        why,
+    }
+}
+
+fn no_choice(name: &HubName, why: NoChoice) -> HubError {
+    let (text, repository) = (name.to_string(), name.repository().to_owned());
+    match why {
+        NoChoice::NoModel => HubError::NoModel { name: text },
+        NoChoice::Several { choices } if name.file().is_none() => HubError::Several {
+            name: text,
+            repository,
+            choices,
+        },
+        NoChoice::Several { choices } | NoChoice::NotThere { choices } => HubError::NoSuchFile { name: text, choices },
     }
 }
 

@@ -3,10 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::cache::HubCache;
-use super::choose::NoChoice;
-use super::name::HubName;
-
 /// Names of files that an error shows.
 const CHOICES_SHOWN_MAX: usize = 12;
 
@@ -122,30 +118,6 @@ pub enum BadListing {
 }
 
 impl HubError {
-    pub(super) fn offline(name: &HubName, cache: &HubCache, unreachable: Option<(String, Unreachable)>) -> HubError {
-        HubError::Offline {
-            name: name.to_string(),
-            folder: cache.repository(name),
-            why: match unreachable {
-                Some((endpoint, cause)) => NoNetwork::Unreachable { endpoint, cause },
-                None => NoNetwork::Forbidden,
-            },
-        }
-    }
-
-    pub(super) fn choice(name: &HubName, why: NoChoice) -> HubError {
-        let (name, repository) = (name.to_string(), name.repository().to_owned());
-        match why {
-            NoChoice::NoModel => HubError::NoModel { name },
-            NoChoice::Several { choices } if name == repository => HubError::Several {
-                name,
-                repository,
-                choices,
-            },
-            NoChoice::Several { choices } | NoChoice::NotThere { choices } => HubError::NoSuchFile { name, choices },
-        }
-    }
-
     /// The command line is wrong, not the machine.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(self, HubError::Several { .. } | HubError::NoSuchFile { .. })
