@@ -5,7 +5,6 @@ use std::ops::Range;
 use half::f16;
 use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
-use model_files::gguf::dequantise_row;
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes};
