@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
-pub use dequantise::dequantise_row;
+pub use dequantise::{dequantise_row, k_scale};
 pub use error::GgufError;
 pub use metadata::MetadataValue;
 pub(crate) use metadata::optional;

@@ -1,6 +1,7 @@
 //! Builders of small GGUF files, sound or broken, and the path of the real model; for tests only.
 
 mod folder;
+mod golden_models;
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
 
 pub use folder::{Stored, TinyFolder, safetensors};
+pub use golden_models::{GoldenModel, golden_models};
 
 /// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.
 ///
@@ -412,6 +414,11 @@ impl SplitMix {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
+}
+
+/// The bytes of that many random weights, as tiny models have them.
+pub fn random_weights_of(kind: GgmlType, elements: usize) -> Vec<u8> {
+    random_weights(&mut SplitMix(1), kind, elements)
 }
 
 /// Random weights of about +-0.1 in the file format of `kind`: blocks of constant scales, then random numbers.

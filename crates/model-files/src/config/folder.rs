@@ -35,16 +35,26 @@ pub(crate) fn architecture(config: &ConfigFile) -> Result<&'static Architecture,
 }
 
 pub(super) fn read(folder: &Folder, architecture: &'static Architecture) -> Result<ModelConfig, ConfigError> {
+    let has_head = folder.tensor_names().any(|name| name == architecture.output);
+    numbers(folder.config(), architecture, has_head)
+}
+
+/// `has_head`: a matrix for the head is among the weights.
+pub(crate) fn numbers(
+    config: &ConfigFile,
+    architecture: &'static Architecture,
+    has_head: bool,
+) -> Result<ModelConfig, ConfigError> {
     let keys = Keys {
-        text: folder.config().text(architecture.folder_defaults),
+        text: config.text(architecture.folder_defaults),
         architecture,
     };
     keys.refuse_unsupported()?;
-    keys.read(folder)
+    keys.read(has_head)
 }
 
 impl Keys<'_> {
-    fn read(&self, folder: &Folder) -> Result<ModelConfig, ConfigError> {
+    fn read(&self, has_head: bool) -> Result<ModelConfig, ConfigError> {
         let architecture = self.architecture;
         let layer_count = self.count("num_hidden_layers", LAYERS_MAX)? as usize;
         let hidden = self.count("hidden_size", HIDDEN_MAX)?;
@@ -61,7 +71,6 @@ impl Keys<'_> {
             .optional_real("query_pre_attn_scalar", (1.0, HIDDEN_MAX as f32))?
             .unwrap_or(head_dim as f32);
         let epsilon = self.optional_real("rms_norm_eps", (1e-12, 0.1))?;
-        let has_head = folder.tensor_names().any(|name| name == architecture.output);
         Ok(ModelConfig {
             architecture,
             layer_count,

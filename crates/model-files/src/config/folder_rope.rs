@@ -59,8 +59,8 @@ fn one(
         Some(part) => Some(part),
         None => keys.optional_real(PART, PART_RANGE)?,
     };
-    // transformers cuts the fraction off.
-    let dims = (head_dim as f64 * f64::from(part.unwrap_or(1.0))) as usize;
+    // transformers cuts the fraction off. The product is rounded to f32, as the factor was.
+    let dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
     if dims == 0 || !dims.is_multiple_of(2) {
         return keys.unsupported(PART, part.unwrap_or(1.0), "an odd part of a head");
     }

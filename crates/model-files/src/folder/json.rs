@@ -30,10 +30,12 @@ impl ConfigFile {
             return Err(FolderError::NoConfig { folder });
         }
         let bytes = read_limited(&path, CONFIG_BYTES_MAX)?;
-        match serde_json::from_slice(&bytes) {
-            Ok(root) => Ok(ConfigFile { bytes, root }),
-            Err(cause) => Err(FolderError::Json { path, cause }),
-        }
+        ConfigFile::parse(bytes).map_err(|cause| FolderError::Json { path, cause })
+    }
+
+    pub(super) fn parse(bytes: Vec<u8>) -> Result<ConfigFile, serde_json::Error> {
+        let root = serde_json::from_slice(&bytes)?;
+        Ok(ConfigFile { bytes, root })
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -65,8 +65,8 @@ pub(super) fn open_all(folder: &Path) -> Result<Vec<Shard>, FolderError> {
     let index: Index = serde_json::from_slice(&bytes).map_err(|cause| FolderError::Json { path, cause })?;
     let files = index.files()?;
     let shards = files
-        .iter()
-        .map(|(name, _)| {
+        .keys()
+        .map(|name| {
             if folder.join(name).exists() {
                 Shard::open(folder, name)
             } else {

@@ -339,6 +339,33 @@ fn the_header_is_checked_before_anything_is_allocated() {
     }
 }
 
+/// `make_safetensors.py` is beside the data.
+#[test]
+fn a_file_of_the_python_package_is_read() {
+    let bytes = include_bytes!("../../testdata/python.safetensors");
+    let entries = parse(bytes).unwrap();
+    let find = |name: &str| entries.iter().find(|entry| entry.name == name).unwrap();
+    let values = |name: &str| {
+        let entry = find(name);
+        let tensor = Tensor {
+            name,
+            kind: entry.kind().unwrap(),
+            dims: &entry.dims,
+            bytes: &bytes[entry.start..entry.end],
+        };
+        let row = |row| {
+            let mut out = vec![0.0; tensor.row_elements()];
+            dequantise_row(&tensor, row, &mut out);
+            out
+        };
+        (0..tensor.rows()).map(row).collect::<Vec<_>>()
+    };
+    assert_eq!(values("a"), [[0.5, -0.25, 0.125]]);
+    assert_eq!(values("b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]);
+    assert_eq!((find("ids").dtype.as_str(), find("ids").kind()), ("I64", None));
+    assert_eq!(entries.len(), 3);
+}
+
 #[test]
 fn ranges_and_shapes_of_tensors_are_checked() {
     let one = |kind: (&str, &str), offsets| parse(&headed(&format!("{{{}}}", entry("a", kind, offsets))));

@@ -128,7 +128,10 @@ fn nibble(byte: u8, group: usize) -> u8 {
 /// Scale and minimum of one of the eight groups of a `Q4_K` or `Q5_K` block. Of the 12 bytes, four hold the scales of the
 /// first four groups, four their minima, and four the low halves of the others, whose high halves are the upper two bits
 /// of the first eight bytes.
-fn k_scale(head: &[u8], group: usize) -> (f32, f32) {
+///
+/// # Panics
+/// When the block is shorter than 16 bytes or has no such group: the caller's bugs.
+pub fn k_scale(head: &[u8], group: usize) -> (f32, f32) {
     let packed = &head[4..];
     let (scale, minimum) = if group < 4 {
         (packed[group] & 63, packed[group + 4] & 63)

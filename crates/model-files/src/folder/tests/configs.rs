@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::arch::{RopePairs, WindowLayers};
+use crate::config::folder as config_folder;
 use crate::config::{Contradiction, Rope, Window};
 
 fn family(name: &str) -> Both {
@@ -348,4 +349,69 @@ fn numbers_outside_their_range_are_named() {
         llama.refused(),
         ModelError::Folder(FolderError::AboveLimit { .. })
     ));
+}
+
+/// Configurations of all families in the forms of an old and of a new transformers, against what transformers understands by
+/// them. `make_folder_configs.py` is beside the data.
+#[test]
+fn what_transformers_understands() {
+    let mut count = 0;
+    for line in include_str!("../../../testdata/folder_configs.jsonl").lines() {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let (name, expected) = (&case["name"], &case["expected"]);
+        let file = ConfigFile::parse(case["config"].to_string().into_bytes()).unwrap();
+        let architecture = config_folder::architecture(&file).unwrap();
+        let has_head = expected["tied"] == json!(false);
+        let config = config_folder::numbers(&file, architecture, has_head).unwrap();
+        let close = |found: f32, key: &str| {
+            let expected = expected[key].as_f64().unwrap() as f32;
+            assert!(
+                (found - expected).abs() <= expected.abs() * 1e-6,
+                "{name} {key}: {found} {expected}"
+            );
+        };
+        close(config.attention_scale, "scale");
+        close(config.rms_epsilon, "epsilon");
+        let found = json!({
+            "layers": config.layer_count, "hidden": config.hidden_size, "heads": config.head_count,
+            "kv_heads": config.kv_head_count, "head_dim": config.head_dim, "ffn": config.ffn_size,
+            "vocab": config.vocab_size, "context": config.context_length, "tied": config.tied_embeddings,
+            "attention_softcap": config.attention_softcap, "logit_softcap": config.logit_softcap,
+            "windows": (0..config.layer_count).map(|layer| config.window_of(layer)).collect::<Vec<_>>(),
+        });
+        for (key, value) in found.as_object().unwrap() {
+            assert_eq!(*value, expected[key], "{name} {key}");
+        }
+        for (layer, expected) in expected["ropes"].as_array().unwrap().iter().enumerate() {
+            let rope = config.rope_of(layer);
+            let (kind, factor, original) = match &rope.scaling {
+                RopeScaling::None => ("default", None, None),
+                RopeScaling::Linear { factor } => ("linear", Some(*factor), None),
+                RopeScaling::Llama3 {
+                    factor,
+                    original_context,
+                    ..
+                } => ("llama3", Some(*factor), Some(*original_context)),
+                // The original context decides which factors these are.
+                RopeScaling::Factors { factors, .. } => {
+                    assert_eq!(
+                        (factors.len(), factors[47]),
+                        (48, 1.0 + 1.25 * 47.0),
+                        "{name}: the long factors"
+                    );
+                    ("longrope", None, Some(4096))
+                }
+            };
+            assert_eq!(expected["base"].as_f64(), Some(f64::from(rope.base)), "{name} {layer}");
+            assert_eq!(expected["type"], kind, "{name} {layer}");
+            let rest = json!([rope.dims, factor, original]);
+            assert_eq!(
+                json!([expected["dims"], expected["factor"], expected["original"]]),
+                rest,
+                "{name} {layer}"
+            );
+        }
+        count += 1;
+    }
+    assert_eq!(count, 28);
 }
