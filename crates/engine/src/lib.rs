@@ -31,7 +31,8 @@ use serving_core::ids::{BlockId, TokenId};
 
 pub use batch::EngineLimits;
 pub use cpu::{
-    CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, open_cpu_engine, open_cpu_engine_with,
+    CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, NotShared, WeightsFile, open_cpu_engine,
+    open_cpu_engine_with,
 };
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};

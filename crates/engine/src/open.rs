@@ -111,11 +111,21 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
         Some(path) => Some(Model::open(path)?),
         None => None,
     };
-    let tokenizer_hash = match &file {
-        Some(file) => file.tokenizer()?.content_hash(),
-        None => [0; 32],
-    };
-    let engine = options.kind.opener()(file.as_ref(), options)?;
+    let opener = options.kind.opener();
+    let (tokenizer_hash, engine) = std::thread::scope(|scope| {
+        // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
+        let hashes = file.as_ref().map(|file| {
+            scope.spawn(|| file.content_sha256());
+            scope.spawn(|| file.tokenizer().map(|tokenizer| tokenizer.content_hash()))
+        });
+        let engine = opener(file.as_ref(), options);
+        let tokenizer_hash = match hashes.map(|hash| hash.join()) {
+            Some(Ok(hash)) => hash?,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => [0; 32],
+        };
+        Ok::<_, OpenError>((tokenizer_hash, engine?))
+    })?;
     let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
     Ok(OpenedEngine { engine, compatibility })
 }

@@ -18,16 +18,9 @@ use model_files::gguf::{GgmlType, Tensor};
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK};
-use crate::memory::HugeMemory;
+use super::packing::{Packing, PlannedMatrix};
+use crate::memory::FixedMemory;
 use crate::{EngineError, Numerics};
-
-/// The progress of loading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes of packed weights.
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
@@ -95,7 +88,7 @@ pub(crate) struct Layer {
 }
 
 pub(crate) struct Weights {
-    memory: HugeMemory,
+    memory: FixedMemory,
     pub embedding: Matrix,
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
@@ -105,7 +98,7 @@ pub(crate) struct Weights {
 impl Weights {
     pub(crate) fn panel(&self, matrix: &Matrix, panel: usize) -> &[u8] {
         let length = matrix.panel_bytes();
-        let all = &self.memory.bytes()[matrix.bytes.clone()];
+        let all = &self.memory[matrix.bytes.clone()];
         &all[panel * length..][..length]
     }
 
@@ -134,19 +127,28 @@ impl Weights {
         }
     }
 
-    /// Packs every tensor of the model. `progress` is called after each tensor.
-    pub(crate) fn load(
+    /// Packs every tensor of the model.
+    pub(super) fn load(
         file: &Model,
         config: &ModelConfig,
         numerics: Numerics,
-        progress: Option<&mut dyn FnMut(LoadProgress)>,
+        packing: &mut Packing<'_>,
     ) -> Result<Self, EngineError> {
-        let mut loader = Loader {
-            file,
-            numerics,
-            planned: Vec::new(),
-            end: 0,
-        };
+        let mut loader = Loader::new(file, numerics);
+        let mut weights = Self::plan(&mut loader, config)?;
+        weights.memory = loader.fill(packing)?;
+        Ok(weights)
+    }
+
+    /// The memory that [`Weights::load`] fills.
+    pub(super) fn packed_bytes(file: &Model, config: &ModelConfig, numerics: Numerics) -> Result<usize, EngineError> {
+        let mut loader = Loader::new(file, numerics);
+        Self::plan(&mut loader, config)?;
+        Ok(loader.end)
+    }
+
+    /// Gives every matrix its place.
+    fn plan(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self, EngineError> {
         let facts = config.architecture;
         let embedding = loader.plan(&[facts.token_embedding])?;
         let layers = (0..config.layer_count)
@@ -158,9 +160,8 @@ impl Weights {
         } else {
             loader.plan(&[facts.output])?
         };
-        let memory = loader.fill(progress)?;
         Ok(Self {
-            memory,
+            memory: FixedMemory::default(),
             embedding,
             layers,
             output_norm,
@@ -178,6 +179,15 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
+    fn new(file: &'a Model, numerics: Numerics) -> Self {
+        Self {
+            file,
+            numerics,
+            planned: Vec::new(),
+            end: 0,
+        }
+    }
+
     fn plan_layer(&mut self, layer: usize, tensors: &LayerTensors) -> Result<Layer, EngineError> {
         let name = |tensor| in_layer(layer, tensor);
         let (Projections::Separate { query, key, value }, GateUp::Separate { gate, up }) =
@@ -260,22 +270,17 @@ impl<'a> Loader<'a> {
         Ok(row)
     }
 
-    fn fill(self, mut progress: Option<&mut dyn FnMut(LoadProgress)>) -> Result<HugeMemory, EngineError> {
-        let mut memory = HugeMemory::zeroed(self.end).ok_or(EngineError::OutOfMemory { bytes: self.end })?;
-        for (matrix, tensors) in &self.planned {
-            let panels = memory.bytes_mut()[matrix.bytes.clone()].chunks_exact_mut(matrix.panel_bytes());
-            for (index, panel) in panels.enumerate() {
+    fn fill(self, packing: &mut Packing<'_>) -> Result<FixedMemory, EngineError> {
+        let planned = self.planned.iter().map(|(matrix, tensors)| PlannedMatrix {
+            bytes: matrix.bytes.clone(),
+            panel_bytes: matrix.panel_bytes(),
+            layout: format!("{:?} {} {}", matrix.format, matrix.rows, matrix.columns),
+            pack: Box::new(move |index, panel| {
                 let tensor = &tensors[index % tensors.len()];
                 pack_panel(matrix.format, tensor, index / tensors.len() * LANES, panel);
-            }
-            if let Some(report) = progress.as_deref_mut() {
-                report(LoadProgress {
-                    done_bytes: matrix.bytes.end as u64,
-                    total_bytes: self.end as u64,
-                });
-            }
-        }
-        Ok(memory)
+            }),
+        });
+        packing.run(self.end, &planned.collect::<Vec<_>>())
     }
 }
 
