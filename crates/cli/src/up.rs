@@ -35,6 +35,7 @@ Examples:
   baton up --membership etcd --coordinators 2  as on several machines, with an etcd of its own
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
   BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
+  BATON_SHARED_WEIGHTS= baton up             weights in each node, not once for all of them
   BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
 
 #[derive(Debug, Args)]
@@ -130,6 +131,13 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
     options.start_within = Duration::from_secs(args.start_timeout);
     options.observer = observer(terminal, started, args.quiet);
     let settings = options.settings.clone();
+    options.check_memory().with_context(|| {
+        format!(
+            "{} of {} does not fit this machine",
+            args.topology,
+            options.model.display()
+        )
+    })?;
 
     say!("baton up: {} from {}", args.topology, options.model.display());
     let cluster = tokio::select! {

@@ -72,7 +72,7 @@ impl Process {
         let mut child = Command::new(&options.executable)
             .args(&spec.arguments)
             .envs(options.environment.iter().cloned())
-            .envs(options.direct_secret.variable(spec.kind, &options.environment))
+            .envs(options.variables(spec.kind))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -50,9 +50,18 @@ impl KeptWeights {
         }
     }
 
+    /// Whether the next engine packs weights into memory of its own.
+    pub(crate) fn is_private_and_empty(&self) -> bool {
+        self.shared.is_none() && self.slot.lock().unwrap_or_else(PoisonError::into_inner).kept.is_none()
+    }
+
     /// Why the last weights were packed for this process alone although they were to be shared. Tells it once.
     pub fn take_not_shared(&self) -> Option<NotShared> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner).not_shared.take()
+        self.slot
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .not_shared
+            .take()
     }
 
     /// The kept weights, when they are the same; else loaded ones, which are then kept. Other callers wait meanwhile. `identity`

@@ -29,6 +29,7 @@ use crate::{
     OnHost, OpenError, OpenOptions, Rank, SequenceRows,
 };
 
+pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
 pub use packing::LoadProgress;
 pub use shared_weights::{NotShared, WeightsFile};
@@ -157,7 +158,9 @@ pub fn open_cpu_engine_with(
             shared: destination.shared,
             not_shared: destination.not_shared,
             content: &content,
-            progress: options.progress.map(|progress| progress as &mut dyn FnMut(LoadProgress)),
+            progress: options
+                .progress
+                .map(|progress| progress as &mut dyn FnMut(LoadProgress)),
         };
         weights::Weights::load(file, &config, options.numerics, &mut packing)
     })?;
@@ -189,6 +192,14 @@ pub fn open_cpu_engine_with(
         pool,
         config,
     })
+}
+
+/// The bytes that the packed weights take. Nothing is packed.
+///
+/// # Errors
+/// The model has a tensor that this engine has no code for.
+pub(crate) fn weights_bytes(file: &Model, numerics: Numerics) -> Result<u64, EngineError> {
+    weights::Weights::packed_bytes(file, file.config(), numerics).map(|bytes| bytes as u64)
 }
 
 impl CpuEngine {

@@ -170,7 +170,8 @@ impl SharedWeights {
         let resized = file.set_len(0).and_then(|()| file.set_len(length as u64));
         resized.map_err(system("the memory cannot be resized"))?;
         let own = file.try_clone().map_err(system("the memory cannot be opened twice"))?;
-        let mut memory = HugeMemory::to_fill(own, length).map_err(system("the memory cannot be mapped to be filled"))?;
+        let mut memory =
+            HugeMemory::to_fill(own, length).map_err(system("the memory cannot be mapped to be filled"))?;
         let (weights, trailer) = memory.bytes_mut().split_at_mut(bytes);
         fill(weights);
         trailer.copy_from_slice(&id().trailer());

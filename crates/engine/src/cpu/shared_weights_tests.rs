@@ -91,7 +91,12 @@ fn other_weights_are_refused() {
     let shared = SharedWeights::at(&file.path());
     shared.take_or_fill(BYTES, &|| id(1), pattern).unwrap();
     let never = |_: &mut [u8]| panic!("it is packed already");
-    for (bytes, wanted) in [(BYTES, id(2)), (BYTES - 80, id(1)), (BYTES + 80, id(1)), (9 * BYTES, id(1))] {
+    for (bytes, wanted) in [
+        (BYTES, id(2)),
+        (BYTES - 80, id(1)),
+        (BYTES + 80, id(1)),
+        (9 * BYTES, id(1)),
+    ] {
         let refused = shared.take_or_fill(bytes, &|| wanted, never);
         assert!(matches!(refused, Err(NotShared::OtherWeights)), "{bytes} {wanted:?}");
     }
