@@ -33,7 +33,7 @@ use serving_core::ids::{BlockId, TokenId};
 pub use batch::EngineLimits;
 pub use cpu::{
     CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, NotShared, WeightsFile,
-    open_cpu_engine, open_cpu_engine_with,
+    open_cpu_engine, open_cpu_engine_with, weights_bytes,
 };
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};

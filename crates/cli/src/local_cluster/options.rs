@@ -221,6 +221,12 @@ pub enum ClusterEvent {
         kind: ProcessKind,
         pid: u32,
     },
+    /// It has packed so much of its weights. Not sent when that is quick.
+    Packing {
+        name: String,
+        done_bytes: u64,
+        total_bytes: u64,
+    },
     Listening {
         name: String,
         address: String,

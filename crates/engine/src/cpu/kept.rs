@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::packing::LoadProgress;
 use super::shared_weights::{NotShared, SharedWeights};
 use super::weights::Weights;
 use crate::{EngineError, Numerics};
@@ -13,7 +14,10 @@ use crate::{EngineError, Numerics};
 pub struct KeptWeights {
     slot: Arc<Mutex<Slot>>,
     shared: Option<SharedWeights>,
+    watch: Option<Arc<Watch>>,
 }
+
+type Watch = dyn Fn(LoadProgress) + Send + Sync;
 
 #[derive(Default)]
 struct Slot {
@@ -47,6 +51,20 @@ impl KeptWeights {
         Self {
             shared: path.map(SharedWeights::at),
             ..self
+        }
+    }
+
+    /// The same; `watch` is called after each packed matrix.
+    pub fn watched(self, watch: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
+        Self {
+            watch: Some(Arc::new(watch)),
+            ..self
+        }
+    }
+
+    pub(super) fn report(&self, progress: LoadProgress) {
+        if let Some(watch) = &self.watch {
+            watch(progress);
         }
     }
 

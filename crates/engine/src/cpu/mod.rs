@@ -152,15 +152,17 @@ pub fn open_cpu_engine_with(
         numerics: options.numerics,
     };
     let content = || file.content_sha256();
+    let mut report = |progress| kept.report(progress);
     let weights = kept.get_or_load(identity, |destination| {
         let mut packing = packing::Packing {
             pool: &mut pool,
             shared: destination.shared,
             not_shared: destination.not_shared,
             content: &content,
-            progress: options
-                .progress
-                .map(|progress| progress as &mut dyn FnMut(LoadProgress)),
+            progress: match options.progress {
+                Some(progress) => progress,
+                None => &mut report,
+            },
         };
         weights::Weights::load(file, &config, options.numerics, &mut packing)
     })?;
@@ -198,7 +200,7 @@ pub fn open_cpu_engine_with(
 ///
 /// # Errors
 /// The model has a tensor that this engine has no code for.
-pub(crate) fn weights_bytes(file: &Model, numerics: Numerics) -> Result<u64, EngineError> {
+pub fn weights_bytes(file: &Model, numerics: Numerics) -> Result<u64, EngineError> {
     weights::Weights::packed_bytes(file, file.config(), numerics).map(|bytes| bytes as u64)
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Packing<'a> {
     /// The hash of the model's content. It may be computed while others pack.
     pub content: &'a dyn Fn() -> [u8; 32],
     /// Called after each packed matrix.
-    pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
+    pub progress: &'a mut dyn FnMut(LoadProgress),
 }
 
 impl Packing<'_> {
@@ -74,12 +74,10 @@ impl Packing<'_> {
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 (matrix.pack)(index, &mut panel);
             });
-            if let Some(report) = self.progress.as_deref_mut() {
-                report(LoadProgress {
-                    done_bytes: matrix.bytes.end as u64,
-                    total_bytes,
-                });
-            }
+            (self.progress)(LoadProgress {
+                done_bytes: matrix.bytes.end as u64,
+                total_bytes,
+            });
         }
     }
 }

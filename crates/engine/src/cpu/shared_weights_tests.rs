@@ -85,6 +85,48 @@ fn when_the_packer_dies_in_the_middle_the_next_one_packs_again() {
     assert!(is_pattern(&packed.unwrap()));
 }
 
+const PATH_VARIABLE: &str = "BATON_TEST_WEIGHTS_PATH";
+
+/// Not a test by itself: the process that the next test starts and kills.
+#[test]
+fn packs_for_ever_when_it_is_told_to() {
+    let Some(path) = std::env::var_os(PATH_VARIABLE) else {
+        return;
+    };
+    let _ = SharedWeights::at(Path::new(&path)).take_or_fill(BYTES, &|| id(1), |memory| {
+        memory.fill(0xee);
+        println!("filled");
+        let _ = std::io::stdin().read_line(&mut String::new());
+        panic!("nobody killed this process");
+    });
+}
+
+#[test]
+fn when_a_process_is_killed_while_it_packs_the_one_that_waits_packs_again() {
+    use std::io::BufRead as _;
+    let file = WeightsFile::create().unwrap();
+    let this = std::thread::current().name().unwrap_or_default().to_owned();
+    let own = this.rsplit_once("::").map_or("", |(module, _)| module);
+    let mut packer = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "--nocapture",
+            &format!("{own}::packs_for_ever_when_it_is_told_to"),
+        ])
+        .env(PATH_VARIABLE, file.path())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(packer.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().ends_with("filled")));
+    let path = file.path();
+    let waiting = std::thread::spawn(move || SharedWeights::at(&path).take_or_fill(BYTES, &|| id(1), pattern));
+    packer.kill().unwrap();
+    packer.wait().unwrap();
+    assert!(is_pattern(&waiting.join().unwrap().unwrap()));
+}
+
 #[test]
 fn other_weights_are_refused() {
     let file = WeightsFile::create().unwrap();
