@@ -205,7 +205,7 @@ async fn models_are_listed_and_described_wherever_they_come_from() {
     assert_eq!(described["served_name"], "tiny-Q8_0");
     // 2 layers, keys and values, 2 heads of 16, 2 bytes each.
     assert_eq!(
-        described["memory"][0]["kv_token_bytes"],
+        described["memory"]["kv_bytes_per_token_int8_blocks"],
         2 * 2 * 2 * 16 * 2,
         "{described}"
     );

@@ -2,17 +2,14 @@
 
 use std::io::Write;
 
-use clap::{Args, ValueEnum as _};
+use clap::Args;
 use engine::Numerics;
 use model_files::gguf::hex;
 use model_files::info::ModelInfo;
 use model_files::model::Model;
-use serde::Serialize;
 
 use crate::exit::Exit;
 use crate::model::{resolve, with_exit};
-
-const NUMERICS: [Numerics; 2] = [Numerics::Int8Blocks, Numerics::Exact];
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -31,62 +28,60 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let info = ModelInfo::of(&file)?;
     let sha256 = hex(&file.content_sha256());
     let served = resolved.name.unwrap_or_else(|| file.name());
-    let memory = NUMERICS.map(|numerics| Memory::of(&info, numerics));
+    let memory = Memory::of(&file);
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = serde_json::to_value(&info)?;
         object["sha256"] = sha256.into();
         object["served_name"] = served.into();
-        object["memory"] = serde_json::to_value(memory)?;
+        object["memory"] = serde_json::to_value(&memory)?;
         writeln!(out, "{object}")?;
     } else {
-        write_lines(&mut out, &info, (&served, &sha256))?;
-        write_memory(&mut out, &memory)?;
+        write_lines(&mut out, &info, (&served, &sha256, &memory))?;
     }
     Ok(Exit::Ok)
 }
 
-/// Memory that a node needs for this model, for one kind of numerics.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// What the model takes of a machine's memory. Weights are `null` in numerics that do not run this model.
+#[derive(Debug, serde::Serialize)]
 struct Memory {
-    numerics: Numerics,
-    /// For each token of a prompt or an answer.
-    kv_token_bytes: u64,
-    /// For one sequence as long as the model allows.
-    kv_context_bytes: u64,
+    weights_bytes_int8_blocks: Option<u64>,
+    weights_bytes_exact: Option<u64>,
+    kv_bytes_per_token_int8_blocks: u64,
+    kv_bytes_per_token_exact: u64,
 }
 
 impl Memory {
-    fn of(info: &ModelInfo, numerics: Numerics) -> Memory {
-        let kv_token_bytes = info
-            .kv_values_per_token
-            .saturating_mul(numerics.kv_dtype().bytes() as u64);
-        Memory {
-            numerics,
-            kv_token_bytes,
-            kv_context_bytes: kv_token_bytes.saturating_mul(info.config.context_length as u64),
+    fn of(file: &Model) -> Self {
+        let config = file.config();
+        let values = (2 * config.layer_count * config.kv_size()) as u64;
+        let kv = |numerics: Numerics| values * numerics.kv_dtype().bytes() as u64;
+        Self {
+            weights_bytes_int8_blocks: engine::weights_bytes(file, Numerics::Int8Blocks).ok(),
+            weights_bytes_exact: engine::weights_bytes(file, Numerics::Exact).ok(),
+            kv_bytes_per_token_int8_blocks: kv(Numerics::Int8Blocks),
+            kv_bytes_per_token_exact: kv(Numerics::Exact),
         }
     }
-}
 
-fn write_memory(out: &mut impl Write, memory: &[Memory]) -> std::io::Result<()> {
-    for Memory {
-        numerics,
-        kv_token_bytes,
-        kv_context_bytes,
-    } in memory
-    {
-        let numerics = numerics
-            .to_possible_value()
-            .map_or_else(String::new, |value| value.get_name().to_owned());
-        let context = kv_context_bytes.div_ceil(1 << 20);
-        let words = format!("{kv_token_bytes} bytes a token, {context} MiB for the whole context ({numerics})");
-        writeln!(out, "{:<14} {words}", "KV")?;
+    fn text(&self) -> String {
+        let [int8, exact] = [
+            (self.weights_bytes_int8_blocks, self.kv_bytes_per_token_int8_blocks),
+            (self.weights_bytes_exact, self.kv_bytes_per_token_exact),
+        ]
+        .map(|(weights, kv)| match weights {
+            Some(weights) => format!(
+                "{:.1} MB of weights and {kv} bytes of KV for each token",
+                weights as f64 / 1e6
+            ),
+            None => "not supported".to_owned(),
+        });
+        format!("int8-blocks: {int8}; exact: {exact}")
     }
-    Ok(())
 }
 
-fn write_lines(out: &mut impl Write, info: &ModelInfo, (served, sha256): (&str, &str)) -> std::io::Result<()> {
+fn write_lines(out: &mut impl Write, info: &ModelInfo, extra: (&str, &str, &Memory)) -> std::io::Result<()> {
+    let (served, sha256, memory) = extra;
     let config = &info.config;
     let end: Vec<String> = info.end_tokens.iter().map(ToString::to_string).collect();
     let lines = [
@@ -121,6 +116,7 @@ fn write_lines(out: &mut impl Write, info: &ModelInfo, (served, sha256): (&str, 
             ),
         ),
         ("context", format!("{} tokens", config.context_length)),
+        ("memory", memory.text()),
         ("end tokens", end.join(", ")),
         (
             "chat template",

@@ -9,7 +9,7 @@ mod hub_error;
 pub mod inspect;
 mod interrupt;
 pub mod list;
-mod progress;
+pub(crate) mod progress;
 mod pull;
 mod source;
 mod unpack;
