@@ -16,7 +16,7 @@ use serving_core::cluster::{
     PlacementFacts, Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
-use serving_core::request::{AttemptKey, Request, RequestError};
+use serving_core::request::{AttemptKey, RejectReason, Request, RequestError};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -314,7 +314,15 @@ impl ControlLoop {
                     ..
                 }) = self.live.remove(&request)
                 {
-                    let _ = reply.send(Err(Rejected { reason, retry_after }));
+                    let missing = match reason {
+                        RejectReason::NotReady => self.cluster.readiness(now).err(),
+                        _ => None,
+                    };
+                    let _ = reply.send(Err(Rejected {
+                        reason,
+                        missing,
+                        retry_after,
+                    }));
                 }
             }
             ClusterAction::Fail { request, error } => self.end(request, |stream| stream.fail(error)),

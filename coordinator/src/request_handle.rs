@@ -152,6 +152,8 @@ pub trait Submit: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     pub reason: RejectReason,
+    /// With [`RejectReason::NotReady`]: what is missing, in words on which a person can act.
+    pub missing: Option<String>,
     /// When to try again; `None` when another attempt never helps.
     pub retry_after: Option<Duration>,
 }

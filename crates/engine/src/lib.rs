@@ -42,13 +42,13 @@ pub use kv_store::{DeviceError, DeviceMemory};
 pub use memory_need::{MemoryNeed, MemoryRoom, NotEnoughMemory};
 pub use numerics::Numerics;
 pub use on_host::OnHost;
-pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility_hash, memory_need, open_engine};
+pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility, memory_need, open_engine};
 pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
 pub use stand_in::{StandInConfig, StandInEngine};
 pub use step::{CompletedStep, Draws, PromptLogprobsChunk, Step, StepOutput, StepRow};
 
-/// The facts about the loaded model that a node needs, and that go into the compatibility hash of a pair (PROTOCOL rule
-/// 13).
+/// The facts about the loaded model that a node needs. [`compatibility`] makes of them what decides whether two nodes are a pair
+/// (PROTOCOL rule 13).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFacts {
     /// For people; not part of compatibility.

@@ -1,10 +1,10 @@
-//! From a node's settings to a running engine, and to the hash that decides with which nodes it may exchange KV.
+//! From a node's settings to a running engine, and to what decides with which nodes it may exchange KV.
 
 use std::path::Path;
 
 use model_files::model::{Model, ModelError};
 use model_files::tokenizer::TokenizerError;
-use serving_core::node::CompatibilityHash;
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
@@ -26,9 +26,10 @@ macro_rules! engines {
         }
 
         impl EngineKind {
+            #[expect(unused_doc_comments, reason = "an arm has all attributes of its engine; `cfg` must be among them")]
             fn opener(self) -> Opener {
                 match self {
-                    $(Self::$name => $open,)+
+                    $($(#[$about])* Self::$name => $open,)+
                 }
             }
         }
@@ -74,7 +75,7 @@ impl std::fmt::Debug for OpenOptions<'_> {
 
 pub struct OpenedEngine {
     pub engine: Box<dyn Engine>,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
     /// That of the model's file or folder; without one the engine's.
     pub model_name: String,
 }
@@ -132,7 +133,7 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
         };
         Ok::<_, OpenError>((tokenizer_hash, engine?))
     })?;
-    let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
+    let compatibility = compatibility(engine.model(), tokenizer_hash, protocol_version);
     let model_name = file.map_or_else(|| engine.model().name.clone(), |file| file.name());
     Ok(OpenedEngine {
         engine,
@@ -178,8 +179,8 @@ fn check_memory(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<(), O
     }
 }
 
-/// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).
-pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protocol_version: u32) -> CompatibilityHash {
+/// The facts that decide whether another node may use this engine's KV bytes, with the hash over them (PROTOCOL rule 13).
+pub fn compatibility(model: &ModelFacts, tokenizer_sha256: [u8; 32], protocol_version: u32) -> Compatibility {
     let ModelFacts {
         name: _,
         vocab_size,
@@ -189,25 +190,63 @@ pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protoco
         kv,
         rope_base,
         rank,
+    } = model;
+    let facts = CompatibilityFacts {
+        weights_sha256: *weights_sha256,
+        tokenizer_sha256,
+        numerics_id: numerics_id.clone(),
+        kv_dtype: kv.dtype.name().to_owned(),
+        block_tokens: kv.block_tokens,
+        layer_count: kv.layer_count,
+        kv_head_count: kv.kv_head_count,
+        head_dim: kv.head_dim,
+        vocab_size: *vocab_size,
+        context_length: *context_length,
+        rope_base: *rope_base,
+        rank_count: rank.count,
+        protocol_version,
+    };
+    Compatibility {
+        hash: hash_of(&facts),
+        facts: Some(facts),
+    }
+}
+
+/// Nodes of all versions compare this hash: it changes with a fact, and with nothing else.
+fn hash_of(facts: &CompatibilityFacts) -> CompatibilityHash {
+    let CompatibilityFacts {
+        weights_sha256,
+        tokenizer_sha256,
+        numerics_id,
+        kv_dtype,
+        block_tokens,
+        layer_count,
+        kv_head_count,
+        head_dim,
+        vocab_size,
+        context_length,
+        rope_base,
+        rank_count,
+        protocol_version,
     } = facts;
     let mut hasher = Sha256::new();
     hasher.update(b"baton compatibility 1\0");
     hasher.update(weights_sha256);
-    hasher.update(tokenizer_hash);
+    hasher.update(tokenizer_sha256);
     hasher.update(numerics_id.as_bytes());
     hasher.update([0]);
-    hasher.update(kv.dtype.name().as_bytes());
+    hasher.update(kv_dtype.as_bytes());
     hasher.update([0]);
     let numbers = [
         *vocab_size,
         *context_length,
-        kv.layer_count,
-        kv.kv_head_count,
-        kv.head_dim,
-        kv.block_tokens,
+        *layer_count,
+        *kv_head_count,
+        *head_dim,
+        *block_tokens,
         rope_base.to_bits(),
-        rank.count,
-        protocol_version,
+        *rank_count,
+        *protocol_version,
     ];
     for number in numbers {
         hasher.update(number.to_le_bytes());
@@ -248,17 +287,18 @@ mod tests {
             open_engine(options(1)).expect("again").compatibility
         );
         assert_ne!(
-            base.compatibility,
-            open_engine(options(2)).expect("again").compatibility
+            base.compatibility.hash,
+            open_engine(options(2)).expect("again").compatibility.hash
         );
         let facts = base.engine.model();
-        let hash = |facts: &ModelFacts| compatibility_hash(facts, &[0; 32], 1);
-        assert_eq!(hash(facts), base.compatibility);
+        let told = |facts: &ModelFacts| compatibility(facts, [0; 32], 1);
+        let hash = |facts: &ModelFacts| told(facts).hash;
+        assert_eq!(told(facts), base.compatibility);
         let named = ModelFacts {
             name: "another name".to_owned(),
             ..facts.clone()
         };
-        assert_eq!(hash(&named), base.compatibility, "a name is for people");
+        assert_eq!(told(&named), base.compatibility, "a name is for people");
         let changed = [
             ModelFacts {
                 numerics_id: "x".to_owned(),
@@ -292,9 +332,9 @@ mod tests {
             },
         ];
         for facts in changed {
-            assert_ne!(hash(&facts), base.compatibility, "{facts:?}");
+            assert_ne!(hash(&facts), base.compatibility.hash, "{facts:?}");
         }
-        assert_ne!(compatibility_hash(facts, &[1; 32], 1), base.compatibility);
+        assert_ne!(compatibility(facts, [1; 32], 1).hash, base.compatibility.hash);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::packing::{Packing, PlannedMatrix};
 use super::panels::{Format, Rows, pack_panel};
 use crate::memory::FixedMemory;
 use crate::{EngineError, Numerics};
-}
 
 /// One packed matrix: `rows` outputs of `columns` inputs.
 #[derive(Clone, Debug)]
