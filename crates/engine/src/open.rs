@@ -91,7 +91,7 @@ impl std::fmt::Debug for OpenedEngine {
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error(
-        "the cpu engine needs a model file: give --model FILE, a GGUF; `baton model pull smollm2-135m` fetches one and prints its path"
+        "the cpu engine needs a model: give --model with a GGUF file or a Hugging Face folder; `baton model pull smollm2-135m` fetches one and prints its path"
     )]
     NoModel,
     #[error(transparent)]
