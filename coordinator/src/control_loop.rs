@@ -16,7 +16,7 @@ use serving_core::cluster::{
     PlacementFacts, Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
-use serving_core::request::{AttemptKey, RejectReason, Request, RequestError};
+use serving_core::request::{AttemptKey, Request, RequestError};
 use serving_core::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -309,20 +309,9 @@ impl ControlLoop {
                 reason,
                 retry_after,
             } => {
-                if let Some(ActiveRequest {
-                    waiting: Some((reply, _)),
-                    ..
-                }) = self.live.remove(&request)
-                {
-                    let missing = match reason {
-                        RejectReason::NotReady => self.cluster.readiness(now).err(),
-                        _ => None,
-                    };
-                    let _ = reply.send(Err(Rejected {
-                        reason,
-                        missing,
-                        retry_after,
-                    }));
+                if let Some((reply, _)) = self.live.remove(&request).and_then(|live| live.waiting) {
+                    let missing = || self.cluster.readiness(now).err();
+                    let _ = reply.send(Err(Rejected::of((reason, retry_after), missing)));
                 }
             }
             ClusterAction::Fail { request, error } => self.end(request, |stream| stream.fail(error)),

@@ -158,6 +158,23 @@ pub struct Rejected {
     pub retry_after: Option<Duration>,
 }
 
+impl Rejected {
+    pub(crate) fn of(
+        (reason, retry_after): (RejectReason, Option<Duration>),
+        missing: impl FnOnce() -> Option<String>,
+    ) -> Self {
+        Self {
+            missing: if reason == RejectReason::NotReady {
+                missing()
+            } else {
+                None
+            },
+            reason,
+            retry_after,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     Ready(Reach),

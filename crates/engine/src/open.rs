@@ -208,7 +208,7 @@ pub fn compatibility(model: &ModelFacts, tokenizer_sha256: [u8; 32], protocol_ve
     };
     Compatibility {
         hash: hash_of(&facts),
-        facts: Some(facts),
+        facts: Some(Box::new(facts)),
     }
 }
 

@@ -147,7 +147,7 @@ impl Entry for NodeEntry {
             address: record.address,
             kv_address: record.kv_address,
             compatibility: hex_text(&record.compatibility.hash.0),
-            compatibility_facts: record.compatibility.facts.map(Into::into),
+            compatibility_facts: record.compatibility.facts.map(|facts| (*facts).into()),
             transports: record.transports,
             version: record.version,
             capacity: record.capacity,

@@ -100,7 +100,7 @@ fn bytes32(text: &str, field: &'static str) -> Result<[u8; 32], BadRecord> {
 pub(crate) fn compatibility(hash: &str, facts: Option<FactsJson>) -> Result<Compatibility, BadRecord> {
     Ok(Compatibility {
         hash: CompatibilityHash(bytes32(hash, "compatibility")?),
-        facts: facts.map(CompatibilityFacts::try_from).transpose()?,
+        facts: facts.map(CompatibilityFacts::try_from).transpose()?.map(Box::new),
     })
 }
 

@@ -30,7 +30,7 @@ fn node() -> NodeRecord {
         kv_address: "10.1.0.2:7200".into(),
         compatibility: Compatibility {
             hash: CompatibilityHash([0xa5; 32]),
-            facts: Some(CompatibilityFacts {
+            facts: Some(Box::new(CompatibilityFacts {
                 weights_sha256: [0xb6; 32],
                 tokenizer_sha256: [0xc7; 32],
                 numerics_id: "cpu-int8-blocks/1".into(),
@@ -44,7 +44,7 @@ fn node() -> NodeRecord {
                 rope_base: 100_000.5,
                 rank_count: 1,
                 protocol_version: 2,
-            }),
+            })),
         },
         transports: vec!["shm".into(), "grpc".into()],
         version: "0.1.0".into(),

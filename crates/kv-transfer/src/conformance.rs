@@ -101,7 +101,7 @@ pub(crate) fn compatibility(byte: u8) -> Compatibility {
     };
     Compatibility {
         hash: CompatibilityHash([byte; 32]),
-        facts: Some(facts),
+        facts: Some(Box::new(facts)),
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Compatibility {
     /// Decides alone.
     pub hash: CompatibilityHash,
     /// `None`: an earlier version of baton, which does not tell them.
-    pub facts: Option<CompatibilityFacts>,
+    pub facts: Option<Box<CompatibilityFacts>>,
 }
 
 impl From<CompatibilityHash> for Compatibility {
@@ -213,7 +213,7 @@ mod tests {
     fn told(hash: u8, facts: Option<CompatibilityFacts>) -> Compatibility {
         Compatibility {
             hash: CompatibilityHash([hash; 32]),
-            facts,
+            facts: facts.map(Box::new),
         }
     }
 

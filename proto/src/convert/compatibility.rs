@@ -7,21 +7,24 @@ use crate::v1;
 
 /// The fields of the two forms.
 pub(super) fn to_wire(compatibility: Compatibility) -> (Vec<u8>, Option<v1::CompatibilityFacts>) {
-    let facts = compatibility.facts.map(|facts| v1::CompatibilityFacts {
-        weights_sha256: facts.weights_sha256.to_vec(),
-        tokenizer_sha256: facts.tokenizer_sha256.to_vec(),
-        numerics_id: facts.numerics_id,
-        kv_dtype: facts.kv_dtype,
-        block_tokens: facts.block_tokens,
-        layer_count: facts.layer_count,
-        kv_head_count: facts.kv_head_count,
-        head_dim: facts.head_dim,
-        vocab_size: facts.vocab_size,
-        context_length: facts.context_length,
-        rope_base: facts.rope_base,
-        rank_count: facts.rank_count,
-        protocol_version: facts.protocol_version,
-    });
+    let facts = compatibility
+        .facts
+        .map(|facts| *facts)
+        .map(|facts| v1::CompatibilityFacts {
+            weights_sha256: facts.weights_sha256.to_vec(),
+            tokenizer_sha256: facts.tokenizer_sha256.to_vec(),
+            numerics_id: facts.numerics_id,
+            kv_dtype: facts.kv_dtype,
+            block_tokens: facts.block_tokens,
+            layer_count: facts.layer_count,
+            kv_head_count: facts.kv_head_count,
+            head_dim: facts.head_dim,
+            vocab_size: facts.vocab_size,
+            context_length: facts.context_length,
+            rope_base: facts.rope_base,
+            rank_count: facts.rank_count,
+            protocol_version: facts.protocol_version,
+        });
     (compatibility.hash.0.to_vec(), facts)
 }
 
@@ -32,7 +35,7 @@ pub(super) fn from_wire(
 ) -> Result<Compatibility> {
     Ok(Compatibility {
         hash: CompatibilityHash(hash32(hash, field)?),
-        facts: facts.map(facts_from_wire).transpose()?,
+        facts: facts.map(facts_from_wire).transpose()?.map(Box::new),
     })
 }
 

@@ -125,7 +125,7 @@ fn compatibility() -> impl Strategy<Value = Compatibility> {
     });
     (any::<[u8; 32]>(), option::of(facts)).prop_map(|(hash, facts)| Compatibility {
         hash: CompatibilityHash(hash),
-        facts,
+        facts: facts.map(Box::new),
     })
 }
 

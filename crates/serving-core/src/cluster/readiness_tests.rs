@@ -100,7 +100,7 @@ fn who_has_no_pair_that_fits_hears_which_fact_differs() {
         NodeRecord {
             compatibility: Compatibility {
                 hash,
-                facts: Some(facts),
+                facts: Some(Box::new(facts)),
             },
             ..record
         }
