@@ -179,16 +179,19 @@ def train_sentencepiece(style):
             control_symbols=["<start_of_turn>", "<end_of_turn>"],
             user_defined_symbols=["\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁", "<table>", "<unused0>", "the end", "[@BOS@]"],
         )
-    elif style == "llama":
+    elif style in ("llama", "unused"):
         settings.update(vocab_size=1400, byte_fallback=True, add_dummy_prefix=True)
     else:
         settings.update(vocab_size=700, byte_fallback=False, add_dummy_prefix=True, user_defined_symbols=["[INST]", "▁of▁the"])
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(corpus()), model_writer=model, **settings)
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    if style == "gemma":
-        # A few tokens that are given as the two that they came from.
-        for piece in [p for p in proto.pieces if p.type == 1 and len(p.piece) > 3][::40]:
+    # A few tokens that are given as the two that they came from. In one vocabulary some of them can come from two pairs.
+    texts = {piece.piece for piece in proto.pieces if piece.type in (1, 4)}
+    for piece in [p for p in proto.pieces if p.type == 1 and len(p.piece) > 2][::20]:
+        cuts = [(piece.piece[:i], piece.piece[i:]) for i in range(1, len(piece.piece))]
+        pairs = [cut for cut in cuts if all(len(half) == 1 or half in texts for half in cut)]
+        if style == "unused" or (style == "gemma" and len(pairs) == 1):
             piece.type = 5
     return proto
 
@@ -282,12 +285,12 @@ def make(folder, real):
         tokenizer = train_byte_level(name)
         write(folder / f"{name}.json.gz", tokenizer.to_str())
         write_ids(folder, name, library_ids(tokenizer, strings))
-    for style in ("llama", "gemma", "unknown"):
+    for style in ("llama", "gemma", "unknown", "unused"):
         proto = train_sentencepiece(style)
         pieces = [[piece.piece, piece.score, piece.type] for piece in proto.pieces]
         write(folder / f"sentencepiece-{style}.json.gz", json.dumps(pieces, ensure_ascii=False))
         write_ids(folder, f"sentencepiece-{style}", sentencepiece_ids(proto, strings))
-        for library_style in {"llama": ("prepend", "first", "split"), "gemma": ("gemma",), "unknown": ()}[style]:
+        for library_style in {"llama": ("prepend", "first", "split"), "gemma": ("gemma",)}.get(style, ()):
             tokenizer = library_tokenizer(proto, library_style)
             write(folder / f"metaspace-{library_style}.json.gz", tokenizer.to_str())
             write_ids(folder, f"metaspace-{library_style}", library_ids(tokenizer, strings))

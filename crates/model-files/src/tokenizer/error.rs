@@ -66,7 +66,9 @@ pub enum TokenizerError {
         id: u64,
         vocab_size: usize,
     },
-    #[error("\"{key}\" names the token \"{token}\", which the vocabulary lacks; the file is damaged: download it again")]
+    #[error(
+        "\"{key}\" names the token \"{token}\", which the vocabulary lacks; the file is damaged: download it again"
+    )]
     SpecialTokenUnknown { key: &'static str, token: String },
     #[error("the pattern \"{pattern}\" that cuts words cannot be used: {cause}; choose another model")]
     BadPattern { pattern: String, cause: Cause },

@@ -85,8 +85,13 @@ impl Tokenizer {
             }
             Merger::Bytes { bpe, .. } | Merger::Characters(bpe) => {
                 let model = serde_json::to_value(bpe).map_err(|cause| TokenizerError::Build { cause: cause.into() })?;
-                let decoder = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-                (sequence("normalizers", encoder.normalizer.iter().map(step).collect()), decoder, model)
+                let decoder =
+                    json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+                (
+                    sequence("normalizers", encoder.normalizer.iter().map(step).collect()),
+                    decoder,
+                    model,
+                )
             }
         };
         added.sort_unstable_by_key(|token| token.id);
@@ -98,7 +103,9 @@ impl Tokenizer {
             .map(|pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}))
             .collect();
         if matches!(encoder.merger, Merger::Bytes { .. }) {
-            words.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}));
+            words.push(
+                json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+            );
         }
         Ok(json!({
             "version": "1.0", "truncation": null, "padding": null,

@@ -59,7 +59,11 @@ impl Tokenizer {
         let mut tokenizer = build(&file, &settings)?;
         let mut hasher = Sha256::new();
         hasher.update(Sha256::digest(&bytes));
-        hasher.update(format!("{:?} {:?}", tokenizer.special, tokenizer.encoder.added.tokens()));
+        hasher.update(format!(
+            "{:?} {:?}",
+            tokenizer.special,
+            tokenizer.encoder.added.tokens()
+        ));
         tokenizer.content_hash = hasher.finalize().into();
         tokenizer.source = Source::Folder(folder.to_path_buf());
         Ok(tokenizer)

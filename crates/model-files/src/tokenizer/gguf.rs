@@ -45,7 +45,10 @@ impl Tokenizer {
         let (encoder, bytes) = if is_sentencepiece {
             (sentencepiece(file, &tokens, &kinds)?, marked_bytes(&tokens, &kinds))
         } else {
-            (byte_level_bpe(file, &tokens, &kinds)?, byte_level_bytes(&tokens, &kinds))
+            (
+                byte_level_bpe(file, &tokens, &kinds)?,
+                byte_level_bytes(&tokens, &kinds),
+            )
         };
         Ok(Tokenizer {
             encoder,
@@ -194,7 +197,8 @@ fn ids_of<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32>, TokenizerErro
 
 fn byte_level_bytes(tokens: &[&str], kinds: &[TokenKind]) -> Vec<Box<[u8]>> {
     let both = tokens.iter().zip(kinds);
-    both.map(|(token, kind)| byte_level::token_bytes(token, *kind)).collect()
+    both.map(|(token, kind)| byte_level::token_bytes(token, *kind))
+        .collect()
 }
 
 fn marked_bytes(tokens: &[&str], kinds: &[TokenKind]) -> Vec<Box<[u8]>> {

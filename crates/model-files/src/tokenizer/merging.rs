@@ -58,9 +58,7 @@ impl Merger {
                 (bpe, &*written)
             }
         };
-        let tokens = bpe
-            .tokenize(word)
-            .map_err(|cause| TokenizerError::Encode { cause })?;
+        let tokens = bpe.tokenize(word).map_err(|cause| TokenizerError::Encode { cause })?;
         ids.extend(tokens.iter().map(|token| TokenId(token.id)));
         Ok(())
     }

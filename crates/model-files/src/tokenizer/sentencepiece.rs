@@ -101,7 +101,10 @@ impl SentencePiece {
         let has_two_origins = |text: &str| {
             let splits = text.char_indices().skip(1);
             let known = |part: &str| part.chars().nth(1).is_none() || self.ids.contains_key(part);
-            splits.filter(|&(at, _)| known(&text[..at]) && known(&text[at..])).nth(1).is_some()
+            splits
+                .filter(|&(at, _)| known(&text[..at]) && known(&text[at..]))
+                .nth(1)
+                .is_some()
         };
         let unused = self.ids.iter().filter(|(_, id)| self.unused.contains(id));
         if unused.into_iter().any(|(text, _)| has_two_origins(text)) {
@@ -260,7 +263,9 @@ impl<'a> Merging<'a> {
 
     /// Queues two neighbours if their text is a token.
     fn consider(&mut self, left: Option<usize>, right: Option<usize>) {
-        let (Some(left), Some(right)) = (left, right) else { return };
+        let (Some(left), Some(right)) = (left, right) else {
+            return;
+        };
         let (first, second) = (self.symbols[left], self.symbols[right]);
         let bytes = second.end - first.start;
         if first.is_frozen || second.is_frozen || bytes > self.model.longest_bytes {

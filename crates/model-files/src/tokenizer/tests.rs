@@ -1,6 +1,8 @@
 //! The tokenizer against the golden prompts, against itself, and against damaged vocabularies.
 
 mod families;
+mod hostile;
+mod special;
 
 use std::sync::{Arc, LazyLock};
 
@@ -304,20 +306,6 @@ fn fragment() -> impl Strategy<Value = String> {
         1 => "[0-9]{1,9}",
         1 => ".{1,4}",
     ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_pieces_of_a_text_have_the_tokens_of_the_whole(
-        fragments in prop::collection::vec(fragment(), 0..40),
-        piece_bytes in 1_usize..12,
-    ) {
-        let text = fragments.concat();
-        let encode = |bytes| REAL.encoder.encode_pieces(&text, None, (usize::MAX, bytes)).unwrap();
-        prop_assert_eq!(encode(piece_bytes), encode(usize::MAX));
-    }
 }
 
 #[test]

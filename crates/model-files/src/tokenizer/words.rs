@@ -10,8 +10,7 @@ const PATTERN_BYTES_MAX: usize = 4 << 10;
 const COMPILED_PART_BYTES_MAX: usize = 4 << 20;
 
 /// GPT-2's pattern, which also stands for the `ByteLevel` pre-tokenizer.
-pub(super) const GPT2: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// One step of a pre-tokenizer. Each cuts the words of the step before it.
 #[derive(Debug)]
@@ -87,7 +86,9 @@ impl Split {
     /// The pattern whose matches are words of their own; `None` for other steps.
     pub(super) fn isolating_pattern(&self) -> Option<&str> {
         match &self.separator {
-            Separator::Pattern(regex) if self.behavior == Behavior::Isolated && !self.is_inverted => Some(regex.as_str()),
+            Separator::Pattern(regex) if self.behavior == Behavior::Isolated && !self.is_inverted => {
+                Some(regex.as_str())
+            }
             _ => None,
         }
     }
@@ -207,16 +208,25 @@ mod tests {
         }
         let inverted = Split::pattern("[a-z]+", Behavior::Removed, true).unwrap();
         assert_eq!(words(&[inverted], "ab1cd").unwrap(), ["ab", "cd"]);
-        let steps = [Split::digits(true), Split::pattern(GPT2, Behavior::Isolated, false).unwrap()];
+        let steps = [
+            Split::digits(true),
+            Split::pattern(GPT2, Behavior::Isolated, false).unwrap(),
+        ];
         assert_eq!(words(&steps, "in 2026 it's").unwrap().join("|"), "in| |2|0|2|6| it|'s");
-        assert_eq!(words(&[Split::digits(false)], "in 2026½.").unwrap().join("|"), "in |2026½|.");
+        assert_eq!(
+            words(&[Split::digits(false)], "in 2026½.").unwrap().join("|"),
+            "in |2026½|."
+        );
     }
 
     #[test]
     fn a_hostile_pattern_is_a_typed_error() {
         for pattern in ["(", "(?=\\w{4000})", "(a{500}){500}{500}", &"a".repeat(5_000), "(?<"] {
             let refused = Split::pattern(pattern, Behavior::Isolated, false);
-            assert!(matches!(refused, Err(TokenizerError::BadPattern { .. })), "{pattern:.20}");
+            assert!(
+                matches!(refused, Err(TokenizerError::BadPattern { .. })),
+                "{pattern:.20}"
+            );
         }
         let exponential = Split::pattern("(?=x)x(a*)*b\\1$", Behavior::Isolated, false).unwrap();
         let text = ["x", &"a".repeat(2_000)].concat();

@@ -71,7 +71,8 @@ pub(super) fn pre_tokenizer(part: &Value, normalizer: &[Step]) -> Result<PreToke
     let mut done = PreTokenizer::default();
     let steps = flat(part, "pretokenizers");
     let is_gone = |literal: &str| {
-        let replaces = |step: &Step| matches!(step, Step::Replace { from, to } if literal.contains(from) && !to.contains(from));
+        let replaces =
+            |step: &Step| matches!(step, Step::Replace { from, to } if literal.contains(from) && !to.contains(from));
         normalizer.last().is_some_and(replaces)
     };
     for (index, step) in steps.iter().enumerate() {
