@@ -75,7 +75,7 @@ impl Tokenizer {
         (config.into(), map.into())
     }
 
-    fn tokenizer_json(&self) -> Result<Value, TokenizerError> {
+    pub(super) fn tokenizer_json(&self) -> Result<Value, TokenizerError> {
         let encoder = &self.encoder;
         let mut added: Vec<_> = encoder.added.tokens().iter().collect();
         let (normalizer, decoder, model) = match &encoder.merger {

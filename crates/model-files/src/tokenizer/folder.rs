@@ -24,7 +24,7 @@ use parts::PreTokenizer;
 pub(super) const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 
 /// The settings beside tokenizer.json.
-struct Settings {
+pub(super) struct Settings {
     config: SettingsJson,
     map: SettingsJson,
     /// End tokens of generation_config.json, or else of config.json.
@@ -50,15 +50,23 @@ impl Tokenizer {
         let bytes = json::read(&path, json::TOKENIZER_BYTES_MAX)?.ok_or_else(|| TokenizerError::NoTokenizerJson {
             folder: folder.to_path_buf(),
         })?;
-        let kind = json::parse::<KindJson>(&path, &bytes)?.model.kind;
+        Tokenizer::from_json((&path, &bytes), &Settings::read(folder)?, folder)
+    }
+
+    /// The path of tokenizer.json, for errors, and its content; `folder` is where an export finds the files.
+    pub(super) fn from_json(
+        (path, bytes): (&Path, &[u8]),
+        settings: &Settings,
+        folder: &Path,
+    ) -> Result<Tokenizer, TokenizerError> {
+        let kind = json::parse::<KindJson>(path, bytes)?.model.kind;
         if let Some(found) = kind.filter(|kind| kind != "BPE") {
             return Err(TokenizerError::UnsupportedModel { found });
         }
-        let file: TokenizerJson = json::parse(&path, &bytes)?;
-        let settings = Settings::read(folder)?;
-        let mut tokenizer = build(&file, &settings)?;
+        let file: TokenizerJson = json::parse(path, bytes)?;
+        let mut tokenizer = build(&file, settings)?;
         let mut hasher = Sha256::new();
-        hasher.update(Sha256::digest(&bytes));
+        hasher.update(Sha256::digest(bytes));
         hasher.update(format!(
             "{:?} {:?}",
             tokenizer.special,
@@ -71,7 +79,7 @@ impl Tokenizer {
 }
 
 impl Settings {
-    fn read(folder: &Path) -> Result<Self, TokenizerError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let generation: GenerationJson = json::settings(&folder.join("generation_config.json"))?;
         let end = match generation.eos_token_id {
             Some(end) => Some(end),

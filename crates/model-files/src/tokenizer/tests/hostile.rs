@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::families::{gguf_of_byte_level, gguf_of_sentencepiece};
 use super::{load, strings};
 use crate::gguf::MetadataValue;
+use crate::tokenizer::folder::Settings;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 const TEXT: &str = "Hello wörld 2026 <s>\n\n\t{}▁ 日本 🦀<|end|> don't";
@@ -84,15 +85,36 @@ fn try_out(opened: Result<Tokenizer, TokenizerError>) {
         let ids = tokenizer.encode(TEXT, true).unwrap_or_default();
         tokenizer.decode(&ids, false);
         assert!(ids.iter().all(|id| tokenizer.token_bytes(*id).is_some()));
-        assert!(
-            tokenizer
-                .end_tokens()
-                .iter()
-                .all(|id| tokenizer.token_bytes(*id).is_some())
-        );
-        let folder = tempfile::tempdir().unwrap();
-        tokenizer.write_folder(folder.path(), None).unwrap();
+        let mut end = tokenizer.end_tokens().iter();
+        assert!(end.all(|id| tokenizer.token_bytes(*id).is_some()));
+        tokenizer.tokenizer_json().unwrap();
     }
+}
+
+/// Tries each mutation of `value` as the file `name` of a folder with the other `files`.
+fn try_mutations(files: &[(&str, &Value)], name: &str, value: &Value) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, value) in files {
+        std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    }
+    let mut count = 0;
+    let settings = Settings::read(folder.path()).unwrap();
+    let path = folder.path().join(name);
+    mutate(value, &mut |mutated| {
+        count += 1;
+        let mutated = mutated.to_string();
+        if name == "tokenizer.json" {
+            try_out(Tokenizer::from_json(
+                (&path, mutated.as_bytes()),
+                &settings,
+                folder.path(),
+            ));
+        } else {
+            std::fs::write(&path, mutated).unwrap();
+            try_out(Tokenizer::from_folder(folder.path()));
+        }
+    });
+    count
 }
 
 /// Calls `check` with each copy of `value` in which one value is another or one member is missing.
@@ -154,35 +176,25 @@ fn the_small_files_open_and_say_what_they_say() {
 #[test]
 fn any_other_value_in_the_files_is_a_typed_error_or_works() {
     for byte_level in [false, true] {
-        let mut count = 0;
-        mutate(&small(byte_level), &mut |mutated| {
-            count += 1;
-            try_out(open_json(mutated, &settings()));
-        });
+        let files = [("tokenizer_config.json", &settings())];
+        let count = try_mutations(&files, "tokenizer.json", &small(byte_level));
         assert!(count > 1_000, "{count}");
     }
-    let tokenizer = small(true);
-    mutate(&settings(), &mut |mutated| try_out(open_json(&tokenizer, mutated)));
-    let tokenizer = tokenizer.to_string();
+    let files = [("tokenizer.json", &small(true))];
+    try_mutations(&files, "tokenizer_config.json", &settings());
     for name in ["generation_config.json", "config.json", "special_tokens_map.json"] {
-        mutate(&json!({"eos_token_id": [2], "bos_token": "<s>"}), &mut |mutated| {
-            let mutated = mutated.to_string();
-            try_out(open(&[
-                ("tokenizer.json", tokenizer.as_bytes()),
-                (name, mutated.as_bytes()),
-            ]));
-        });
+        try_mutations(&files, name, &json!({"eos_token_id": [2], "bos_token": "<s>"}));
     }
 }
 
 #[test]
 fn cut_off_files_are_typed_errors() {
     let (tokenizer, config) = (small(true).to_string(), settings().to_string());
-    for end in (0..tokenizer.len()).step_by(7) {
+    for end in (0..tokenizer.len()).step_by(29) {
         let error = open(&[("tokenizer.json", &tokenizer.as_bytes()[..end])]).unwrap_err();
         assert!(matches!(error, TokenizerError::Json { .. }), "{error}");
     }
-    for end in (0..config.len()).step_by(3) {
+    for end in (0..config.len()).step_by(17) {
         let files: [(&str, &[u8]); 2] = [
             ("tokenizer.json", tokenizer.as_bytes()),
             ("tokenizer_config.json", &config.as_bytes()[..end]),
