@@ -67,11 +67,9 @@ impl Tokenizer {
         let mut tokenizer = build(&file, settings)?;
         let mut hasher = Sha256::new();
         hasher.update(Sha256::digest(bytes));
-        hasher.update(format!(
-            "{:?} {:?}",
-            tokenizer.special,
-            tokenizer.encoder.added.tokens()
-        ));
+        let encoder = &tokenizer.encoder;
+        let added = [encoder.added.tokens(), encoder.added_normalized.tokens()];
+        hasher.update(format!("{:?} {added:?}", tokenizer.special));
         tokenizer.content_hash = hasher.finalize().into();
         tokenizer.source = Source::Folder(folder.to_path_buf());
         Ok(tokenizer)
@@ -323,11 +321,12 @@ fn special_tokens(
     for &id in &settings.end {
         end.push(inside("eos_token_id", id)?);
     }
-    let control = texts.iter().zip(kinds).enumerate();
-    let control = control
-        .filter(|(_, (_, kind))| **kind == TokenKind::Control)
-        .filter_map(|(id, (text, _))| Some((TokenId(id as u32), (*text)?)));
-    Ok(SpecialTokens::new((begin, add_begin), end, control))
+    let texts = texts.iter().map(|text| text.unwrap_or_default());
+    Ok(SpecialTokens::new(
+        (begin, add_begin),
+        end,
+        texts.zip(kinds.iter().copied()),
+    ))
 }
 
 /// The bytes of one of [`FILES`], for an export; `None` when the folder lacks it.

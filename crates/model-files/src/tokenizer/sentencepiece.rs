@@ -134,9 +134,18 @@ impl SentencePiece {
         merges.into_iter().map(|(_, pair)| pair).collect()
     }
 
-    /// The ids of the 256 bytes, the unknown token, and the user-defined tokens.
-    pub(super) fn others(&self) -> (Option<&[u32; 256]>, Option<TokenId>, &AddedTokens) {
-        (self.bytes.as_deref(), self.unknown.map(TokenId), &self.user_defined)
+    /// The tokens of the 256 bytes.
+    pub(super) fn bytes(&self) -> Option<&[u32; 256]> {
+        self.bytes.as_deref()
+    }
+
+    /// The token for characters that are no token.
+    pub(super) fn unknown(&self) -> Option<TokenId> {
+        self.unknown.map(TokenId)
+    }
+
+    pub(super) fn user_defined(&self) -> &[AddedToken] {
+        self.user_defined.tokens()
     }
 
     /// Ids of `text`, of which nothing is replaced yet. `begins_fragment`: a control token or nothing stands before it.

@@ -74,6 +74,25 @@ fn all_end_tokens_of_a_family_are_found_in_its_vocabulary() {
 }
 
 #[test]
+fn an_end_of_turn_that_a_converter_took_for_a_word_still_ends_the_turn() {
+    let file = gguf_of_sentencepiece("sentencepiece-gemma");
+    let key = "tokenizer.ggml.token_type";
+    let (_, kinds) = file.metadata.iter().find(|(name, _)| name == key).unwrap().clone();
+    let MetadataValue::Array(kinds) = kinds else {
+        unreachable!()
+    };
+    let user_defined = |kind| match kind {
+        MetadataValue::I32(3) => MetadataValue::I32(4),
+        other => other,
+    };
+    let kinds = MetadataValue::Array(kinds.into_iter().map(user_defined).collect());
+    let file = file
+        .metadata(key, kinds)
+        .without_metadata("tokenizer.ggml.eos_token_id");
+    assert_eq!(end_texts(&load(&file).unwrap()), ["<end_of_turn>"]);
+}
+
+#[test]
 fn a_folder_names_one_end_token_or_several() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, content: serde_json::Value| {
