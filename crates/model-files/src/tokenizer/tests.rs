@@ -18,10 +18,15 @@ static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
 });
 
 fn load(builder: &GgufBuilder) -> Result<Tokenizer, TokenizerError> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    builder.write(&path).unwrap();
-    Tokenizer::from_gguf(&GgufFile::open(&path).unwrap())
+    thread_local! {
+        // One folder for each thread: the mutation tests load many files.
+        static FOLDER: tempfile::TempDir = tempfile::tempdir().unwrap();
+    }
+    FOLDER.with(|folder| {
+        let path = folder.path().join("tiny.gguf");
+        builder.write(&path).unwrap();
+        Tokenizer::from_gguf(&GgufFile::open(&path).unwrap())
+    })
 }
 
 fn tiny(key: &str, value: MetadataValue) -> Result<Tokenizer, TokenizerError> {
