@@ -2,11 +2,13 @@
 
     python integration-tests/python/make_tokenizers.py [FOLDER] [--real MODEL.gguf]
     python integration-tests/python/make_tokenizers.py --check FOLDER STRINGS IDS
+    python integration-tests/python/make_tokenizers.py --ids MODEL.gguf STRINGS IDS
 
 The first form writes FOLDER (integration-tests/data/tokenizers when it is left out), which the tests of crates/model-files read:
 `strings.json.gz` (the strings, for all families), and for each family `NAME.json.gz` with its vocabulary and `NAME.ids.gz` with one
 line of ids for each string. `--real` adds `smollm2-real.ids.gz`: the ids of the vocabulary in that file (`baton model pull smollm2-135m`).
-The second form loads FOLDER with transformers.AutoTokenizer, as a client does, and compares its ids for STRINGS with IDS.
+The second form loads FOLDER (`baton model export-tokenizer FOLDER` writes one) with transformers.AutoTokenizer, as a client does, and
+compares its ids for STRINGS with IDS. The third form writes into IDS what the sentencepiece library gives for the vocabulary in a GGUF file.
 
 Made with tokenizers 0.23.3, sentencepiece 0.2.3, transformers 5.24.0 and gguf 0.19.0 for Python 3.11. The result is the same each time.
 """
@@ -179,16 +181,19 @@ def train_sentencepiece(style):
             control_symbols=["<start_of_turn>", "<end_of_turn>"],
             user_defined_symbols=["\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁", "<table>", "<unused0>", "the end", "[@BOS@]"],
         )
-    elif style == "llama":
+    elif style in ("llama", "unused"):
         settings.update(vocab_size=1400, byte_fallback=True, add_dummy_prefix=True)
     else:
         settings.update(vocab_size=700, byte_fallback=False, add_dummy_prefix=True, user_defined_symbols=["[INST]", "▁of▁the"])
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(corpus()), model_writer=model, **settings)
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    if style == "gemma":
-        # A few tokens that are given as the two that they came from.
-        for piece in [p for p in proto.pieces if p.type == 1 and len(p.piece) > 3][::40]:
+    # A few tokens that are given as the two that they came from. In one vocabulary some of them can come from two pairs.
+    texts = {piece.piece for piece in proto.pieces if piece.type in (1, 4)}
+    for piece in [p for p in proto.pieces if p.type == 1 and len(p.piece) > 2][::20]:
+        cuts = [(piece.piece[:i], piece.piece[i:]) for i in range(1, len(piece.piece))]
+        pairs = [cut for cut in cuts if all(len(half) == 1 or half in texts for half in cut)]
+        if style == "unused" or (style == "gemma" and len(pairs) == 1):
             piece.type = 5
     return proto
 
@@ -259,6 +264,32 @@ def real_tokenizer(path):
     return tokenizer
 
 
+def sentencepiece_of(path):
+    """The SentencePiece model that a GGUF file was converted from."""
+    from gguf import GGUFReader
+    from sentencepiece import sentencepiece_model_pb2
+
+    fields = GGUFReader(path).fields
+    proto = sentencepiece_model_pb2.ModelProto()
+    names = ("tokens", "scores", "token_type")
+    for text, score, kind in zip(*(fields[f"tokenizer.ggml.{name}"].contents() for name in names)):
+        # llama.cpp's converter writes user-defined tokens with spaces, and with a score of -1000 instead of 0.
+        user_defined = kind == 4
+        proto.pieces.add(piece=text.replace(" ", "▁") if user_defined else text, score=0 if user_defined else score, type=kind)
+    proto.trainer_spec.model_type = 2
+    proto.trainer_spec.byte_fallback = True
+    for kind in ("bos", "eos", "unk"):
+        id = fields[f"tokenizer.ggml.{'unknown' if kind == 'unk' else kind}_token_id"].contents()
+        setattr(proto.trainer_spec, f"{kind}_id", id)
+        setattr(proto.trainer_spec, f"{kind}_piece", proto.pieces[id].piece)
+    proto.trainer_spec.pad_id = -1
+    prefix = fields.get("tokenizer.ggml.add_space_prefix")
+    proto.normalizer_spec.name = "identity"
+    proto.normalizer_spec.add_dummy_prefix = prefix is None or prefix.contents()
+    proto.normalizer_spec.remove_extra_whitespaces = False
+    return proto
+
+
 def write(path, text):
     with open(path, "wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
         file.write(text.encode("utf-8"))
@@ -282,12 +313,12 @@ def make(folder, real):
         tokenizer = train_byte_level(name)
         write(folder / f"{name}.json.gz", tokenizer.to_str())
         write_ids(folder, name, library_ids(tokenizer, strings))
-    for style in ("llama", "gemma", "unknown"):
+    for style in ("llama", "gemma", "unknown", "unused"):
         proto = train_sentencepiece(style)
         pieces = [[piece.piece, piece.score, piece.type] for piece in proto.pieces]
         write(folder / f"sentencepiece-{style}.json.gz", json.dumps(pieces, ensure_ascii=False))
         write_ids(folder, f"sentencepiece-{style}", sentencepiece_ids(proto, strings))
-        for library_style in {"llama": ("prepend", "first", "split"), "gemma": ("gemma",), "unknown": ()}[style]:
+        for library_style in {"llama": ("prepend", "first", "split"), "gemma": ("gemma",)}.get(style, ()):
             tokenizer = library_tokenizer(proto, library_style)
             write(folder / f"metaspace-{library_style}.json.gz", tokenizer.to_str())
             write_ids(folder, f"metaspace-{library_style}", library_ids(tokenizer, strings))
@@ -312,6 +343,12 @@ def check(folder, strings, ids):
 def main(arguments):
     if arguments[:1] == ["--check"]:
         return check(*arguments[1:])
+    if arguments[:1] == ["--ids"]:
+        model, strings, ids = arguments[1:]
+        strings = json.loads(gzip.open(strings, "rt", encoding="utf-8").read())
+        all_ids = sentencepiece_ids(sentencepiece_of(model), strings)
+        write(ids, "".join(" ".join(map(str, ids)) + "\n" for ids in all_ids))
+        return 0
     real = None
     if "--real" in arguments:
         at = arguments.index("--real")

@@ -24,7 +24,7 @@ use parts::PreTokenizer;
 pub(super) const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 
 /// The settings beside tokenizer.json.
-struct Settings {
+pub(super) struct Settings {
     config: SettingsJson,
     map: SettingsJson,
     /// End tokens of generation_config.json, or else of config.json.
@@ -46,30 +46,30 @@ impl Tokenizer {
     /// [`TokenizerError`]: there is no tokenizer.json, a file is too large, damaged or contradicts another, or it asks for
     /// a model, a normalizer, a pre-tokenizer, a decoder or a setting that this build does not know.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
-        Tokenizer::for_rows(folder, VOCAB_MAX)
-    }
-
-    /// As [`Tokenizer::from_folder`], for a model with so many rows of embeddings. Added tokens beyond them, such as the one for
-    /// images that the text models of Gemma 3 name, are not tokens of this model.
-    pub(crate) fn for_rows(folder: &Path, rows: usize) -> Result<Tokenizer, TokenizerError> {
         let path = folder.join(FILES[0]);
         let bytes = json::read(&path, json::TOKENIZER_BYTES_MAX)?.ok_or_else(|| TokenizerError::NoTokenizerJson {
             folder: folder.to_path_buf(),
         })?;
-        let kind = json::parse::<KindJson>(&path, &bytes)?.model.kind;
+        Tokenizer::from_json((&path, &bytes), &Settings::read(folder)?, folder)
+    }
+
+    /// The path of tokenizer.json, for errors, and its content; `folder` is where an export finds the files.
+    pub(super) fn from_json(
+        (path, bytes): (&Path, &[u8]),
+        settings: &Settings,
+        folder: &Path,
+    ) -> Result<Tokenizer, TokenizerError> {
+        let kind = json::parse::<KindJson>(path, bytes)?.model.kind;
         if let Some(found) = kind.filter(|kind| kind != "BPE") {
             return Err(TokenizerError::UnsupportedModel { found });
         }
-        let file: TokenizerJson = json::parse(&path, &bytes)?;
-        let settings = Settings::read(folder)?;
-        let mut tokenizer = build(&file, &settings, rows)?;
+        let file: TokenizerJson = json::parse(path, bytes)?;
+        let mut tokenizer = build(&file, settings)?;
         let mut hasher = Sha256::new();
-        hasher.update(Sha256::digest(&bytes));
-        hasher.update(format!(
-            "{:?} {:?}",
-            tokenizer.special,
-            tokenizer.encoder.added.tokens()
-        ));
+        hasher.update(Sha256::digest(bytes));
+        let encoder = &tokenizer.encoder;
+        let added = [encoder.added.tokens(), encoder.added_normalized.tokens()];
+        hasher.update(format!("{:?} {added:?}", tokenizer.special));
         tokenizer.content_hash = hasher.finalize().into();
         tokenizer.source = Source::Folder(folder.to_path_buf());
         Ok(tokenizer)
@@ -77,7 +77,7 @@ impl Tokenizer {
 }
 
 impl Settings {
-    fn read(folder: &Path) -> Result<Self, TokenizerError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let generation: GenerationJson = json::settings(&folder.join("generation_config.json"))?;
         let end = match generation.eos_token_id {
             Some(end) => Some(end),
@@ -110,10 +110,9 @@ impl Settings {
     }
 }
 
-fn build(file: &TokenizerJson, settings: &Settings, rows: usize) -> Result<Tokenizer, TokenizerError> {
+fn build(file: &TokenizerJson, settings: &Settings) -> Result<Tokenizer, TokenizerError> {
     let model = &file.model;
-    let mut added = added_tokens(file, settings)?;
-    added.retain(|id, _| (*id as usize) < rows);
+    let added = added_tokens(file, settings)?;
     let texts = texts_by_id(model, &added)?;
     let normalizer = parts::normalizer(&file.normalizer)?;
     let PreTokenizer {
@@ -322,11 +321,12 @@ fn special_tokens(
     for &id in &settings.end {
         end.push(inside("eos_token_id", id)?);
     }
-    let control = texts.iter().zip(kinds).enumerate();
-    let control = control
-        .filter(|(_, (_, kind))| **kind == TokenKind::Control)
-        .filter_map(|(id, (text, _))| Some((TokenId(id as u32), (*text)?)));
-    Ok(SpecialTokens::new((begin, add_begin), end, control))
+    let texts = texts.iter().map(|text| text.unwrap_or_default());
+    Ok(SpecialTokens::new(
+        (begin, add_begin),
+        end,
+        texts.zip(kinds.iter().copied()),
+    ))
 }
 
 /// The bytes of one of [`FILES`], for an export; `None` when the folder lacks it.
