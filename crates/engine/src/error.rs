@@ -54,8 +54,6 @@ pub enum EngineError {
     /// The caller's bug: at most one step is under way.
     #[error("a step was submitted before the last one had completed; it was not run")]
     StillRunning,
-    #[error("the model has fused matrices, which this engine does not split yet; choose another model")]
-    FusedMatrices,
     #[error("the model file cannot be read: {0}")]
     ModelFile(#[from] GgufError),
     /// The file is sound, but this engine has no code for it.

@@ -1,6 +1,8 @@
 //! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
 mod gguf;
+mod gguf_keys;
+mod gguf_rope;
 mod tensors;
 
 use serde::Serialize;
@@ -14,7 +16,8 @@ use crate::model::Files;
 const LAYERS_MAX: u32 = 512;
 const HIDDEN_MAX: u32 = 65_536;
 const HEADS_MAX: u32 = 1_024;
-const HEAD_DIM_MAX: usize = 512;
+/// The largest head size of any model that is opened.
+pub const HEAD_DIM_MAX: usize = 512;
 const FFN_MAX: u32 = 1 << 20;
 const VOCAB_MAX: u32 = 1 << 20;
 const CONTEXT_MAX: u32 = 1 << 24;
@@ -80,7 +83,7 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_context: u32,
     },
-    /// Each pair's angle is divided by its own factor. `dims / 2` factors. Turned heads are multiplied by `magnitude`.
+    /// Each pair's angle is divided by its own factor. `dims / 2` factors. Turned values are multiplied by `magnitude`.
     Factors {
         factors: Vec<f32>,
         magnitude: f32,

@@ -3,6 +3,7 @@
 //! Source of the layout: the page gguf.md of ggml's documentation, versions 2 and 3, little endian. The file is untrusted
 //! input.
 
+mod dequantise;
 mod error;
 mod metadata;
 mod reader;
@@ -17,6 +18,7 @@ use std::sync::OnceLock;
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
+pub use dequantise::{dequantise_row, k_scale};
 pub use error::GgufError;
 pub use metadata::MetadataValue;
 pub(crate) use metadata::optional;

@@ -1,10 +1,14 @@
 //! Builders of small GGUF files, sound or broken, and the path of the real model; for tests only.
 
+mod golden_models;
+
 use std::path::{Path, PathBuf};
 
 use crate::arch::{Architecture, GateUp, Linear, Projections, SUPPORTED, in_layer};
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
+
+pub use golden_models::{GoldenModel, golden_models};
 
 /// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.
 ///
@@ -217,6 +221,8 @@ pub struct TinyModel {
     pub architecture: &'static Architecture,
     pub seed: u64,
     pub layer_count: usize,
+    /// `None`: `head_count * head_dim`.
+    pub hidden_size: Option<usize>,
     pub head_count: usize,
     pub kv_head_count: usize,
     pub head_dim: usize,
@@ -224,7 +230,12 @@ pub struct TinyModel {
     pub context_length: usize,
     /// Type of every matrix; norms are F32 always.
     pub matrix_kind: GgmlType,
+    /// Types of the matrices whose names end like this, instead of `matrix_kind`.
+    pub other_kinds: &'static [(&'static str, GgmlType)],
     pub tied_embeddings: bool,
+    /// About what weights of the norms before attention and before the head are. A larger gain makes attention and the
+    /// distribution of the next token less even.
+    pub gain: f32,
 }
 
 impl Default for TinyModel {
@@ -233,13 +244,16 @@ impl Default for TinyModel {
             architecture: SUPPORTED[0],
             seed: 1,
             layer_count: 2,
+            hidden_size: None,
             head_count: 4,
             kv_head_count: 2,
             head_dim: 16,
             ffn_size: 128,
             context_length: 256,
             matrix_kind: GgmlType::Q8_0,
+            other_kinds: &[],
             tied_embeddings: true,
+            gain: 1.0,
         }
     }
 }
@@ -248,69 +262,27 @@ impl Default for TinyModel {
 pub const TINY_VOCAB_SIZE: usize = 3 + 256;
 
 impl TinyModel {
-    /// The model of an architecture's golden outputs, with a tied head or an untied one.
-    pub fn of_golden(architecture: &'static Architecture, tied_embeddings: bool) -> Self {
-        TinyModel {
-            architecture,
-            tied_embeddings,
-            ..TinyModel::default()
-        }
+    fn hidden(&self) -> usize {
+        self.hidden_size.unwrap_or(self.head_count * self.head_dim)
     }
 
     /// A complete model of random weights: config, byte-level tokenizer, chat template and all tensors.
     pub fn build(&self) -> GgufBuilder {
-        let hidden = self.head_count * self.head_dim;
-        let kv = self.kv_head_count * self.head_dim;
-        let mut random = SplitMix(self.seed);
-        let mut file = self.metadata();
-        let mut matrix = |file: GgufBuilder, name: &str, (columns, rows): (usize, usize)| {
-            let bytes = random_weights(&mut random, self.matrix_kind, columns * rows);
-            file.tensor(name, self.matrix_kind, (&[columns as u64, rows as u64], bytes))
+        let mut parts = Parts {
+            file: self.metadata(),
+            model: self,
+            matrices: SplitMix(self.seed),
+            // A stream of its own, so that the matrices of a seed do not depend on which vectors there are.
+            vectors: SplitMix(!self.seed),
         };
-        // A stream of its own, so that the matrices of a seed do not depend on which biases there are.
-        let mut random_vector = SplitMix(!self.seed);
-        let mut vector = |file: GgufBuilder, name: &str, (centre, length): (f32, usize)| {
-            let noise = random_weights(&mut random_vector, GgmlType::F32, length);
-            let shifted = |noise: &[u8; 4]| (centre + f32::from_le_bytes(*noise)).to_le_bytes();
-            let values = noise.as_chunks::<4>().0.iter().flat_map(shifted).collect();
-            file.tensor(name, GgmlType::F32, (&[length as u64], values))
-        };
-        let facts = self.architecture;
-        file = matrix(file, facts.token_embedding, (hidden, TINY_VOCAB_SIZE));
-        file = vector(file, facts.output_norm, (1.0, hidden));
+        let (facts, hidden) = (self.architecture, self.hidden());
+        parts.matrix(facts.token_embedding, (hidden, TINY_VOCAB_SIZE));
+        parts.vector(facts.output_norm, (self.gain, hidden));
         if !self.tied_embeddings {
-            file = matrix(file, facts.output, (hidden, TINY_VOCAB_SIZE));
+            parts.matrix(facts.output, (hidden, TINY_VOCAB_SIZE));
         }
-        for layer in 0..self.layer_count {
-            let name = |tensor| in_layer(layer, tensor);
-            let tensors = &facts.layer;
-            let mut linear = |mut file: GgufBuilder, linear: Linear, (columns, rows)| {
-                if let Some(bias) = linear.bias {
-                    file = vector(file, &name(bias), (0.0, rows));
-                }
-                matrix(file, &name(linear.weight), (columns, rows))
-            };
-            file = match tensors.projections {
-                Projections::Separate { query, key, value } => {
-                    file = linear(file, query, (hidden, hidden));
-                    file = linear(file, key, (hidden, kv));
-                    linear(file, value, (hidden, kv))
-                }
-                Projections::Fused(weight) => linear(file, Linear { weight, bias: None }, (hidden, hidden + 2 * kv)),
-            };
-            file = linear(file, tensors.attention_output, (hidden, hidden));
-            file = vector(file, &name(tensors.attention_norm), (1.0, hidden));
-            file = vector(file, &name(tensors.ffn_norm), (1.0, hidden));
-            file = match tensors.gate_up {
-                GateUp::Separate { gate, up } => {
-                    file = matrix(file, &name(gate), (hidden, self.ffn_size));
-                    matrix(file, &name(up), (hidden, self.ffn_size))
-                }
-                GateUp::Fused(both) => matrix(file, &name(both), (hidden, 2 * self.ffn_size)),
-            };
-            file = matrix(file, &name(tensors.ffn_down), (self.ffn_size, hidden));
-        }
-        file
+        (0..self.layer_count).for_each(|layer| parts.layer(layer));
+        parts.file
     }
 
     fn metadata(&self) -> GgufBuilder {
@@ -326,12 +298,17 @@ impl TinyModel {
         let template = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
                         message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}\
                         {{ '<|im_start|>assistant\n' }}{% endif %}";
-        GgufBuilder::new()
-            .metadata("general.architecture", text(self.architecture.name))
+        let file = match self.hidden_size {
+            None => GgufBuilder::new(),
+            Some(_) => GgufBuilder::new()
+                .metadata(&key("attention.key_length"), number(self.head_dim))
+                .metadata(&key("attention.value_length"), number(self.head_dim)),
+        };
+        file.metadata("general.architecture", text(self.architecture.name))
             .metadata("general.name", text("tiny random model"))
             .metadata(&key("block_count"), number(self.layer_count))
             .metadata(&key("context_length"), number(self.context_length))
-            .metadata(&key("embedding_length"), number(self.head_count * self.head_dim))
+            .metadata(&key("embedding_length"), number(self.hidden()))
             .metadata(&key("feed_forward_length"), number(self.ffn_size))
             .metadata(&key("attention.head_count"), number(self.head_count))
             .metadata(&key("attention.head_count_kv"), number(self.kv_head_count))
@@ -354,6 +331,77 @@ impl TinyModel {
     }
 }
 
+/// A tiny model on its way.
+struct Parts<'a> {
+    file: GgufBuilder,
+    model: &'a TinyModel,
+    matrices: SplitMix,
+    vectors: SplitMix,
+}
+
+impl Parts<'_> {
+    fn add(&mut self, name: &str, kind: GgmlType, content: (&[u64], Vec<u8>)) {
+        self.file = std::mem::take(&mut self.file).tensor(name, kind, content);
+    }
+
+    fn matrix(&mut self, name: &str, (columns, rows): (usize, usize)) {
+        let other = self.model.other_kinds.iter().find(|(end, _)| name.ends_with(end));
+        let kind = other.map_or(self.model.matrix_kind, |(_, kind)| *kind);
+        let bytes = random_weights(&mut self.matrices, kind, columns * rows);
+        self.add(name, kind, (&[columns as u64, rows as u64], bytes));
+    }
+
+    /// Values of about `centre`.
+    fn vector(&mut self, name: &str, (centre, length): (f32, usize)) {
+        let noise = random_weights(&mut self.vectors, GgmlType::F32, length);
+        let shifted = |noise: &[u8; 4]| (centre + f32::from_le_bytes(*noise)).to_le_bytes();
+        let values = noise.as_chunks::<4>().0.iter().flat_map(shifted).collect();
+        self.add(name, GgmlType::F32, (&[length as u64], values));
+    }
+
+    fn linear(&mut self, layer: usize, linear: Linear, (columns, rows): (usize, usize)) {
+        if let Some(bias) = linear.bias {
+            self.vector(&in_layer(layer, bias), (0.0, rows));
+        }
+        self.matrix(&in_layer(layer, linear.weight), (columns, rows));
+    }
+
+    fn layer(&mut self, layer: usize) {
+        let (model, tensors) = (self.model, &self.model.architecture.layer);
+        let (hidden, ffn, head_dim) = (model.hidden(), model.ffn_size, model.head_dim);
+        let (query, kv) = (model.head_count * head_dim, model.kv_head_count * head_dim);
+        let name = |tensor| in_layer(layer, tensor);
+        match tensors.projections {
+            Projections::Separate { query: q, key, value } => {
+                self.linear(layer, q, (hidden, query));
+                self.linear(layer, key, (hidden, kv));
+                self.linear(layer, value, (hidden, kv));
+            }
+            Projections::Fused(all) => self.matrix(&name(all), (hidden, query + 2 * kv)),
+        }
+        self.linear(layer, tensors.attention_output, (query, hidden));
+        self.vector(&name(tensors.attention_norm), (model.gain, hidden));
+        self.vector(&name(tensors.ffn_norm), (1.0, hidden));
+        match tensors.gate_up {
+            GateUp::Separate { gate, up } => {
+                self.matrix(&name(gate), (hidden, ffn));
+                self.matrix(&name(up), (hidden, ffn));
+            }
+            GateUp::Fused(both) => self.matrix(&name(both), (hidden, 2 * ffn)),
+        }
+        self.matrix(&name(tensors.ffn_down), (ffn, hidden));
+        for norm in [tensors.query_norm, tensors.key_norm].into_iter().flatten() {
+            self.vector(&name(norm), (1.0, head_dim));
+        }
+        for norm in [tensors.post_attention_norm, tensors.post_ffn_norm]
+            .into_iter()
+            .flatten()
+        {
+            self.vector(&name(norm), (1.0, hidden));
+        }
+    }
+}
+
 /// Sebastiano Vigna's splitmix64: enough for weights that are only meant to differ.
 struct SplitMix(u64);
 
@@ -366,12 +414,33 @@ impl SplitMix {
     }
 }
 
-/// Random weights of about +-0.1 in the file format of `kind`.
+/// The bytes of that many random weights, as tiny models have them.
+pub fn random_weights_of(kind: GgmlType, elements: usize) -> Vec<u8> {
+    random_weights(&mut SplitMix(1), kind, elements)
+}
+
+/// Random weights of about +-0.1 in the file format of `kind`: blocks of constant scales, then random numbers.
 fn random_weights(random: &mut SplitMix, kind: GgmlType, elements: usize) -> Vec<u8> {
-    /// f16 bits of 2^-7 and of -7.5 * 2^-7: nibbles 0..15 become values centred on zero.
-    const Q4_1_SCALE_AND_MINIMUM: [u8; 4] = [0x00, 0x20, 0x80, 0xAB];
-    /// f16 bits of 2^-10.
-    const Q8_0_SCALE: [u8; 2] = [0x00, 0x14];
+    // f16 bits of the scales; where the numbers have no sign, also of a minimum that centres the weights on zero.
+    let (before, after): (&[u8], &[u8]) = match kind {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => (&[], &[]),
+        // 2^-7.
+        GgmlType::Q4_0 => (&[0x00, 0x20], &[]),
+        // 2^-7 and -7.5 * 2^-7.
+        GgmlType::Q4_1 => (&[0x00, 0x20, 0x80, 0xAB], &[]),
+        // 2^-8.
+        GgmlType::Q5_0 => (&[0x00, 0x1C], &[]),
+        // 2^-8 and -15.5 * 2^-8.
+        GgmlType::Q5_1 => (&[0x00, 0x1C, 0xC0, 0xAB], &[]),
+        // 2^-10.
+        GgmlType::Q8_0 => (&[0x00, 0x14], &[]),
+        // 2^-13 and 7.5 * 2^-13, each of which a 6-bit number multiplies.
+        GgmlType::Q4_K => (&[0x00, 0x08, 0x80, 0x13], &[]),
+        // 2^-14 and 15.5 * 2^-14.
+        GgmlType::Q5_K => (&[0x00, 0x04, 0xC0, 0x13], &[]),
+        // 2^-14, which a signed byte multiplies.
+        GgmlType::Q6_K => (&[], &[0x00, 0x04]),
+    };
     let mut out = Vec::with_capacity(elements / kind.block_elements() * kind.block_bytes());
     for _ in 0..elements / kind.block_elements() {
         match kind {
@@ -382,13 +451,18 @@ fn random_weights(random: &mut SplitMix, kind: GgmlType, elements: usize) -> Vec
                 let exponent = 8 + (bits >> 20) as u16 % 4;
                 out.extend(((bits as u16 & 0x83FF) | (exponent << 10)).to_le_bytes());
             }
-            GgmlType::Q4_1 => {
-                out.extend(Q4_1_SCALE_AND_MINIMUM);
-                out.extend((0..2).flat_map(|_| random.next().to_le_bytes()));
+            // The same exponents, which are 120..=123 here.
+            GgmlType::BF16 => {
+                let bits = random.next();
+                let exponent = 120 + (bits >> 20) as u16 % 4;
+                out.extend(((bits as u16 & 0x807F) | (exponent << 7)).to_le_bytes());
             }
-            GgmlType::Q8_0 => {
-                out.extend(Q8_0_SCALE);
-                out.extend((0..4).flat_map(|_| random.next().to_le_bytes()));
+            _ => {
+                out.extend(before);
+                let numbers = kind.block_bytes() - before.len() - after.len();
+                let words = std::iter::repeat_with(|| random.next().to_le_bytes());
+                out.extend(words.take(numbers.div_ceil(8)).flatten().take(numbers));
+                out.extend(after);
             }
         }
     }

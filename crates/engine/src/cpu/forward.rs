@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use model_files::config::ModelConfig;
+use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
 use super::buffers::{AttentionScratch, Inputs, Shared};
 use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
 use super::plan::{AttentionItem, Row, StepLayout};
 use super::pool::Pool;
-use super::rope::RopeTable;
+use super::rope::LayerRopes;
 use super::weights::{Matrix, Weights};
 use crate::kv_geometry::TILE_TOKENS;
 use crate::{EngineLimits, KvDtype, KvGeometry, Numerics};
@@ -34,8 +34,10 @@ pub(crate) struct Scratch {
     pub(super) hidden: Shared<f32>,
     /// `[row][queries, keys, values]`.
     pub(super) qkv: Shared<f32>,
-    /// `[row][hidden]`: the result of attention.
+    /// `[row][queries]`: the result of attention.
     pub(super) attention: Shared<f32>,
+    /// `[row][hidden]`: what is normed before it is added to the residual stream, in models that have such norms.
+    pub(super) branch: Shared<f32>,
     /// `[row][ffn]`.
     pub(super) ffn: Shared<f32>,
     inputs: Inputs,
@@ -51,21 +53,29 @@ pub(crate) struct ThreadScratch {
     /// The product for which `inputs` were prepared. Only its own thread uses it.
     prepared: AtomicU64,
     pub(super) attention: AttentionScratch,
+    /// `[hidden]`: a normed row of `branch`.
+    pub(super) normed: Shared<f32>,
 }
 
 impl Scratch {
     pub(crate) fn new(config: &ModelConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
         let rows = limits.max_batch_tokens as usize;
-        let columns = config.hidden_size.max(config.ffn_size);
+        let (query, hidden) = (config.query_size(), config.hidden_size);
+        let columns = hidden.max(config.ffn_size).max(query);
+        let layer = &config.architecture.layer;
+        let has_branch = layer.post_attention_norm.is_some() || layer.post_ffn_norm.is_some();
+        let branch = if has_branch { hidden } else { 0 };
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
             attention: AttentionScratch::new(config),
+            normed: Shared::new(branch),
         };
         Self {
-            hidden: Shared::new(rows * config.hidden_size),
-            qkv: Shared::new(rows * (config.hidden_size + 2 * config.kv_size())),
-            attention: Shared::new(rows * config.hidden_size),
+            hidden: Shared::new(rows * hidden),
+            qkv: Shared::new(rows * (query + 2 * config.kv_size())),
+            attention: Shared::new(rows * query),
+            branch: Shared::new(rows * branch),
             ffn: Shared::new(rows * config.ffn_size),
             inputs: Inputs::new(rows, columns, numerics),
             logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),
@@ -80,7 +90,7 @@ pub(crate) struct Step<'a> {
     pub config: &'a ModelConfig,
     pub kernels: &'a Kernels,
     pub weights: &'a Weights,
-    pub rope: &'a RopeTable,
+    pub ropes: &'a LayerRopes,
     pub plan: &'a StepLayout,
     pub scratch: &'a Scratch,
     pub geometry: KvGeometry,
@@ -119,7 +129,7 @@ pub(super) struct Place {
 
 impl Step<'_> {
     pub(super) fn qkv_columns(&self) -> usize {
-        self.config.hidden_size + 2 * self.config.kv_size()
+        self.config.query_size() + 2 * self.config.kv_size()
     }
 
     /// Rows of a chunk attend to each other, so all their keys and values must be stored first.
@@ -141,7 +151,7 @@ impl Step<'_> {
         });
     }
 
-    /// Applies RoPE to a KV head's key and to its query heads, and stores key and value.
+    /// Norms a KV head's key and its query heads, in models that have such norms, turns them by RoPE, and stores key and value.
     ///
     /// # Safety
     /// Nobody else uses these heads of this row, nor its place in the KV memory, meanwhile.
@@ -151,7 +161,7 @@ impl Step<'_> {
         let group = config.head_count / config.kv_head_count;
         let start = row * self.qkv_columns();
         let queries = start + kv_head * group * head_dim;
-        let key = start + config.hidden_size + kv_head * head_dim;
+        let key = start + config.query_size() + kv_head * head_dim;
         let value = key + config.kv_size();
         // SAFETY: the caller has these heads for itself.
         let (queries, key, value) = unsafe {
@@ -162,10 +172,13 @@ impl Step<'_> {
                 qkv.read(value..value + head_dim),
             )
         };
+        let (weights, rope) = (&self.weights.layers[layer], self.ropes.of(layer));
         for head in queries.chunks_exact_mut(head_dim) {
-            self.rope.turn(position as usize, head);
+            self.norm_head(head, weights.query_norm.as_deref());
+            rope.turn(position as usize, head);
         }
-        self.rope.turn(position as usize, key);
+        self.norm_head(key, weights.key_norm.as_deref());
+        rope.turn(position as usize, key);
         let tile = (position / TILE_TOKENS) as usize;
         let slot = (position % TILE_TOKENS) as usize * self.geometry.row_bytes();
         let keys = self.keys_of(sequence as usize, tile, (layer, kv_head)) as *mut u8;
@@ -173,6 +186,15 @@ impl Step<'_> {
         unsafe {
             store_row(keys.add(slot), self.geometry.dtype, key);
             store_row(keys.add(self.values_offset() + slot), self.geometry.dtype, value);
+        }
+    }
+
+    fn norm_head(&self, head: &mut [f32], weight: Option<&[f32]>) {
+        if let Some(weight) = weight {
+            let mut copy = [0.0; HEAD_DIM_MAX];
+            let copy = &mut copy[..head.len()];
+            copy.copy_from_slice(head);
+            (self.kernels.rms_norm)(copy, weight, self.config.rms_epsilon, head);
         }
     }
 

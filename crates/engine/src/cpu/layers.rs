@@ -1,6 +1,9 @@
 //! One step of the transformer, phase by phase; each phase is a set of tiles.
 //!
-//! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down.
+//! Phases of a layer: q, k, v; store keys and values; attention; output; gate and up; down. Where a model norms what attention
+//! or the feed-forward part adds to the residual stream, that is one more phase after output, or after down.
+
+use model_files::arch::{Activation, EmbeddingScale};
 
 use super::attention;
 use super::buffers::Shared;
@@ -13,18 +16,26 @@ use crate::LogitsSink;
 impl Step<'_> {
     pub(crate) fn run(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
         let (rows, hidden) = (self.plan.rows.len(), self.config.hidden_size);
+        let scale = match self.config.architecture.embedding_scale {
+            EmbeddingScale::One => None,
+            EmbeddingScale::SqrtHidden => Some((hidden as f32).sqrt()),
+        };
         pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
             for row in tile_rows(tile, rows) {
                 // SAFETY: each row is written by one tile.
                 let out = unsafe { self.scratch.hidden.write(row * hidden..(row + 1) * hidden) };
                 self.weights.embed(self.plan.rows[row].token as usize, out);
+                if let Some(scale) = scale {
+                    out.iter_mut().for_each(|value| *value *= scale);
+                }
             }
         });
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.project(pool, layer);
             self.store_chunks(pool, index);
             attention::run(self, pool, index);
-            self.add_product(pool, &self.scratch.attention, &layer.attention_output);
+            let post_norm = layer.post_attention_norm.as_deref();
+            self.add_product(pool, (&self.scratch.attention, &layer.attention_output), post_norm);
             self.feed_forward(pool, layer);
         }
         self.logits(pool, sink);
@@ -38,7 +49,7 @@ impl Step<'_> {
     }
 
     fn project(&self, pool: &mut Pool, layer: &Layer) {
-        let (hidden, kv, stride) = (self.config.hidden_size, self.config.kv_size(), self.qkv_columns());
+        let (query, kv, stride) = (self.config.query_size(), self.config.kv_size(), self.qkv_columns());
         self.multiply(
             pool,
             &Product {
@@ -47,7 +58,7 @@ impl Step<'_> {
                 fill: &|row, out| self.normed(row, &layer.attention_norm, out),
                 group: 1,
                 write: &|place, outputs| {
-                    let column = [0, hidden, hidden + kv][place.matrix] + place.column;
+                    let column = [0, query, query + kv][place.matrix] + place.column;
                     for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
                         let start = row * stride + column;
                         // SAFETY: each (row, panel) is written by one tile.
@@ -58,8 +69,9 @@ impl Step<'_> {
         );
     }
 
-    /// Multiplies the rows of a buffer that an earlier phase wrote, and adds the results to the residual stream.
-    fn add_product(&self, pool: &mut Pool, from: &Shared<f32>, matrix: &Matrix) {
+    /// Multiplies the rows of a buffer that an earlier phase wrote, and adds the results to the residual stream, normed if the
+    /// model norms them.
+    fn add_product(&self, pool: &mut Pool, (from, matrix): (&Shared<f32>, &Matrix), post_norm: Option<&[f32]>) {
         let columns = matrix.columns;
         self.multiply(
             pool,
@@ -71,9 +83,45 @@ impl Step<'_> {
                     out.copy_from_slice(unsafe { from.read(row * columns..(row + 1) * columns) });
                 },
                 group: 1,
-                write: &|place, outputs| self.add_to_hidden(place, &outputs[0]),
+                write: &|place, outputs| match post_norm {
+                    None => self.add_to_hidden(place, &outputs[0]),
+                    Some(_) => self.copy_to_branch(place, &outputs[0]),
+                },
             },
         );
+        if let Some(weight) = post_norm {
+            self.add_normed_branch(pool, weight);
+        }
+    }
+
+    fn copy_to_branch(&self, place: Place, outputs: &Outputs) {
+        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
+            let start = row * self.config.hidden_size + place.column;
+            // SAFETY: each (row, panel) is written by one tile, and nothing reads the branch in this phase.
+            unsafe { self.scratch.branch.write(start..start + LANES) }.copy_from_slice(lanes);
+        }
+    }
+
+    fn add_normed_branch(&self, pool: &mut Pool, weight: &[f32]) {
+        let (rows, length) = (self.plan.rows.len(), self.config.hidden_size);
+        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, thread| {
+            // SAFETY: this memory belongs to this thread alone.
+            let normed = unsafe { self.scratch.threads[thread].normed.write(0..length) };
+            for row in tile_rows(tile, rows) {
+                let cells = row * length..(row + 1) * length;
+                // SAFETY: the phase that wrote the branch is over, and each row of the stream is written by one tile.
+                let (branch, hidden) = unsafe {
+                    (
+                        self.scratch.branch.read(cells.clone()),
+                        self.scratch.hidden.write(cells),
+                    )
+                };
+                (self.kernels.rms_norm)(branch, weight, self.config.rms_epsilon, normed);
+                for (hidden, normed) in hidden.iter_mut().zip(normed.iter()) {
+                    *hidden += normed;
+                }
+            }
+        });
     }
 
     fn add_to_hidden(&self, place: Place, outputs: &Outputs) {
@@ -89,6 +137,10 @@ impl Step<'_> {
 
     fn feed_forward(&self, pool: &mut Pool, layer: &Layer) {
         let ffn = self.config.ffn_size;
+        let gate_kernel = match self.config.architecture.activation {
+            Activation::Silu => self.kernels.gate_silu,
+            Activation::GeluTanh => self.kernels.gate_gelu,
+        };
         self.multiply(
             pool,
             &Product {
@@ -101,7 +153,7 @@ impl Step<'_> {
                         unreachable!("a group of two panels")
                     };
                     for (index, (gate, up)) in gates.iter_mut().zip(ups).enumerate().take(place.rows) {
-                        (self.kernels.gate)(gate, up);
+                        gate_kernel(gate, up);
                         let start = (place.first_row + index) * ffn + place.column;
                         // SAFETY: each (row, panel) is written by one tile.
                         unsafe { self.scratch.ffn.write(start..start + LANES) }.copy_from_slice(gate);
@@ -109,7 +161,8 @@ impl Step<'_> {
                 },
             },
         );
-        self.add_product(pool, &self.scratch.ffn, &layer.down);
+        let post_norm = layer.post_ffn_norm.as_deref();
+        self.add_product(pool, (&self.scratch.ffn, &layer.down), post_norm);
     }
 
     fn logits(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {
@@ -124,7 +177,10 @@ impl Step<'_> {
                     fill: &|row, out| self.normed(wanted[row].row as usize, &self.weights.output_norm, out),
                     group: 1,
                     write: &|place, outputs| {
-                        for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
+                        for (row, lanes) in (place.first_row..).zip(&mut outputs[0][..place.rows]) {
+                            if let Some(cap) = self.config.logit_softcap {
+                                (self.kernels.softcap)(lanes, cap);
+                            }
                             let start = row * stride + place.column;
                             // SAFETY: each (row, panel) is written by one tile.
                             unsafe { self.scratch.logits.write(start..start + LANES) }.copy_from_slice(lanes);

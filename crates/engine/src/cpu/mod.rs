@@ -1,6 +1,6 @@
 //! The CPU engine: opening a model, and the [`HostEngine`] contract around [`forward::Step`].
 //!
-//! `weights` packs the file, `kernels` multiply, `layers` runs the phases of a step, `pool` divides the work between threads.
+//! `weights` and `panels` pack the file, `kernels` multiply, `layers` runs the phases of a step, `pool` divides the work between threads.
 
 mod attention;
 mod buffers;
@@ -9,6 +9,7 @@ mod kept;
 mod kernels;
 mod layers;
 mod packing;
+mod panels;
 mod plan;
 mod pool;
 mod rope;
@@ -88,7 +89,7 @@ pub struct CpuEngine {
     limits: EngineLimits,
     kernels: kernels::Kernels,
     weights: Arc<weights::Weights>,
-    rope: rope::RopeTable,
+    ropes: rope::LayerRopes,
     kv: Arc<KvMemory>,
     claim: StepClaim,
     plan: plan::StepLayout,
@@ -182,11 +183,7 @@ pub fn open_cpu_engine_with(
         limits: options.limits,
         kernels,
         weights,
-        rope: rope::RopeTable::new(
-            config.context_length,
-            config.head_dim,
-            (config.rope.pairs, config.rope.base),
-        ),
+        ropes: rope::LayerRopes::new(&config),
         claim: StepClaim::new(kv.clone()),
         kv,
         plan: plan::StepLayout::with_capacity(options.limits, context_blocks),
@@ -257,7 +254,7 @@ impl HostEngine for CpuEngine {
             config: &self.config,
             kernels: &self.kernels,
             weights: &self.weights,
-            rope: &self.rope,
+            ropes: &self.ropes,
             plan: &self.plan,
             scratch: &self.scratch,
             geometry: self.facts.kv,

@@ -2,7 +2,7 @@
 
 use super::{
     Activation, Architecture, EmbeddingScale, FolderNorms, GateUp, LayerTensors, Linear, Projections, RopePairs,
-    WindowLayers,
+    Unwritten, WindowLayers,
 };
 
 pub(super) const FACTS: Architecture = Architecture {
@@ -15,6 +15,7 @@ pub(super) const FACTS: Architecture = Architecture {
     embedding_scale: EmbeddingScale::One,
     folder_norms: FolderNorms::Whole,
     window_layers: WindowLayers::All,
+    unwritten: Unwritten::NOTHING,
     token_embedding: "token_embd.weight",
     output_norm: "output_norm.weight",
     output: "output.weight",

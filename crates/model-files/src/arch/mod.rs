@@ -4,15 +4,26 @@
 //! that the types below offer. Numbers of one model are in [`crate::config::ModelConfig`]. A model that asks for anything
 //! else is refused there. A family that needs more adds a choice here and the code that reads it.
 
+mod gemma2;
+mod gemma3;
 mod llama;
+mod phi3;
 mod qwen2;
+mod qwen3;
 
 /// Every architecture that this build runs.
-pub const SUPPORTED: &[&Architecture] = &[&llama::FACTS, &qwen2::FACTS];
+pub const SUPPORTED: &[&Architecture] = &[
+    &llama::FACTS,
+    &qwen2::FACTS,
+    &qwen3::FACTS,
+    &gemma2::FACTS,
+    &gemma3::FACTS,
+    &phi3::FACTS,
+];
 
 /// What the loader and the forward pass must know about a family of models. Tensors have their names in GGUF files
 /// everywhere; `folder_names` translates them for Hugging Face folders.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Architecture {
     /// `general.architecture` of a GGUF file, which also stands in front of the family's metadata keys.
     pub name: &'static str,
@@ -27,6 +38,7 @@ pub struct Architecture {
     pub folder_norms: FolderNorms,
     /// The layers that a sliding window holds for, in models that have one.
     pub window_layers: WindowLayers,
+    pub unwritten: Unwritten,
     pub token_embedding: &'static str,
     pub output_norm: &'static str,
     /// A file without this tensor has a tied head: the embedding is the output matrix, too.
@@ -127,6 +139,31 @@ pub enum WindowLayers {
     AllBut {
         every: usize,
     },
+}
+
+/// Numbers of a family's models that GGUF files may leave out. Folders have all of them. The sources are llama.cpp's loader
+/// and the configurations that the models were published with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unwritten {
+    /// Tokens of the window.
+    pub window: Option<u32>,
+    /// The base of RoPE in layers with a window. `None`: that of the other layers.
+    pub window_rope_base: Option<f32>,
+    pub attention_softcap: Option<f32>,
+    pub logit_softcap: Option<f32>,
+    /// The family's model with this many layers multiplies scores by `1 / sqrt(hidden size / heads)`. All others multiply them
+    /// by `1 / sqrt(head size)`.
+    pub layers_scaled_by_hidden: Option<usize>,
+}
+
+impl Unwritten {
+    pub(super) const NOTHING: Unwritten = Unwritten {
+        window: None,
+        window_rope_base: None,
+        attention_softcap: None,
+        logit_softcap: None,
+        layers_scaled_by_hidden: None,
+    };
 }
 
 impl Architecture {

@@ -1,6 +1,6 @@
 //! The tensors that a model's numbers imply: each must be there with its shape, and no other may be.
 
-use super::{ConfigError, ModelConfig};
+use super::{ConfigError, ModelConfig, gguf_rope};
 use crate::arch::{GateUp, Linear, Projections, in_layer};
 use crate::gguf::GgmlType;
 use crate::model::Files;
@@ -13,7 +13,14 @@ struct Expected {
 }
 
 pub(super) fn check(files: &Files, config: &ModelConfig) -> Result<(), ConfigError> {
-    let expected = expected_tensors(config);
+    let mut expected = expected_tensors(config);
+    let factors = [gguf_rope::FACTORS, gguf_rope::SHORT_FACTORS, gguf_rope::LONG_FACTORS];
+    expected.extend(
+        files
+            .tensor_names()
+            .filter(|name| factors.contains(name))
+            .map(|name| vector(name, config.rope.dims / 2)),
+    );
     for tensor in &expected {
         let found = files.tensor(&tensor.name)?;
         let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim as u64).collect();
@@ -44,6 +51,14 @@ pub(super) fn check(files: &Files, config: &ModelConfig) -> Result<(), ConfigErr
     }
 }
 
+fn vector(name: &str, length: usize) -> Expected {
+    Expected {
+        name: name.to_owned(),
+        dims: vec![length],
+        kind: Some(GgmlType::F32),
+    }
+}
+
 fn expected_tensors(config: &ModelConfig) -> Vec<Expected> {
     let (hidden, kv, ffn) = (config.hidden_size, config.kv_size(), config.ffn_size);
     let facts = config.architecture;
@@ -51,11 +66,6 @@ fn expected_tensors(config: &ModelConfig) -> Vec<Expected> {
         name: name.to_owned(),
         dims: vec![columns, rows],
         kind: None,
-    };
-    let vector = |name: &str, length| Expected {
-        name: name.to_owned(),
-        dims: vec![length],
-        kind: Some(GgmlType::F32),
     };
     let mut expected = vec![
         matrix(facts.token_embedding, hidden, config.vocab_size),

@@ -54,19 +54,22 @@ fn real_model() {
 
 #[test]
 fn tiny_models_of_every_type_load() {
-    for matrix_kind in [GgmlType::F32, GgmlType::F16, GgmlType::Q4_1, GgmlType::Q8_0] {
+    for matrix_kind in GgmlType::ALL {
         for tied_embeddings in [true, false] {
             let config = load(
                 &TinyModel {
                     matrix_kind,
                     tied_embeddings,
+                    // Rows of 256 for the types whose blocks are that long.
+                    head_dim: 64,
+                    ffn_size: 256,
                     ..TinyModel::default()
                 }
                 .build(),
             )
             .unwrap();
             assert_eq!(config.tied_embeddings, tied_embeddings);
-            assert_eq!((config.hidden_size, config.kv_size()), (64, 32));
+            assert_eq!((config.hidden_size, config.kv_size()), (256, 128));
         }
     }
 }
@@ -162,11 +165,17 @@ fn a_tokenizer_larger_than_the_embedding_is_refused() {
 fn features_that_change_the_arithmetic_are_refused() {
     let cases = [
         ("llama.rope.scaling.type", MetadataValue::String("yarn".into())),
-        ("llama.rope.scaling.factor", MetadataValue::F32(8.0)),
-        ("llama.rope.dimension_count", MetadataValue::U32(8)),
+        ("llama.rope.scaling.type", MetadataValue::String("longrope".into())),
+        ("llama.rope.scaling.attn_factor", MetadataValue::F32(1.2)),
+        ("llama.rope.dimension_count", MetadataValue::U32(7)),
+        ("llama.rope.dimension_count", MetadataValue::U32(18)),
         ("llama.attention.key_length", MetadataValue::U32(32)),
+        ("llama.attention.key_length_mla", MetadataValue::U32(32)),
+        ("llama.attention.kv_lora_rank", MetadataValue::U32(512)),
+        ("llama.attention.sliding_window_pattern", MetadataValue::U32(4)),
+        ("llama.attention.causal", MetadataValue::Bool(false)),
         ("llama.expert_count", MetadataValue::U32(8)),
-        ("llama.attention.sliding_window", MetadataValue::U32(4096)),
+        ("llama.logit_scale", MetadataValue::F32(0.5)),
     ];
     for (key, value) in cases {
         let error = with(key, value).unwrap_err();
@@ -176,6 +185,119 @@ fn features_that_change_the_arithmetic_are_refused() {
         );
     }
     with("llama.rope.scaling.type", MetadataValue::String("none".into())).unwrap();
+}
+
+#[test]
+fn heads_have_the_size_that_the_file_says() {
+    let tiny = TinyModel {
+        hidden_size: Some(96),
+        head_dim: 48,
+        ..TinyModel::default()
+    };
+    let config = load(&tiny.build()).unwrap();
+    assert_eq!(
+        (config.hidden_size, config.head_dim, config.query_size()),
+        (96, 48, 192)
+    );
+    let half = load(&tiny.build().without_metadata("llama.attention.value_length")).unwrap_err();
+    assert!(matches!(half, ConfigError::UnsupportedFeature { .. }), "{half}");
+}
+
+#[test]
+fn rope_is_read_in_all_its_forms() {
+    let scaling = |builder: &GgufBuilder| load(builder).map(|config| config.rope.scaling);
+    let tiny = || TinyModel::default().build();
+    let factor = |key| tiny().metadata(key, MetadataValue::F32(8.0));
+    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+        assert_eq!(scaling(&factor(key)).unwrap(), RopeScaling::Linear { factor: 8.0 });
+    }
+    let partial = with("llama.rope.dimension_count", MetadataValue::U32(8)).unwrap();
+    assert_eq!((partial.rope.dims, partial.head_dim), (8, 16));
+
+    let numbers = |first: f32| {
+        (0..8)
+            .flat_map(|i| (first + i as f32).to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let expected = |first: f32, magnitude| RopeScaling::Factors {
+        factors: (0..8).map(|i| first + i as f32).collect(),
+        magnitude,
+    };
+    let llama_3 = tiny().tensor("rope_freqs.weight", GgmlType::F32, (&[8], numbers(1.0)));
+    assert_eq!(scaling(&llama_3).unwrap(), expected(1.0, 1.0));
+    let zero = llama_3
+        .clone()
+        .tensor("rope_freqs.weight", GgmlType::F32, (&[8], numbers(0.0)));
+    assert!(matches!(scaling(&zero), Err(ConfigError::OutOfRange { .. })));
+    let short = llama_3
+        .clone()
+        .tensor("rope_freqs.weight", GgmlType::F32, (&[4], numbers(1.0)));
+    assert!(matches!(scaling(&short), Err(ConfigError::WrongShape { .. })));
+    let both = llama_3.metadata("llama.rope.scaling.factor", MetadataValue::F32(2.0));
+    assert!(matches!(scaling(&both), Err(ConfigError::UnsupportedFeature { .. })));
+
+    // The context of the tiny model is 256.
+    for (original, first) in [(128, 5.0), (256, 1.0)] {
+        let long = tiny()
+            .metadata("llama.rope.scaling.type", MetadataValue::String("longrope".into()))
+            .metadata("llama.rope.scaling.attn_factor", MetadataValue::F32(1.25))
+            .metadata(
+                "llama.rope.scaling.original_context_length",
+                MetadataValue::U32(original),
+            )
+            .tensor("rope_factors_short.weight", GgmlType::F32, (&[8], numbers(1.0)))
+            .tensor("rope_factors_long.weight", GgmlType::F32, (&[8], numbers(5.0)));
+        assert_eq!(scaling(&long).unwrap(), expected(first, 1.25));
+    }
+}
+
+#[test]
+fn windows_and_caps_are_read_or_those_of_the_family() {
+    let window = with("llama.attention.sliding_window", MetadataValue::U32(7)).unwrap();
+    assert_eq!((window.window_of(0), window.window_of(1)), (Some(7), Some(7)));
+    let none = with("llama.attention.sliding_window", MetadataValue::U32(0)).unwrap();
+    assert_eq!(none.window, None);
+
+    let of = |name| TinyModel {
+        architecture: Architecture::named(name).unwrap(),
+        ..TinyModel::default()
+    };
+    let gemma2 = load(&of("gemma2").build()).unwrap();
+    assert_eq!((gemma2.window_of(0), gemma2.window_of(1)), (Some(4096), None));
+    assert_eq!(
+        (gemma2.attention_softcap, gemma2.logit_softcap),
+        (Some(50.0), Some(30.0))
+    );
+    assert_eq!(gemma2.window_rope, None);
+
+    let gemma3 = of("gemma3")
+        .build()
+        .metadata("gemma3.attention.sliding_window", MetadataValue::U32(9))
+        .metadata("gemma3.rope.freq_base", MetadataValue::F32(1e6))
+        .metadata("gemma3.rope.scaling.type", MetadataValue::String("linear".into()))
+        .metadata("gemma3.rope.scaling.factor", MetadataValue::F32(8.0));
+    let gemma3 = load(&gemma3).unwrap();
+    assert_eq!((gemma3.window_of(4), gemma3.window_of(5)), (Some(9), None));
+    assert_eq!(gemma3.rope_of(5).scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!((gemma3.rope_of(5).base, gemma3.rope_of(4).base), (1e6, 10_000.0));
+    assert_eq!(gemma3.rope_of(4).scaling, RopeScaling::None);
+}
+
+#[test]
+fn every_architecture_is_read_from_a_model_with_its_tensors() {
+    for architecture in SUPPORTED {
+        let model = TinyModel {
+            architecture,
+            ..TinyModel::default()
+        };
+        let config = load(&model.build()).unwrap();
+        assert_eq!((config.architecture, config.head_dim), (*architecture, 16));
+        let one_less = model.build().without_tensor("blk.1.ffn_norm.weight");
+        assert!(matches!(
+            load(&one_less),
+            Err(ConfigError::Gguf(GgufError::MissingTensor { .. }))
+        ));
+    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::tensors::GgmlType;
+
 /// Why a model file was refused. None is worth a retry with the same file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -52,8 +54,9 @@ pub enum GgufError {
     #[error("general.alignment is {alignment}; it must be a power of two from 8 to 65536; convert the model again")]
     BadAlignment { alignment: u64 },
     #[error(
-        "tensor \"{tensor}\" has type {type_name} (id {type_id}), which this build cannot run; use a model \
-         quantised as F32, F16, Q4_1 or Q8_0"
+        "tensor \"{tensor}\" has type {type_name} (id {type_id}), which this build cannot run; use a file whose tensors \
+         have these types: {}",
+        GgmlType::names()
     )]
     UnsupportedType {
         tensor: String,

@@ -13,26 +13,52 @@ const NAME_BYTES_MAX: u64 = 256;
 /// Most dimensions (gguf.md).
 const DIMS_MAX: u32 = 4;
 
-/// Number formats of weights that the engine can read.
-///
-/// `Q4_1`: 32 elements in 20 bytes (f16 scale, f16 minimum, 16 bytes of nibbles, low nibbles first).
-/// `Q8_0`: 32 elements in 34 bytes (f16 scale, 32 signed bytes).
+/// Number formats of weights that the engine can read. `dequantise.rs` describes the bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(non_camel_case_types, reason = "the names that everybody knows the formats by")]
 pub enum GgmlType {
     F32,
     F16,
+    BF16,
+    Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
     Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
 }
 
 impl GgmlType {
+    pub const ALL: [GgmlType; 11] = [
+        GgmlType::F32,
+        GgmlType::F16,
+        GgmlType::BF16,
+        GgmlType::Q4_0,
+        GgmlType::Q4_1,
+        GgmlType::Q5_0,
+        GgmlType::Q5_1,
+        GgmlType::Q8_0,
+        GgmlType::Q4_K,
+        GgmlType::Q5_K,
+        GgmlType::Q6_K,
+    ];
+
     /// Number in GGUF files, name, elements of a block, bytes of a block.
     const fn facts(self) -> (u32, &'static str, usize, usize) {
         match self {
             GgmlType::F32 => (0, "F32", 1, 4),
             GgmlType::F16 => (1, "F16", 1, 2),
+            GgmlType::BF16 => (30, "BF16", 1, 2),
+            GgmlType::Q4_0 => (2, "Q4_0", 32, 2 + 16),
             GgmlType::Q4_1 => (3, "Q4_1", 32, 2 + 2 + 16),
+            GgmlType::Q5_0 => (6, "Q5_0", 32, 2 + 4 + 16),
+            GgmlType::Q5_1 => (7, "Q5_1", 32, 2 + 2 + 4 + 16),
             GgmlType::Q8_0 => (8, "Q8_0", 32, 2 + 32),
+            GgmlType::Q4_K => (12, "Q4_K", 256, 2 + 2 + 12 + 128),
+            GgmlType::Q5_K => (13, "Q5_K", 256, 2 + 2 + 12 + 32 + 128),
+            GgmlType::Q6_K => (14, "Q6_K", 256, 128 + 64 + 16 + 2),
         }
     }
 
@@ -55,34 +81,39 @@ impl GgmlType {
         self.facts().3
     }
 
-    fn from_id(id: u32) -> Option<GgmlType> {
-        [GgmlType::F32, GgmlType::F16, GgmlType::Q4_1, GgmlType::Q8_0]
-            .into_iter()
-            .find(|kind| kind.id() == id)
+    /// The names of all types, for people.
+    pub(crate) fn names() -> String {
+        GgmlType::ALL.map(GgmlType::name).join(", ")
+    }
+
+    pub(super) fn from_id(id: u32) -> Option<GgmlType> {
+        GgmlType::ALL.into_iter().find(|kind| kind.id() == id)
     }
 }
 
 /// Names of the types we cannot run, so that the message says more than a number (ggml.h).
 fn type_name(id: u32) -> &'static str {
     match id {
-        2 => "Q4_0",
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
         10 => "Q2_K",
         11 => "Q3_K",
-        12 => "Q4_K",
-        13 => "Q5_K",
-        14 => "Q6_K",
         15 => "Q8_K",
-        16..=23 | 29 => "IQ",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        30 => "BF16",
-        34 | 35 => "TQ",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
         39 => "MXFP4",
         _ => "unknown",
     }

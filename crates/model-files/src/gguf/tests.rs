@@ -227,11 +227,18 @@ fn strange_values_are_refused() {
 fn strange_tensors_are_refused_by_name() {
     let tensor = f32_tensor;
     let check = |tensor: BuiltTensor| parse(&one_tensor(tensor)).err().expect("must be refused");
-    let k_quant = check(BuiltTensor {
-        type_id: 12,
+    let i_quant = check(BuiltTensor {
+        type_id: 20,
         ..tensor("w")
     });
-    assert!(matches!(&k_quant, GgufError::UnsupportedType { tensor, type_id: 12, type_name: "Q4_K" } if tensor == "w"));
+    assert!(
+        matches!(&i_quant, GgufError::UnsupportedType { tensor, type_id: 20, type_name: "IQ4_NL" } if tensor == "w")
+    );
+    assert!(
+        GgmlType::ALL
+            .iter()
+            .all(|kind| i_quant.to_string().contains(kind.name()))
+    );
     let zero = check(BuiltTensor {
         dims: vec![8, 0],
         ..tensor("w")

@@ -38,7 +38,9 @@ mod x86 {
             dot_f32,
             rms_norm,
             quantise,
-            gate,
+            gate_silu,
+            gate_gelu,
+            softcap,
             attend,
         })
     }

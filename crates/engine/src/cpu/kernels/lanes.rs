@@ -87,10 +87,36 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
 }
 
 #[inline(always)]
-pub(crate) fn gate<V: Vector>(gate: &mut Lanes, up: &Lanes) {
+pub(crate) fn gate_silu<V: Vector>(gate: &mut Lanes, up: &Lanes) {
     let g = V::load(gate);
     let below = V::splat(1.0).add(V::splat(0.0).sub(g).exp());
     g.div(below).mul(V::load(up)).store(gate);
+}
+
+/// Factors of `g` and of its cube in the exponent of GELU's tanh form: `2 sqrt(2 / pi)`, and 0.044715 times that.
+const GELU_LINEAR: f32 = 1.595_769_1;
+const GELU_CUBIC: f32 = 0.071_354_814;
+
+/// `0.5 g (1 + tanh(z / 2))` is `g / (1 + exp(-z))`.
+#[inline(always)]
+pub(crate) fn gate_gelu<V: Vector>(gate: &mut Lanes, up: &Lanes) {
+    let g = V::load(gate);
+    let slope = g.mul(g).mul(V::splat(GELU_CUBIC)).add(V::splat(GELU_LINEAR));
+    let below = V::splat(1.0).add(V::splat(0.0).sub(slope.mul(g)).exp());
+    g.div(below).mul(V::load(up)).store(gate);
+}
+
+#[inline(always)]
+pub(crate) fn softcap<V: Vector>(values: &mut Lanes, cap: f32) {
+    capped(V::load(values), cap).store(values);
+}
+
+/// `cap * tanh(x / cap)`.
+#[inline(always)]
+fn capped<V: Vector>(x: V, cap: f32) -> V {
+    let half = x.div(V::splat(cap));
+    let below = V::splat(1.0).add(half.add(half).exp());
+    V::splat(1.0).sub(V::splat(2.0).div(below)).mul(V::splat(cap))
 }
 
 /// Input rows that share one pass over an f32 panel: 4 rows x 4 accumulators fill half the AVX-512 registers.
@@ -150,6 +176,12 @@ pub(crate) struct AttendCall<'a> {
     pub head_dim: usize,
     /// The position of row 0.
     pub first_position: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// A row sees this many tokens, itself included. Earlier tiles are not read.
+    pub window: Option<usize>,
     /// Start of the keys of a tile (by index in the sequence) for this layer and head.
     pub keys_of: &'a dyn Fn(usize) -> *const u8,
     /// The distance from a tile's keys to its values, in bytes.
@@ -181,16 +213,20 @@ pub(crate) unsafe fn attend<V: Vector>(call: &AttendCall<'_>, scratch: &mut Atte
     let (head_dim, queries) = (call.head_dim, call.rows * call.group);
     scratch.softmax[..queries].fill((f32::NEG_INFINITY, 0.0));
     scratch.sums[..queries * head_dim].fill(0.0);
-    let scale = 1.0 / (head_dim as f32).sqrt();
     let end = call.first_position + call.rows;
-    for tile in 0..end.div_ceil(TILE) {
+    let first_seen = |row: usize| {
+        call.window
+            .map_or(0, |window| (call.first_position + row + 1).saturating_sub(window))
+    };
+    for tile in first_seen(0) / TILE..end.div_ceil(TILE) {
         // SAFETY: the caller's promise.
         unsafe { load_tile::<V>(call, scratch, tile, (end - tile * TILE).min(TILE)) };
         let keys = scratch.keys[..head_dim * LANES].as_chunks::<LANES>().0;
         let values = &scratch.values[..TILE * head_dim];
         for row in 0..call.rows {
             let visible = (call.first_position + row + 1).saturating_sub(tile * TILE).min(TILE);
-            if visible == 0 {
+            let seen = first_seen(row).saturating_sub(tile * TILE)..visible;
+            if seen.is_empty() {
                 continue;
             }
             for head in 0..call.group {
@@ -201,8 +237,11 @@ pub(crate) unsafe fn attend<V: Vector>(call: &AttendCall<'_>, scratch: &mut Atte
                     std::slice::from_raw_parts(start, head_dim)
                 };
                 let sums = &mut scratch.sums[index * head_dim..][..head_dim];
-                let scores = tile_scores::<V>(query, keys, scale);
-                fold_tile::<V>(scores, values, visible, (&mut scratch.softmax[index], sums));
+                let mut scores = tile_scores::<V>(query, keys, call.scale);
+                if let Some(cap) = call.softcap {
+                    scores = capped(scores, cap);
+                }
+                fold_tile::<V>(scores, values, seen.clone(), (&mut scratch.softmax[index], sums));
             }
         }
     }
@@ -271,11 +310,20 @@ fn tile_scores<V: Vector>(query: &[f32], keys: &[Lanes], scale: f32) -> V {
 /// Chunks of a head's sums that are held in registers together.
 const CHUNKS: usize = 4;
 
-/// One step of the online softmax: adds a tile's scores and values to a query's state.
+/// One step of the online softmax: adds a tile's scores and values to a query's state. The query sees the tokens `seen` of
+/// the tile, at least one.
 #[inline(always)]
-fn fold_tile<V: Vector>(scores: V, values: &[f32], visible: usize, (state, sums): (&mut (f32, f32), &mut [f32])) {
+fn fold_tile<V: Vector>(
+    scores: V,
+    values: &[f32],
+    seen: std::ops::Range<usize>,
+    (state, sums): (&mut (f32, f32), &mut [f32]),
+) {
     let mut scores = scores.array();
-    for score in &mut scores[visible..] {
+    for score in &mut scores[..seen.start] {
+        *score = f32::NEG_INFINITY;
+    }
+    for score in &mut scores[seen.end..] {
         *score = f32::NEG_INFINITY;
     }
     let tile_largest = largest(scores);
@@ -283,10 +331,10 @@ fn fold_tile<V: Vector>(scores: V, values: &[f32], visible: usize, (state, sums)
     let keep = exp(state.0 - largest);
     let weights = V::load(&scores).sub(V::splat(largest)).exp().array();
     *state = (largest, state.1 * keep + tree_sum(weights));
-    let (head_dim, weights) = (sums.len(), &weights[..visible]);
+    let stride = sums.len() / LANES;
     let chunks = sums.as_chunks_mut::<LANES>().0;
-    let values = values.as_chunks::<LANES>().0;
-    let stride = head_dim / LANES;
+    let values = &values.as_chunks::<LANES>().0[seen.start * stride..];
+    let weights = &weights[seen];
     let mut first = 0;
     while first + CHUNKS <= stride {
         fold_chunks::<V, CHUNKS>(&mut chunks[first..], keep, weights, (&values[first..], stride));

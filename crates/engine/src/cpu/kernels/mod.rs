@@ -73,7 +73,11 @@ pub(crate) struct Kernels {
     pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
     pub quantise: fn(&[f32], lanes::QuantisedRow<'_>),
     /// `gate[i] = silu(gate[i]) * up[i]`.
-    pub gate: fn(&mut Lanes, &Lanes),
+    pub gate_silu: fn(&mut Lanes, &Lanes),
+    /// The same with GELU.
+    pub gate_gelu: fn(&mut Lanes, &Lanes),
+    /// `values[i] = cap * tanh(values[i] / cap)`.
+    pub softcap: fn(&mut Lanes, f32),
     pub attend: unsafe fn(&lanes::AttendCall<'_>, &mut lanes::AttendScratch<'_>),
 }
 
@@ -106,13 +110,29 @@ macro_rules! lane_kernels {
             // SAFETY: as above.
             unsafe { inner(x, out) }
         }
-        pub(super) fn gate(gate: &mut Lanes, up: &Lanes) {
+        pub(super) fn gate_silu(gate: &mut Lanes, up: &Lanes) {
             #[target_feature(enable = $features)]
             fn inner(gate: &mut Lanes, up: &Lanes) {
-                lanes::gate::<$vector>(gate, up);
+                lanes::gate_silu::<$vector>(gate, up);
             }
             // SAFETY: as above.
             unsafe { inner(gate, up) }
+        }
+        pub(super) fn gate_gelu(gate: &mut Lanes, up: &Lanes) {
+            #[target_feature(enable = $features)]
+            fn inner(gate: &mut Lanes, up: &Lanes) {
+                lanes::gate_gelu::<$vector>(gate, up);
+            }
+            // SAFETY: as above.
+            unsafe { inner(gate, up) }
+        }
+        pub(super) fn softcap(values: &mut Lanes, cap: f32) {
+            #[target_feature(enable = $features)]
+            fn inner(values: &mut Lanes, cap: f32) {
+                lanes::softcap::<$vector>(values, cap);
+            }
+            // SAFETY: as above.
+            unsafe { inner(values, cap) }
         }
         /// # Safety
         /// That of `lanes::attend`.

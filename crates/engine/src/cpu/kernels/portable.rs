@@ -11,7 +11,9 @@ pub(super) const KERNELS: Kernels = Kernels {
     dot_f32,
     rms_norm: lanes::rms_norm::<Lanes>,
     quantise: lanes::quantise::<Lanes>,
-    gate: lanes::gate::<Lanes>,
+    gate_silu: lanes::gate_silu::<Lanes>,
+    gate_gelu: lanes::gate_gelu::<Lanes>,
+    softcap: lanes::softcap::<Lanes>,
     attend: lanes::attend::<Lanes>,
 };
 
