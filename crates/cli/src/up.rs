@@ -4,8 +4,10 @@ mod log_line;
 mod ready_watch;
 mod report;
 
+use std::io::IsTerminal as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -16,6 +18,7 @@ use crate::local_cluster::{
     ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
     Observer,
 };
+use crate::model::progress::Progress;
 use crate::signals::{Signals, Stop};
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
@@ -35,6 +38,7 @@ Examples:
   baton up --membership etcd --coordinators 2  as on several machines, with an etcd of its own
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
   BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
+  BATON_SHARED_WEIGHTS= baton up             weights in each node, not once for all of them
   BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
 
 #[derive(Debug, Args)]
@@ -130,6 +134,13 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
     options.start_within = Duration::from_secs(args.start_timeout);
     options.observer = observer(terminal, started, args.quiet);
     let settings = options.settings.clone();
+    options.check_memory().with_context(|| {
+        format!(
+            "{} of {} does not fit this machine",
+            args.topology,
+            options.model.display()
+        )
+    })?;
 
     say!("baton up: {} from {}", args.topology, options.model.display());
     let cluster = tokio::select! {
@@ -227,11 +238,26 @@ async fn say_still_waiting(started: Instant) -> std::convert::Infallible {
 
 /// Shows the events of the start, and the processes' own lines behind their names.
 fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
+    // Nodes that share their weights pack them once, so one bar is enough. Without a terminal the node's log has it.
+    let bar = Mutex::new(None::<Progress>);
     Observer::new(move |event| {
         let at = started.elapsed().as_secs_f64();
         match event {
             ClusterEvent::EtcdStarted { address, pid } => say!("{at:6.1} s  etcd: answers on {address}, pid {pid}"),
             ClusterEvent::Started { name, kind, pid } => say!("{at:6.1} s  {name}: started as {kind}, pid {pid}"),
+            ClusterEvent::Packing { .. } if !std::io::stderr().is_terminal() => {}
+            ClusterEvent::Packing {
+                done_bytes,
+                total_bytes,
+                ..
+            } => {
+                let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+                let start = || Progress::start("packing the weights", Some(*total_bytes), false);
+                bar.get_or_insert_with(start).at(*done_bytes);
+                if done_bytes >= total_bytes {
+                    *bar = None;
+                }
+            }
             ClusterEvent::Listening { name, address } => say!("{at:6.1} s  {name}: listens on {address}"),
             ClusterEvent::Waiting { what } => say!("{at:6.1} s  waiting: {what}"),
             ClusterEvent::Ready { name } => say!("{at:6.1} s  {name}: ready"),

@@ -62,7 +62,7 @@ impl Numerics {
         }
     }
 
-    pub(crate) fn kv_dtype(self) -> KvDtype {
+    pub fn kv_dtype(self) -> KvDtype {
         match self {
             Numerics::Int8Blocks => KvDtype::F16,
             Numerics::Exact => KvDtype::F32,

@@ -9,8 +9,8 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use crate::{
-    Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, LoadProgress, ModelFacts, Numerics,
-    SampleError,
+    Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, LoadProgress, MemoryNeed, MemoryRoom,
+    ModelFacts, NotEnoughMemory, Numerics, SampleError, memory_need as need,
 };
 
 type Opener = fn(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>;
@@ -97,6 +97,9 @@ pub enum OpenError {
     Engine(#[from] EngineError),
     #[error("the model file's tokenizer cannot be used: {0}")]
     Tokenizer(#[from] TokenizerError),
+    /// Nothing was loaded.
+    #[error(transparent)]
+    Memory(#[from] NotEnoughMemory),
     #[error("the model cannot be sampled from: {0}")]
     Sampler(#[from] SampleError),
 }
@@ -111,13 +114,61 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
         Some(path) => Some(Model::open(path)?),
         None => None,
     };
-    let tokenizer_hash = match &file {
-        Some(file) => file.tokenizer()?.content_hash(),
-        None => [0; 32],
-    };
-    let engine = options.kind.opener()(file.as_ref(), options)?;
+    check_memory(file.as_ref(), &options)?;
+    let opener = options.kind.opener();
+    let (tokenizer_hash, engine) = std::thread::scope(|scope| {
+        // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
+        let hashes = file.as_ref().map(|file| {
+            scope.spawn(|| file.content_sha256());
+            scope.spawn(|| file.tokenizer().map(|tokenizer| tokenizer.content_hash()))
+        });
+        let engine = opener(file.as_ref(), options);
+        let tokenizer_hash = match hashes.map(|hash| hash.join()) {
+            Some(Ok(hash)) => hash?,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => [0; 32],
+        };
+        Ok::<_, OpenError>((tokenizer_hash, engine?))
+    })?;
     let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
     Ok(OpenedEngine { engine, compatibility })
+}
+
+/// The memory that [`open_engine`] takes, from the model's tensor table and the settings.
+///
+/// # Errors
+/// The model file's fault.
+pub fn memory_need(options: &OpenOptions<'_>) -> Result<MemoryNeed, OpenError> {
+    let file = options.model.map(Model::open).transpose()?;
+    Ok(need_of(file.as_ref(), options)?)
+}
+
+fn need_of(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<MemoryNeed, EngineError> {
+    let (weights, buffers) = match (options.kind, file) {
+        (EngineKind::Cpu, Some(file)) => (
+            crate::cpu::weights_bytes(file, options.numerics)?,
+            need::buffer_bytes(file.config(), options.limits, options.threads),
+        ),
+        _ => (0, 0),
+    };
+    Ok(MemoryNeed {
+        weights,
+        kv: options.kv_bytes,
+        buffers,
+    })
+}
+
+/// Refuses what cannot end well. Weights that are shared, or that an earlier engine has packed, are not counted: they may
+/// be there already.
+fn check_memory(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<(), OpenError> {
+    let mut need = need_of(file, options)?;
+    if !options.kept_weights.is_private_and_empty() {
+        need.weights = 0;
+    }
+    match MemoryRoom::of_this_process() {
+        Some(room) => Ok(need.check(room)?),
+        None => Ok(()),
+    }
 }
 
 /// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).

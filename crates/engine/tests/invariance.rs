@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use common::{Setup, feed, file_of, goldens, open, setup, table};
 use engine::{
     BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineError, EngineLimits, HostEngine, KeptWeights, KernelChoice,
-    KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
+    KvSize, LogitsWanted, NotShared, Numerics, SequenceRows, WeightsFile, open_cpu_engine, open_cpu_engine_with,
 };
 use model_files::arch::Architecture;
 use model_files::gguf::GgmlType;
@@ -433,6 +433,53 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
     assert!(reports.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = reports.last().unwrap();
     assert_eq!(last.done_bytes, last.total_bytes);
+}
+
+#[test]
+fn engines_with_shared_weights_compute_the_same_and_other_weights_stay_private() {
+    let memory = WeightsFile::create().unwrap();
+    let model = TinyModel::default();
+    let path = memory.path();
+    let open = |kept: &KeptWeights, numerics| {
+        let mut matrices = 0;
+        let mut count = |_| matrices += 1;
+        let options = CpuEngineOptions {
+            progress: Some(&mut count),
+            ..options(numerics, 2, KernelChoice::Auto)
+        };
+        let engine = open_cpu_engine_with(kept, &file_of(&model.build()), options).unwrap();
+        (engine, matrices > 0)
+    };
+    let shared = || KeptWeights::default().shared_at(Some(&path));
+    let (mut private, _) = open(&KeptWeights::default(), Numerics::Int8Blocks);
+    let (mut packer, packs) = open(&shared(), Numerics::Int8Blocks);
+    assert!(packs);
+    let user = shared();
+    let (mut other, packs) = open(&user, Numerics::Int8Blocks);
+    assert!(!packs, "the second engine maps what the first one packed");
+    assert!(user.take_not_shared().is_none());
+    let tokens: Vec<TokenId> = (0..40).map(|i| TokenId(i * 7 % 250)).collect();
+    let table: Vec<BlockId> = (0..8).map(BlockId).collect();
+    let logits = [&mut private, &mut packer, &mut other].map(|engine| {
+        let mut all = Vec::new();
+        let rows = SequenceRows {
+            tokens: &tokens,
+            first_position: 0,
+            block_table: &table,
+            logits: LogitsWanted::All,
+        };
+        let mut sink = |_: usize, _: u32, row: &mut [f32]| all.extend(row.iter().map(|value| value.to_bits()));
+        engine.step(&[rows], &mut sink).unwrap();
+        all
+    });
+    assert!(!logits[0].is_empty());
+    assert_eq!(logits[0], logits[1]);
+    assert_eq!(logits[0], logits[2]);
+
+    let exact = shared();
+    let (_, packs) = open(&exact, Numerics::Exact);
+    assert!(packs, "these are other bytes");
+    assert!(matches!(exact.take_not_shared(), Some(NotShared::OtherWeights)));
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod prefix_directory;
 mod ready_means;
 mod same_tokens_as_one_node;
 mod several_coordinators;
+mod shared_weights;
 mod starts_by_hand;
 mod up_behaves;
 mod up_drains;

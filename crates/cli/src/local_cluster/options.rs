@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use engine::WeightsFile;
 use service_runtime::announce::Listening;
 
 use super::membership::LocalMembership;
@@ -14,6 +15,9 @@ use crate::topology::Topology;
 
 /// Loading 98 MB takes a second. A model ten times as large still loads within two minutes.
 const START_WITHIN: Duration = Duration::from_secs(120);
+
+/// The nodes' `shared_weights`.
+const SHARED_WEIGHTS: &str = "BATON_SHARED_WEIGHTS";
 
 #[derive(Clone, Debug)]
 pub struct LocalClusterOptions {
@@ -37,6 +41,8 @@ pub struct LocalClusterOptions {
     pub environment: Vec<(String, String)>,
     /// With it the nodes of this start trust each other with their KV memory.
     pub direct_secret: ClusterSecret,
+    /// Memory for the packed weights of all nodes. `None`: each node has its own.
+    pub weights: Option<Arc<WeightsFile>>,
     /// Each process's stderr is also written to `DIR/NAME.log`.
     pub log_dir: Option<PathBuf>,
     /// From start to ready.
@@ -61,6 +67,8 @@ impl LocalClusterOptions {
             flags_by_name: BTreeMap::new(),
             environment: Vec::new(),
             direct_secret: ClusterSecret::draw(),
+            // Without such memory everything works, with more memory.
+            weights: WeightsFile::create().ok().map(Arc::new),
             log_dir: None,
             start_within: START_WITHIN,
             observer: Observer::default(),
@@ -213,6 +221,12 @@ pub enum ClusterEvent {
         kind: ProcessKind,
         pid: u32,
     },
+    /// It has packed so much of its weights. Not sent when that is quick.
+    Packing {
+        name: String,
+        done_bytes: u64,
+        total_bytes: u64,
+    },
     Listening {
         name: String,
         address: String,
@@ -360,6 +374,27 @@ impl LocalClusterOptions {
         self.spec(kind, name, flags)
     }
 
+    /// The environment that only this kind of process gets.
+    pub(super) fn variables(&self, kind: ProcessKind) -> Vec<(&'static str, OsString)> {
+        let secret = self.direct_secret.variable(kind, &self.environment);
+        let mut all: Vec<_> = secret.map(|(name, value)| (name, value.into())).into_iter().collect();
+        if kind != ProcessKind::Coordinator && !self.is_set(SHARED_WEIGHTS) {
+            let weights = self.weights.as_ref();
+            all.extend(weights.map(|weights| (SHARED_WEIGHTS, weights.path().into())));
+        }
+        all
+    }
+
+    /// Whether the nodes have one copy of the weights.
+    pub(super) fn shares_weights(&self) -> bool {
+        self.weights.is_some() && !self.is_set(SHARED_WEIGHTS)
+    }
+
+    /// Whoever sets a variable, even to nothing, decides.
+    fn is_set(&self, variable: &str) -> bool {
+        self.environment.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
+    }
+
     fn spec(&self, kind: ProcessKind, name: String, flags: Flags) -> ProcessSpec {
         let extra = match kind {
             ProcessKind::Coordinator => &self.coordinator_flags,
@@ -439,6 +474,25 @@ mod tests {
         assert_eq!(variable(ProcessKind::Decode, &off), None, "whoever sets it decides");
         let shown = format!("{ours:?} {:?}", ours.nodes("127.0.0.1:7400"));
         assert!(!shown.contains(&secret), "{shown}");
+    }
+
+    #[test]
+    fn the_nodes_of_a_start_have_one_memory_for_their_weights_unless_somebody_sets_it() {
+        let (ours, others) = (options("1p1d"), options("1p1d"));
+        let of = |options: &LocalClusterOptions, kind| {
+            let variables = options.variables(kind).into_iter();
+            let mut paths = variables.filter(|(name, _)| *name == SHARED_WEIGHTS);
+            paths.next().map(|(_, path)| path)
+        };
+        let path = of(&ours, ProcessKind::Prefill).expect("this system has memory files");
+        assert!(std::fs::File::open(&path).is_ok());
+        assert_eq!(of(&ours, ProcessKind::CoLocated), Some(path.clone()));
+        assert_ne!(of(&others, ProcessKind::Decode), Some(path));
+        assert_eq!(of(&ours, ProcessKind::Coordinator), None);
+        let mut off = ours;
+        off.environment.push((SHARED_WEIGHTS.to_owned(), String::new()));
+        assert_eq!(of(&off, ProcessKind::Decode), None);
+        assert!(!off.shares_weights());
     }
 
     #[test]

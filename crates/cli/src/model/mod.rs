@@ -6,7 +6,7 @@ mod error;
 pub mod inspect;
 mod interrupt;
 pub mod list;
-mod progress;
+pub(crate) mod progress;
 mod pull;
 mod unpack;
 

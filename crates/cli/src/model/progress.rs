@@ -1,4 +1,4 @@
-//! Progress of a download on stderr: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress of a step with bytes on stderr, such as a download: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

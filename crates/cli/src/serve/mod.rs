@@ -1,6 +1,7 @@
 //! The hidden verbs that are the processes themselves. `baton up` starts this binary again with them.
 
 mod node;
+mod packing;
 mod settings;
 
 use std::ffi::OsString;

@@ -10,6 +10,7 @@ use service_runtime::telemetry::{self, Identity};
 use serving_core::node::AssignedRole;
 use thiserror::Error;
 
+use super::packing;
 use super::settings::NodeSettings;
 
 /// Why a node's process ended with a failure, in the words of its role.
@@ -28,7 +29,8 @@ pub enum NodeError {
 /// [`NodeError`].
 pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown) -> Result<(), NodeError> {
     let mut settings = settings?;
-    let kept: (KeptWeights, KeptPort) = Default::default();
+    let watch = packing::watch(settings.decode.name().to_owned());
+    let kept = (KeptWeights::default().watched(watch), KeptPort::default());
     loop {
         let end = match settings.role {
             AssignedRole::Prefill => {
