@@ -1,5 +1,7 @@
 //! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
+pub(crate) mod folder;
+mod folder_rope;
 mod gguf;
 mod gguf_keys;
 mod gguf_rope;
@@ -7,7 +9,8 @@ mod tensors;
 
 use serde::Serialize;
 
-use crate::arch::{Architecture, RopePairs, WindowLayers};
+use crate::arch::{Architecture, RopePairs, WindowLayers, what_it_is};
+use crate::folder::FolderError;
 use crate::gguf::{GgmlType, GgufError};
 use crate::model::Files;
 
@@ -21,6 +24,8 @@ pub const HEAD_DIM_MAX: usize = 512;
 const FFN_MAX: u32 = 1 << 20;
 const VOCAB_MAX: u32 = 1 << 20;
 const CONTEXT_MAX: u32 = 1 << 24;
+/// Gemma 2 has 30 and 50. Below 0.01 everything is one value.
+const SOFTCAPS: (f32, f32) = (0.01, 1e6);
 /// RoPE base of models without the key (the llama paper's value, and llama.cpp's default).
 const ROPE_BASE_DEFAULT: f32 = 10_000.0;
 
@@ -113,8 +118,11 @@ impl Window {
 pub enum ConfigError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(
-        "the model's architecture is \"{found}\"; this build runs these: {}. Choose such a model, for example smollm2-135m",
+        "the model's architecture is \"{found}\"{}; this build runs these: {}. Choose such a model, for example smollm2-135m",
+        what_it_is(found),
         Architecture::names()
     )]
     UnsupportedArchitecture { found: String },
@@ -128,13 +136,21 @@ pub enum ConfigError {
     #[error("the model's numbers contradict each other: {}; the file is damaged or not a plain model of its architecture", .0)]
     Inconsistent(Contradiction),
     #[error(
-        "the metadata key \"{key}\" ({value}) asks for something this build does not compute: {feature}; choose another model"
+        "the metadata key \"{key}\" ({value}) asks for something this build does not compute: {feature}; it runs plain models of \
+         these architectures: {}",
+        Architecture::names()
     )]
     UnsupportedFeature {
         key: String,
         value: String,
         feature: &'static str,
     },
+    #[error(
+        "the folder's weights are quantised by {method}; this build reads folders with F32, F16 and BF16 weights, and GGUF files \
+         with these types: {}",
+        GgmlType::names()
+    )]
+    QuantisedFolder { method: String },
     #[error(
         "the tensor \"{tensor}\" asks for something this build does not compute; choose a plain model of its architecture"
     )]
@@ -164,6 +180,12 @@ pub enum Contradiction {
     HiddenByHeads { hidden: u32, heads: u32 },
     #[error("head size {head_dim} is odd or above {HEAD_DIM_MAX}")]
     HeadDim { head_dim: usize },
+    #[error("there are {types} layer_types for {layers} layers")]
+    LayerTypes { types: usize, layers: usize },
+    #[error("low_freq_factor is not below high_freq_factor")]
+    RopeBands,
+    #[error("there are {factors} RoPE factors for {pairs} pairs")]
+    RopeFactors { factors: usize, pairs: usize },
     #[error("the tokenizer has {tokens} tokens for {rows} embedding rows")]
     TokensBeyondEmbedding { tokens: usize, rows: usize },
 }
@@ -177,6 +199,7 @@ impl ModelConfig {
     pub(crate) fn read(files: &Files) -> Result<ModelConfig, ConfigError> {
         let config = match files {
             Files::Gguf(file) => gguf::read(file)?,
+            Files::Folder(folder, architecture) => folder::read(folder, architecture)?,
         };
         tensors::check(files, &config)?;
         Ok(config)

@@ -7,11 +7,11 @@ mod dequantise;
 mod error;
 mod metadata;
 mod reader;
+mod split;
 mod tensors;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -24,7 +24,9 @@ pub use metadata::MetadataValue;
 pub(crate) use metadata::optional;
 pub use tensors::{GgmlType, Tensor};
 
+use crate::mapped_file;
 use reader::{Reader, What};
+use split::Split;
 use tensors::TensorEntry;
 
 /// Bytes every GGUF file starts with.
@@ -38,48 +40,58 @@ const KEY_COUNT_MAX: u64 = 65_536;
 /// Largest believable number of tensors; the largest real models have a few thousand.
 const TENSOR_COUNT_MAX: u64 = 65_536;
 
-/// An open model file. Everything is checked at [`GgufFile::open`]; later calls only look things up.
-///
-/// The tensors' bytes stay in the file's mapping. Another process that shortens the file while it is mapped makes
-/// the operating system kill this one (SIGBUS); `baton model pull` therefore only ever replaces files by rename.
+/// An open model: one file, or the parts of a split one. Everything is checked at [`GgufFile::open`]; later calls only look
+/// things up.
 pub struct GgufFile {
     path: PathBuf,
+    /// The first one has the metadata.
+    parts: Vec<Part>,
+    /// The part and the position in its table of each tensor.
+    by_name: HashMap<String, (usize, usize)>,
+    sha256: OnceLock<[u8; 32]>,
+}
+
+/// One mapped file.
+struct Part {
     map: Mmap,
     contents: Contents,
-    sha256: OnceLock<[u8; 32]>,
 }
 
 /// The content of the header, apart from the bytes, so that tests can parse plain slices.
 pub(crate) struct Contents {
     pub(crate) metadata: BTreeMap<String, MetadataValue>,
     pub(crate) tensors: Vec<TensorEntry>,
-    by_name: HashMap<String, usize>,
     version: u32,
 }
 
 impl GgufFile {
-    /// Maps `path`, parses the header, the metadata and the tensor table and checks all of it.
+    /// Maps `path`, parses the header, the metadata and the tensor table and checks all of it. Of a split model `path` is the
+    /// first part; the others are opened, too.
     ///
     /// # Errors
-    /// [`GgufError`]: the file cannot be read, is no GGUF, is truncated, or names something this build cannot run.
+    /// [`GgufError`]: a file cannot be read, is no GGUF, is truncated, or names something this build cannot run.
     pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
-        let io = |cause| GgufError::Io {
-            path: path.to_path_buf(),
-            cause,
-        };
-        let file = File::open(path).map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
-            return Err(io(std::io::Error::other("not a regular file")));
+        let first = Part::open(path)?;
+        let mut parts = vec![first];
+        if let Some(split) = Split::of(path, &parts[0].contents)? {
+            for index in 1..split.count {
+                parts.push(split.open_part(index)?);
+            }
+            split.check_tensor_count(parts.iter().map(|part| part.contents.tensors.len()).sum())?;
         }
-        // SAFETY: the mapping is read-only and private to this struct. The one way to invalidate it is another
-        // process shortening the file, which ends this process with SIGBUS and cannot corrupt memory; a writer
-        // changing bytes in place is outside the contract of model files (documented on the type).
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let contents = Contents::parse(&map)?;
+        let mut by_name = HashMap::new();
+        for (part, opened) in parts.iter().enumerate() {
+            for (index, entry) in opened.contents.tensors.iter().enumerate() {
+                if by_name.insert(entry.name.clone(), (part, index)).is_some() {
+                    let tensor = entry.name.clone();
+                    return Err(GgufError::DuplicateTensor { tensor });
+                }
+            }
+        }
         Ok(GgufFile {
             path: path.to_path_buf(),
-            map,
-            contents,
+            parts,
+            by_name,
             sha256: OnceLock::new(),
         })
     }
@@ -89,11 +101,13 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError::MissingTensor`].
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, GgufError> {
-        let entry = self.contents.tensor(name).ok_or_else(|| GgufError::MissingTensor {
+        let &(part, index) = self.by_name.get(name).ok_or_else(|| GgufError::MissingTensor {
             tensor: name.to_owned(),
         })?;
+        let part = &self.parts[part];
+        let entry = &part.contents.tensors[index];
         // The range was checked against the file's length at open, and a mapping does not change length.
-        let bytes = &self.map[entry.start..entry.end];
+        let bytes = &part.map[entry.start..entry.end];
         Ok(Tensor {
             name: &entry.name,
             kind: entry.kind,
@@ -102,38 +116,61 @@ impl GgufFile {
         })
     }
 
-    /// Names of all tensors, in the order of the file's table.
+    /// Names of all tensors, in the order of the files' tables.
     pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
-        self.contents.tensors.iter().map(|entry| entry.name.as_str())
+        let tensors = self.parts.iter().flat_map(|part| &part.contents.tensors);
+        tensors.map(|entry| entry.name.as_str())
     }
 
     /// Value of a metadata key, whatever its type. The typed getters (`u32`, `str`, ...) name key and type on error.
     pub fn metadata(&self, key: &str) -> Option<&MetadataValue> {
-        self.contents.metadata.get(key)
+        self.first().metadata.get(key)
     }
 
     /// All metadata keys in alphabetical order.
     pub(crate) fn metadata_keys(&self) -> impl Iterator<Item = &str> {
-        self.contents.metadata.keys().map(String::as_str)
+        self.first().metadata.keys().map(String::as_str)
     }
 
+    fn first(&self) -> &Contents {
+        &self.parts[0].contents
+    }
+
+    /// The path of the file, or of the first part.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// How many files the model has.
+    pub(crate) fn part_count(&self) -> usize {
+        self.parts.len()
+    }
+
     /// GGUF version of the file: 2 or 3.
     pub fn version(&self) -> u32 {
-        self.contents.version
+        self.first().version
     }
 
-    /// Length of the whole file in bytes.
+    /// Length of all files in bytes.
     pub fn file_bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.parts.iter().map(|part| part.map.len() as u64).sum()
     }
 
-    /// SHA-256 of the whole file. The first call reads every byte; later calls are free.
+    /// SHA-256 of the whole file; of a split one that over the parts in order, each with its length. The first call reads every
+    /// byte; later calls are free.
     pub fn content_sha256(&self) -> [u8; 32] {
-        *self.sha256.get_or_init(|| Sha256::digest(&self.map[..]).into())
+        *self.sha256.get_or_init(|| match &self.parts[..] {
+            [whole] => Sha256::digest(&whole.map[..]).into(),
+            parts => {
+                let mut hasher = Sha256::new();
+                hasher.update(b"baton split gguf 1\0");
+                for part in parts {
+                    hasher.update((part.map.len() as u64).to_le_bytes());
+                    hasher.update(&part.map[..]);
+                }
+                hasher.finalize().into()
+            }
+        })
     }
 
     /// [`GgufFile::content_sha256`] as 64 hex digits.
@@ -148,7 +185,8 @@ impl fmt::Debug for GgufFile {
             .field("path", &self.path)
             .field("version", &self.version())
             .field("file_bytes", &self.file_bytes())
-            .field("tensors", &self.contents.tensors.len())
+            .field("parts", &self.parts.len())
+            .field("tensors", &self.by_name.len())
             .finish_non_exhaustive()
     }
 }
@@ -160,6 +198,17 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|&byte| [digit(byte >> 4), digit(byte)]).collect()
 }
 
+impl Part {
+    fn open(path: &Path) -> Result<Part, GgufError> {
+        let map = mapped_file::map(path).map_err(|cause| GgufError::Io {
+            path: path.to_path_buf(),
+            cause,
+        })?;
+        let contents = Contents::parse(&map)?;
+        Ok(Part { map, contents })
+    }
+}
+
 impl Contents {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Contents, GgufError> {
         let mut reader = Reader::new(bytes);
@@ -169,21 +218,15 @@ impl Contents {
         let metadata = metadata::read_all(&mut reader, key_count)?;
         let alignment = alignment(&metadata)?;
         let tensors = tensors::read_table(&mut reader, tensor_count, alignment)?;
-        let by_name = tensors
-            .iter()
-            .enumerate()
-            .map(|(index, entry)| (entry.name.clone(), index))
-            .collect();
         Ok(Contents {
             metadata,
             tensors,
-            by_name,
             version,
         })
     }
 
-    fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        self.tensors.get(*self.by_name.get(name)?)
+    fn number(&self, key: &str) -> Option<u64> {
+        self.metadata.get(key).and_then(MetadataValue::as_u64)
     }
 }
 
@@ -217,5 +260,7 @@ fn alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, GgufErro
     Ok(found)
 }
 
+#[cfg(test)]
+mod split_tests;
 #[cfg(test)]
 mod tests;

@@ -7,16 +7,19 @@ use serde::Serialize;
 use serving_core::ids::TokenId;
 
 use crate::config::ModelConfig;
-use crate::gguf::{GgufError, optional};
+use crate::folder::Folder;
+use crate::gguf::{GgufError, GgufFile, optional};
 use crate::model::{Files, Model};
 use crate::tokenizer::{SpecialTokens, TokenizerError};
 
-/// A summary of one model file. Serialises to the JSON of `baton model inspect --json`.
+/// A summary of one model. Serialises to the JSON of `baton model inspect --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelInfo {
     pub path: PathBuf,
+    /// The form of the files, such as `GGUF 3`, `GGUF 3 in 4 files` or `safetensors in 2 files`.
+    pub form: String,
+    /// Bytes of all files with weights.
     pub file_bytes: u64,
-    pub gguf_version: u32,
     /// `general.name`, where the file has one.
     pub name: Option<String>,
     pub architecture: String,
@@ -26,6 +29,8 @@ pub struct ModelInfo {
     /// By type name: how many tensors, elements and bytes are in it.
     pub quantization: BTreeMap<&'static str, TypeShare>,
     pub config: ModelConfig,
+    /// Numbers that the KV cache keeps for each token of a sequence. The engine's numerics decide how long each is.
+    pub kv_values_per_token: u64,
     pub tokenizer: Option<String>,
     pub begin_token: Option<TokenId>,
     /// Whether plain prompts get the begin token in front.
@@ -58,33 +63,67 @@ impl ModelInfo {
     /// # Errors
     /// [`ModelInfoError`]: the file is not a model that this build can run.
     pub fn of(model: &Model) -> Result<ModelInfo, ModelInfoError> {
-        let Files::Gguf(file) = model.files();
         let config = model.config().clone();
-        let special = SpecialTokens::from_gguf(file)?;
-        let text = |key| -> Result<Option<String>, GgufError> { Ok(optional(file.str(key))?.map(str::to_owned)) };
         let mut quantization: BTreeMap<&'static str, TypeShare> = BTreeMap::new();
-        for name in file.tensor_names() {
-            let tensor = file.tensor(name)?;
+        for name in model.files().tensor_names() {
+            let tensor = model.tensor(name)?;
             let share = quantization.entry(tensor.kind.name()).or_default();
             share.tensors += 1;
             share.elements += tensor.element_count() as u64;
             share.bytes += tensor.bytes.len() as u64;
         }
-        Ok(ModelInfo {
-            path: file.path().to_path_buf(),
-            file_bytes: file.file_bytes(),
-            gguf_version: file.version(),
-            name: text("general.name")?,
-            architecture: file.str("general.architecture")?.to_owned(),
-            license: text("general.license")?,
+        let info = ModelInfo {
+            path: model.path().to_path_buf(),
+            form: String::new(),
+            file_bytes: 0,
+            name: None,
+            architecture: config.architecture.name.to_owned(),
+            license: None,
             parameter_count: quantization.values().map(|share| share.elements).sum(),
             quantization,
+            kv_values_per_token: 2 * (config.layer_count * config.kv_size()) as u64,
             config,
+            tokenizer: None,
+            begin_token: None,
+            add_begin_token: false,
+            end_tokens: Vec::new(),
+            has_chat_template: false,
+        };
+        match model.files() {
+            Files::Gguf(file) => info.of_gguf(file),
+            Files::Folder(folder, _) => info.of_folder(folder, model),
+        }
+    }
+
+    fn of_gguf(self, file: &GgufFile) -> Result<ModelInfo, ModelInfoError> {
+        let special = SpecialTokens::from_gguf(file)?;
+        let text = |key| -> Result<Option<String>, GgufError> { Ok(optional(file.str(key))?.map(str::to_owned)) };
+        Ok(ModelInfo {
+            form: in_files(format!("GGUF {}", file.version()), file.part_count()),
+            file_bytes: file.file_bytes(),
+            name: text("general.name")?,
+            license: text("general.license")?,
             tokenizer: text("tokenizer.ggml.pre")?,
             begin_token: special.begin,
             add_begin_token: special.add_begin,
             end_tokens: special.end,
             has_chat_template: optional(file.str("tokenizer.chat_template"))?.is_some(),
+            ..self
+        })
+    }
+
+    fn of_folder(self, folder: &Folder, model: &Model) -> Result<ModelInfo, ModelInfoError> {
+        let tokenizer = model.tokenizer()?;
+        let special = tokenizer.special().clone();
+        Ok(ModelInfo {
+            form: in_files("safetensors".to_owned(), folder.weight_files()),
+            file_bytes: folder.weight_bytes(),
+            tokenizer: Some("tokenizer.json".to_owned()),
+            begin_token: special.begin,
+            add_begin_token: special.add_begin,
+            end_tokens: special.end,
+            has_chat_template: model.chat_template().is_ok(),
+            ..self
         })
     }
 
@@ -101,10 +140,18 @@ impl ModelInfo {
     }
 }
 
+fn in_files(form: String, count: usize) -> String {
+    match count {
+        1 => form,
+        count => format!("{form} in {count} files"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_kit::model_path;
+    use crate::gguf::GgmlType;
+    use crate::test_kit::{TinyFolder, TinyModel, model_path};
 
     #[test]
     fn the_real_model() {
@@ -122,5 +169,38 @@ mod tests {
         assert!(info.has_chat_template);
         let json = serde_json::to_value(&info).unwrap();
         assert_eq!(json["config"]["layer_count"], 30);
+    }
+
+    #[test]
+    fn a_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("tiny.gguf");
+        let tiny = TinyModel {
+            matrix_kind: GgmlType::BF16,
+            ..TinyModel::default()
+        };
+        tiny.build().write(&path).unwrap();
+        let model = Model::open(&path).unwrap();
+        TinyFolder {
+            model: &model,
+            shards: 2,
+        }
+        .write(root.path());
+        let (file, folder) = (
+            ModelInfo::of(&model).unwrap(),
+            ModelInfo::of(&Model::open(root.path()).unwrap()).unwrap(),
+        );
+        assert_eq!(
+            (file.form.as_str(), folder.form.as_str()),
+            ("GGUF 3", "safetensors in 2 files")
+        );
+        assert_eq!(folder.quantization, file.quantization);
+        assert_eq!(
+            (folder.begin_token, folder.end_tokens),
+            (file.begin_token, file.end_tokens)
+        );
+        // 2 layers with 2 KV heads of 16, keys and values.
+        assert_eq!(folder.kv_values_per_token, 128);
+        assert!(folder.file_bytes > folder.quantization["BF16"].bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! Owns reading model files: GGUF weights and metadata, the model's numbers, its tokenizer and its chat template.
+//! Owns reading model files: GGUF files and Hugging Face folders, the model's numbers, its tokenizer and its chat template.
 //! Never runs a model, never touches the network, never trusts a file: every count and offset is checked before use.
 //! Read first: `model::Model`, then `config::ModelConfig`, `arch`; the tokenizer and the chat template
 //! build on the metadata alone.
@@ -7,8 +7,10 @@
 pub mod arch;
 pub mod chat_template;
 pub mod config;
+pub mod folder;
 pub mod gguf;
 pub mod info;
+mod mapped_file;
 pub mod model;
 pub mod tokenizer;
 

@@ -1,5 +1,6 @@
 //! Builders of small GGUF files, sound or broken, and the path of the real model; for tests only.
 
+mod folder;
 mod golden_models;
 
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use crate::arch::{Architecture, GateUp, Linear, Projections, SUPPORTED, in_layer
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
 
+pub use folder::{Stored, TinyFolder, safetensors};
 pub use golden_models::{GoldenModel, golden_models};
 
 /// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.

@@ -83,7 +83,7 @@ fn write_lines(out: &mut impl Write, info: &ModelInfo, extra: (&str, &Memory)) -
     let end: Vec<String> = info.end_tokens.iter().map(ToString::to_string).collect();
     let lines = [
         ("file", info.path.display().to_string()),
-        ("size", format!("{} bytes, GGUF {}", info.file_bytes, info.gguf_version)),
+        ("size", format!("{} bytes, {}", info.file_bytes, info.form)),
         ("sha256", sha256.to_owned()),
         ("name", info.name.clone().unwrap_or_else(|| "(none)".to_owned())),
         (

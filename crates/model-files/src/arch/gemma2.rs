@@ -8,6 +8,13 @@ use super::{
 pub(super) const FACTS: Architecture = Architecture {
     name: "gemma2",
     folder_types: &["gemma2"],
+    folder_defaults: &[
+        ("head_dim", 256),
+        ("query_pre_attn_scalar", 256),
+        ("sliding_window", 4096),
+        ("attn_logit_softcapping", 50),
+        ("final_logit_softcapping", 30),
+    ],
     rope: RopePairs::Halves,
     activation: Activation::GeluTanh,
     embedding_scale: EmbeddingScale::SqrtHidden,

@@ -6,6 +6,19 @@ use super::{Architecture, LayerTensors, Unwritten, WindowLayers, gemma2};
 pub(super) const FACTS: Architecture = Architecture {
     name: "gemma3",
     folder_types: &["gemma3_text"],
+    folder_parts_of: &["gemma3"],
+    // The published models that read images leave out most of their text_config.
+    folder_defaults: &[
+        ("vocab_size", 262_208),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("head_dim", 256),
+        ("max_position_embeddings", 131_072),
+        ("query_pre_attn_scalar", 256),
+        ("sliding_window", 4096),
+        ("rope_theta", 1_000_000),
+        ("rope_local_base_freq", 10_000),
+    ],
     window_layers: WindowLayers::AllBut { every: 6 },
     unwritten: Unwritten {
         window: None,

@@ -8,6 +8,8 @@ use super::{
 pub(super) const FACTS: Architecture = Architecture {
     name: "llama",
     folder_types: &["llama", "mistral"],
+    folder_parts_of: &[],
+    folder_defaults: &[],
     epsilon_key: "attention.layer_norm_rms_epsilon",
     // The original weights turn halves. llama.cpp's converter permutes the rows of q and k so that neighbours turn.
     rope: RopePairs::Neighbours,

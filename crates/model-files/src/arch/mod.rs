@@ -10,6 +10,9 @@ mod llama;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod refused;
+
+pub(crate) use refused::what_it_is;
 
 /// Every architecture that this build runs.
 pub const SUPPORTED: &[&Architecture] = &[
@@ -29,6 +32,11 @@ pub struct Architecture {
     pub name: &'static str,
     /// `model_type` in the config.json of Hugging Face folders.
     pub folder_types: &'static [&'static str],
+    /// `model_type` of folders that read images, too, and have a model of the family as their `text_config`.
+    pub folder_parts_of: &'static [&'static str],
+    /// Keys that a config.json of the family may leave out, and the numbers that they have then, as in transformers. Keys with
+    /// the same default in all families are not here.
+    pub folder_defaults: &'static [(&'static str, u64)],
     /// The metadata key of the epsilon of RMS norms, without the name in front.
     pub epsilon_key: &'static str,
     /// The pairs in a GGUF file. In a folder they are halves.
@@ -170,6 +178,18 @@ impl Architecture {
     /// The architecture of a GGUF file by its name there.
     pub fn named(name: &str) -> Option<&'static Architecture> {
         SUPPORTED.iter().copied().find(|known| known.name == name)
+    }
+
+    /// The architecture of a folder by its `model_type`. `is_nested`: the model for text is a part of what the folder has.
+    pub(crate) fn of_folder(model_type: &str, is_nested: bool) -> Option<&'static Architecture> {
+        SUPPORTED.iter().copied().find(|known| {
+            let types = if is_nested {
+                known.folder_parts_of
+            } else {
+                known.folder_types
+            };
+            types.contains(&model_type)
+        })
     }
 
     /// The names of all architectures, for people.

@@ -5,6 +5,7 @@ use super::{Architecture, LayerTensors, Linear, Projections, RopePairs, llama};
 pub(super) const FACTS: Architecture = Architecture {
     name: "qwen2",
     folder_types: &["qwen2"],
+    folder_defaults: &[("use_sliding_window", 0)],
     // llama.cpp's converter leaves the rows of q and k as they are.
     rope: RopePairs::Halves,
     layer: LayerTensors {

@@ -3,7 +3,7 @@
 use super::gguf_keys::Keys;
 use super::{
     CONTEXT_MAX, ConfigError, Contradiction, FFN_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, LAYERS_MAX, ModelConfig,
-    VOCAB_MAX, Window, gguf_rope, in_range, real,
+    SOFTCAPS, VOCAB_MAX, Window, gguf_rope, in_range, real,
 };
 use crate::arch::{Architecture, WindowLayers};
 use crate::gguf::{GgufFile, MetadataValue, optional};
@@ -177,9 +177,6 @@ impl Keys<'_> {
         Ok(())
     }
 }
-
-/// Gemma 2 has 30 and 50. Below 0.01 everything is one value.
-const SOFTCAPS: (f32, f32) = (0.01, 1e6);
 
 /// Whether a flag for each layer, true where it has the window, says what the family's pattern says.
 fn follows(layers: WindowLayers, flags: &[MetadataValue]) -> bool {

@@ -167,6 +167,8 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
     use super::*;
 
     /// Random blocks of every type, against the Python package gguf: the same bits. See `make_quantised_blocks.py` beside
@@ -220,5 +222,30 @@ mod tests {
             seen.push(kind);
         }
         assert_eq!(seen, GgmlType::ALL);
+    }
+
+    /// Every pattern of bits in a block is a number, an infinity or a NaN, and never a panic.
+    #[test]
+    fn arbitrary_blocks_never_panic() {
+        let mut random = StdRng::seed_from_u64(6);
+        for kind in GgmlType::ALL {
+            let (elements, block_bytes) = (kind.block_elements(), kind.block_bytes());
+            for round in 0..200 {
+                let mut bytes = vec![0u8; 3 * block_bytes];
+                match round {
+                    0 => bytes.fill(0xFF),
+                    1 => bytes.fill(0x7F),
+                    _ => random.fill(&mut bytes[..]),
+                }
+                let dims = [3 * elements as u64];
+                let tensor = Tensor {
+                    name: "w",
+                    kind,
+                    dims: &dims,
+                    bytes: &bytes,
+                };
+                dequantise_row(&tensor, 0, &mut vec![0.0; 3 * elements]);
+            }
+        }
     }
 }

@@ -92,6 +92,37 @@ pub enum GgufError {
     TensorOutsideFile { tensor: String, end: u128, file_bytes: u64 },
     #[error("tensors \"{first}\" and \"{second}\" overlap: the file is damaged; download or convert it again")]
     OverlappingTensors { first: String, second: String },
+    #[error(
+        "{} is part {part} of a split model: pass the first part, {}", path.display(), first.display()
+    )]
+    NotTheFirstPart {
+        path: PathBuf,
+        /// Counted from one.
+        part: u64,
+        first: PathBuf,
+    },
+    #[error(
+        "{} is the first part of a model that was split into {count} files, but it is not called NAME-00001-of-{count:05}.gguf, so \
+         that the other parts cannot be found; give all parts their names back", path.display()
+    )]
+    PartName { path: PathBuf, count: u64 },
+    #[error("the model was split into {count} files, and {} is missing; finish the download", path.display())]
+    MissingPart { path: PathBuf, count: u64 },
+    #[error(
+        "{} says {found} of {key}, where {expected} is right beside the first part: the files belong to different models; \
+         download them again", path.display()
+    )]
+    PartDisagrees {
+        path: PathBuf,
+        key: &'static str,
+        found: String,
+        expected: u64,
+    },
+    #[error(
+        "the parts of the split model have {found} tensors, and split.tensors.count says {expected}: a part is damaged or is \
+         another model's; download them again"
+    )]
+    PartTensors { found: u64, expected: u64 },
     #[error("the model has no tensor \"{tensor}\"; it is not a complete model of an architecture this build runs")]
     MissingTensor { tensor: String },
     #[error("the model has no metadata key \"{key}\"; convert it again with a current converter")]

@@ -274,6 +274,28 @@ fn strange_tensors_are_refused_by_name() {
         ..tensor("w")
     });
     assert!(matches!(ragged, GgufError::RowNotBlocks { row_elements: 40, .. }));
+    for kind in GgmlType::ALL {
+        let (elements, bytes) = (kind.block_elements() as u64, kind.block_bytes());
+        let of = |row: u64, length: usize| BuiltTensor {
+            type_id: kind.id(),
+            dims: vec![row, 2],
+            bytes: vec![0; length],
+            ..tensor("w")
+        };
+        assert!(
+            parse(&one_tensor(of(2 * elements, 4 * bytes))).is_ok(),
+            "{}",
+            kind.name()
+        );
+        let short = check(of(2 * elements, 4 * bytes - 1));
+        assert!(matches!(short, GgufError::TensorOutsideFile { .. }), "{}", kind.name());
+        let endless = check(of(u64::MAX / elements * elements, 4 * bytes));
+        assert!(matches!(endless, GgufError::BadDimensions { .. }), "{}", kind.name());
+        if elements > 1 {
+            let ragged = check(of(elements + 1, 4 * bytes));
+            assert!(matches!(ragged, GgufError::RowNotBlocks { .. }), "{}", kind.name());
+        }
+    }
     let misaligned = check(BuiltTensor {
         offset: Some(16),
         ..tensor("w")
@@ -342,6 +364,8 @@ fn truncation_anywhere_is_a_typed_error() {
 fn thousands_of_mutations_never_panic() {
     let original = TinyModel {
         layer_count: 1,
+        // Some of each size of block.
+        other_kinds: &[("attn_q.weight", GgmlType::BF16), ("ffn_up.weight", GgmlType::Q5_0)],
         ..TinyModel::default()
     }
     .build()

@@ -1,5 +1,6 @@
-//! GPT-2's table between bytes and the printable characters that byte-level vocabularies are written in.
+//! The bytes that tokens stand for: GPT-2's table between bytes and printable characters, and SentencePiece's space mark.
 
+use super::cuts::SPACE_MARK;
 use super::special::TokenKind;
 
 /// Bytes that stand for themselves in a vocabulary.
@@ -7,7 +8,6 @@ fn is_printable(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-#[cfg(any(test, feature = "testing"))]
 /// The character a byte is written as: itself when printable, else the next one from U+0100 on.
 pub(crate) fn char_of_byte(byte: u8) -> char {
     if is_printable(byte) {
@@ -37,6 +37,11 @@ pub(super) fn token_bytes(token: &str, kind: TokenKind) -> Box<[u8]> {
     }
     let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec()).into()
+}
+
+/// Raw bytes of a token in which a mark stands for a space (SentencePiece).
+pub(super) fn without_marks(token: &str) -> Box<[u8]> {
+    token.replace(SPACE_MARK, " ").into_bytes().into()
 }
 
 #[cfg(test)]

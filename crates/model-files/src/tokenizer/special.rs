@@ -3,11 +3,12 @@
 use serving_core::ids::TokenId;
 
 use super::error::TokenizerError;
+use super::families;
 use crate::gguf::{GgufFile, optional};
 
 /// Texts of tokens that end a turn or a document. Files often name only one end token, although chat models are trained to
 /// end with any of these. So all that the vocabulary has as control tokens count (llama.cpp does so too).
-const END_TEXTS: [&str; 7] = [
+pub(super) const END_TEXTS: [&str; 13] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -15,6 +16,12 @@ const END_TEXTS: [&str; 7] = [
     "<|eom_id|>",
     "<|end|>",
     "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+    "<EOT>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
 ];
 /// Keys of single end ids.
 const END_KEYS: [&str; 3] = [
@@ -63,9 +70,30 @@ pub struct SpecialTokens {
     pub add_begin: bool,
     /// Ascending, without duplicates.
     pub end: Vec<TokenId>,
+    /// The one end token that the files name first.
+    pub(super) main_end: Option<TokenId>,
 }
 
 impl SpecialTokens {
+    /// `named`: what the files call end tokens, the main one first. Control tokens with a known end text are added.
+    pub(super) fn new<'a>(
+        (begin, add_begin): (Option<TokenId>, bool),
+        named: Vec<TokenId>,
+        control: impl Iterator<Item = (TokenId, &'a str)>,
+    ) -> Self {
+        let main_end = named.first().copied();
+        let known = control.filter(|(_, text)| END_TEXTS.contains(text)).map(|(id, _)| id);
+        let mut end: Vec<_> = named.into_iter().chain(known).collect();
+        end.sort_unstable();
+        end.dedup();
+        SpecialTokens {
+            begin,
+            add_begin,
+            end,
+            main_end,
+        }
+    }
+
     /// Reads the ids from the metadata and looks the known end texts up in the vocabulary.
     ///
     /// # Errors
@@ -81,29 +109,33 @@ impl SpecialTokens {
         let id = |key: &'static str| match optional(file.u32(key))? {
             Some(id) if id as usize >= tokens.len() => Err(TokenizerError::SpecialIdOutsideVocabulary {
                 key,
-                id,
+                id: id.into(),
                 vocab_size: tokens.len(),
             }),
             other => Ok(other.map(TokenId)),
         };
-        let mut end = Vec::new();
+        let mut named = Vec::new();
         for key in END_KEYS {
-            end.extend(id(key)?);
+            named.extend(id(key)?);
         }
-        let control = tokens
-            .iter()
-            .zip(&kinds)
-            .enumerate()
-            .filter(|(_, (_, kind))| **kind == 3);
-        end.extend(
-            control
-                .filter(|(_, (text, _))| END_TEXTS.contains(text))
-                .map(|(id, _)| TokenId(id as u32)),
-        );
-        end.sort_unstable();
-        end.dedup();
+        let control = tokens.iter().zip(&kinds).enumerate();
+        let control = control
+            .filter(|(_, (_, kind))| **kind == 3)
+            .map(|(id, (text, _))| (TokenId(id as u32), *text));
         let begin = id("tokenizer.ggml.bos_token_id")?;
-        let add_begin = optional(file.bool("tokenizer.ggml.add_bos_token"))?.unwrap_or(false);
-        Ok(SpecialTokens { begin, add_begin, end })
+        let add_begin = match optional(file.bool("tokenizer.ggml.add_bos_token"))? {
+            Some(add_begin) => add_begin,
+            None => adds_begin_by_default(file)?,
+        };
+        Ok(SpecialTokens::new((begin, add_begin), named, control))
     }
+}
+
+/// What a file means that does not say whether the begin token is added: SentencePiece and Llama 3 add it.
+fn adds_begin_by_default(file: &GgufFile) -> Result<bool, TokenizerError> {
+    if optional(file.str("tokenizer.ggml.model"))? == Some("llama") {
+        return Ok(true);
+    }
+    let name = optional(file.str("tokenizer.ggml.pre"))?;
+    Ok(name.and_then(families::find).is_some_and(|family| family.adds_begin))
 }
