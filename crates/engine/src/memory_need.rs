@@ -81,12 +81,14 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     /// Rows of logits at a time.
     const LOGITS_ROWS: usize = crate::cpu::LOGITS_ROWS;
     let widest = config.hidden_size.max(config.ffn_size).max(config.query_size());
-    // The residual stream, attention, queries, keys and values, the feed-forward part; and the inputs of a matrix as f32 and
-    // as 8-bit numbers.
-    let row = 2 * config.hidden_size + config.query_size() + 2 * config.kv_size() + config.ffn_size + 2 * widest;
+    // The residual stream and what is normed before it is added, queries and the result of attention, keys and values, the
+    // feed-forward part; and the inputs of a matrix as f32 and as 8-bit numbers.
+    let pairs = 2 * (config.hidden_size + config.query_size() + config.kv_size());
+    let row = pairs + config.ffn_size + 2 * widest;
     let rows = limits.max_batch_tokens as usize;
     let logits = LOGITS_ROWS.min(rows).saturating_mul(config.vocab_size);
-    let rope = config.context_length.saturating_mul(config.head_dim);
+    let tables = 1 + usize::from(config.window_rope.is_some());
+    let rope = config.context_length.saturating_mul(tables * config.rope.dims);
     let of_threads = threads.saturating_mul(config.context_length.saturating_add(16 * widest));
     let numbers = [rows.saturating_mul(row), logits, rope, of_threads];
     let numbers = numbers.into_iter().fold(0, usize::saturating_add) as u64;

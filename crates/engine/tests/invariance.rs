@@ -447,7 +447,7 @@ fn engines_with_shared_weights_compute_the_same_and_other_weights_stay_private()
             progress: Some(&mut count),
             ..options(numerics, 2, KernelChoice::Auto)
         };
-        let engine = open_cpu_engine_with(kept, &file_of(&model), options).unwrap();
+        let engine = open_cpu_engine_with(kept, &file_of(&model.build()), options).unwrap();
         (engine, matrices > 0)
     };
     let shared = || KeptWeights::default().shared_at(Some(&path));

@@ -112,7 +112,7 @@ impl Weights {
         packing: &mut Packing<'_>,
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, numerics);
-        let mut weights = Self::plan(&mut loader, config)?;
+        let mut weights = Self::plan(&mut loader)?;
         weights.memory = loader.fill(packing)?;
         Ok(weights)
     }
@@ -120,13 +120,13 @@ impl Weights {
     /// The memory that [`Weights::load`] fills.
     pub(super) fn packed_bytes(file: &Model, config: &ModelConfig, numerics: Numerics) -> Result<usize, EngineError> {
         let mut loader = Loader::new(file, config, numerics);
-        Self::plan(&mut loader, config)?;
+        Self::plan(&mut loader)?;
         Ok(loader.end)
     }
 
     /// Gives every matrix its place.
-    fn plan(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self, EngineError> {
-        let facts = config.architecture;
+    fn plan(loader: &mut Loader<'_>) -> Result<Self, EngineError> {
+        let (config, facts) = (loader.config, loader.config.architecture);
         let embedding = loader.whole(facts.token_embedding)?;
         let layers = (0..config.layer_count)
             .map(|layer| loader.plan_layer(layer, &facts.layer))
