@@ -20,8 +20,8 @@ impl Tokenizer {
     /// The files of a Hugging Face folder are copied as they are; those of a GGUF file are made from its metadata. Files of
     /// these names in `folder` are replaced; `folder` is made if it is missing.
     ///
-    /// The library's BPE merges by ranks, so a SentencePiece vocabulary with tokens of equal score, or with user-defined
-    /// tokens and an added space, gives other ids there in rare cases.
+    /// The library's BPE merges by ranks, so a SentencePiece vocabulary with tokens of equal score, with unused tokens, or with
+    /// user-defined tokens beside a written space mark or an added space, gives other ids there in rare cases.
     ///
     /// # Errors
     /// [`TokenizerError::Write`]; [`TokenizerError::Io`] when a file to copy is gone.

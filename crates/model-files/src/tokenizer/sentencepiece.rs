@@ -82,8 +82,7 @@ impl SentencePiece {
         Ok(SentencePiece {
             longest_bytes: ids.keys().map(|text| text.len()).max().unwrap_or(0),
             ids,
-            // Both zeros are one score.
-            scores: pieces.iter().map(|piece| piece.score + 0.0).collect(),
+            scores: pieces.iter().map(score).collect(),
             unused,
             user_defined: AddedTokens::new(user_defined)?,
             bytes,
@@ -125,10 +124,15 @@ impl SentencePiece {
             let known = |(left, right): (&'_ str, &'_ str)| Some((*self.ids.get(left)?, *self.ids.get(right)?));
             let mut found: Vec<_> = splits.filter_map(|pair| Some((known(pair)?, pair))).collect();
             found.sort_unstable();
-            merges.extend(found.into_iter().map(|(_, pair)| (self.scores[id as usize], pair)));
+            let characters = |(left, right): (&str, &str)| (left.chars().count(), right.chars().count());
+            let with_rank = |(_, pair)| (self.scores[id as usize], characters(pair), pair);
+            merges.extend(found.into_iter().map(with_rank));
         }
-        merges.sort_by(|(left, _), (right, _)| right.total_cmp(left));
-        merges.into_iter().map(|(_, pair)| pair).collect()
+        // Of equal scores the longer halves come first, so that a run of spaces grows to the longest token from its left.
+        merges.sort_by(|(a, a_characters, _), (b, b_characters, _)| {
+            b.total_cmp(a).then_with(|| b_characters.cmp(a_characters))
+        });
+        merges.into_iter().map(|(_, _, pair)| pair).collect()
     }
 
     /// The tokens of the 256 bytes.
@@ -162,6 +166,15 @@ impl SentencePiece {
         escaped.extend((begins_fragment && self.adds_space).then_some(SPACE_MARK));
         escaped.extend(text.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
         escaped
+    }
+}
+
+/// User-defined tokens have no score of their own; llama.cpp's converter writes -1000. Both zeros are one score.
+fn score(piece: &Piece<'_>) -> f32 {
+    if piece.kind == TokenKind::UserDefined {
+        0.0
+    } else {
+        piece.score + 0.0
     }
 }
 
