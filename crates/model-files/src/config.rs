@@ -1,6 +1,7 @@
 //! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
 pub(crate) mod folder;
+mod folder_keys;
 mod folder_rope;
 mod gguf;
 mod gguf_keys;

@@ -18,7 +18,7 @@ pub struct TinyFolder<'a> {
 }
 
 /// A tensor of a safetensors file: its name there, type, shape (rows first) and bytes.
-pub type Stored = (String, &'static str, Vec<u64>, Vec<u8>);
+pub(crate) type Stored = (String, &'static str, Vec<u64>, Vec<u8>);
 
 impl TinyFolder<'_> {
     /// Writes the folder, which must exist.
@@ -58,7 +58,7 @@ impl TinyFolder<'_> {
 }
 
 /// The bytes of a safetensors file with these tensors, one after the other.
-pub fn safetensors(tensors: &[Stored]) -> Vec<u8> {
+pub(crate) fn safetensors(tensors: &[Stored]) -> Vec<u8> {
     let mut header = Map::new();
     let mut end = 0;
     for (name, dtype, shape, bytes) in tensors {
