@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::arch::{Activation, FolderNorms, RopePairs};
 use crate::config::{ModelConfig, Rope, RopeScaling};
+use crate::files::Files;
 use crate::gguf::{GgmlType, GgufFile, dequantise_row};
-use crate::model::{Files, Model};
+use crate::model::Model;
 
 /// A folder with the model of a GGUF file. Matrices of plain numbers keep their bytes; others become F32.
 #[derive(Clone, Copy, Debug)]
