@@ -7,6 +7,7 @@
 pub mod arch;
 pub mod chat_template;
 pub mod config;
+mod files;
 pub mod folder;
 pub mod gguf;
 pub mod info;

@@ -9,7 +9,9 @@ use crate::arch::{Architecture, GateUp, Linear, Projections, SUPPORTED, in_layer
 use crate::gguf::{DEFAULT_ALIGNMENT, GgmlType, MAGIC, MetadataValue};
 use crate::tokenizer::char_of_byte;
 
-pub use folder::{Stored, TinyFolder, safetensors};
+pub use folder::TinyFolder;
+#[cfg(test)]
+pub(crate) use folder::{Stored, safetensors};
 pub use golden_models::{GoldenModel, golden_models};
 
 /// Where the real model is: `$BATON_TEST_MODEL`, else the cache that `baton model pull` fills.

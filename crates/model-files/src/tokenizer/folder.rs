@@ -29,6 +29,8 @@ pub(super) struct Settings {
     map: SettingsJson,
     /// End tokens of generation_config.json, or else of config.json.
     end: Vec<u64>,
+    /// Rows of the embedding. Added tokens beyond them are not tokens of the model.
+    rows: usize,
 }
 
 /// An added token with what its files say of it.
@@ -46,11 +48,21 @@ impl Tokenizer {
     /// [`TokenizerError`]: there is no tokenizer.json, a file is too large, damaged or contradicts another, or it asks for
     /// a model, a normalizer, a pre-tokenizer, a decoder or a setting that this build does not know.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
+        Tokenizer::for_rows(folder, VOCAB_MAX)
+    }
+
+    /// As [`Tokenizer::from_folder`], for a model with so many rows of embeddings. Added tokens beyond them, such as the one for
+    /// images that the text models of Gemma 3 name, are not tokens of this model.
+    pub(crate) fn for_rows(folder: &Path, rows: usize) -> Result<Tokenizer, TokenizerError> {
         let path = folder.join(FILES[0]);
         let bytes = json::read(&path, json::TOKENIZER_BYTES_MAX)?.ok_or_else(|| TokenizerError::NoTokenizerJson {
             folder: folder.to_path_buf(),
         })?;
-        Tokenizer::from_json((&path, &bytes), &Settings::read(folder)?, folder)
+        let settings = Settings {
+            rows,
+            ..Settings::read(folder)?
+        };
+        Tokenizer::from_json((&path, &bytes), &settings, folder)
     }
 
     /// The path of tokenizer.json, for errors, and its content; `folder` is where an export finds the files.
@@ -87,6 +99,7 @@ impl Settings {
             config: json::settings(&folder.join(FILES[1]))?,
             map: json::settings(&folder.join(FILES[2]))?,
             end: end.map(|end| end.ids().to_vec()).unwrap_or_default(),
+            rows: VOCAB_MAX,
         })
     }
 
@@ -112,7 +125,8 @@ impl Settings {
 
 fn build(file: &TokenizerJson, settings: &Settings) -> Result<Tokenizer, TokenizerError> {
     let model = &file.model;
-    let added = added_tokens(file, settings)?;
+    let mut added = added_tokens(file, settings)?;
+    added.retain(|id, _| (*id as usize) < settings.rows);
     let texts = texts_by_id(model, &added)?;
     let normalizer = parts::normalizer(&file.normalizer)?;
     let PreTokenizer {
