@@ -42,10 +42,15 @@ impl Stranger {
             .kill_on_drop(true)
             .spawn()?;
         let mut said = BufReader::new(child.stdout.take().context("stdout")?).lines();
-        let line = tokio::time::timeout(NOTICED_WITHIN, said.next_line()).await??;
-        let line = line.context("it said nothing")?;
-        let line: serde_json::Value = serde_json::from_str(&line).context("no announcement")?;
-        let address = line["address"].as_str().context("no address")?.to_owned();
+        // Its progress comes before its address.
+        let address = loop {
+            let line = tokio::time::timeout(NOTICED_WITHIN, said.next_line()).await??;
+            let line = line.context("it ended without saying its address")?;
+            let line: serde_json::Value = serde_json::from_str(&line).context("no announcement")?;
+            if let Some(address) = line["address"].as_str() {
+                break address.to_owned();
+            }
+        };
         Ok(Self { child, address })
     }
 
