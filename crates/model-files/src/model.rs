@@ -100,7 +100,7 @@ impl Model {
             Files::Gguf(file) => Tokenizer::from_gguf(file),
             Files::Folder(folder, _) => {
                 let max = self.config.vocab_size;
-                let tokenizer = Tokenizer::from_folder(folder.path())?;
+                let tokenizer = Tokenizer::for_rows(folder.path(), max)?;
                 // A token without an embedding row would be an index outside the matrix.
                 match tokenizer.vocab_size() {
                     found if found > max => Err(TokenizerError::VocabularySize { found, max }),
