@@ -74,7 +74,13 @@ pub enum PullError {
     #[error("interrupted; a next try starts again, or goes on where a download from the hub stopped")]
     Interrupted,
     #[error(transparent)]
-    Hub(#[from] HubError),
+    Hub(Box<HubError>),
+}
+
+impl From<HubError> for PullError {
+    fn from(error: HubError) -> Self {
+        PullError::Hub(Box::new(error))
+    }
 }
 
 impl PullError {

@@ -19,7 +19,7 @@ pub enum HubError {
         name: String,
         /// The folder to fill.
         folder: PathBuf,
-        why: NoNetwork,
+        why: Box<NoNetwork>,
     },
     #[error("cannot reach {url}: {cause}; check the network and HF_ENDPOINT, then try again")]
     Unreachable { url: String, cause: Unreachable },

@@ -245,7 +245,7 @@ fn folder_hub() -> Hub {
 
 fn hub_error(result: Result<PathBuf, PullError>) -> HubError {
     match result {
-        Err(PullError::Hub(error)) => error,
+        Err(PullError::Hub(error)) => *error,
         other => panic!("{other:?}"),
     }
 }
@@ -471,7 +471,7 @@ fn without_a_network_the_error_names_the_folder_to_fill_and_the_reason() {
             panic!("{error}")
         };
         assert_eq!((name.as_str(), folder), ("org/tiny", &hub.path("")));
-        match why {
+        match &**why {
             NoNetwork::Forbidden => assert!(settings.is_offline),
             NoNetwork::Unreachable { endpoint, .. } => assert_eq!(*endpoint, closed),
         }

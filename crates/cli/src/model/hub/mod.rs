@@ -70,13 +70,19 @@ async fn from_hub(
     (cache, options, interrupt): (&HubCache, FetchOptions, &Interrupt),
 ) -> Result<PathBuf, PullError> {
     let client = Client::new(settings)?;
-    let listing = match Listing::ask(&client, name, interrupt).await {
-        Err(PullError::Hub(HubError::Unreachable { cause, .. })) => {
+    let without_network = |error| match error {
+        HubError::Unreachable { cause, .. } => {
             let endpoint = settings.endpoint.clone();
-            return Err(offline(name, cache, NoNetwork::Unreachable { endpoint, cause }).into());
+            offline(name, cache, NoNetwork::Unreachable { endpoint, cause })
         }
-        other => other?,
+        error => error,
     };
+    let listing = Listing::ask(&client, name, interrupt)
+        .await
+        .map_err(|error| match error {
+            PullError::Hub(error) => without_network(*error).into(),
+            error => error,
+        })?;
     let wanted = choose(listing.names(), name.file()).map_err(|why| no_choice(name, why))?;
     let files: Vec<_> = listing.files_called(&wanted.files).collect();
     // A mirror may leave sizes out. A total over some files would be wrong.
@@ -110,7 +116,7 @@ fn offline(name: &HubName, cache: &HubCache, why: NoNetwork) -> HubError {
     HubError::Offline {
         name: name.to_string(),
         folder: cache.repository(name),
-        why,
+        why: Box::new(why),
     }
 }
 
