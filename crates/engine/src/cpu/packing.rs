@@ -25,8 +25,11 @@ pub(super) struct PlannedMatrix<'a> {
     /// Everything on which the order of its bytes depends.
     pub layout: String,
     /// Fills the panel of this index, which holds zeros.
-    pub pack: Box<dyn Fn(usize, &mut [u8]) + Sync + 'a>,
+    pub pack: Box<PackPanel<'a>>,
 }
+
+/// Called with the panel's index and its bytes, from any thread.
+type PackPanel<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
 
 /// How the weights are to be packed.
 pub(super) struct Packing<'a> {
