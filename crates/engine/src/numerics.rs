@@ -21,7 +21,7 @@
 //!   `l = l * c + tree sum of p`, `out = out * c`, then `out += p[j] * v[j]` for each token that the row sees, in order. At the end
 //!   `out * (1 / l)`. Keys and values are read back from the KV memory, also by the step that wrote them.
 //! - **Gated unit**: `(g / (1 + exp(-g))) * u`, or for GELU in its tanh form `(g / (1 + exp(-z))) * u` with
-//!   `z = ((g * g) * 0.071354814 + 1.5957691) * g`.
+//!   `z = ((g * g) * 0.071354814 + 1.595769) * g`.
 //! - **Cap** of scores or logits: `y = x / cap`, `(1 - 2 / (1 + exp(y + y))) * cap`.
 //!
 //! # `Int8Blocks`, the default

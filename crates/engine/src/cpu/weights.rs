@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::f16;
 use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
+use model_files::gguf::dequantise_row;
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes};
@@ -112,7 +113,7 @@ impl Weights {
         packing: &mut Packing<'_>,
     ) -> Result<Self, EngineError> {
         let mut loader = Loader::new(file, config, numerics);
-        let mut weights = Self::plan(&mut loader)?;
+        let mut weights = Self::plan(&mut loader, config)?;
         weights.memory = loader.fill(packing)?;
         Ok(weights)
     }
@@ -120,13 +121,13 @@ impl Weights {
     /// The memory that [`Weights::load`] fills.
     pub(super) fn packed_bytes(file: &Model, config: &ModelConfig, numerics: Numerics) -> Result<usize, EngineError> {
         let mut loader = Loader::new(file, config, numerics);
-        Self::plan(&mut loader)?;
+        Self::plan(&mut loader, config)?;
         Ok(loader.end)
     }
 
     /// Gives every matrix its place.
-    fn plan(loader: &mut Loader<'_>) -> Result<Self, EngineError> {
-        let (config, facts) = (loader.config, loader.config.architecture);
+    fn plan(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self, EngineError> {
+        let facts = config.architecture;
         let embedding = loader.whole(facts.token_embedding)?;
         let layers = (0..config.layer_count)
             .map(|layer| loader.plan_layer(layer, &facts.layer))
@@ -265,7 +266,10 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        Ok(self.file.vector(name)?)
+        let tensor = self.file.tensor(name)?;
+        let mut row = vec![0.0; tensor.row_elements()];
+        dequantise_row(&tensor, 0, &mut row);
+        Ok(row)
     }
 
     fn optional_vector(&self, layer: usize, name: Option<&str>) -> Result<Option<Vec<f32>>, EngineError> {
