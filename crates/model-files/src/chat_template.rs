@@ -1,21 +1,32 @@
-//! The model's own chat template, rendered in an environment that behaves like Hugging Face's Jinja.
+//! The model's own chat template, which turns a conversation into the prompt's text as Hugging Face's `apply_chat_template` does.
 
 mod environment;
+mod filters;
+mod folder;
+mod methods;
+mod python;
 mod python_json;
 mod strftime;
 
 use std::fmt;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind, context};
+use minijinja::{Environment, ErrorKind};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::gguf::{GgufError, GgufFile, optional};
 use environment::RaisedException;
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
-const TEMPLATE_NAME: &str = "chat";
+const DEFAULT: &str = "default";
+/// Further templates of a GGUF file have a name behind a point. This is the name of the one that is used with tools.
+const WITH_TOOLS: &str = "tool_use";
+/// Real templates have at most 20 KB.
+const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Template instructions of one rendering. A turn takes tens to hundreds. This is enough for a hundred thousand turns, and
 /// takes less than a second of an endless loop.
 const FUEL: u64 = 10_000_000;
@@ -24,6 +35,18 @@ const FUEL: u64 = 10_000_000;
 const OUTPUT_BYTES_EXTRA: usize = 16 << 10;
 /// How often a template may repeat the messages. Some templates print the system prompt again in every turn.
 const OUTPUT_BYTES_FACTOR: usize = 4;
+/// The special tokens that templates see, by the names that transformers gives them, and their keys in GGUF files.
+const SPECIAL_TOKENS: [(&str, &str); 7] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+    ("sep_token", "tokenizer.ggml.seperator_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("cls_token", "tokenizer.ggml.cls_token_id"),
+    ("mask_token", "tokenizer.ggml.mask_token_id"),
+];
+/// Fields in which a message may carry its reasoning. Templates read the first one.
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,12 +56,35 @@ pub struct ChatMessage {
     pub content: String,
 }
 
+/// All that a template sees of a request. Messages are objects as in OpenAI's API: besides `role` and `content` they may have
+/// `tool_calls`, `tool_call_id`, `reasoning_content` and whatever else the template reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversation<'a> {
+    pub messages: &'a [Value],
+    /// `tools`, `documents`, `enable_thinking` and other names that the template knows.
+    pub variables: &'a Map<String, Value>,
+    /// Opens the assistant's turn at the end.
+    pub add_generation_prompt: bool,
+    /// What a template prints as today's date, in UTC.
+    pub now: SystemTime,
+}
+
 /// A compiled chat template. `Send + Sync`: share it in an `Arc`.
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
-    begin_text: String,
-    end_text: String,
+    /// Why the template for conversations with tools does not compile, which some models have. It is only an error when it
+    /// is used.
+    with_tools: Option<Result<(), (u32, String)>>,
+    special_tokens: Map<String, Value>,
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate")
+            .field("special_tokens", &self.special_tokens)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why there is no prompt text.
@@ -49,53 +95,86 @@ pub enum ChatTemplateError {
     Gguf(#[from] GgufError),
     #[error("the model has no chat template; use /v1/completions, or choose a chat model")]
     Missing,
-    #[error("the model's chat template does not compile: {cause}; choose another model")]
-    Compile { cause: TemplateError },
+    #[error("{} cannot be read: {cause}; check the file and its permissions", path.display())]
+    Io { path: PathBuf, cause: std::io::Error },
+    #[error("{} is larger than {bytes_max} bytes, so it is no file of a chat template; fetch the model again", path.display())]
+    TooLarge { path: PathBuf, bytes_max: usize },
+    #[error("{} is not the JSON that transformers writes: {cause}; fetch the model again", path.display())]
+    Json { path: PathBuf, cause: serde_json::Error },
+    #[error("the model's chat template does not compile: line {line}: {what}; choose another model")]
+    Compile { line: u32, what: String },
     /// The template itself refused the messages (`raise_exception`): the client's fault.
     #[error("the model's chat template refuses these messages: {message}; change the messages, retrying will not help")]
     Refused { message: String },
-    #[error("the model's chat template fails on these messages: {cause}; change the messages or choose another model")]
-    Render { cause: TemplateError },
+    #[error(
+        "the model's chat template fails on these messages in its line {line}: {what}; change the messages or choose another model"
+    )]
+    Render { line: u32, what: String },
     #[error(
         "the model's chat template does not end or writes too much for these messages; send fewer or choose another model"
     )]
     TooLong,
 }
 
-/// An error of the template library, with the template's line. It keeps the library out of the public types.
-type TemplateError = Box<dyn std::error::Error + Send + Sync>;
-
 impl ChatTemplate {
-    /// Compiles the template in the file's metadata.
+    /// Parses the template in the file's metadata.
     ///
     /// # Errors
     /// [`ChatTemplateError::Missing`] or [`ChatTemplateError::Compile`], or a metadata key of the wrong type.
     pub fn from_gguf(file: &GgufFile) -> Result<ChatTemplate, ChatTemplateError> {
-        let source = optional(file.str(TEMPLATE_KEY))?.ok_or(ChatTemplateError::Missing)?;
-        let tokens = optional(file.str_array("tokenizer.ggml.tokens"))?.unwrap_or_default();
-        let text = |key| -> Result<String, GgufError> {
-            let id = optional(file.u32(key))?;
-            Ok(id
-                .and_then(|id| tokens.get(id as usize))
-                .map_or_else(String::new, |text| (*text).to_owned()))
+        let named = |name: &str| optional(file.str(&format!("{TEMPLATE_KEY}.{name}")));
+        let source = match optional(file.str(TEMPLATE_KEY))? {
+            Some(source) => Some(source),
+            None => named(DEFAULT)?,
         };
-        let begin_text = text("tokenizer.ggml.bos_token_id")?;
-        let end_text = text("tokenizer.ggml.eos_token_id")?;
-        ChatTemplate::compile(source, begin_text, end_text)
+        let tokens = optional(file.str_array("tokenizer.ggml.tokens"))?.unwrap_or_default();
+        let mut special_tokens = Map::new();
+        for (name, key) in SPECIAL_TOKENS {
+            let id = optional(file.u32(key))?;
+            if let Some(text) = id.and_then(|id| tokens.get(id as usize)) {
+                special_tokens.insert(name.to_owned(), Value::from(*text));
+            } else if matches!(name, "bos_token" | "eos_token") {
+                // Templates add these to texts without a look.
+                special_tokens.insert(name.to_owned(), Value::from(""));
+            }
+        }
+        let source = source.ok_or(ChatTemplateError::Missing)?;
+        ChatTemplate::parse(source, named(WITH_TOOLS)?, special_tokens)
     }
 
-    fn compile(source: &str, begin_text: String, end_text: String) -> Result<ChatTemplate, ChatTemplateError> {
-        let compile = |error: minijinja::Error| ChatTemplateError::Compile { cause: error.into() };
-        let mut environment = environment::hugging_face(FUEL).map_err(compile)?;
-        let compiled = environment::without_generation_tags(source);
-        environment
-            .add_template_owned(TEMPLATE_NAME, compiled)
-            .map_err(compile)?;
+    /// Reads the template of a Hugging Face folder: `chat_template.jinja`, else `chat_template.json`, else the field
+    /// `chat_template` of `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Missing`], [`ChatTemplateError::Compile`], or a file that is too large or damaged.
+    pub fn from_folder(folder: &Path) -> Result<ChatTemplate, ChatTemplateError> {
+        let found = folder::read(folder)?;
+        let source = found.source.ok_or(ChatTemplateError::Missing)?;
+        ChatTemplate::parse(&source, found.with_tools.as_deref(), found.special_tokens)
+    }
+
+    fn parse(
+        source: &str,
+        with_tools: Option<&str>,
+        special_tokens: Map<String, Value>,
+    ) -> Result<ChatTemplate, ChatTemplateError> {
+        let mut environment = environment::hugging_face(FUEL).map_err(|error| compile_error(described(&error)))?;
+        let mut add = |name: &'static str, source: &str| {
+            if source.len() > SOURCE_BYTES_MAX {
+                return Err((1, format!("it has more than {SOURCE_BYTES_MAX} bytes")));
+            }
+            let source = environment::prepared(source);
+            environment
+                .add_template_owned(name, source)
+                .map_err(|error| described(&error))
+        };
+        add(DEFAULT, source).map_err(compile_error)?;
+        let with_tools = with_tools.map(|source| add(WITH_TOOLS, source));
         Ok(ChatTemplate {
             source: source.to_owned(),
             environment,
-            begin_text,
-            end_text,
+            with_tools,
+            special_tokens,
         })
     }
 
@@ -109,45 +188,83 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Refused`] when the template refuses the messages, [`ChatTemplateError::TooLong`] at the
-    /// limits of instructions and bytes, [`ChatTemplateError::Render`] for other failures of the template.
+    /// limits of steps and bytes, [`ChatTemplateError::Render`] for other failures of the template.
     pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String, ChatTemplateError> {
-        let template = self
-            .environment
-            .get_template(TEMPLATE_NAME)
-            .map_err(|error| ChatTemplateError::Compile { cause: error.into() })?;
-        let given: usize = messages
-            .iter()
-            .map(|m| m.role.len() + m.content.len() + OUTPUT_BYTES_EXTRA)
-            .sum();
+        let turn = |message: &ChatMessage| json!({"role": message.role, "content": message.content});
+        let messages: Vec<Value> = messages.iter().map(turn).collect();
+        self.render_conversation(&Conversation {
+            messages: &messages,
+            variables: &Map::new(),
+            add_generation_prompt,
+            now: SystemTime::now(),
+        })
+    }
+
+    /// [`ChatTemplate::render`] with all that a template may read: tools, calls, reasoning, documents.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_conversation(&self, conversation: &Conversation<'_>) -> Result<String, ChatTemplateError> {
+        let given = conversation.messages.iter().map(text_bytes).sum::<usize>()
+            + conversation.variables.values().map(text_bytes).sum::<usize>();
+        let extra = OUTPUT_BYTES_EXTRA * (conversation.messages.len() + 1);
         let mut output = LimitedOutput {
             bytes: Vec::new(),
-            limit: given * OUTPUT_BYTES_FACTOR + OUTPUT_BYTES_EXTRA,
+            limit: given.saturating_mul(OUTPUT_BYTES_FACTOR).saturating_add(extra),
         };
-        let values = context! {
-            messages => minijinja::Value::from(Serde(messages)),
-            add_generation_prompt => add_generation_prompt,
-            bos_token => self.begin_text.as_str(),
-            eos_token => self.end_text.as_str(),
-            tools => (),
-            documents => (),
+        let has_tools = conversation
+            .variables
+            .get("tools")
+            .is_some_and(|tools| !tools.is_null());
+        let name = match &self.with_tools {
+            Some(compiled) if has_tools => {
+                compiled.clone().map_err(compile_error)?;
+                WITH_TOOLS
+            }
+            _ => DEFAULT,
         };
-        template.render_captured_to(values, &mut output).map_err(render_error)?;
+        let template = self
+            .environment
+            .get_template(name)
+            .map_err(|error| compile_error(described(&error)))?;
+        template
+            .render_captured_to(self.values(conversation), &mut output)
+            .map_err(|error| render_error(&error))?;
         // The template and every value are UTF-8 and are written whole, so nothing is replaced.
         Ok(String::from_utf8(output.bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
-}
 
-impl fmt::Debug for ChatTemplate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatTemplate")
-            .field("begin_text", &self.begin_text)
-            .finish_non_exhaustive()
+    /// All variables of a rendering, later ones above earlier ones.
+    fn values(&self, conversation: &Conversation<'_>) -> minijinja::Value {
+        let now = conversation.now;
+        let clock = minijinja::Value::from_function(move |format: &str| environment::strftime(format, now));
+        let absent = ["tools", "documents"].map(|name| (name, minijinja::Value::from(())));
+        let given = self.special_tokens.iter().chain(conversation.variables);
+        let given = given.map(|(name, value)| (name.as_str(), minijinja::Value::from(Serde(value))));
+        let messages: Vec<Value> = conversation.messages.iter().map(message_for_template).collect();
+        let own = [
+            ("messages", minijinja::Value::from(Serde(messages))),
+            ("add_generation_prompt", conversation.add_generation_prompt.into()),
+            ("strftime_now", clock),
+        ];
+        minijinja::Value::from_pairs(absent.into_iter().chain(given).chain(own))
     }
 }
 
-fn render_error(error: minijinja::Error) -> ChatTemplateError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+/// An error's line in the template and what it says.
+fn described(error: &minijinja::Error) -> (u32, String) {
+    let line = error.line().and_then(|line| u32::try_from(line).ok()).unwrap_or(1);
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    (line, what)
+}
+
+fn compile_error((line, what): (u32, String)) -> ChatTemplateError {
+    ChatTemplateError::Compile { line, what }
+}
+
+fn render_error(error: &minijinja::Error) -> ChatTemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(RaisedException(message)) = current.downcast_ref() {
             return ChatTemplateError::Refused {
@@ -160,7 +277,8 @@ fn render_error(error: minijinja::Error) -> ChatTemplateError {
         }
         cause = current.source();
     }
-    ChatTemplateError::Render { cause: error.into() }
+    let (line, what) = described(error);
+    ChatTemplateError::Render { line, what }
 }
 
 /// A buffer that refuses to grow past its limit.
@@ -181,6 +299,33 @@ impl Write for LimitedOutput {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Bytes of all texts in a value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum::<usize>() + items.len(),
+        Value::Object(fields) => fields.iter().map(|(name, field)| name.len() + text_bytes(field)).sum(),
+        _ => 1,
+    }
+}
+
+/// As transformers gives a message to the template: without fields of null, and with its reasoning under the names that templates read.
+fn message_for_template(message: &Value) -> Value {
+    let Value::Object(fields) = message else {
+        return message.clone();
+    };
+    let fields = fields.iter().filter(|(_, field)| !field.is_null());
+    let mut kept: Map<String, Value> = fields.map(|(name, field)| (name.clone(), field.clone())).collect();
+    let reasoning = REASONING_FIELDS.iter().find_map(|name| kept.get(*name)).cloned();
+    if let Some(reasoning) = reasoning {
+        if !kept.contains_key("thinking") {
+            kept.shift_insert(0, "thinking".to_owned(), reasoning.clone());
+        }
+        kept.insert("reasoning_content".to_owned(), reasoning);
+    }
+    Value::Object(kept)
 }
 
 #[cfg(test)]

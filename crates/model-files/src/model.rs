@@ -117,7 +117,7 @@ impl Model {
     pub fn chat_template(&self) -> Result<ChatTemplate, ChatTemplateError> {
         match &self.files {
             Files::Gguf(file) => ChatTemplate::from_gguf(file),
-            Files::Folder(..) => Err(ChatTemplateError::Missing),
+            Files::Folder(folder, _) => ChatTemplate::from_folder(folder.path()),
         }
     }
 

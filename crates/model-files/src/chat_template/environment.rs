@@ -1,11 +1,13 @@
 //! The Jinja environment of Hugging Face's `apply_chat_template`, rebuilt on minijinja.
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value, ValueKind, from_args};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
-use minijinja_contrib::pycompat;
+use std::time::SystemTime;
 
-use super::{python_json, strftime};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value, from_args};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, functions};
+
+use super::filters::{self, is_list};
+use super::{methods, python, strftime};
 
 /// The message of a template's `raise_exception`, carried as an error's source.
 #[derive(Debug, thiserror::Error)]
@@ -22,106 +24,62 @@ pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
     environment.set_fuel(Some(fuel));
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_debug(false);
-    environment.set_unknown_method_callback(unknown_method);
-    environment.add_filter("tojson", tojson);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+    environment.set_unknown_method_callback(methods::unknown_method);
+    environment.set_formatter(|out, _, value| python::print(out, value).map_err(|_| too_long()));
+    filters::add_to(&mut environment);
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let message = message.to_string();
         Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(RaisedException(message)))
     });
-    environment.add_function("strftime_now", |format: String| strftime::now(&format));
+    environment.add_function("dict", dict);
+    environment.add_function("namespace", |value: Option<Value>, keywords: Kwargs| {
+        let (values,) = from_args(&[dict(value, keywords)?])?;
+        functions::namespace(Some(values))
+    });
+    for name in ["iterable", "sequence"] {
+        environment.add_test(name, |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    }
+    environment.add_test("callable", |value: &Value| {
+        let is_object = value.as_object().is_some();
+        value.is_undefined() || is_object && value.try_iter().is_err()
+    });
     Ok(environment)
 }
 
-/// The stock filter escapes for HTML and refuses Python's keywords. This one writes what `json.dumps` writes with
-/// `ensure_ascii=False`, as Hugging Face does.
-fn tojson(value: &Value, indent: Option<Value>, keywords: Kwargs) -> Result<String, Error> {
-    // Key order, separators and escaping are fixed, because templates only ask for the defaults.
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _ = keywords.get::<Option<Value>>(ignored)?;
-    }
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => keywords.get::<Option<Value>>("indent")?,
-    };
-    keywords.assert_all_used()?;
-    let indent = indent
-        .filter(|indent| !indent.is_none())
-        .map(usize::try_from)
-        .transpose()?;
-    python_json::to_string(value, indent)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "cannot write the value as JSON").with_source(error))
+/// What a call says that would make a text of more than [`python::TEXT_BYTES_MAX`].
+pub(super) fn too_long() -> Error {
+    Error::new(ErrorKind::WriteFailure, "a text is too long")
 }
 
-/// Python methods on values: first those that the compatibility crate lacks, then its own.
-fn unknown_method(state: &mut State, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
-    if value.kind() == ValueKind::String
-        && let Some(text) = value.as_str()
-    {
-        match method {
-            "rsplit" => return rsplit(text, arguments),
-            "zfill" => {
-                let (width,): (usize,) = from_args(arguments)?;
-                return zfill(text, width);
-            }
-            "removeprefix" => {
-                let (prefix,): (&str,) = from_args(arguments)?;
-                return Ok(text.strip_prefix(prefix).unwrap_or(text).into());
-            }
-            "removesuffix" => {
-                let (suffix,): (&str,) = from_args(arguments)?;
-                return Ok(text.strip_suffix(suffix).unwrap_or(text).into());
-            }
-            _ => {}
+pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
+
+pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
+    strftime::format_at(format, now).map_err(wrong)
+}
+
+/// Python's `dict` also takes pairs.
+fn dict(value: Option<Value>, keywords: Kwargs) -> Result<Value, Error> {
+    let pairs = match value {
+        Some(value) if is_list(&value) => {
+            let pair =
+                |pair: Value| -> Result<_, Error> { Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?)) };
+            let pairs = value.try_iter()?.map(pair).collect::<Result<Vec<_>, _>>()?;
+            Some(Value::from_pairs(pairs))
         }
-    }
-    pycompat::unknown_method_callback(state, value, method, arguments)
-}
-
-fn rsplit(text: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let (separator, splits): (Option<&str>, Option<i64>) = from_args(arguments)?;
-    if separator == Some("") {
-        return Err(Error::new(ErrorKind::InvalidOperation, "empty separator"));
-    }
-    // A negative count means no limit, as in Python.
-    let pieces_max = splits
-        .and_then(|splits| usize::try_from(splits).ok())
-        .map_or(usize::MAX, |n| n.saturating_add(1));
-    let mut pieces: Vec<&str> = match separator {
-        Some(separator) => text.rsplitn(pieces_max, separator).collect(),
-        None => rsplit_whitespace(text, pieces_max),
+        value => value,
     };
-    pieces.reverse();
-    Ok(Value::from_iter(pieces))
+    functions::dict(pairs, keywords)
 }
 
-/// Words from the right; the last piece keeps its inner whitespace, and no piece is empty.
-fn rsplit_whitespace(text: &str, pieces_max: usize) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut rest = text.trim_end();
-    while !rest.is_empty() {
-        let split = rest.rsplit_once(char::is_whitespace);
-        let (before, piece) = split.filter(|_| pieces.len() + 1 < pieces_max).unwrap_or(("", rest));
-        pieces.push(piece);
-        rest = before.trim_end();
-    }
-    pieces
-}
-
-fn zfill(text: &str, width: usize) -> Result<Value, Error> {
-    /// Wider than any date or counter in a template.
-    const WIDTH_MAX: usize = 1_024;
-    if width > WIDTH_MAX {
-        return Err(Error::new(ErrorKind::InvalidOperation, "zfill: the width is too large"));
-    }
-    let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
-    let zeros = width.saturating_sub(text.chars().count());
-    Ok(format!("{sign}{}{digits}", "0".repeat(zeros)).into())
-}
-
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which only mark the assistant's part for training, by
-/// blocks that do nothing, so that whitespace around them is trimmed as before.
-pub(super) fn without_generation_tags(source: &str) -> String {
+/// The source as minijinja takes it: newlines as Jinja reads them, and `{% generation %}` and `{% endgeneration %}`, which
+/// only mark the assistant's part for training, as a block that does nothing, so that whitespace around them is trimmed as
+/// before.
+pub(super) fn prepared(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
-    let mut rest = source;
+    let mut rest = source.as_str();
     while let Some(start) = rest.find("{%") {
         let (before, tag_and_rest) = rest.split_at(start);
         out.push_str(before);
