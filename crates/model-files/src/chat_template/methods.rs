@@ -5,7 +5,7 @@ use minijinja::{Error, State};
 use minijinja_contrib::pycompat;
 
 use super::environment::wrong;
-use super::filters::{centre, is_list, joined, pad, replace, trim, widths_are_small};
+use super::filters::{centre, check_format, is_list, joined, pad, replace, trim};
 use super::python::is_space;
 
 pub(super) fn unknown_method(
@@ -93,7 +93,7 @@ fn text_method(state: &mut State, text: &str, method: &str, arguments: &[Value])
             joined(text, items.try_iter()?)?.into()
         }
         "format" => {
-            widths_are_small(text)?;
+            check_format(text, arguments)?;
             python(text, method, arguments)?
         }
         "zfill" | "ljust" | "rjust" | "center" => {

@@ -7,7 +7,7 @@ use minijinja::value::{Value, ValueKind};
 use super::environment::too_long;
 
 /// The longest text that one filter or method makes. Prompts are shorter.
-pub(super) const TEXT_BYTES_MAX: usize = 64 << 20;
+pub(super) const TEXT_BYTES_MAX: usize = 16 << 20;
 /// The deepest value that is printed; JSON from a client has at most 128 levels.
 const DEPTH_MAX: usize = 200;
 
