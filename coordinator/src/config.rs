@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::freed_memory::FreedMemory;
@@ -34,12 +34,15 @@ pub struct Config {
     /// Name of this coordinator in its cluster, in logs, traces and announcements; unique, kept over restarts
     #[arg(long, default_value = "coordinator-0")]
     pub name: String,
-    /// GGUF file of the served model: its tokenizer and chat template are used here, its weights are not
+    /// The served model, a GGUF file or a Hugging Face folder: its tokenizer and chat template are used here, its weights are
+    /// not. `baton serve-coordinator` takes names, too, as `baton up` does
     #[arg(long)]
     pub model: PathBuf,
-    /// Name clients send in `model` and nodes register with
-    #[arg(long, default_value = "smollm2-135m")]
-    pub served_model_name: String,
+    /// Names that clients send in `model`, one or several. Nodes register with the first one, and answers, metrics and SLO
+    /// rules have it; default: the name of the model's file or folder
+    #[arg(long, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), value_name = "NAME,..")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub served_model_name: Vec<String>,
     /// Longest prompt plus output in tokens; unset: what the model was trained for
     #[arg(long)]
     pub max_model_len: Option<u32>,
@@ -164,7 +167,7 @@ impl Config {
             queue_wait_max: Duration::from_millis(self.queue_wait_ms_max),
             overtake_max: Duration::from_millis(self.overtake_ms_max),
             lease: self.lease(),
-            model_name: Some(self.served_model_name.clone()),
+            model_name: self.served_model_name.first().cloned(),
             local_prefill_below_tokens: self.local_prefill_below_tokens,
             allow_local_prefill: self.allow_local_prefill,
             open_timeout: Duration::from_millis(self.accept_timeout_ms),

@@ -150,6 +150,7 @@ impl Submit for ControlHandle {
     async fn submit(&self, submission: Submission) -> Result<RequestHandle, Rejected> {
         let rejected = |reason| Rejected {
             reason,
+            missing: None,
             retry_after: Some(RETRY_AFTER),
         };
         let id = submission.request.id;

@@ -309,12 +309,9 @@ impl ControlLoop {
                 reason,
                 retry_after,
             } => {
-                if let Some(ActiveRequest {
-                    waiting: Some((reply, _)),
-                    ..
-                }) = self.live.remove(&request)
-                {
-                    let _ = reply.send(Err(Rejected { reason, retry_after }));
+                if let Some((reply, _)) = self.live.remove(&request).and_then(|live| live.waiting) {
+                    let missing = || self.cluster.readiness(now).err();
+                    let _ = reply.send(Err(Rejected::of((reason, retry_after), missing)));
                 }
             }
             ClusterAction::Fail { request, error } => self.end(request, |stream| stream.fail(error)),

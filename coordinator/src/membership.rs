@@ -1,6 +1,6 @@
 //! The membership endpoint: nodes join here, report, and get leases, peers and drain orders. The brain decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +13,7 @@ use proto::v1::membership_service_server::MembershipService;
 use service_runtime::clock::Clock;
 use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, DropCause, JoinRefusal, StreamId};
+use serving_core::compatibility::Incompatibility;
 use serving_core::ids::NodeId;
 use serving_core::node::{AssignedRole, NodeRecord, PermitNote};
 use tokio::sync::{mpsc, oneshot};
@@ -67,6 +68,7 @@ impl MembershipService for MembershipEndpoint {
         let node = record.id.clone();
         let node_stream = NodeStream {
             node: record.id.clone(),
+            compatibility: record.compatibility.clone(),
             notes,
             _closed: closed,
         };
@@ -179,6 +181,25 @@ pub(crate) struct Terms {
 struct Open {
     stream: NodeStream,
     renewed_at: Instant,
+    /// Peers that do not fit and of which the log has told.
+    misfits: BTreeSet<NodeId>,
+}
+
+impl Open {
+    /// Says once of each pair why it will never be used. The prefill node is told of the peer all the same: it says so itself.
+    fn tell_misfits(&mut self, peers: &[NodeRecord]) {
+        self.misfits.retain(|node| peers.iter().any(|peer| peer.id == *node));
+        let mine = (&self.stream.node.name, &self.stream.compatibility);
+        for peer in peers {
+            let Some(why) = Incompatibility::between(mine, (&peer.id.name, &peer.compatibility)) else {
+                continue;
+            };
+            if self.misfits.insert(peer.id.clone()) {
+                let (prefill, decode) = (&self.stream.node, &peer.id);
+                tracing::warn!(%prefill, %decode, %why, "two nodes do not fit, so no request goes over this pair; start both alike");
+            }
+        }
+    }
 }
 
 /// The control loop's handle of all membership streams.
@@ -202,6 +223,7 @@ impl NodeStreams {
             Open {
                 stream,
                 renewed_at: Instant::now(),
+                misfits: BTreeSet::new(),
             },
         );
     }
@@ -252,6 +274,9 @@ impl NodeStreams {
     }
 
     pub(crate) fn peers(&mut self, id: StreamId, peers: Vec<NodeRecord>) {
+        if let Some(open) = self.open.get_mut(&id) {
+            open.tell_misfits(&peers);
+        }
         let peers = peers.into_iter().map(|record| Peer {
             node: record.id,
             address: record.kv_address,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::{Stream, stream};
 use proto::messages::{CoordinatorReport, Peer};
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::NodeId;
 use serving_core::node::{AssignedRole, PermitNote};
 use tokio::sync::{Notify, oneshot};
@@ -114,6 +115,7 @@ impl Drop for NodeNotes {
 #[derive(Debug)]
 pub(crate) struct NodeStream {
     pub node: NodeId,
+    pub compatibility: Compatibility,
     pub notes: NodeNotes,
     /// Dropped with this struct, which stops the reader.
     pub _closed: oneshot::Sender<()>,

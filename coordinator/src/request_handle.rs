@@ -152,8 +152,27 @@ pub trait Submit: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     pub reason: RejectReason,
+    /// With [`RejectReason::NotReady`]: what is missing, in words on which a person can act.
+    pub missing: Option<String>,
     /// When to try again; `None` when another attempt never helps.
     pub retry_after: Option<Duration>,
+}
+
+impl Rejected {
+    pub(crate) fn of(
+        (reason, retry_after): (RejectReason, Option<Duration>),
+        missing: impl FnOnce() -> Option<String>,
+    ) -> Self {
+        Self {
+            missing: if reason == RejectReason::NotReady {
+                missing()
+            } else {
+                None
+            },
+            reason,
+            retry_after,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -58,7 +58,8 @@ impl Coordinator {
     /// The membership address cannot be bound.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
-        let metrics = Arc::new(Metrics::new(&config.served_model_name, config.metrics));
+        let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
+        let metrics = Arc::new(Metrics::new(served_model, config.metrics));
         let clocks = NodeClocks::default();
         let id = NodeId {
             name: NodeName::new(&config.name),
@@ -117,6 +118,17 @@ impl Coordinator {
     }
 }
 
+/// The first name stays the first one. A name that is given twice is listed once.
+fn served_names(given: &[String]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in given {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
 /// The name under which nodes and operators call the membership endpoint.
 fn control_names(config: &Config) -> Vec<&str> {
     let advertised = config.control_advertise.as_deref();
@@ -161,10 +173,13 @@ pub fn run(config: Config, shutdown: Shutdown) -> Running {
 /// A coordinator that runs. It is boxed, so that it is compiled and optimised in this crate, not in a program's.
 pub type Running = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
-async fn run_here(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let (model, max_model_len) = (config.model.clone(), config.max_model_len);
     let text = tokio::task::spawn_blocking(move || TextModel::open(&model, max_model_len)).await?;
     let text = text.with_context(|| format!("cannot use the model file {}", config.model.display()))?;
+    if config.served_model_name.is_empty() {
+        config.served_model_name.push(text.name.clone());
+    }
     let http: SocketAddr = tokio::net::lookup_host(&config.listen)
         .await
         .with_context(|| format!("--listen {} is not host:port", config.listen))?
@@ -200,7 +215,7 @@ async fn run_here(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let state = AppState::new(AppParts {
         submit: Arc::new(coordinator.handle.clone()),
         text: Arc::new(text),
-        served_models: vec![config.served_model_name.clone()],
+        served_models: served_names(&config.served_model_name),
         metrics: coordinator.metrics.clone(),
         limits: limits(&config),
         insight: Arc::new(insight),

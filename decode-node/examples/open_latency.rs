@@ -12,8 +12,8 @@ use engine::{EngineLimits, KvDtype, KvGeometry, OnHost, OpenedEngine, StandInCon
 use node::{Asked, Handle, Node};
 use prometheus_client::registry::Registry;
 use proto::messages::OpenRequest;
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId, TokenId};
-use serving_core::node::CompatibilityHash;
 use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions};
 
 const STEP: Duration = Duration::from_millis(20);
@@ -91,7 +91,8 @@ async fn main() {
     let config = Flags::parse_from(["open_latency", "--engine", "stand-in"]).config;
     let opened = OpenedEngine {
         engine: Box::new(engine()),
-        compatibility: CompatibilityHash([0; 32]),
+        compatibility: CompatibilityHash([0; 32]).into(),
+        model_name: "tiny".to_owned(),
     };
     let node = Node::start(&config.settings(), (opened, "127.0.0.1:1"), &mut Registry::default()).expect("it starts");
     let handle = node.handle();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kit::{Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
 use proto::messages::{DecodeEvent, DecodeFinished, KvFrame, KvReply, NodeFault, RefuseReason};
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Generation, NodeEpoch, RequestId};
-use serving_core::node::CompatibilityHash;
 use serving_core::stage::Stage;
 
 fn finished(events: &[DecodeEvent]) -> &DecodeFinished {
@@ -137,8 +137,12 @@ async fn strangers_get_no_reservation() {
     let mut stale = node.record.id.clone();
     stale.epoch = NodeEpoch(stale.epoch.0.wrapping_add(1));
     let cases = [
-        (stale, node.record.compatibility, "stale_epoch"),
-        (node.record.id.clone(), CompatibilityHash([0; 32]), "incompatible"),
+        (stale, node.record.compatibility.clone(), "stale_epoch"),
+        (
+            node.record.id.clone(),
+            CompatibilityHash([0; 32]).into(),
+            "incompatible",
+        ),
     ];
     for (to, compatibility, label) in cases {
         let mut pusher = Pusher::connect_as(&node, to, compatibility).await;

@@ -77,7 +77,7 @@ pub fn options(topology: &str) -> anyhow::Result<LocalClusterOptions> {
 pub fn options_of(executable: PathBuf, topology: &str) -> anyhow::Result<LocalClusterOptions> {
     let mut options = LocalClusterOptions::new(executable, topology.parse()?, model_path()?);
     // As `baton up` does for a model of its catalogue; the file's own name would differ.
-    options.settings.served_model_name = Some(MODEL.to_owned());
+    options.settings.served_model_name = vec![MODEL.to_owned()];
     Ok(options)
 }
 

@@ -62,7 +62,7 @@ fn computed_alone(request: &Request) -> Vec<Vec<u8>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_node_that_shares_memory_gets_the_same_blocks_through_it() {
     let mut prefill = Prefill::start(NodeSpec::default()).await;
-    let mut decode = Decode::start_sharing(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start_sharing(Script::Commit, prefill.compatibility.clone()).await;
     let request = request(1, 70, 8);
     let ticket = decode.ticket(&prefill, &request, 1);
     let message = prefill.message(request.clone(), Some(ticket.clone()));
@@ -95,7 +95,7 @@ async fn a_handoff_delivers_exactly_the_computed_blocks_while_later_chunks_compu
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     // Five chunks of one block each, the last block partly filled; the decode node has the first block already.
     let request = request(1, 70, 8);
     let ticket = decode.ticket(&prefill, &request, 1);
@@ -157,7 +157,7 @@ async fn a_handoff_delivers_exactly_the_computed_blocks_while_later_chunks_compu
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cached_prompt_is_handed_over_whole_and_gives_the_same_token() {
     let mut prefill = Prefill::start(NodeSpec::default()).await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     let mut first = Vec::new();
     for id in [1, 2] {
         let mut request = request(1, 70, 8);
@@ -187,7 +187,7 @@ async fn a_cached_prompt_is_handed_over_whole_and_gives_the_same_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_token_that_ends_the_request_aborts_the_ticket() {
     let mut prefill = Prefill::start(NodeSpec::default()).await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     let alone = prefill
         .send(prefill.message(request(1, 40, 1), None))
         .await
@@ -220,7 +220,7 @@ async fn a_first_token_that_ends_the_request_aborts_the_ticket() {
 #[tokio::test(flavor = "multi_thread")]
 async fn choices_that_go_on_travel_in_the_last_frame_and_the_others_end_here() {
     let mut prefill = Prefill::start(NodeSpec::default()).await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     let mut several = request(1, 40, 8);
     several.choice_count = 4;
     several.sampling.temperature = 5.0;
@@ -261,7 +261,7 @@ async fn a_refused_transfer_fails_the_request_and_frees_its_blocks() {
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::Refuse, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Refuse, prefill.compatibility.clone()).await;
     let request = request(1, 160, 8);
     let ticket = decode.ticket(&prefill, &request, 0);
     let events = prefill.send(prefill.message(request, Some(ticket))).await.rest().await;
@@ -287,7 +287,7 @@ async fn a_receiver_that_never_acks_runs_into_the_hold_deadline() {
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::NeverAck, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::NeverAck, prefill.compatibility.clone()).await;
     let request = request(1, 70, 8);
     let ticket = decode.ticket(&prefill, &request, 0);
     let started = Instant::now();
@@ -309,7 +309,7 @@ async fn a_lost_decode_node_fails_the_transfer() {
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     let request = request(1, 640, 8);
     let ticket = decode.ticket(&prefill, &request, 0);
     let events = prefill.send(prefill.message(request, Some(ticket))).await;
@@ -333,7 +333,7 @@ async fn a_dropped_stream_cancels_between_chunks_and_frees_every_block_within_a_
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     // 50 chunks: 2.5 seconds of work.
     let request = request(1, 800, 8);
     let ticket = decode.ticket(&prefill, &request, 0);
@@ -387,7 +387,7 @@ async fn duplicates_other_epochs_and_broken_tickets_are_refused() {
         ..NodeSpec::default()
     })
     .await;
-    let mut decode = Decode::start(Script::Commit, prefill.compatibility).await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
     let mut running = prefill.send(prefill.message(request(1, 160, 1), None)).await;
     assert!(matches!(running.next().await, Some(PrefillEvent::Accepted { .. })));
 

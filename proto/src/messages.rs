@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 pub use serving_core::cluster::{NodeFault, PrefillOutcome, RefuseReason};
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, RequestId, TransferId};
 use serving_core::kv::prefix_log::PrefixReport;
-use serving_core::node::{AssignedRole, CompatibilityHash, NodeRecord, NodeStatus, PermitNote, Ticket};
+use serving_core::node::{AssignedRole, NodeRecord, NodeStatus, PermitNote, Ticket};
 use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogprobs};
 use serving_core::stage::StageTimings;
 use serving_core::time::Time;
@@ -274,13 +275,13 @@ impl RegisterRefusedReason {
 }
 
 /// The facts about a decode node that a prefill node needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Peer {
     pub node: NodeId,
     /// host:port of its handoff service.
     pub address: String,
     pub transports: Vec<String>,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
 }
 
 /// P -> D on the pair's stream.
@@ -300,13 +301,13 @@ pub enum KvFrame {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Hello {
     pub from: NodeId,
     /// The epoch that the sender believes the receiver has.
     pub to: NodeId,
     pub protocol_version: u32,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
     pub shard: KvShard,
 }
 

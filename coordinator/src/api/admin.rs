@@ -130,9 +130,11 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
     let pairs = snapshot
         .nodes
         .iter()
-        .flat_map(|node| node.pairs().iter().map(move |pair| (node.name(), pair)));
-    let page = |(prefill, pair): (&str, &PairHealth)| {
-        let decode = pair.decode_node.name.to_string();
+        .flat_map(|node| node.pairs().iter().map(move |pair| (node, pair)));
+    let page = |(node, pair): (&NodeSnapshot, &PairHealth)| {
+        let (prefill, decode) = (node.name(), pair.decode_node.name.to_string());
+        let peer = snapshot.nodes.iter().find(|peer| peer.record.id == pair.decode_node);
+        let misfit = peer.and_then(|peer| node.record.incompatibility(&peer.record));
         let moved = totals
             .get(&(prefill.to_owned(), decode.clone()))
             .copied()
@@ -142,6 +144,7 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
             decode,
             is_usable: pair.unusable_reason.is_none(),
             unusable_reason: pair.unusable_reason.clone(),
+            unusable_because: misfit.map(|why| why.to_string()),
             kv_bytes_total: moved.kv_bytes,
             handoffs_total: moved.handoffs,
         }

@@ -190,7 +190,8 @@ impl From<Rejected> for ApiError {
         let outcome = rejected.reason.name();
         let error = match rejected.reason {
             RejectReason::NotReady => {
-                let missing = "no node can take this request now; GET /ready says what is missing";
+                let missing = rejected.missing.as_deref();
+                let missing = missing.unwrap_or("no node can take this request now; GET /ready says what is missing");
                 let wait = rejected.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
                 return Self {
                     retry: Retry::After(wait),

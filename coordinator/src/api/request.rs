@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Logprobs {
 pub struct CheckedRequest {
     pub endpoint: Endpoint,
     pub fields: GenerateFields,
-    /// The served name that the client used. Answers repeat it.
+    /// The first served name, whichever of them the client used. Answers have it.
     pub model: String,
     pub input: Input,
     pub sampling: SamplingParams,
@@ -206,13 +206,13 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
     })
 }
 
-/// The served name in `model`, checked.
+/// The first served name. `asked` must be one of them.
 pub fn served_model(state: &AppState, asked: Option<String>) -> Result<String, ApiError> {
     let served = &state.served_models;
-    match asked {
-        Some(asked) if served.contains(&asked) => Ok(asked),
-        Some(asked) => Err(ApiError::unknown_model(&asked, served)),
-        None => {
+    match (asked, served.first()) {
+        (Some(asked), Some(first)) if served.contains(&asked) => Ok(first.clone()),
+        (Some(asked), _) => Err(ApiError::unknown_model(&asked, served)),
+        (None, _) => {
             let message = format!("`model` is missing. This server serves: {}.", served.join(", "));
             Err(ApiError::invalid("model", message))
         }

@@ -3,10 +3,9 @@
 use service_runtime::metrics::exposition::{differences, read, without_a_start};
 use service_runtime::metrics::vllm;
 use serving_core::cluster::{HandoffOutcome, NodeHealth};
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
-use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth,
-};
+use serving_core::node::{KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth};
 use serving_core::stage::StageTimings;
 
 use super::*;
@@ -66,7 +65,7 @@ fn a_node() -> NodeSnapshot {
         is_co_located: false,
         address: "h:1".to_owned(),
         kv_address: "h:1".to_owned(),
-        compatibility: CompatibilityHash([0; 32]),
+        compatibility: CompatibilityHash([0; 32]).into(),
         transports: vec!["shm".to_owned()],
         version: "1".to_owned(),
         capacity: NodeCapacity {

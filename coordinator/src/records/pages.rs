@@ -81,7 +81,10 @@ pub struct PairPage {
     pub prefill: String,
     pub decode: String,
     pub is_usable: bool,
+    /// A closed label.
     pub unusable_reason: Option<String>,
+    /// Of two nodes that do not fit: the facts in which they differ, with both values.
+    pub unusable_because: Option<String>,
     pub kv_bytes_total: u64,
     pub handoffs_total: u64,
 }

@@ -49,6 +49,8 @@ pub struct TextModel {
     codec: Box<dyn TextCodec>,
     /// Prompt and output tokens of one sequence together.
     pub max_model_tokens: u32,
+    /// What the model is called where nobody gives it another name.
+    pub name: String,
     /// The path or name that the model came from: the `root` of `/v1/models`.
     pub root: String,
     /// Differs between two builds or models: the `system_fingerprint` of every answer.
@@ -57,7 +59,13 @@ pub struct TextModel {
 }
 
 impl TextModel {
-    pub fn new(codec: Box<dyn TextCodec>, max_model_tokens: u32, root: String, fingerprint: String) -> Self {
+    /// `name` and `root` are as in the fields.
+    pub fn new(
+        codec: Box<dyn TextCodec>,
+        max_model_tokens: u32,
+        (name, root): (String, String),
+        fingerprint: String,
+    ) -> Self {
         let longest_token_bytes = (0..codec.vocab_size())
             .filter_map(|id| codec.token_bytes(TokenId(id)).map(<[u8]>::len))
             .max()
@@ -66,6 +74,7 @@ impl TextModel {
         Self {
             codec,
             max_model_tokens,
+            name,
             root,
             fingerprint,
             longest_token_bytes,

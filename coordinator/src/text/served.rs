@@ -59,7 +59,7 @@ impl TextModel {
         Ok(TextModel::new(
             Box::new(codec),
             max_model_tokens,
-            path.display().to_string(),
+            (file.name(), path.display().to_string()),
             fingerprint,
         ))
     }

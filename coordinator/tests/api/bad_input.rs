@@ -256,7 +256,7 @@ async fn models() {
         &json!({"model": "org/alias", "prompt": "hi"}),
     )
     .await;
-    assert_eq!(answer.json()["model"], "org/alias");
+    assert_eq!(answer.json()["model"], MODEL, "answers have the first name");
 }
 
 #[tokio::test]

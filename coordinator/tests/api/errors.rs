@@ -45,6 +45,7 @@ async fn rejections() {
     ] {
         let rejected = Rejected {
             reason: reason.clone(),
+            missing: None,
             retry_after,
         };
         let server = Server::start(move |_| Script::Reject(rejected.clone())).await;
@@ -70,10 +71,25 @@ async fn rejections() {
 async fn a_full_queue_for_ever_is_not_to_be_retried() {
     let rejected = Rejected {
         reason: RejectReason::QueueFull,
+        missing: None,
         retry_after: None,
     };
     let server = Server::start(move |_| Script::Reject(rejected.clone())).await;
     assert_eq!(ask(&server).await.header("x-should-retry"), "false");
+}
+
+#[tokio::test]
+async fn what_a_cluster_lacks_is_in_the_error() {
+    let missing = "no pair fits: block_tokens is 32 on p and 16 on d";
+    let rejected = Rejected {
+        reason: RejectReason::NotReady,
+        missing: Some(missing.to_owned()),
+        retry_after: None,
+    };
+    let server = Server::start(move |_| Script::Reject(rejected.clone())).await;
+    let answer = ask(&server).await.json();
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(message.contains(missing), "{message}");
 }
 
 #[tokio::test]

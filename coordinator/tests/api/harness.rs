@@ -246,7 +246,7 @@ impl Server {
         let text = TextModel::new(
             Box::new(Bytes::new()),
             MAX_MODEL_TOKENS,
-            "root-of-tiny".into(),
+            (MODEL.into(), "root-of-tiny".into()),
             "fp-1".into(),
         );
         let state = AppState::new(AppParts {

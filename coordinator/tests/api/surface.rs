@@ -10,7 +10,9 @@ async fn models_are_listed_and_found() {
     let server = Server::saying("x").await;
     let list = get(server.address, "/v1/models").await.json();
     assert_eq!(list["object"], "list");
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(2));
     assert_eq!(list["data"][1]["id"], "org/alias");
+    assert_eq!(list["data"][1]["root"], "root-of-tiny", "it is the same model");
     let model = &list["data"][0];
     assert_eq!(
         (&model["id"], &model["object"], &model["owned_by"]),

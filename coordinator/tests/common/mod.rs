@@ -18,11 +18,10 @@ use service_runtime::membership::{self, CoordinatorsAt, JoinConfig, Membership};
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{ChoiceIndex, NodeEpoch, NodeId, NodeName, OutputIndex, RequestId, TokenId, TransferId};
 use serving_core::kv::prefix_log::PrefixLog;
-use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, Ticket,
-};
+use serving_core::node::{KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, Ticket};
 use serving_core::request::{FinishReason, Lane, Request, SamplingParams, StopConditions, TokenEvent};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -107,7 +106,7 @@ pub fn record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord {
         is_co_located: false,
         address: "127.0.0.1:1".into(),
         kv_address: "127.0.0.1:1".into(),
-        compatibility: CompatibilityHash([7; 32]),
+        compatibility: CompatibilityHash([7; 32]).into(),
         transports: vec!["grpc".into()],
         version: "test".into(),
         capacity: NodeCapacity {

@@ -2,6 +2,7 @@
 
 pub mod etcd;
 mod membership;
+mod memory;
 mod options;
 mod process;
 

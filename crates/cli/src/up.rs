@@ -4,8 +4,10 @@ mod log_line;
 mod ready_watch;
 mod report;
 
+use std::io::IsTerminal as _;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -16,6 +18,8 @@ use crate::local_cluster::{
     ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
     Observer,
 };
+use crate::model::ResolvedModel;
+use crate::model::progress::Progress;
 use crate::signals::{Signals, Stop};
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
@@ -34,7 +38,10 @@ Examples:
   baton up --topology 2c                     two co-located nodes, to compare with
   baton up --membership etcd --coordinators 2  as on several machines, with an etcd of its own
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
+  baton up --model ./my-folder --served-model-name mine,org/other-name
+  baton up --model org/name:Q4_K_M           from the Hugging Face hub, or its cache on this machine
   BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
+  BATON_SHARED_WEIGHTS= baton up             weights in each node, not once for all of them
   BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
 
 #[derive(Debug, Args)]
@@ -43,8 +50,10 @@ pub struct UpArgs {
     /// Prefill and decode nodes (1p1d, 2p4d), or co-located nodes (2c).
     #[arg(long, default_value = "1p1d", value_name = "NpMd|Nc")]
     pub topology: Topology,
-    /// A name that `baton model list` knows (fetched when needed), or the path of a GGUF file.
-    #[arg(long, default_value = "smollm2-135m", value_name = "NAME|PATH")]
+    /// The path of a GGUF file (the first part of a split one) or of a Hugging Face folder; a name that `baton model list`
+    /// knows; or a name on the Hugging Face hub: org/name, org/name@REVISION, org/name:FILE.gguf, org/name:Q4_K_M. Models with
+    /// names are fetched when they are not on this machine.
+    #[arg(long, default_value = "smollm2-135m", value_name = "PATH|NAME")]
     pub model: String,
     /// Where the API listens; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "HOST:PORT")]
@@ -108,19 +117,19 @@ fn check_listen(listen: &str) -> anyhow::Result<()> {
     }
 }
 
-async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result<Exit> {
+async fn up(args: UpArgs, executable: PathBuf, model: ResolvedModel) -> anyhow::Result<Exit> {
     let terminal = Terminal::stderr();
     let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
     let started = Instant::now();
-    let mut options = LocalClusterOptions::new(executable, args.topology, model);
+    let mut options = LocalClusterOptions::new(executable, args.topology, model.path);
     options.listen = args.listen.clone();
     options.membership = args.membership.clone();
     options.coordinator_count = args.coordinators;
     options.settings = args.settings.clone();
-    options
-        .settings
-        .served_model_name
-        .get_or_insert_with(|| served_name(&args.model));
+    // Without a name here each process takes the name of the file or folder.
+    if options.settings.served_model_name.is_empty() {
+        options.settings.served_model_name.extend(model.name);
+    }
     options.settings.threads_per_node.get_or_insert_with(available_cores);
     options.log_dir = args.log_dir.clone();
     let drain_ms_max = args.drain_timeout * 1000;
@@ -130,6 +139,13 @@ async fn up(args: UpArgs, executable: PathBuf, model: PathBuf) -> anyhow::Result
     options.start_within = Duration::from_secs(args.start_timeout);
     options.observer = observer(terminal, started, args.quiet);
     let settings = options.settings.clone();
+    options.check_memory().with_context(|| {
+        format!(
+            "{} of {} does not fit this machine",
+            args.topology,
+            options.model.display()
+        )
+    })?;
 
     say!("baton up: {} from {}", args.topology, options.model.display());
     let cluster = tokio::select! {
@@ -205,15 +221,6 @@ async fn after_failure(cluster: &LocalCluster, exit: &NodeExit) -> anyhow::Error
     error.context("a process died, the others were stopped")
 }
 
-/// The catalogue's name, or the name of the file.
-fn served_name(model: &str) -> String {
-    let path = Path::new(model);
-    match path.file_stem().filter(|_| model.contains(['/', '.'])) {
-        Some(stem) => stem.to_string_lossy().into_owned(),
-        None => model.to_owned(),
-    }
-}
-
 fn available_cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
@@ -227,11 +234,26 @@ async fn say_still_waiting(started: Instant) -> std::convert::Infallible {
 
 /// Shows the events of the start, and the processes' own lines behind their names.
 fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
+    // Nodes that share their weights pack them once, so one bar is enough. Without a terminal the node's log has it.
+    let bar = Mutex::new(None::<Progress>);
     Observer::new(move |event| {
         let at = started.elapsed().as_secs_f64();
         match event {
             ClusterEvent::EtcdStarted { address, pid } => say!("{at:6.1} s  etcd: answers on {address}, pid {pid}"),
             ClusterEvent::Started { name, kind, pid } => say!("{at:6.1} s  {name}: started as {kind}, pid {pid}"),
+            ClusterEvent::Packing { .. } if !std::io::stderr().is_terminal() => {}
+            ClusterEvent::Packing {
+                done_bytes,
+                total_bytes,
+                ..
+            } => {
+                let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+                let start = || Progress::start("packing the weights", Some(*total_bytes), false);
+                bar.get_or_insert_with(start).at(*done_bytes);
+                if done_bytes >= total_bytes {
+                    *bar = None;
+                }
+            }
             ClusterEvent::Listening { name, address } => say!("{at:6.1} s  {name}: listens on {address}"),
             ClusterEvent::Waiting { what } => say!("{at:6.1} s  waiting: {what}"),
             ClusterEvent::Ready { name } => say!("{at:6.1} s  {name}: ready"),
@@ -247,12 +269,6 @@ fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_model_is_served_under_its_name_or_its_files_stem() {
-        assert_eq!(served_name("smollm2-135m"), "smollm2-135m");
-        assert_eq!(served_name("/models/Tiny-1B.Q4_1.gguf"), "Tiny-1B.Q4_1");
-    }
 
     #[test]
     fn a_port_in_use_and_a_word_that_is_no_address_are_told_apart() {

@@ -1,6 +1,6 @@
 //! Prefill and decode speed of the CPU engine on one model file.
 //!
-//! `cargo run --release -p engine --example speed -- MODEL.gguf [threads] [kernel]`. Prints wall time and the
+//! `cargo run --release -p engine --example speed -- MODEL.gguf [threads] [kernel] [private|shared]`. Prints wall time and the
 //! process's CPU time, because on a busy machine only the latter says what the code costs.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on must stop")]
 
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use engine::{
-    BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KernelChoice, KvSize, LogitsWanted, Numerics,
-    SequenceRows, open_cpu_engine,
+    BLOCK_TOKENS, CpuEngineOptions, EngineLimits, HostEngine, KeptWeights, KernelChoice, KvSize, LogitsWanted,
+    Numerics, SequenceRows, WeightsFile, open_cpu_engine_with,
 };
 use model_files::model::Model;
 use serving_core::ids::{BlockId, TokenId};
@@ -53,6 +53,14 @@ fn main() -> Result<()> {
         Some("avx512") => KernelChoice::Avx512Vnni,
         Some(other) => bail!("unknown kernel {other}: auto, portable, avx2 or avx512"),
     };
+    // As the nodes of one `baton up` have their weights.
+    let memory = match arguments.next().as_deref() {
+        None | Some("private") => None,
+        Some("shared") => Some(WeightsFile::create()?),
+        Some(other) => bail!("{other} is neither private nor shared"),
+    };
+    let shared_at = memory.as_ref().map(WeightsFile::path);
+    let kept = KeptWeights::default().shared_at(shared_at.as_deref());
     let file = Model::open(path.as_ref())?;
     let options = CpuEngineOptions {
         numerics: Numerics::Int8Blocks,
@@ -68,7 +76,7 @@ fn main() -> Result<()> {
         progress: None,
     };
     let started = Instant::now();
-    let mut engine = open_cpu_engine(&file, options)?;
+    let mut engine = open_cpu_engine_with(&kept, &file, options)?;
     println!(
         "loaded in {:.2} s, kernel {}, {threads} threads",
         started.elapsed().as_secs_f64(),

@@ -18,6 +18,7 @@ pub mod kv_memory;
 mod kv_store;
 pub mod math;
 mod memory;
+mod memory_need;
 pub mod numerics;
 mod on_host;
 mod open;
@@ -31,21 +32,23 @@ use serving_core::ids::{BlockId, TokenId};
 
 pub use batch::EngineLimits;
 pub use cpu::{
-    CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, open_cpu_engine, open_cpu_engine_with,
+    CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, NotShared, WeightsFile,
+    open_cpu_engine, open_cpu_engine_with, weights_bytes,
 };
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};
 pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError};
 pub use kv_store::{DeviceError, DeviceMemory};
+pub use memory_need::{MemoryNeed, MemoryRoom, NotEnoughMemory};
 pub use numerics::Numerics;
 pub use on_host::OnHost;
-pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility_hash, open_engine};
+pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility, memory_need, open_engine};
 pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
 pub use stand_in::{StandInConfig, StandInEngine};
 pub use step::{CompletedStep, Draws, PromptLogprobsChunk, Step, StepOutput, StepRow};
 
-/// The facts about the loaded model that a node needs, and that go into the compatibility hash of a pair (PROTOCOL rule
-/// 13).
+/// The facts about the loaded model that a node needs. [`compatibility`] makes of them what decides whether two nodes are a pair
+/// (PROTOCOL rule 13).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFacts {
     /// For people; not part of compatibility.

@@ -4,28 +4,42 @@
 //! All floating-point work is IEEE f32 with the default rounding and without fused multiply-add; sums have the order
 //! given here, whatever the instruction set, thread, batch or chunk. `exp` is [`crate::math::exp`]. "Tree sum" of 16
 //! lanes: add lane i + 8 to lane i, then i + 4, i + 2, i + 1.
+//! - **Embedding**: a row of the matrix, dequantised from its panels; in families that scale it, times `sqrt(hidden size)`.
 //! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon;
-//!   `s = 1 / sqrt(that)`; result `(x * s) * weight`.
+//!   `s = 1 / sqrt(that)`; result `(x * s) * weight`. A norm of heads does so for each head, before RoPE. A norm after attention
+//!   or after the feed-forward part does so for the finished output of the matrix, before it is added to the residual stream.
 //! - **Bias**, in architectures that have one: added to a finished output of a matrix.
-//! - **RoPE**: pairs, (2i, 2i+1) or (i, i + head_dim/2) by architecture, turn by `position * base^(-2i / head_dim)`, angles and functions in f64,
-//!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`.
-//! - **Attention**, per row and query head: KV blocks of 16 tokens in order of position, up to the row's own position.
-//!   A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * (1 / sqrt(head dim))`.
-//!   Online softmax: `m' = max(m, scores)`, `c = exp(m - m')`, `p = exp(score - m')` (0 beyond the row's position),
-//!   `l = l * c + tree sum of p`, `out = out * c`, then `out += p[j] * v[j]` for each token in order. At the end
+//! - **RoPE**: pairs, (2i, 2i+1) or (i, i + dims/2) by architecture, of the first `dims` values of a head (usually all) turn by
+//!   `position * speed`. The speed is `base^(-2i / dims)`, divided by the factor of a linear scaling or by the pair's own factor, or changed by
+//!   Llama 3.1's formula. Angles and functions in f64; cosine and sine times the magnitude that comes with factors;
+//!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`. Layers with a window may have another base and no scaling.
+//! - **Attention**, per row and query head: KV blocks of 16 tokens in order of position, up to the row's own position; with a window of w
+//!   tokens, from the block that holds the first of the row's last w tokens, its own included.
+//!   A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * scale`, where the scale is `1 / sqrt(head dim)` or
+//!   what the model says, then capped in models with a cap.
+//!   Online softmax: `m' = max(m, scores)`, `c = exp(m - m')`, `p = exp(score - m')` (0 outside the positions that the row sees),
+//!   `l = l * c + tree sum of p`, `out = out * c`, then `out += p[j] * v[j]` for each token that the row sees, in order. At the end
 //!   `out * (1 / l)`. Keys and values are read back from the KV memory, also by the step that wrote them.
-//! - **Gated unit**: `(g / (1 + exp(-g))) * u`.
+//! - **Gated unit**: `(g / (1 + exp(-g))) * u`, or for GELU in its tanh form `(g / (1 + exp(-z))) * u` with
+//!   `z = ((g * g) * 0.071354814 + 1.595769) * g`.
+//! - **Cap** of scores or logits: `y = x / cap`, `(1 - 2 / (1 + exp(y + y))) * cap`.
 //!
 //! # `Int8Blocks`, the default
-//! Weights stay as the file has them (Q4_1 or Q8_0 blocks of 32). The input of every matrix is quantised per row and
+//! Weights are Q4_1 or Q8_0 blocks of 32. Each tensor becomes one of the two:
+//! - Q4_1 and Q8_0 as the file has them. Q4_0 exactly as Q4_1, with the minimum `-8 d`. Q5_0 exactly as Q8_0.
+//! - Q4_K as Q4_1: the scale `d * s` and the minimum `-(dmin * m)` of each group of 32 are rounded to f16.
+//! - F32, F16, BF16, Q5_1, Q5_K and Q6_K as Q8_0: dequantised to f32, then per block of 32 `d = absmax / 127`, rounded up to f16, and
+//!   `q = x / d`, rounded to the nearest integer, halves to even. When gate and up differ in this, both are Q8_0, in this way, Q4_0 exactly.
+//!
+//! The input of every matrix is quantised per row and
 //! block of 32: `scale = absmax / 127`, `q = x * (127 / absmax)` rounded to the nearest integer, halves to even; a block
 //! whose absmax is below 1e-30 is zero. An output is a sum over blocks in order, one f32 accumulator:
-//! `acc += (d * scale) * dot + m * (scale * sum(q))` for Q4_1 (file scale d, minimum m, dot of 4-bit and 8-bit
+//! `acc += (d * scale) * dot + m * (scale * sum(q))` for Q4_1 (block scale d, minimum m, dot of 4-bit and 8-bit
 //! integers, exact in i32), `acc += (d * scale) * dot` for Q8_0. KV is stored as f16, rounded to nearest even.
 //!
 //! # `Exact`
-//! The reference: weights dequantised to f32 (`q * d + m`), f32 inputs and KV. An output has 4 accumulators over the
-//! columns (index mod 4), `acc[i] += x * w` in order, result `(a0 + a1) + (a2 + a3)`.
+//! The reference: weights of every type dequantised to f32 (`model_files::gguf::dequantise_row`), f32 inputs and KV. An output has 4
+//! accumulators over the columns (index mod 4), `acc[i] += x * w` in order, result `(a0 + a1) + (a2 + a3)`.
 
 use crate::KvDtype;
 
@@ -48,7 +62,8 @@ impl Numerics {
         }
     }
 
-    pub(crate) fn kv_dtype(self) -> KvDtype {
+    /// How keys and values are stored.
+    pub fn kv_dtype(self) -> KvDtype {
         match self {
             Numerics::Int8Blocks => KvDtype::F16,
             Numerics::Exact => KvDtype::F32,

@@ -1,16 +1,16 @@
-//! From a node's settings to a running engine, and to the hash that decides with which nodes it may exchange KV.
+//! From a node's settings to a running engine, and to what decides with which nodes it may exchange KV.
 
 use std::path::Path;
 
 use model_files::model::{Model, ModelError};
 use model_files::tokenizer::TokenizerError;
-use serving_core::node::CompatibilityHash;
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use crate::{
-    Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, LoadProgress, ModelFacts, Numerics,
-    SampleError,
+    Engine, EngineError, EngineLimits, KeptWeights, KernelChoice, KvBacking, LoadProgress, MemoryNeed, MemoryRoom,
+    ModelFacts, NotEnoughMemory, Numerics, SampleError, memory_need as need,
 };
 
 type Opener = fn(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>;
@@ -26,9 +26,10 @@ macro_rules! engines {
         }
 
         impl EngineKind {
+            #[expect(unused_doc_comments, reason = "an arm has all attributes of its engine; `cfg` must be among them")]
             fn opener(self) -> Opener {
                 match self {
-                    $(Self::$name => $open,)+
+                    $($(#[$about])* Self::$name => $open,)+
                 }
             }
         }
@@ -74,7 +75,9 @@ impl std::fmt::Debug for OpenOptions<'_> {
 
 pub struct OpenedEngine {
     pub engine: Box<dyn Engine>,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
+    /// That of the model's file or folder; without one the engine's.
+    pub model_name: String,
 }
 
 impl std::fmt::Debug for OpenedEngine {
@@ -88,7 +91,7 @@ impl std::fmt::Debug for OpenedEngine {
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error(
-        "the cpu engine needs a model file: give --model FILE, a GGUF; `baton model pull smollm2-135m` fetches one and prints its path"
+        "the cpu engine needs a model: give --model with a GGUF file or a Hugging Face folder; `baton model pull smollm2-135m` fetches one and prints its path"
     )]
     NoModel,
     #[error(transparent)]
@@ -97,6 +100,9 @@ pub enum OpenError {
     Engine(#[from] EngineError),
     #[error("the model file's tokenizer cannot be used: {0}")]
     Tokenizer(#[from] TokenizerError),
+    /// Nothing was loaded.
+    #[error(transparent)]
+    Memory(#[from] NotEnoughMemory),
     #[error("the model cannot be sampled from: {0}")]
     Sampler(#[from] SampleError),
 }
@@ -111,17 +117,70 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
         Some(path) => Some(Model::open(path)?),
         None => None,
     };
-    let tokenizer_hash = match &file {
-        Some(file) => file.tokenizer()?.content_hash(),
-        None => [0; 32],
-    };
-    let engine = options.kind.opener()(file.as_ref(), options)?;
-    let compatibility = compatibility_hash(engine.model(), &tokenizer_hash, protocol_version);
-    Ok(OpenedEngine { engine, compatibility })
+    check_memory(file.as_ref(), &options)?;
+    let opener = options.kind.opener();
+    let (tokenizer_hash, engine) = std::thread::scope(|scope| {
+        // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
+        let hashes = file.as_ref().map(|file| {
+            scope.spawn(|| file.content_sha256());
+            scope.spawn(|| file.tokenizer().map(|tokenizer| tokenizer.content_hash()))
+        });
+        let engine = opener(file.as_ref(), options);
+        let tokenizer_hash = match hashes.map(|hash| hash.join()) {
+            Some(Ok(hash)) => hash?,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => [0; 32],
+        };
+        Ok::<_, OpenError>((tokenizer_hash, engine?))
+    })?;
+    let compatibility = compatibility(engine.model(), tokenizer_hash, protocol_version);
+    let model_name = file.map_or_else(|| engine.model().name.clone(), |file| file.name());
+    Ok(OpenedEngine {
+        engine,
+        compatibility,
+        model_name,
+    })
 }
 
-/// Equal for two nodes exactly when each may use the other's KV bytes (PROTOCOL rule 13).
-pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protocol_version: u32) -> CompatibilityHash {
+/// The memory that [`open_engine`] takes, from the model's tensor table and the settings.
+///
+/// # Errors
+/// The model file's fault.
+pub fn memory_need(options: &OpenOptions<'_>) -> Result<MemoryNeed, OpenError> {
+    let file = options.model.map(Model::open).transpose()?;
+    Ok(need_of(file.as_ref(), options)?)
+}
+
+fn need_of(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<MemoryNeed, EngineError> {
+    let (weights, buffers) = match (options.kind, file) {
+        (EngineKind::Cpu, Some(file)) => (
+            crate::cpu::weights_bytes(file, options.numerics)?,
+            need::buffer_bytes(file.config(), options.limits, options.threads),
+        ),
+        _ => (0, 0),
+    };
+    Ok(MemoryNeed {
+        weights,
+        kv: options.kv_bytes,
+        buffers,
+    })
+}
+
+/// Refuses what cannot end well. Weights that are shared, or that an earlier engine has packed, are not counted: they may
+/// be there already.
+fn check_memory(file: Option<&Model>, options: &OpenOptions<'_>) -> Result<(), OpenError> {
+    let mut need = need_of(file, options)?;
+    if !options.kept_weights.is_private_and_empty() {
+        need.weights = 0;
+    }
+    match MemoryRoom::of_this_process() {
+        Some(room) => Ok(need.check(room)?),
+        None => Ok(()),
+    }
+}
+
+/// The facts that decide whether another node may use this engine's KV bytes, with the hash over them (PROTOCOL rule 13).
+pub fn compatibility(model: &ModelFacts, tokenizer_sha256: [u8; 32], protocol_version: u32) -> Compatibility {
     let ModelFacts {
         name: _,
         vocab_size,
@@ -131,25 +190,63 @@ pub fn compatibility_hash(facts: &ModelFacts, tokenizer_hash: &[u8; 32], protoco
         kv,
         rope_base,
         rank,
+    } = model;
+    let facts = CompatibilityFacts {
+        weights_sha256: *weights_sha256,
+        tokenizer_sha256,
+        numerics_id: numerics_id.clone(),
+        kv_dtype: kv.dtype.name().to_owned(),
+        block_tokens: kv.block_tokens,
+        layer_count: kv.layer_count,
+        kv_head_count: kv.kv_head_count,
+        head_dim: kv.head_dim,
+        vocab_size: *vocab_size,
+        context_length: *context_length,
+        rope_base: *rope_base,
+        rank_count: rank.count,
+        protocol_version,
+    };
+    Compatibility {
+        hash: hash_of(&facts),
+        facts: Some(Box::new(facts)),
+    }
+}
+
+/// Nodes of all versions compare this hash: it changes with a fact, and with nothing else.
+fn hash_of(facts: &CompatibilityFacts) -> CompatibilityHash {
+    let CompatibilityFacts {
+        weights_sha256,
+        tokenizer_sha256,
+        numerics_id,
+        kv_dtype,
+        block_tokens,
+        layer_count,
+        kv_head_count,
+        head_dim,
+        vocab_size,
+        context_length,
+        rope_base,
+        rank_count,
+        protocol_version,
     } = facts;
     let mut hasher = Sha256::new();
     hasher.update(b"baton compatibility 1\0");
     hasher.update(weights_sha256);
-    hasher.update(tokenizer_hash);
+    hasher.update(tokenizer_sha256);
     hasher.update(numerics_id.as_bytes());
     hasher.update([0]);
-    hasher.update(kv.dtype.name().as_bytes());
+    hasher.update(kv_dtype.as_bytes());
     hasher.update([0]);
     let numbers = [
         *vocab_size,
         *context_length,
-        kv.layer_count,
-        kv.kv_head_count,
-        kv.head_dim,
-        kv.block_tokens,
+        *layer_count,
+        *kv_head_count,
+        *head_dim,
+        *block_tokens,
         rope_base.to_bits(),
-        rank.count,
-        protocol_version,
+        *rank_count,
+        *protocol_version,
     ];
     for number in numbers {
         hasher.update(number.to_le_bytes());
@@ -190,17 +287,18 @@ mod tests {
             open_engine(options(1)).expect("again").compatibility
         );
         assert_ne!(
-            base.compatibility,
-            open_engine(options(2)).expect("again").compatibility
+            base.compatibility.hash,
+            open_engine(options(2)).expect("again").compatibility.hash
         );
         let facts = base.engine.model();
-        let hash = |facts: &ModelFacts| compatibility_hash(facts, &[0; 32], 1);
-        assert_eq!(hash(facts), base.compatibility);
+        let told = |facts: &ModelFacts| compatibility(facts, [0; 32], 1);
+        let hash = |facts: &ModelFacts| told(facts).hash;
+        assert_eq!(told(facts), base.compatibility);
         let named = ModelFacts {
             name: "another name".to_owned(),
             ..facts.clone()
         };
-        assert_eq!(hash(&named), base.compatibility, "a name is for people");
+        assert_eq!(told(&named), base.compatibility, "a name is for people");
         let changed = [
             ModelFacts {
                 numerics_id: "x".to_owned(),
@@ -234,9 +332,9 @@ mod tests {
             },
         ];
         for facts in changed {
-            assert_ne!(hash(&facts), base.compatibility, "{facts:?}");
+            assert_ne!(hash(&facts), base.compatibility.hash, "{facts:?}");
         }
-        assert_ne!(compatibility_hash(facts, &[1; 32], 1), base.compatibility);
+        assert_ne!(compatibility(facts, [1; 32], 1).hash, base.compatibility.hash);
     }
 
     #[test]

@@ -8,11 +8,11 @@
 
 mod common;
 
-use common::{Golden, Setup, argmax, data, feed, goldens, open, open_file, setup, table};
+use common::{Golden, Setup, argmax, data, feed, file_of, goldens, open, open_file, setup, table};
 use engine::{CpuEngine, LogitsWanted, Numerics, prompt_logprob};
 use model_files::arch::SUPPORTED;
-use model_files::model::Model;
-use model_files::test_kit::TinyModel;
+use model_files::gguf::GgmlType;
+use model_files::test_kit::{GoldenModel, golden_models};
 use serving_core::ids::TokenId;
 
 /// What the default run's exact decode path covers, in total rows of a case.
@@ -177,29 +177,124 @@ fn exact_prefill_and_decode_match_the_goldens() {
     println!("exact, free running: {followed} of {total} tokens before the first difference of each case");
 }
 
+/// The lines of a golden file that belong to one tiny model.
+fn cases_of(model: &GoldenModel) -> Vec<Golden> {
+    let text = std::fs::read_to_string(data(&format!("{}.jsonl", model.file))).unwrap();
+    let cases = text.lines().map(|line| serde_json::from_str::<Golden>(line).unwrap());
+    let cases: Vec<Golden> = cases.filter(|case| case.model.as_ref() == Some(&model.name)).collect();
+    assert_eq!(cases.len(), 3, "{} {}", model.file, model.name);
+    cases
+}
+
+/// The largest difference of any logit of each case's last step, teacher-forced.
+fn last_logits_difference(engine: &mut CpuEngine, cases: &[Golden], chunk: usize) -> f32 {
+    let mut largest = 0.0f32;
+    for case in cases {
+        let (tokens, last) = (case.forced(), case.forced().len() as u32 - 1);
+        let blocks = table(0, tokens.len());
+        let mut see = |position, logits: &mut [f32]| {
+            if position == last {
+                assert_eq!(logits.len(), case.last_logits.len());
+                for (logit, right) in logits.iter().zip(&case.last_logits) {
+                    // A NaN must not vanish in `max`.
+                    assert!(logit.is_finite());
+                    largest = largest.max((logit - right).abs());
+                }
+            }
+        };
+        feed(engine, (&tokens, 0, &blocks), (chunk, LogitsWanted::Last), &mut see);
+    }
+    largest
+}
+
 /// `integration-tests/python/reference_model.py` computed these goldens; its header has the command.
 #[test]
-fn every_architecture_matches_an_independent_program() {
+fn every_architecture_and_type_matches_an_independent_program() {
+    let models = golden_models();
     for architecture in SUPPORTED {
-        let text = std::fs::read_to_string(data(&format!("architecture-{}.jsonl", architecture.name))).unwrap();
-        for (tied, lines) in [true, false]
-            .into_iter()
-            .zip(text.lines().collect::<Vec<_>>().chunks(3))
-        {
-            let cases: Vec<Golden> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-            assert_eq!(cases.len(), 3);
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("tiny.gguf");
-            TinyModel::of_golden(architecture, tied).build().write(&path).unwrap();
-            let file = Model::open(&path).unwrap();
-            let mut engine = open_file(&file, setup(Numerics::Exact));
-            for chunk in [256, 1] {
-                let mut comparison = teacher_forced(&mut engine, &cases, chunk);
-                comparison.report(&format!("{}, tied {tied}, chunks of {chunk}", architecture.name));
-                comparison.assert_exact();
-            }
-            free_running(&mut engine, &cases, 0.002);
+        let file = format!("architecture-{}", architecture.name);
+        assert!(models.iter().any(|model| model.file == file), "{file}");
+    }
+    for kind in GgmlType::ALL {
+        assert!(models.iter().any(|model| model.name == kind.name().to_lowercase()));
+    }
+    for model in models {
+        let cases = cases_of(&model);
+        let mut engine = open_file(&file_of(&model.builder), setup(Numerics::Exact));
+        for chunk in [256, 1] {
+            let mut comparison = teacher_forced(&mut engine, &cases, chunk);
+            let largest = last_logits_difference(&mut engine, &cases, chunk);
+            comparison.report(&format!("{} {}, chunks of {chunk}", model.file, model.name));
+            println!("largest logit difference {largest:.6}");
+            comparison.assert_exact();
+            assert!(largest <= 1e-3, "{} {}: {largest}", model.file, model.name);
         }
-        assert_eq!(text.lines().count(), 6);
+        free_running(&mut engine, &cases, 0.002);
+    }
+}
+
+/// A text that the model itself would write: drawn token by token from its distribution, by numbers that the seed fixes.
+fn drawn_text(engine: &mut CpuEngine, seed: u32, length: usize) -> Vec<TokenId> {
+    let blocks = table(0, length);
+    let mut text = vec![TokenId(seed % 259)];
+    while text.len() < length {
+        let position = text.len() as u32 - 1;
+        // Knuth's multiplicative hash, as a share of one.
+        let share = f64::from((position + 1000 * seed + 1).wrapping_mul(2_654_435_761)) / 2f64.powi(32);
+        let mut next = 0;
+        let draw = |_, logits: &mut [f32]| {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weights = logits.iter().map(|logit| f64::from(logit - largest).exp());
+            let mut left = share * weights.clone().sum::<f64>();
+            next = weights
+                .take_while(|weight| {
+                    left -= weight;
+                    left > 0.0
+                })
+                .count()
+                .min(258) as u32;
+        };
+        feed(
+            engine,
+            (&text[position as usize..], position, &blocks),
+            (1, LogitsWanted::Last),
+            draw,
+        );
+        text.push(TokenId(next));
+    }
+    text
+}
+
+/// The engine's numerics against the exact ones: the perplexity of three texts that each model draws.
+#[test]
+fn the_default_numerics_stay_within_one_percent_of_the_exact_ones() {
+    const LENGTH: usize = 250;
+    for model in golden_models() {
+        let file = file_of(&model.builder);
+        let mut engine = open_file(&file, setup(Numerics::Exact));
+        let texts = [1, 2, 3].map(|seed| drawn_text(&mut engine, seed, LENGTH));
+        let perplexity = |numerics| {
+            let mut engine = open_file(&file, setup(numerics));
+            let mut sum = 0.0;
+            for text in &texts {
+                let see = |position: u32, logits: &mut [f32]| {
+                    if let Some(next) = text.get(position as usize + 1) {
+                        sum -= f64::from(prompt_logprob(logits, *next, 0).unwrap().logprob);
+                    }
+                };
+                feed(&mut engine, (text, 0, &table(0, LENGTH)), (64, LogitsWanted::All), see);
+            }
+            (sum / (texts.len() * (LENGTH - 1)) as f64).exp()
+        };
+        let (exact, int8) = (perplexity(Numerics::Exact), perplexity(Numerics::Int8Blocks));
+        let change = int8 / exact - 1.0;
+        println!(
+            "{} {}: perplexity {exact:.2}, {:+.3} %",
+            model.file,
+            model.name,
+            change * 100.0
+        );
+        assert!(exact < 200.0, "{} {}: the model knows nothing", model.file, model.name);
+        assert!(change.abs() <= 0.01, "{} {}: {exact} {int8}", model.file, model.name);
     }
 }

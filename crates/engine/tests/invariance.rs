@@ -6,14 +6,15 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Setup, feed, goldens, open, setup, table};
+use common::{Setup, feed, file_of, goldens, open, setup, table};
 use engine::{
     BLOCK_TOKENS, CpuEngine, CpuEngineOptions, EngineError, EngineLimits, HostEngine, KeptWeights, KernelChoice,
-    KvSize, LogitsWanted, Numerics, SequenceRows, open_cpu_engine, open_cpu_engine_with,
+    KvSize, LogitsWanted, NotShared, Numerics, SequenceRows, WeightsFile, open_cpu_engine, open_cpu_engine_with,
 };
+use model_files::arch::Architecture;
 use model_files::gguf::GgmlType;
 use model_files::model::Model;
-use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel};
+use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel, golden_models};
 use proptest::prelude::*;
 use serving_core::ids::{BlockId, TokenId};
 
@@ -201,15 +202,39 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
     }
 }
 
-fn file_of(model: &TinyModel) -> Model {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    model.build().write(&path).unwrap();
-    Model::open(&path).unwrap()
+fn tiny(model: &TinyModel, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
+    open_cpu_engine(&file_of(&model.build()), options)
 }
 
-fn tiny(model: &TinyModel, options: CpuEngineOptions<'_>) -> Result<CpuEngine, EngineError> {
-    open_cpu_engine(&file_of(model), options)
+/// Chunks, decode steps, threads and instruction sets, for every family, every number type and both numerics.
+#[test]
+fn nothing_else_changes_the_bits_of_any_family() {
+    let tokens: Vec<TokenId> = (0..75u32).map(|i| TokenId((11 * i * i + 5 * i) % 259)).collect();
+    for model in golden_models() {
+        let file = file_of(&model.builder);
+        for numerics in [Numerics::Int8Blocks, Numerics::Exact] {
+            let run = |threads, kernel, chunk| match open_cpu_engine(&file, options(numerics, threads, kernel)) {
+                Ok(mut engine) => Some(trace(&mut engine, &tokens, 3, chunk)),
+                Err(EngineError::KernelUnsupported { .. }) => None,
+                Err(error) => panic!("{error}"),
+            };
+            let expected = run(1, KernelChoice::Portable, 96).unwrap();
+            for (threads, kernel, chunk) in [
+                (2, KernelChoice::Auto, 1),
+                (3, KernelChoice::Auto, 7),
+                (2, KernelChoice::Avx2, 29),
+            ] {
+                if let Some(got) = run(threads, kernel, chunk) {
+                    assert!(
+                        got == expected,
+                        "{} {} {kernel:?} chunks of {chunk}",
+                        model.file,
+                        model.name
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// One of the shapes that the real model does not have.
@@ -247,6 +272,7 @@ fn tiny_model(choice: usize) -> (TinyModel, Numerics) {
         ),
         3 => (
             TinyModel {
+                architecture: Architecture::named("gemma3").unwrap(),
                 matrix_kind: GgmlType::Q4_1,
                 head_dim: 80,
                 kv_head_count: 1,
@@ -358,12 +384,17 @@ fn one_wrong_bit_of_kv_changes_the_logits() {
 fn models_and_options_that_cannot_run_are_typed_errors() {
     let base = TinyModel::default();
     let int8 = || options(Numerics::Int8Blocks, 1, KernelChoice::Auto);
-    let f16 = TinyModel {
+    let short_rows = TinyModel {
         matrix_kind: GgmlType::F16,
+        ffn_size: 48,
         ..base.clone()
     };
-    assert!(matches!(tiny(&f16, int8()), Err(EngineError::UnsupportedTensor { .. })));
-    assert!(tiny(&f16, options(Numerics::Exact, 1, KernelChoice::Auto)).is_ok());
+    for numerics in [Numerics::Int8Blocks, Numerics::Exact] {
+        let refused = tiny(&short_rows, options(numerics, 1, KernelChoice::Auto));
+        assert!(
+            matches!(refused, Err(EngineError::UnsupportedTensor { tensor, .. }) if tensor == "blk.0.ffn_down.weight")
+        );
+    }
     let odd = TinyModel {
         head_dim: 8,
         head_count: 8,
@@ -405,6 +436,53 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
 }
 
 #[test]
+fn engines_with_shared_weights_compute_the_same_and_other_weights_stay_private() {
+    let memory = WeightsFile::create().unwrap();
+    let model = TinyModel::default();
+    let path = memory.path();
+    let open = |kept: &KeptWeights, numerics| {
+        let mut matrices = 0;
+        let mut count = |_| matrices += 1;
+        let options = CpuEngineOptions {
+            progress: Some(&mut count),
+            ..options(numerics, 2, KernelChoice::Auto)
+        };
+        let engine = open_cpu_engine_with(kept, &file_of(&model.build()), options).unwrap();
+        (engine, matrices > 0)
+    };
+    let shared = || KeptWeights::default().shared_at(Some(&path));
+    let (mut private, _) = open(&KeptWeights::default(), Numerics::Int8Blocks);
+    let (mut packer, packs) = open(&shared(), Numerics::Int8Blocks);
+    assert!(packs);
+    let user = shared();
+    let (mut other, packs) = open(&user, Numerics::Int8Blocks);
+    assert!(!packs, "the second engine maps what the first one packed");
+    assert!(user.take_not_shared().is_none());
+    let tokens: Vec<TokenId> = (0..40).map(|i| TokenId(i * 7 % 250)).collect();
+    let table: Vec<BlockId> = (0..8).map(BlockId).collect();
+    let logits = [&mut private, &mut packer, &mut other].map(|engine| {
+        let mut all = Vec::new();
+        let rows = SequenceRows {
+            tokens: &tokens,
+            first_position: 0,
+            block_table: &table,
+            logits: LogitsWanted::All,
+        };
+        let mut sink = |_: usize, _: u32, row: &mut [f32]| all.extend(row.iter().map(|value| value.to_bits()));
+        engine.step(&[rows], &mut sink).unwrap();
+        all
+    });
+    assert!(!logits[0].is_empty());
+    assert_eq!(logits[0], logits[1]);
+    assert_eq!(logits[0], logits[2]);
+
+    let exact = shared();
+    let (_, packs) = open(&exact, Numerics::Exact);
+    assert!(packs, "these are other bytes");
+    assert!(matches!(exact.take_not_shared(), Some(NotShared::OtherWeights)));
+}
+
+#[test]
 fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
     let kept = KeptWeights::default();
     let packs = |model: &TinyModel, numerics| {
@@ -414,7 +492,7 @@ fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
             progress: Some(&mut count),
             ..options(numerics, 1, KernelChoice::Auto)
         };
-        open_cpu_engine_with(&kept, &file_of(model), options).unwrap();
+        open_cpu_engine_with(&kept, &file_of(&model.build()), options).unwrap();
         matrices > 0
     };
     let (one, other) = (

@@ -14,7 +14,7 @@ use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState};
 use thiserror::Error;
 
 use crate::entry_fields::{
-    compatibility, compatibility_text, epoch, epoch_text, name, role, shown, state, text, transports,
+    FactsJson, compatibility, epoch, epoch_text, hex_text, name, role, shown, state, text, transports,
 };
 
 /// An honest record has less than 1 KiB. 64 times that is still quick to parse.
@@ -80,7 +80,7 @@ pub(crate) fn epoch_of(json: &[u8]) -> Option<NodeEpoch> {
 }
 
 /// A registered node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeEntry {
     record: NodeRecord,
 }
@@ -113,6 +113,9 @@ struct NodeJson {
     address: String,
     kv_address: String,
     compatibility: String,
+    /// Earlier versions do not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compatibility_facts: Option<FactsJson>,
     transports: Vec<String>,
     version: String,
     capacity: NodeCapacity,
@@ -143,7 +146,8 @@ impl Entry for NodeEntry {
             is_co_located: record.is_co_located,
             address: record.address,
             kv_address: record.kv_address,
-            compatibility: compatibility_text(record.compatibility),
+            compatibility: hex_text(&record.compatibility.hash.0),
+            compatibility_facts: record.compatibility.facts.map(|facts| (*facts).into()),
             transports: record.transports,
             version: record.version,
             capacity: record.capacity,
@@ -169,7 +173,7 @@ impl Entry for NodeEntry {
                 is_co_located: json.is_co_located,
                 address: text(json.address, "address")?,
                 kv_address: text(json.kv_address, "kv_address")?,
-                compatibility: compatibility(&json.compatibility)?,
+                compatibility: compatibility(&json.compatibility, json.compatibility_facts)?,
                 transports: transports(json.transports)?,
                 version: text(json.version, "version")?,
                 capacity: json.capacity,

@@ -3,8 +3,10 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use serving_core::ids::NodeEpoch;
-use serving_core::node::{CompatibilityHash, NodeRole, NodeState};
+use serving_core::node::{NodeRole, NodeState};
 
 use crate::entry::BadRecord;
 
@@ -73,16 +75,16 @@ pub(crate) fn epoch(text: &str) -> Result<NodeEpoch, BadRecord> {
     }
 }
 
-pub(crate) fn compatibility_text(hash: CompatibilityHash) -> String {
+pub(crate) fn hex_text(bytes: &[u8; 32]) -> String {
     let mut out = String::with_capacity(64);
-    for byte in hash.0 {
+    for byte in bytes {
         // Writing to a string cannot fail.
         let _ = write!(out, "{byte:02x}");
     }
     out
 }
 
-pub(crate) fn compatibility(text: &str) -> Result<CompatibilityHash, BadRecord> {
+fn bytes32(text: &str, field: &'static str) -> Result<[u8; 32], BadRecord> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |pair: &[u8]| match pair {
         [high, low] => Some(digit(*high)? * 16 + digit(*low)?),
@@ -90,8 +92,75 @@ pub(crate) fn compatibility(text: &str) -> Result<CompatibilityHash, BadRecord> 
     };
     let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
     match bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok()) {
-        Some(hash) => Ok(CompatibilityHash(hash)),
-        None => invalid("compatibility", "must be 64 hex digits"),
+        Some(bytes) => Ok(bytes),
+        None => invalid(field, "must be 64 hex digits"),
+    }
+}
+
+pub(crate) fn compatibility(hash: &str, facts: Option<FactsJson>) -> Result<Compatibility, BadRecord> {
+    Ok(Compatibility {
+        hash: CompatibilityHash(bytes32(hash, "compatibility")?),
+        facts: facts.map(CompatibilityFacts::try_from).transpose()?.map(Box::new),
+    })
+}
+
+/// The facts under the hash, for people who look at etcd.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct FactsJson {
+    weights_sha256: String,
+    tokenizer_sha256: String,
+    numerics_id: String,
+    kv_dtype: String,
+    block_tokens: u32,
+    layer_count: u32,
+    kv_head_count: u32,
+    head_dim: u32,
+    vocab_size: u32,
+    context_length: u32,
+    rope_base: f32,
+    rank_count: u32,
+    protocol_version: u32,
+}
+
+impl From<CompatibilityFacts> for FactsJson {
+    fn from(facts: CompatibilityFacts) -> Self {
+        Self {
+            weights_sha256: hex_text(&facts.weights_sha256),
+            tokenizer_sha256: hex_text(&facts.tokenizer_sha256),
+            numerics_id: facts.numerics_id,
+            kv_dtype: facts.kv_dtype,
+            block_tokens: facts.block_tokens,
+            layer_count: facts.layer_count,
+            kv_head_count: facts.kv_head_count,
+            head_dim: facts.head_dim,
+            vocab_size: facts.vocab_size,
+            context_length: facts.context_length,
+            rope_base: facts.rope_base,
+            rank_count: facts.rank_count,
+            protocol_version: facts.protocol_version,
+        }
+    }
+}
+
+impl TryFrom<FactsJson> for CompatibilityFacts {
+    type Error = BadRecord;
+
+    fn try_from(json: FactsJson) -> Result<Self, BadRecord> {
+        Ok(Self {
+            weights_sha256: bytes32(&json.weights_sha256, "compatibility_facts.weights_sha256")?,
+            tokenizer_sha256: bytes32(&json.tokenizer_sha256, "compatibility_facts.tokenizer_sha256")?,
+            numerics_id: text(json.numerics_id, "compatibility_facts.numerics_id")?,
+            kv_dtype: text(json.kv_dtype, "compatibility_facts.kv_dtype")?,
+            block_tokens: json.block_tokens,
+            layer_count: json.layer_count,
+            kv_head_count: json.kv_head_count,
+            head_dim: json.head_dim,
+            vocab_size: json.vocab_size,
+            context_length: json.context_length,
+            rope_base: json.rope_base,
+            rank_count: json.rank_count,
+            protocol_version: json.protocol_version,
+        })
     }
 }
 

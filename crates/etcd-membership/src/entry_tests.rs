@@ -1,7 +1,7 @@
 //! The record's format is fixed by a golden text, and no bytes are taken for a record that are none.
 
 use proptest::prelude::*;
-use serving_core::node::CompatibilityHash;
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 
 use super::*;
 
@@ -28,7 +28,24 @@ fn node() -> NodeRecord {
         is_co_located: true,
         address: "10.0.0.2:7100".into(),
         kv_address: "10.1.0.2:7200".into(),
-        compatibility: CompatibilityHash([0xa5; 32]),
+        compatibility: Compatibility {
+            hash: CompatibilityHash([0xa5; 32]),
+            facts: Some(Box::new(CompatibilityFacts {
+                weights_sha256: [0xb6; 32],
+                tokenizer_sha256: [0xc7; 32],
+                numerics_id: "cpu-int8-blocks/1".into(),
+                kv_dtype: "f16".into(),
+                block_tokens: 16,
+                layer_count: 30,
+                kv_head_count: 3,
+                head_dim: 64,
+                vocab_size: 49_152,
+                context_length: 8_192,
+                rope_base: 100_000.5,
+                rank_count: 1,
+                protocol_version: 2,
+            })),
+        },
         transports: vec!["shm".into(), "grpc".into()],
         version: "0.1.0".into(),
         capacity: NodeCapacity {
@@ -50,11 +67,27 @@ fn node() -> NodeRecord {
 fn the_format_is_fixed() {
     let json = NodeEntry::from(node()).encode().expect("encodes");
     let hash = "a5".repeat(32);
+    let facts = format!(
+        r#"{{"weights_sha256":"{}","tokenizer_sha256":"{}","numerics_id":"cpu-int8-blocks/1","kv_dtype":"f16","block_tokens":16,"layer_count":30,"kv_head_count":3,"head_dim":64,"vocab_size":49152,"context_length":8192,"rope_base":100000.5,"rank_count":1,"protocol_version":2}}"#,
+        "b6".repeat(32),
+        "c7".repeat(32)
+    );
     let expected = format!(
-        r#"{{"schema":1,"name":"decode-0","epoch":"fffffffffffffffe","role":"decode","is_co_located":true,"address":"10.0.0.2:7100","kv_address":"10.1.0.2:7200","compatibility":"{hash}","transports":["shm","grpc"],"version":"0.1.0","capacity":{{"kv_blocks":1,"block_tokens":16,"max_sequences":3,"max_batch_tokens":4,"max_model_tokens":5,"block_bytes":18446744073709551615}},"model_name":"smollm2-135m","state":"draining"}}"#
+        r#"{{"schema":1,"name":"decode-0","epoch":"fffffffffffffffe","role":"decode","is_co_located":true,"address":"10.0.0.2:7100","kv_address":"10.1.0.2:7200","compatibility":"{hash}","compatibility_facts":{facts},"transports":["shm","grpc"],"version":"0.1.0","capacity":{{"kv_blocks":1,"block_tokens":16,"max_sequences":3,"max_batch_tokens":4,"max_model_tokens":5,"block_bytes":18446744073709551615}},"model_name":"smollm2-135m","state":"draining"}}"#
     );
     assert_eq!(String::from_utf8_lossy(&json), expected);
     assert_eq!(NodeEntry::decode(&json).map(NodeRecord::from), Ok(node()));
+    // As earlier versions write it, who do not tell the facts.
+    let earlier = expected.replace(&format!(r#""compatibility_facts":{facts},"#), "");
+    let mut record = node();
+    record.compatibility.facts = None;
+    assert_eq!(NodeEntry::decode(earlier.as_bytes()).map(NodeRecord::from), Ok(record));
+    let damaged = expected.replace(&"b6".repeat(32), "b6");
+    let field = "compatibility_facts.weights_sha256";
+    assert!(
+        matches!(NodeEntry::decode(damaged.as_bytes()), Err(BadRecord::Invalid { field: of, .. }) if of == field),
+        "{damaged}"
+    );
     let entry = coordinator("coordinator-0", 7);
     let json = entry.encode().expect("encodes");
     let expected = r#"{"schema":1,"name":"coordinator-0","epoch":"0000000000000007","control_address":"10.0.0.1:7000","http_address":"10.0.0.1:8000","version":"0.1.0","state":"ready"}"#;
@@ -117,7 +150,7 @@ fn a_process_hears_that_its_own_record_is_bad() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_record_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0usize..600, flip in any::<(usize, u8)>()) {
+    fn any_bytes_are_a_record_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0usize..1200, flip in any::<(usize, u8)>()) {
         let _ = decode_at::<NodeEntry>(&bytes, &bytes);
         let _ = epoch_of(&bytes);
         let mut json = NodeEntry::from(node()).encode().expect("encodes");

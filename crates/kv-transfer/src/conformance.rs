@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use proto::messages::{KvBlockFrame, KvFrame};
+use proto::messages::{KvBlockFrame, KvFrame, PROTOCOL_VERSION};
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use serving_core::ids::*;
-use serving_core::node::{CompatibilityHash, Ticket};
+use serving_core::node::Ticket;
 use serving_core::request::{AttemptKey, TokenEvent};
 
 use crate::choice::TransportKind;
@@ -81,8 +82,27 @@ pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
     }
 }
 
-pub(crate) fn compatibility(byte: u8) -> CompatibilityHash {
-    CompatibilityHash([byte; 32])
+/// Nodes with another byte have blocks of as many tokens, and another hash.
+pub(crate) fn compatibility(byte: u8) -> Compatibility {
+    let facts = CompatibilityFacts {
+        weights_sha256: [0; 32],
+        tokenizer_sha256: [0; 32],
+        numerics_id: "test/1".to_owned(),
+        kv_dtype: "f16".to_owned(),
+        block_tokens: byte.into(),
+        layer_count: LAYERS,
+        kv_head_count: 1,
+        head_dim: 1,
+        vocab_size: 1,
+        context_length: 1,
+        rope_base: 1.0,
+        rank_count: 1,
+        protocol_version: PROTOCOL_VERSION,
+    };
+    Compatibility {
+        hash: CompatibilityHash([byte; 32]),
+        facts: Some(Box::new(facts)),
+    }
 }
 
 pub(crate) fn key(transfer: TransferId) -> AttemptKey {
@@ -465,6 +485,8 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let begun = other.begin(start(&ticket, Arc::new(Pattern)));
     let error = within("begin", begun).await.unwrap_err();
     assert_eq!(error.name(), "incompatible");
+    let words = "block_tokens is 1 on decode-0 and 2 on prefill-1";
+    assert!(error.to_string().contains(words), "{error}");
     // The coordinator's list names it, so it is not even tried.
     let peer = PairPeer {
         node: bench.decode.clone(),
@@ -476,7 +498,12 @@ pub(crate) async fn an_incompatible_node_gets_no_pair(harness: &dyn Harness) {
     let TransferError::NoPair { fault, .. } = error else {
         panic!("{error:?}");
     };
-    assert_eq!(fault, PairFault::Incompatible);
+    let words = "block_tokens is 1 on prefill-0 and 3 on decode-0";
+    assert_eq!(
+        (fault.name(), fault.to_string().contains(words)),
+        ("incompatible", true),
+        "{fault}"
+    );
 }
 
 pub(crate) async fn an_abort_ends_the_transfer_and_nothing_is_written_after(harness: &dyn Harness) {

@@ -36,13 +36,13 @@ pub enum SpanMut<'a> {
 /// may outlast the call that launched it.
 #[derive(Clone, Debug)]
 pub struct DeviceSpan {
-    pub memory: Arc<dyn DeviceMemory>,
+    pub memory: Arc<dyn SpanMemory>,
     pub bytes: usize,
     pub ready: Ready,
 }
 
 /// A piece of a device's memory. The code of that device finds its own type behind it, by way of `Any`.
-pub trait DeviceMemory: Any + Send + Sync + Debug {
+pub trait SpanMemory: Any + Send + Sync + Debug {
     /// XXH3-64 of the first `bytes`, which are ready. Called on a blocking thread.
     fn checksum(&self, bytes: usize) -> u64;
 }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use proto::messages::HelloRefusedReason;
+use serving_core::compatibility::{Compatibility, Incompatibility};
 use serving_core::ids::{BlockId, NodeId};
-use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
+use serving_core::node::{PairHealth, Ticket};
 use serving_core::request::{AttemptKey, TokenEvent};
 use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::choice::TransportKind;
-use crate::span::{DeviceMemory, SpanMut};
+use crate::span::{SpanMemory, SpanMut};
 
 /// The KV memory a transfer reads from. Blocks given to `push` must be complete and must not change until the transfer
 /// has ended or its `abort` has returned.
@@ -30,7 +31,7 @@ pub trait KvSource: Send + Sync + Debug {
     fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError>;
     /// Memory of the device that has the KV, for links that can move it: they keep a frame there. `None`: frames are in the
     /// memory of this process.
-    fn staging(&self, _bytes: usize) -> Option<Arc<dyn DeviceMemory>> {
+    fn staging(&self, _bytes: usize) -> Option<Arc<dyn SpanMemory>> {
         None
     }
 }
@@ -44,12 +45,12 @@ pub struct SourceError {
 }
 
 /// A decode node to keep a pair with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PairPeer {
     pub node: NodeId,
     /// host:port of its handoff service.
     pub address: String,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
 }
 
 /// How KV bytes leave a node. It keeps one pair per decode node and reconnects for ever, until told otherwise.
@@ -232,8 +233,8 @@ pub enum PairFault {
     },
     #[error("the decode node refused the pair ({}): {detail}", .reason.name())]
     Refused { reason: HelloRefusedReason, detail: String },
-    #[error("compatibility hashes differ: another model, numerics or version")]
-    Incompatible,
+    #[error("the two nodes do not fit: {0}")]
+    Incompatible(Incompatibility),
     /// Only when `grpc` is not among this node's transports.
     #[error("no transport of this node reaches the peer: {0}")]
     NoTransport(String),
@@ -260,7 +261,7 @@ impl PairFault {
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(
             self,
-            PairFault::Incompatible | PairFault::Refused { .. } | PairFault::NoTransport(_)
+            PairFault::Incompatible(_) | PairFault::Refused { .. } | PairFault::NoTransport(_)
         )
     }
 
@@ -272,7 +273,7 @@ impl PairFault {
             PairFault::Broken(_) => "broken",
             PairFault::Stalled { .. } => "stalled",
             PairFault::Refused { reason, .. } => reason.name(),
-            PairFault::Incompatible => "incompatible",
+            PairFault::Incompatible(_) => "incompatible",
             PairFault::NoTransport(_) => "no_transport",
             PairFault::Closed => "closed",
         }

@@ -78,6 +78,7 @@ pub struct Conversation<'a> {
 
 /// A compiled chat template. `Send + Sync`: share it in an `Arc`.
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     /// Why the template for conversations with tools does not compile, which some models have. It is only an error when it
     /// is used.
@@ -192,10 +193,16 @@ impl ChatTemplate {
         add(DEFAULT, source).map_err(compile_error)?;
         let with_tools = with_tools.map(|source| add(WITH_TOOLS, source));
         Ok(ChatTemplate {
+            source: source.to_owned(),
             environment,
             with_tools,
             special_tokens,
         })
+    }
+
+    /// The template as the model's files have it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt text of a conversation, for `Tokenizer::encode` without added special tokens.

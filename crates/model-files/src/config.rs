@@ -1,6 +1,7 @@
 //! The numbers of a model. Each is range-checked, and every tensor's shape is checked against them.
 
 pub(crate) mod folder;
+mod folder_keys;
 mod folder_rope;
 mod gguf;
 mod gguf_keys;
@@ -10,9 +11,9 @@ mod tensors;
 use serde::Serialize;
 
 use crate::arch::{Architecture, RopePairs, WindowLayers, what_it_is};
+use crate::files::Files;
 use crate::folder::FolderError;
 use crate::gguf::{GgmlType, GgufError};
-use crate::model::Files;
 
 // Upper bounds: a few times the largest published llama-architecture model (Llama 3.1 405B: 126 layers, hidden 16,384, 128
 // heads, FFN 53,248, vocabulary 128,256, context 131,072). They limit what is allocated for a file.
@@ -104,7 +105,7 @@ pub struct Window {
 
 impl Window {
     /// Whether the layer, counted from 0, has the window.
-    pub fn holds_for(&self, layer: usize) -> bool {
+    pub(crate) fn holds_for(&self, layer: usize) -> bool {
         match self.layers {
             WindowLayers::All => true,
             WindowLayers::AllBut { every } => !(layer + 1).is_multiple_of(every),

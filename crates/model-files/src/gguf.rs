@@ -172,11 +172,6 @@ impl GgufFile {
             }
         })
     }
-
-    /// [`GgufFile::content_sha256`] as 64 hex digits.
-    pub fn content_sha256_hex(&self) -> String {
-        hex(&self.content_sha256())
-    }
 }
 
 impl fmt::Debug for GgufFile {

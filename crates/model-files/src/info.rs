@@ -7,9 +7,10 @@ use serde::Serialize;
 use serving_core::ids::TokenId;
 
 use crate::config::ModelConfig;
+use crate::files::Files;
 use crate::folder::Folder;
 use crate::gguf::{GgufError, GgufFile, optional};
-use crate::model::{Files, Model};
+use crate::model::Model;
 use crate::tokenizer::{SpecialTokens, TokenizerError};
 
 /// A summary of one model. Serialises to the JSON of `baton model inspect --json`.

@@ -7,11 +7,13 @@
 pub mod arch;
 pub mod chat_template;
 pub mod config;
+mod files;
 pub mod folder;
 pub mod gguf;
 pub mod info;
 mod mapped_file;
 pub mod model;
+mod name;
 pub mod tokenizer;
 
 #[cfg(any(test, feature = "testing"))]

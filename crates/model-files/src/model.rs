@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use crate::arch::{Architecture, FolderNorms};
+use crate::arch::FolderNorms;
 use crate::chat_template::{ChatTemplate, ChatTemplateError};
 use crate::config::{ConfigError, ModelConfig, folder};
+use crate::files::Files;
 use crate::folder::{ConfigFile, Folder, FolderError};
 use crate::gguf::{GgufError, GgufFile, Tensor, dequantise_row};
+use crate::name;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// The files of one model, checked, and the model's numbers.
@@ -14,15 +16,6 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 pub struct Model {
     files: Files,
     config: ModelConfig,
-}
-
-/// The forms that a model's files may have.
-#[derive(Debug)]
-pub(crate) enum Files {
-    /// One file, or the parts of a split one.
-    Gguf(GgufFile),
-    /// A Hugging Face folder, and the architecture that its config.json names.
-    Folder(Folder, &'static Architecture),
 }
 
 /// Why files are not a model that this build can run. No retry with the same files helps.
@@ -67,10 +60,10 @@ impl Model {
         }
     }
 
-    /// The name that people call the model by: that of its file without the ending, or of its folder.
+    /// The name that people call the model by: that of its file without the ending and the number of its part, or of its
+    /// folder. A snapshot in the cache of the Hugging Face hub has the name of its repository, `org/name`.
     pub fn name(&self) -> String {
-        let name = self.path().file_stem().unwrap_or_default();
-        name.to_string_lossy().into_owned()
+        name::of(self.path())
     }
 
     /// The tensor called `name` in GGUF files.
@@ -139,23 +132,5 @@ impl Model {
 
     pub(crate) fn files(&self) -> &Files {
         &self.files
-    }
-}
-
-impl Files {
-    pub(crate) fn tensor(&self, name: &str) -> Result<Tensor<'_>, GgufError> {
-        match self {
-            Files::Gguf(file) => file.tensor(name),
-            Files::Folder(folder, _) => folder.tensor(name),
-        }
-    }
-
-    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
-        let (file, folder) = match self {
-            Files::Gguf(file) => (Some(file), None),
-            Files::Folder(folder, _) => (None, Some(folder)),
-        };
-        let of_file = file.into_iter().flat_map(GgufFile::tensor_names);
-        of_file.chain(folder.into_iter().flat_map(Folder::tensor_names))
     }
 }

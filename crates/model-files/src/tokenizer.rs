@@ -76,7 +76,8 @@ impl Tokenizer {
     ///
     /// A byte-level vocabulary is encoded word by word, another one in pieces of about 8 KiB, so memory grows with the
     /// tokens that come out. Only a longer run without an end or a place to cut costs more (one letter a million times): up
-    /// to 150 bytes for each of its bytes. Keep long texts off an async thread: a megabyte of prose takes about 0.3 s.
+    /// to 150 bytes for each of its bytes. Keep long texts off an async thread: a megabyte of prose takes 0.2 to
+    /// 0.3 s.
     ///
     /// # Errors
     /// [`TokenizerError::TooManyTokens`], and those of [`Tokenizer::encode`].

@@ -1,12 +1,13 @@
 //! The keys that every node has, whatever its role. A role's configuration flattens them and gives `name` and `listen` a default.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args};
 use engine::{
-    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenError, OpenOptions, OpenedEngine,
-    open_engine,
+    EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, MemoryNeed, Numerics, OpenError, OpenOptions,
+    OpenedEngine, memory_need, open_engine,
 };
 use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
@@ -35,12 +36,15 @@ pub struct NodeConfig {
     /// registers too
     #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
     pub coordinators: Vec<CoordinatorsAt>,
-    /// GGUF file of the model; the stand-in takes only vocabulary and context from it
-    #[arg(long, value_name = "GGUF")]
+    /// The model, a GGUF file or a Hugging Face folder; `baton serve-prefill` and `baton serve-decode` take names, too, as
+    /// `baton up` does. The stand-in takes only vocabulary and context from it
+    #[arg(long, value_name = "FILE|FOLDER")]
     pub model: Option<PathBuf>,
-    /// Model name to register under; the coordinator takes nodes of its own name only
-    #[arg(long, default_value = "smollm2-135m")]
-    pub served_model_name: String,
+    /// The coordinator's names of the model. The node registers under the first one; the coordinator takes nodes of its own
+    /// name only; default: the name of the model's file or folder
+    #[arg(long, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), value_name = "NAME,..")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub served_model_name: Vec<String>,
     /// What runs the model
     #[arg(long, value_enum, default_value = "cpu")]
     pub engine: EngineKind,
@@ -79,6 +83,10 @@ pub struct NodeConfig {
     /// and user that hold the same in place over shm. Give it in the environment, where other users do not see it
     #[arg(long, value_name = "TEXT")]
     pub shm_direct_secret: Option<DirectSecret>,
+    /// Memory in which the nodes of one `baton up` have their packed weights once; `up` makes it and names it. Without it, or
+    /// if it holds other weights, a node packs its own
+    #[arg(long, value_name = "PATH")]
+    pub shared_weights: Option<String>,
     /// How long a drain takes at most. Running requests get it less 3.5 s for goodbyes, or half of it; then they are given up
     /// and go on elsewhere
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
@@ -109,8 +117,30 @@ impl NodeConfig {
         kv_backing: KvBacking,
         kept_weights: KeptWeights,
     ) -> Result<OpenedEngine, OpenError> {
+        let shared = self.shared_weights.as_deref().filter(|path| !path.is_empty());
+        let kept_weights = kept_weights.shared_at(shared.map(Path::new));
+        let opened = open_engine(self.open_options(limits, kv_backing, kept_weights.clone()))?;
+        if let Some(why) = kept_weights.take_not_shared() {
+            tracing::warn!(%why, "the weights are packed for this process alone");
+        }
+        Ok(opened)
+    }
+
+    /// The memory that the engine is going to take.
+    ///
+    /// # Errors
+    /// The model file's fault.
+    pub fn memory_need(&self) -> Result<MemoryNeed, OpenError> {
+        let limits = EngineLimits {
+            max_batch_tokens: self.max_num_batched_tokens,
+            max_sequences: self.max_num_seqs,
+        };
+        memory_need(&self.open_options(limits, KvBacking::default(), KeptWeights::default()))
+    }
+
+    fn open_options(&self, limits: EngineLimits, kv_backing: KvBacking, kept_weights: KeptWeights) -> OpenOptions<'_> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        open_engine(OpenOptions {
+        OpenOptions {
             kind: self.engine,
             model: self.model.as_deref(),
             numerics: self.numerics,
@@ -123,7 +153,7 @@ impl NodeConfig {
             protocol_version: PROTOCOL_VERSION,
             kept_weights,
             progress: None,
-        })
+        }
     }
 
     /// Of a drain's time, what running requests get.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use engine::{KeptWeights, OpenError, OpenedEngine};
 use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
+use service_runtime::freed_memory;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
 use service_runtime::joined::{JoinedCoordinators, Leaving, LifeEnd};
@@ -83,7 +84,13 @@ where
     } = life;
     let role = settings.node_role().name();
     let (listener, bound) = port.bind(&settings.config.listen).await?;
-    let opened = tokio::task::spawn_blocking(move || open(weights)).await??;
+    let opened = tokio::task::spawn_blocking(move || {
+        let opened = open(weights);
+        // What reading the model took on the way: its tokenizer alone is tens of megabytes.
+        freed_memory::give_back();
+        opened
+    });
+    let opened = opened.await??;
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&settings, (opened, &address), &mut registry)?;

@@ -14,9 +14,10 @@ use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::kv::prefix_log::PrefixLog;
-use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeState, NodeStatus, PairHealth};
+use serving_core::node::{NodeCapacity, NodeRecord, NodeState, NodeStatus, PairHealth};
 use serving_core::scheduler::{NodeLimits, Scheduler};
 use thiserror::Error;
 use tokio::runtime::Handle as RuntimeHandle;
@@ -88,11 +89,16 @@ impl Node {
         (opened, address): (OpenedEngine, &str),
         registry: &mut Registry,
     ) -> Result<Self, NodeError> {
-        let OpenedEngine { engine, compatibility } = opened;
+        let OpenedEngine {
+            engine,
+            compatibility,
+            model_name,
+        } = opened;
+        let model_name = settings.config.served_model_name.first().unwrap_or(&model_name);
         let limits = node_limits(settings, &*engine)?;
-        let record = record(settings, (&*engine, &limits), (address, compatibility));
+        let record = record(settings, (&*engine, &limits), (address, model_name), compatibility);
         let inbox: Arc<Inbox> = Arc::default();
-        let aliases = PoolFacts::if_wanted(settings.config.metrics, &settings.config.served_model_name, &limits);
+        let aliases = PoolFacts::if_wanted(settings.config.metrics, model_name, &limits);
         let kv = engine.kv().clone();
         let ends = match &settings.role {
             RoleSettings::Prefill(prefill) => {
@@ -164,7 +170,7 @@ impl Node {
         let kept = peers.iter().map(|peer| PairPeer {
             node: peer.node.clone(),
             address: peer.address.clone(),
-            compatibility: peer.compatibility,
+            compatibility: peer.compatibility.clone(),
         });
         if let Some(sender) = &self.sender {
             sender.transport.keep_pairs(kept.collect());
@@ -215,7 +221,7 @@ fn sending_end(
         layers: geometry.layer_count,
         layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
     });
-    let pairs = PairConfig::new(record.id.clone(), record.compatibility);
+    let pairs = PairConfig::new(record.id.clone(), record.compatibility.clone());
     let pairs = transports::pairs(pairs.writing_in_place(direct).over(settings.config.transports.clone()));
     let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
     let transport: Arc<dyn Transport> = Arc::new(pairs);
@@ -250,7 +256,7 @@ fn receiving_end(
     inbox: Arc<Inbox>,
 ) -> Ends {
     let reservations = Arc::new(Reservations::new(kv.clone(), inbox));
-    let receiver = Receiver::new(record.id.clone(), record.compatibility, reservations.clone());
+    let receiver = Receiver::new(record.id.clone(), record.compatibility.clone(), reservations.clone());
     Ends {
         metrics: Metrics::of_decode(registry, aliases),
         outgoing: None,
@@ -345,7 +351,8 @@ fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimit
 fn record(
     settings: &NodeSettings,
     (engine, limits): (&dyn Engine, &NodeLimits),
-    (address, compatibility): (&str, CompatibilityHash),
+    (address, model_name): (&str, &str),
+    compatibility: Compatibility,
 ) -> NodeRecord {
     let (is_co_located, kv_address) = match &settings.role {
         RoleSettings::Prefill(_) => (false, None),
@@ -376,7 +383,7 @@ fn record(
             max_model_tokens: limits.max_model_tokens,
             block_bytes: engine.kv().geometry().block_bytes() as u64,
         },
-        model_name: settings.config.served_model_name.clone(),
+        model_name: model_name.to_owned(),
         state: NodeState::Ready,
         roles: settings.config.roles.clone(),
     }

@@ -1,4 +1,4 @@
-//! The two lines that a process prints on stdout: it listens, and it is ready. All text for people goes to stderr.
+//! The lines that a process prints on stdout: it packs weights, it listens, and it is ready. All text for people goes to stderr.
 
 use std::io::Write;
 
@@ -10,6 +10,13 @@ use serde::{Deserialize, Serialize};
 pub enum Announcement {
     /// Printed once in each life, when every port is bound. The addresses hold the ports that the OS picked.
     Listening(Listening),
+    /// Printed by a node a few times a second while it packs its weights, when that takes long. The first one comes before
+    /// `Listening`.
+    Packing {
+        name: String,
+        done_bytes: u64,
+        total_bytes: u64,
+    },
     /// Printed once in each life: by a node when a coordinator has welcomed it, by a coordinator right after `Listening`.
     Ready { role: String, name: String },
 }

@@ -170,8 +170,9 @@ impl JoinedCoordinators {
 
 #[cfg(test)]
 mod tests {
+    use serving_core::compatibility::CompatibilityHash;
     use serving_core::ids::{NodeId, NodeName};
-    use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRole, NodeState};
+    use serving_core::node::{NodeCapacity, NodeRole, NodeState};
 
     use super::*;
 
@@ -193,7 +194,7 @@ mod tests {
             is_co_located: false,
             address: "a:1".to_owned(),
             kv_address: "a:1".to_owned(),
-            compatibility: CompatibilityHash([0; 32]),
+            compatibility: CompatibilityHash([0; 32]).into(),
             transports: Vec::new(),
             version: "test".to_owned(),
             capacity,

@@ -5,12 +5,11 @@ use std::pin::Pin;
 use proto::messages::{CoordinatorReport, NodeReport, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::{MembershipService, MembershipServiceServer};
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{NodeEpoch, NodeName, TokenId};
 use serving_core::kv::prefix_log::{PrefixLog, PrefixReport};
 use serving_core::kv::{BlockPool, BlockUse, ChainLink};
-use serving_core::node::{
-    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote,
-};
+use serving_core::node::{AssignedRole, KvBlockCounts, NodeCapacity, NodeRole, NodeState, PermitNote};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -35,7 +34,7 @@ fn record() -> NodeRecord {
         is_co_located: false,
         address: "127.0.0.1:7410".to_owned(),
         kv_address: "127.0.0.1:7410".to_owned(),
-        compatibility: CompatibilityHash([7; 32]),
+        compatibility: CompatibilityHash([7; 32]).into(),
         transports: vec!["grpc".to_owned()],
         version: "0.1.0".to_owned(),
         capacity: NodeCapacity {
@@ -242,7 +241,7 @@ async fn registers_reports_at_once_and_on_the_interval_and_passes_on_what_it_hea
         node: node("decode-0"),
         address: "d:1".into(),
         transports: vec![],
-        compatibility: CompatibilityHash([7; 32]),
+        compatibility: CompatibilityHash([7; 32]).into(),
     };
     joined.say(CoordinatorReport::Peers(vec![peer.clone()])).await;
     let mut peers = membership.peers();

@@ -4,6 +4,7 @@
 //! Modules stand in reading order. Tests: beside the code, and scenario scripts under `tests/scenarios/`.
 
 pub mod cluster;
+pub mod compatibility;
 pub mod ids;
 pub mod kv;
 pub mod node;

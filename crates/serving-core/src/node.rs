@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::compatibility::{Compatibility, Incompatibility};
 use crate::ids::{BlockId, Generation, NodeEpoch, NodeId, TransferId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -61,10 +62,6 @@ impl NodeState {
     }
 }
 
-/// Equal only for nodes that may exchange KV (PROTOCOL rule 13).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct CompatibilityHash(pub [u8; 32]);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCapacity {
     pub kv_blocks: u32,
@@ -78,7 +75,7 @@ pub struct NodeCapacity {
 }
 
 /// A node's registration record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeRecord {
     pub id: NodeId,
     pub role: NodeRole,
@@ -88,7 +85,7 @@ pub struct NodeRecord {
     pub address: String,
     /// host:port at which prefill nodes reach its handoff service: `address`, unless KV has a network of its own.
     pub kv_address: String,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
     /// KV transports the node has, best first.
     pub transports: Vec<String>,
     pub version: String,
@@ -100,6 +97,11 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
+    /// Why this node and the other one may not exchange KV. `None`: they may.
+    pub fn incompatibility(&self, other: &NodeRecord) -> Option<Incompatibility> {
+        let (ours, theirs) = (&self.compatibility, &other.compatibility);
+        Incompatibility::between((&self.id.name, ours), (&other.id.name, theirs))
+    }
     pub fn assigned_role(&self) -> AssignedRole {
         match self.role {
             NodeRole::Prefill => AssignedRole::Prefill,

@@ -11,11 +11,11 @@ use serving_core::cluster::{
     Cluster, ClusterAction, ClusterConfig, ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault,
     OnIllegalTransition, PrefillOutcome, RefuseReason, StreamId,
 };
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
 use serving_core::kv::prefix_log::{PrefixReport, prefix_keys};
 use serving_core::node::{
-    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
-    PairHealth, Ticket,
+    AssignedRole, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, Ticket,
 };
 use serving_core::request::{AttemptKey, Lane, Request, RequestError, SamplingParams, StopConditions};
 use serving_core::routing::RoutingPolicy;
@@ -119,7 +119,7 @@ impl Script {
             is_co_located: words.at(1) == "co-located",
             address: format!("{}:1", words.at(2)),
             kv_address: format!("{}:1", words.at(2)),
-            compatibility: CompatibilityHash([u8::try_from(words.number("group", 1)).expect("u8"); 32]),
+            compatibility: CompatibilityHash([u8::try_from(words.number("group", 1)).expect("u8"); 32]).into(),
             transports: vec!["grpc".into()],
             version: "scenario".into(),
             capacity: NodeCapacity {

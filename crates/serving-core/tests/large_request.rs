@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::cluster::{Cluster, ClusterAction, ClusterConfig, ClusterEvent, LegEvent, PrefillOutcome, StreamId};
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
 use serving_core::node::{
-    CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote, Ticket,
+    KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote, Ticket,
 };
 use serving_core::request::{AttemptKey, Lane, Request, SamplingParams, StopConditions};
 use serving_core::scheduler::permit_shares::{PermitShares, ShareId};
@@ -55,7 +56,7 @@ impl Node {
             is_co_located: false,
             address: format!("{name}:1"),
             kv_address: format!("{name}:1"),
-            compatibility: CompatibilityHash([1; 32]),
+            compatibility: CompatibilityHash([1; 32]).into(),
             transports: vec!["grpc".into()],
             version: "test".into(),
             capacity: NodeCapacity {

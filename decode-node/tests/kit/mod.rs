@@ -17,8 +17,9 @@ use proto::v1::handoff_service_client::HandoffServiceClient;
 use service_runtime::health::Health;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId, TokenId};
-use serving_core::node::{CompatibilityHash, NodeRecord, NodeStatus, Ticket};
+use serving_core::node::{NodeRecord, NodeStatus, Ticket};
 use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions, TokenEvent};
 use serving_core::scheduler::{Admission, NodeLimits, PushPlan, Scheduler, SchedulerConfig, SchedulerEvent, Work};
 use serving_core::time::Time;
@@ -288,7 +289,7 @@ pub struct Pusher {
 
 impl Pusher {
     pub async fn connect(node: &TestNode) -> Self {
-        let mut pusher = Self::connect_as(node, node.record.id.clone(), node.record.compatibility).await;
+        let mut pusher = Self::connect_as(node, node.record.id.clone(), node.record.compatibility.clone()).await;
         match pusher.reply().await {
             Some(KvReply::Hello(hello)) => assert_eq!(hello.refused, None),
             other => panic!("no hello: {other:?}"),
@@ -296,7 +297,7 @@ impl Pusher {
         pusher
     }
 
-    pub async fn connect_as(node: &TestNode, to: NodeId, compatibility: CompatibilityHash) -> Self {
+    pub async fn connect_as(node: &TestNode, to: NodeId, compatibility: Compatibility) -> Self {
         let (frames, queue) = mpsc::channel(64);
         let hello = Hello {
             from: prefill_node(),

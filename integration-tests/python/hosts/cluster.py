@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from hosts.asking import MODEL
 from hosts.network import Network
 from traces.processes import REPOSITORY, NotYet, Running, executable, fetched, pulled, wait_until
 
@@ -38,6 +39,7 @@ class Cluster:
     def start_baton(self, name, *flags, on=None):
         role = name.split("-")[0]
         settings = ["--config", REPOSITORY / f"deploy/local/{role}.toml", "--model", self.model, "--name", name]
+        settings += ["--served-model-name", MODEL]
         listen = f"{self.network[on or name].address}:{PORTS[role]}"
         self.start(name, executable(), f"serve-{role}", *settings, "--listen", listen, *flags, on=on)
 

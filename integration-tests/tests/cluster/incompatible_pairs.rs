@@ -1,11 +1,12 @@
-//! T15: a prefill node that would compute another KV never sends a byte of it; the other pairs do not notice.
+//! T15: a prefill node that would compute another KV never sends a byte of it; the other pairs do not notice. Whoever looks is
+//! told in which facts it differs, with both values.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use integration_tests::cluster::{TestCluster, baton_executable, model_path};
+use integration_tests::cluster::{TestCluster, baton_executable, model_path, options};
 use integration_tests::wait::wait_until;
 use integration_tests::{MODEL, scrape::Scrape};
 use serde_json::json;
@@ -41,10 +42,15 @@ impl Stranger {
             .kill_on_drop(true)
             .spawn()?;
         let mut said = BufReader::new(child.stdout.take().context("stdout")?).lines();
-        let line = tokio::time::timeout(NOTICED_WITHIN, said.next_line()).await??;
-        let line = line.context("it said nothing")?;
-        let line: serde_json::Value = serde_json::from_str(&line).context("no announcement")?;
-        let address = line["address"].as_str().context("no address")?.to_owned();
+        // Its progress comes before its address.
+        let address = loop {
+            let line = tokio::time::timeout(NOTICED_WITHIN, said.next_line()).await??;
+            let line = line.context("it ended without saying its address")?;
+            let line: serde_json::Value = serde_json::from_str(&line).context("no announcement")?;
+            if let Some(address) = line["address"].as_str() {
+                break address.to_owned();
+            }
+        };
         Ok(Self { child, address })
     }
 
@@ -82,23 +88,40 @@ async fn a_prefill_node_that_differs_never_sends_a_byte_and_the_others_go_on() {
         1 + at.expect("a special token of the vocabulary")
     });
     let model = model_path().expect("the model");
-    let cluster = TestCluster::start("1p1d").await.expect("cluster");
-    let differences: [(&str, &Path, &[&str]); 3] = [
-        ("numerics", &model, &["--numerics=exact"]),
-        ("one byte of the weights", &weights, &[]),
-        ("one byte of the tokenizer", &tokenizer, &[]),
+    let mut options = options("1p1d").expect("options");
+    options.log_dir = Some(folder.path().to_owned());
+    let cluster = TestCluster::start_with(options).await.expect("cluster");
+    let exact = "numerics_id is cpu-exact-f32/1 on stranger and cpu-int8-blocks/1 on decode-0";
+    let differences: [(&str, &Path, &[&str]); 4] = [
+        (
+            "block_tokens is 32 on stranger and 16 on decode-0",
+            &model,
+            &["--block-size=32"],
+        ),
+        (exact, &model, &["--numerics=exact"]),
+        ("weights_sha256 is", &weights, &[]),
+        ("tokenizer_sha256 is", &tokenizer, &[]),
     ];
-    for (what, model, flags) in differences {
+    for (difference, model, flags) in differences {
         let stranger = Stranger::join(cluster.cluster.control_address(), model, flags).await;
-        let stranger = stranger.unwrap_or_else(|error| panic!("{what}: {error:#}"));
-        never_used(&cluster, stranger)
+        let stranger = stranger.unwrap_or_else(|error| panic!("{difference}: {error:#}"));
+        never_used(&cluster, stranger, difference)
             .await
-            .unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            .unwrap_or_else(|error| panic!("{difference}: {error:#}"));
     }
     cluster.stop().await.expect("stop");
+    let logs = [
+        ("decode-0.log", "block_tokens is 16 on decode-0 and 32 on stranger"),
+        ("coordinator.log", "block_tokens is 32 on stranger and 16 on decode-0"),
+    ];
+    for (file, difference) in logs {
+        let log = std::fs::read_to_string(folder.path().join(file)).expect(file);
+        assert!(log.contains(difference), "{file} does not say that {difference}: {log}");
+    }
 }
 
-async fn never_used(cluster: &TestCluster, stranger: Stranger) -> Result<()> {
+/// `difference` is the field in which it differs, with the values where they are known.
+async fn never_used(cluster: &TestCluster, stranger: Stranger, difference: &str) -> Result<()> {
     let labels = [("prefill_node", "stranger"), ("reason", "incompatible")];
     wait_until(
         "the coordinator to know the pair as incompatible",
@@ -112,6 +135,14 @@ async fn never_used(cluster: &TestCluster, stranger: Stranger) -> Result<()> {
         },
     )
     .await?;
+    let page = cluster.cluster_page(cluster.cluster.base_url()).await?;
+    let pairs = page["pairs"].as_array().context("pairs")?;
+    let pair = pairs
+        .iter()
+        .find(|pair| pair["prefill"] == "stranger")
+        .context("its pair")?;
+    let because = pair["unusable_because"].as_str().unwrap_or_default();
+    ensure!(because.contains(difference), "/admin/cluster does not say why: {pair}");
     let before = handoffs(cluster).await?;
     for i in 0..REQUESTS {
         let body = json!({ "model": MODEL, "prompt": format!("Count from {i} to one hundred, slowly:"), "max_tokens": 4, "include_metrics": true });
@@ -136,10 +167,7 @@ async fn never_used(cluster: &TestCluster, stranger: Stranger) -> Result<()> {
     let sent = own.sum("baton_kv_transfer_bytes_count", &[]).unwrap_or(0.0);
     ensure!(sent == 0.0, "it made {sent} transfers");
     let said = stranger.leave().await?;
-    ensure!(
-        said.contains("compatibility hashes differ"),
-        "its log does not say why: {said}"
-    );
+    ensure!(said.contains(difference), "its log does not say why: {said}");
     Ok(())
 }
 

@@ -169,6 +169,17 @@ fn cited_paths_exist() {
     assert_none("cited paths", &violations);
 }
 
+#[test]
+fn named_functions_exist() {
+    let root = workspace_root();
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("the page");
+    let text_of = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
+    assert_none(
+        "named functions",
+        &pages::named_functions("ARCHITECTURE.md", &page, text_of),
+    );
+}
+
 mod the_rules_themselves {
     use super::*;
 

@@ -62,6 +62,34 @@ pub fn page_length(path: &str, text: &str, lines_max: usize) -> Vec<Violation> {
     (count > lines_max).then(violation).into_iter().collect()
 }
 
+/// Functions that a page names in parentheses behind a file, as in "FILE (`push`: each block)", and that the file lacks.
+pub fn named_functions(path: &str, page: &str, text_of: impl Fn(&str) -> String) -> Vec<Violation> {
+    let is_function = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let mut found = Vec::new();
+    for (at, line) in page.lines().enumerate() {
+        let pieces: Vec<&str> = line.split('`').collect();
+        let mut file = None;
+        // Prose and code take turns.
+        for pair in pieces.windows(2).skip(1).step_by(2) {
+            let (code, prose) = (pair[0], pair[1]);
+            let name = code.rsplit("::").next().unwrap_or_default();
+            if let Some(file) = file.filter(|_| is_function(name)) {
+                let text = text_of(file);
+                if !["(", "<"].iter().any(|end| text.contains(&format!("fn {name}{end}"))) {
+                    found.push(format!("{path}:{}: {file} has no function {name}", at + 1));
+                }
+            }
+            if code.ends_with(".rs") && prose.starts_with(" (") {
+                file = Some(code);
+            }
+            if prose.contains(')') {
+                file = None;
+            }
+        }
+    }
+    found
+}
+
 /// The paths that the prose of a file cites and that do not exist. Prose is the whole of a page and the comments of all
 /// other files.
 pub fn cited_paths(path: &str, text: &str, known: &Paths) -> Vec<Violation> {
@@ -164,6 +192,24 @@ mod tests {
     fn a_page_that_is_too_long_is_found() {
         assert_eq!(page_length("README.md", &"x\n".repeat(90), 90).len(), 0);
         assert_eq!(page_length("README.md", &"x\n".repeat(91), 90).len(), 1);
+    }
+
+    #[test]
+    fn a_named_function_that_does_not_exist_is_found() {
+        let text_of = |_: &str| "fn push(&self) {}\nfn take<T>() {}\n".to_owned();
+        let named = |page: &str| named_functions("A.md", page, text_of).len();
+        assert_eq!(
+            named("| `a.rs` (`push`: each, `Queue::take` later), `gone` (`gone`) |\n"),
+            0
+        );
+        assert_eq!(
+            named("`a.rs` (what `Opened` and `From<Rejected>` make), `a.rs` (all) `gone`\n"),
+            0
+        );
+        assert_eq!(
+            named("`b.rs`, `a.rs` (`push`; `gone`), then `a.rs` (`Queue::lost`)\n"),
+            2
+        );
     }
 
     fn cited(path: &str, text: &str) -> usize {

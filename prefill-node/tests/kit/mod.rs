@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use engine::{
-    EngineLimits, HostEngine, KvDtype, KvGeometry, OnHost, OpenedEngine, StandInConfig, StandInEngine,
-    compatibility_hash,
+    EngineLimits, HostEngine, KvDtype, KvGeometry, OnHost, OpenedEngine, StandInConfig, StandInEngine, compatibility,
 };
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
@@ -22,9 +21,10 @@ use proto::v1::prefill_service_client::PrefillServiceClient;
 use service_runtime::health::Health;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
 use serving_core::kv::reservation::Reservation;
-use serving_core::node::{CompatibilityHash, NodeStatus, Ticket};
+use serving_core::node::{NodeStatus, Ticket};
 use serving_core::request::{AttemptKey, Lane, Request, SamplingParams, StopConditions};
 use tokio::runtime::Runtime;
 use tonic::service::RoutesBuilder;
@@ -89,7 +89,7 @@ struct Flags {
 pub struct Prefill {
     pub node: Node,
     pub client: PrefillServiceClient<Channel>,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
     pub registry: Arc<Registry>,
     stop: Shutdown,
 }
@@ -101,10 +101,11 @@ impl Prefill {
             .unwrap()
             .config;
         let engine = engine(spec);
-        let compatibility = compatibility_hash(engine.model(), &[0; 32], PROTOCOL_VERSION);
+        let compatibility = compatibility(engine.model(), [0; 32], PROTOCOL_VERSION);
         let opened = OpenedEngine {
             engine: Box::new(OnHost::new(engine).unwrap()),
-            compatibility,
+            compatibility: compatibility.clone(),
+            model_name: "tiny".to_owned(),
         };
         let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
         let mut registry = Registry::default();
@@ -288,16 +289,16 @@ pub struct Decode {
 }
 
 impl Decode {
-    pub async fn start(script: Script, compatibility: CompatibilityHash) -> Self {
+    pub async fn start(script: Script, compatibility: Compatibility) -> Self {
         Self::start_with(script, compatibility, false).await
     }
 
     /// One that offers shared memory.
-    pub async fn start_sharing(script: Script, compatibility: CompatibilityHash) -> Self {
+    pub async fn start_sharing(script: Script, compatibility: Compatibility) -> Self {
         Self::start_with(script, compatibility, true).await
     }
 
-    async fn start_with(script: Script, compatibility: CompatibilityHash, is_sharing: bool) -> Self {
+    async fn start_with(script: Script, compatibility: Compatibility, is_sharing: bool) -> Self {
         let id = NodeId {
             name: NodeName::new("decode-0"),
             epoch: NodeEpoch(99),

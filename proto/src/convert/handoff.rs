@@ -2,12 +2,11 @@
 //! frame belongs to a reservation.
 
 use serving_core::ids::{Attempt, BlockId, Generation, NodeId};
-use serving_core::node::CompatibilityHash;
 
 use super::tokens::tokens_from_wire;
 use super::{
-    ConvertError, Result, SMALL_LIST_MAX, at_most, detail, hash32, id_to_wire, name, node_id, node_ref, request_id,
-    required, transfer_id,
+    ConvertError, Result, SMALL_LIST_MAX, at_most, compatibility, detail, id_to_wire, name, node_id, node_ref,
+    request_id, required, transfer_id,
 };
 use crate::messages::{
     Hello, HelloRefused, HelloRefusedReason, HelloReply, KvBlockFrame, KvFrame, KvReply, KvShard, LastFrame,
@@ -22,20 +21,7 @@ impl From<KvFrame> for v1::KvFrame {
     fn from(frame: KvFrame) -> Self {
         use v1::kv_frame::Frame;
         let frame = match frame {
-            KvFrame::Hello(hello) => Frame::Hello(v1::Hello {
-                from: Some(node_ref(hello.from)),
-                to: Some(node_ref(hello.to)),
-                protocol_version: hello.protocol_version,
-                compatibility_hash: hello.compatibility.0.to_vec(),
-                shard: Some(v1::KvShard {
-                    rank: hello.shard.rank,
-                    rank_count: hello.shard.rank_count,
-                    heads: hello.shard.heads.map(|heads| v1::HeadRange {
-                        begin: heads.start,
-                        end: heads.end,
-                    }),
-                }),
-            }),
+            KvFrame::Hello(hello) => Frame::Hello(hello_to_wire(hello)),
             KvFrame::Begin { transfer } => Frame::Begin(v1::Begin {
                 transfer_id: id_to_wire(transfer.0),
             }),
@@ -73,17 +59,7 @@ impl TryFrom<v1::KvFrame> for KvFrame {
     fn try_from(wire: v1::KvFrame) -> Result<Self> {
         use v1::kv_frame::Frame;
         Ok(match required(wire.frame, "kv_frame")? {
-            Frame::Hello(hello) => KvFrame::Hello(Hello {
-                from: node_id(hello.from, "hello.from")?,
-                to: node_id(hello.to, "hello.to")?,
-                protocol_version: hello.protocol_version,
-                compatibility: CompatibilityHash(hash32(&hello.compatibility_hash, "hello.compatibility_hash")?),
-                shard: hello.shard.map_or(KvShard::WHOLE, |shard| KvShard {
-                    rank: shard.rank,
-                    rank_count: shard.rank_count,
-                    heads: shard.heads.map(|heads| heads.begin..heads.end),
-                }),
-            }),
+            Frame::Hello(hello) => KvFrame::Hello(hello_from_wire(hello)?),
             Frame::Begin(begin) => KvFrame::Begin {
                 transfer: transfer_id(&begin.transfer_id, "begin.transfer_id")?,
             },
@@ -104,6 +80,40 @@ impl TryFrom<v1::KvFrame> for KvFrame {
             },
         })
     }
+}
+
+fn hello_to_wire(hello: Hello) -> v1::Hello {
+    let (compatibility_hash, compatibility_facts) = compatibility::to_wire(hello.compatibility);
+    v1::Hello {
+        from: Some(node_ref(hello.from)),
+        to: Some(node_ref(hello.to)),
+        protocol_version: hello.protocol_version,
+        compatibility_hash,
+        compatibility_facts,
+        shard: Some(v1::KvShard {
+            rank: hello.shard.rank,
+            rank_count: hello.shard.rank_count,
+            heads: hello.shard.heads.map(|heads| v1::HeadRange {
+                begin: heads.start,
+                end: heads.end,
+            }),
+        }),
+    }
+}
+
+fn hello_from_wire(wire: v1::Hello) -> Result<Hello> {
+    let told = (&wire.compatibility_hash[..], wire.compatibility_facts);
+    Ok(Hello {
+        from: node_id(wire.from, "hello.from")?,
+        to: node_id(wire.to, "hello.to")?,
+        protocol_version: wire.protocol_version,
+        compatibility: compatibility::from_wire(told, "hello.compatibility_hash")?,
+        shard: wire.shard.map_or(KvShard::WHOLE, |shard| KvShard {
+            rank: shard.rank,
+            rank_count: shard.rank_count,
+            heads: shard.heads.map(|heads| heads.begin..heads.end),
+        }),
+    })
 }
 
 fn block_from_wire(wire: v1::KvBlock) -> Result<KvBlockFrame> {

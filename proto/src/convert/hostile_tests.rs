@@ -277,6 +277,53 @@ fn an_answer_to_a_hello_has_few_small_offers_and_a_known_refusal() {
 }
 
 #[test]
+fn facts_of_compatibility_are_optional_and_checked() {
+    let hello = |facts| v1::Hello {
+        from: Some(v1::NodeRef {
+            name: "p".into(),
+            epoch: 1,
+        }),
+        to: Some(v1::NodeRef {
+            name: "d".into(),
+            epoch: 2,
+        }),
+        compatibility_hash: vec![7; 32],
+        compatibility_facts: facts,
+        ..Default::default()
+    };
+    let read = |facts| {
+        let frame = v1::kv_frame::Frame::Hello(hello(facts));
+        KvFrame::try_from(v1::KvFrame { frame: Some(frame) })
+    };
+    let Ok(KvFrame::Hello(earlier)) = read(None) else {
+        panic!("an earlier version sends no facts");
+    };
+    assert_eq!(earlier.compatibility.facts, None);
+    let good = || v1::CompatibilityFacts {
+        weights_sha256: vec![1; 32],
+        tokenizer_sha256: vec![2; 32],
+        numerics_id: "cpu/1".into(),
+        kv_dtype: "f16".into(),
+        rope_base: 1e4,
+        ..Default::default()
+    };
+    assert!(read(Some(good())).is_ok());
+    type Change = fn(&mut v1::CompatibilityFacts);
+    let bad: [(&str, Change); 5] = [
+        ("compatibility_facts.weights_sha256", |f| f.weights_sha256.truncate(31)),
+        ("compatibility_facts.tokenizer_sha256", |f| f.tokenizer_sha256.clear()),
+        ("compatibility_facts.numerics_id", |f| f.numerics_id = "a\nb".into()),
+        ("compatibility_facts.kv_dtype", |f| f.kv_dtype = "x".repeat(256)),
+        ("compatibility_facts.rope_base", |f| f.rope_base = f32::NAN),
+    ];
+    for (field, change) in bad {
+        let mut facts = good();
+        change(&mut facts);
+        assert_eq!(read(Some(facts)).unwrap_err().field(), field);
+    }
+}
+
+#[test]
 fn staged_bytes_are_in_a_slot_and_nowhere_else() {
     let header = KvBlockFrame {
         transfer: TransferId(1),

@@ -5,13 +5,13 @@ use std::time::Duration;
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use serving_core::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport};
 use serving_core::node::{
-    AssignedRole, CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus,
-    PairHealth, PermitNote,
+    AssignedRole, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, PermitNote,
 };
 use serving_core::time::Time;
 
 use super::{
-    ConvertError, Result, SMALL_LIST_MAX, at_most, detail, hash32, millis, name, names, node_id, node_ref, required,
+    ConvertError, Result, SMALL_LIST_MAX, at_most, compatibility, detail, millis, name, names, node_id, node_ref,
+    required,
 };
 use crate::messages::{ClockOffset, ClockReading, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use crate::v1;
@@ -112,6 +112,7 @@ fn prefixes_from_wire(wire: v1::PrefixReport) -> Result<PrefixReport> {
 }
 
 fn register_to_wire(record: NodeRecord) -> v1::Register {
+    let (compatibility_hash, compatibility_facts) = compatibility::to_wire(record.compatibility);
     v1::Register {
         node: Some(node_ref(record.id)),
         role: match record.role {
@@ -122,7 +123,8 @@ fn register_to_wire(record: NodeRecord) -> v1::Register {
         co_located: record.is_co_located,
         address: record.address,
         kv_address: record.kv_address,
-        compatibility_hash: record.compatibility.0.to_vec(),
+        compatibility_hash,
+        compatibility_facts,
         transports: record.transports,
         version: record.version,
         capacity: Some(v1::NodeCapacity {
@@ -187,13 +189,14 @@ fn register_from_wire(wire: v1::Register) -> Result<NodeRecord> {
         true => address.clone(),
         false => name(wire.kv_address, "register.kv_address")?,
     };
+    let told = (&wire.compatibility_hash[..], wire.compatibility_facts);
     Ok(NodeRecord {
         id: node_id(wire.node, "register.node")?,
         role,
         is_co_located: wire.co_located,
         address,
         kv_address,
-        compatibility: CompatibilityHash(hash32(&wire.compatibility_hash, "register.compatibility_hash")?),
+        compatibility: compatibility::from_wire(told, "register.compatibility_hash")?,
         transports: names(wire.transports, "register.transports")?,
         version: name(wire.version, "register.version")?,
         capacity: NodeCapacity {
@@ -429,19 +432,22 @@ fn interval(ms: u64, field: &'static str) -> Result<Duration> {
 }
 
 fn peer_to_wire(peer: Peer) -> v1::Peer {
+    let (compatibility_hash, compatibility_facts) = compatibility::to_wire(peer.compatibility);
     v1::Peer {
         node: Some(node_ref(peer.node)),
         address: peer.address,
         transports: peer.transports,
-        compatibility_hash: peer.compatibility.0.to_vec(),
+        compatibility_hash,
+        compatibility_facts,
     }
 }
 
 fn peer_from_wire(wire: v1::Peer) -> Result<Peer> {
+    let told = (&wire.compatibility_hash[..], wire.compatibility_facts);
     Ok(Peer {
         node: node_id(wire.node, "peers.node")?,
         address: name(wire.address, "peers.address")?,
         transports: names(wire.transports, "peers.transports")?,
-        compatibility: CompatibilityHash(hash32(&wire.compatibility_hash, "peers.compatibility_hash")?),
+        compatibility: compatibility::from_wire(told, "peers.compatibility_hash")?,
     })
 }

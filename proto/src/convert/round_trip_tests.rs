@@ -8,6 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use prost::Message;
+use serving_core::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use serving_core::ids::*;
 use serving_core::kv::prefix_log::{PrefixKey, PrefixReport};
 use serving_core::node::*;
@@ -99,8 +100,33 @@ fn node() -> impl Strategy<Value = NodeId> {
     })
 }
 
-fn hash() -> impl Strategy<Value = CompatibilityHash> {
-    any::<[u8; 32]>().prop_map(CompatibilityHash)
+fn compatibility() -> impl Strategy<Value = Compatibility> {
+    let facts = (
+        any::<[[u8; 32]; 2]>(),
+        label(),
+        label(),
+        any::<[u32; 8]>(),
+        -1e6f32..1e6,
+    );
+    let facts = facts.prop_map(|(sums, numerics_id, kv_dtype, numbers, rope_base)| CompatibilityFacts {
+        weights_sha256: sums[0],
+        tokenizer_sha256: sums[1],
+        numerics_id,
+        kv_dtype,
+        block_tokens: numbers[0],
+        layer_count: numbers[1],
+        kv_head_count: numbers[2],
+        head_dim: numbers[3],
+        vocab_size: numbers[4],
+        context_length: numbers[5],
+        rope_base,
+        rank_count: numbers[6],
+        protocol_version: numbers[7],
+    });
+    (any::<[u8; 32]>(), option::of(facts)).prop_map(|(hash, facts)| Compatibility {
+        hash: CompatibilityHash(hash),
+        facts: facts.map(Box::new),
+    })
 }
 
 prop_compose! {
@@ -304,7 +330,7 @@ fn state() -> impl Strategy<Value = NodeState> {
 prop_compose! {
     fn record()(
         id in node(), role in select(vec![NodeRole::Prefill, NodeRole::Decode]), co_located in any::<bool>(), address in label(),
-        compatibility in hash(), transports in prop::collection::vec(label(), 0..4), texts in (label(), label()),
+        compatibility in compatibility(), transports in prop::collection::vec(label(), 0..4), texts in (label(), label()),
         numbers in any::<(u32, u32, u32, u32, u64)>(), block_tokens in 1u32.., state in state(),
         roles in prop::collection::vec(assigned_role(), 0..3),
     ) -> NodeRecord {
@@ -362,7 +388,7 @@ fn node_report() -> impl Strategy<Value = NodeReport> {
 
 fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
     let ms = || (1u64..86_400_000).prop_map(Duration::from_millis);
-    let peer = (node(), label(), prop::collection::vec(label(), 0..3), hash()).prop_map(
+    let peer = (node(), label(), prop::collection::vec(label(), 0..3), compatibility()).prop_map(
         |(node, address, transports, compatibility)| Peer {
             node,
             address,
@@ -397,7 +423,7 @@ fn coordinator_report() -> impl Strategy<Value = CoordinatorReport> {
 
 fn kv_frame() -> impl Strategy<Value = KvFrame> {
     let transfer = || any::<u128>().prop_map(TransferId);
-    let hello = (node(), node(), any::<u32>(), hash(), kv_shard());
+    let hello = (node(), node(), any::<u32>(), compatibility(), kv_shard());
     let hello = hello.prop_map(|(from, to, protocol_version, compatibility, shard)| {
         KvFrame::Hello(Hello {
             from,

@@ -15,6 +15,9 @@ const ROWS = [
 ];
 const PROMQL = "sum by (node, state) (baton_kv_blocks)";
 
+/** The label, and for two nodes that do not fit the facts in which they differ. */
+const whyNot = (pair) => [pair.unusable_reason, pair.unusable_because].filter(Boolean).map(text).join(": ");
+
 class ClusterView {
   constructor(root, app) {
     this.app = app;
@@ -236,7 +239,7 @@ class ClusterView {
               "tr",
               { class: pair.is_usable ? null : "is-failed" },
               h("td", null, pairKey(pair)),
-              h("td", null, pair.is_usable ? "● usable" : `✕ not usable: ${text(pair.unusable_reason)}`),
+              h("td", null, pair.is_usable ? "● usable" : `✕ not usable: ${whyNot(pair)}`),
               h("td", { class: "number" }, rate(this.app.cluster.rateOf(pair))),
               h("td", { class: "number" }, bytes(pair.kv_bytes_total)),
               h("td", { class: "number" }, number(pair.handoffs_total)),

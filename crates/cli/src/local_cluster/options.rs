@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
+use engine::WeightsFile;
 use service_runtime::announce::Listening;
 
 use super::membership::LocalMembership;
@@ -15,12 +17,15 @@ use crate::topology::Topology;
 /// Loading 98 MB takes a second. A model ten times as large still loads within two minutes.
 const START_WITHIN: Duration = Duration::from_secs(120);
 
+/// The nodes' `shared_weights`.
+const SHARED_WEIGHTS: &str = "BATON_SHARED_WEIGHTS";
+
 #[derive(Clone, Debug)]
 pub struct LocalClusterOptions {
     /// The `baton` binary. It is started once per node.
     pub executable: PathBuf,
     pub topology: Topology,
-    /// A GGUF file.
+    /// A GGUF file or a Hugging Face folder.
     pub model: PathBuf,
     /// Where the first coordinator's API listens; port 0 lets the OS pick. The others take any free port.
     pub listen: String,
@@ -37,6 +42,8 @@ pub struct LocalClusterOptions {
     pub environment: Vec<(String, String)>,
     /// With it the nodes of this start trust each other with their KV memory.
     pub direct_secret: ClusterSecret,
+    /// Memory for the packed weights of all nodes. `None`: each node has its own.
+    pub weights: Option<Arc<WeightsFile>>,
     /// Each process's stderr is also written to `DIR/NAME.log`.
     pub log_dir: Option<PathBuf>,
     /// From start to ready.
@@ -61,6 +68,8 @@ impl LocalClusterOptions {
             flags_by_name: BTreeMap::new(),
             environment: Vec::new(),
             direct_secret: ClusterSecret::draw(),
+            // Without such memory everything works, with more memory.
+            weights: WeightsFile::create().ok().map(Arc::new),
             log_dir: None,
             start_within: START_WITHIN,
             observer: Observer::default(),
@@ -120,9 +129,10 @@ pub struct ClusterSettings {
     /// Longest prompt and answer together, in tokens [default: what the model was trained for].
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// The model's name in the API [default: from the file].
-    #[arg(long, value_name = "NAME")]
-    pub served_model_name: Option<String>,
+    /// The model's name in the API; several names, with commas or each with its own flag, are all served, and answers have the
+    /// first one [default: from the file or folder].
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub served_model_name: Vec<String>,
     /// Prompts of which a decode node lacks fewer tokens than this are prefilled there.
     #[arg(long, value_name = "TOKENS")]
     pub local_prefill_below_tokens: Option<u32>,
@@ -212,6 +222,12 @@ pub enum ClusterEvent {
         name: String,
         kind: ProcessKind,
         pid: u32,
+    },
+    /// It has packed so much of its weights. Not sent when that is quick.
+    Packing {
+        name: String,
+        done_bytes: u64,
+        total_bytes: u64,
     },
     Listening {
         name: String,
@@ -314,7 +330,8 @@ impl LocalClusterOptions {
         flags.set("name", name);
         flags.set("listen", listen);
         flags.set("model", &self.model);
-        flags.set_some("served-model-name", &settings.served_model_name);
+        let names = settings.served_model_name.join(",");
+        flags.set_some("served-model-name", &Some(names).filter(|names| !names.is_empty()));
         flags.set_some("max-model-len", &settings.max_model_len);
         flags.set_true("vllm-metrics", settings.vllm_metrics);
         flags.set_some("otel-flavor", &settings.otel_flavor);
@@ -358,6 +375,27 @@ impl LocalClusterOptions {
         flags.set_some("engine", &settings.engine);
         flags.set_true("co-located", kind == ProcessKind::CoLocated);
         self.spec(kind, name, flags)
+    }
+
+    /// The environment that only this kind of process gets.
+    pub(super) fn variables(&self, kind: ProcessKind) -> Vec<(&'static str, OsString)> {
+        let secret = self.direct_secret.variable(kind, &self.environment);
+        let mut all: Vec<_> = secret.map(|(name, value)| (name, value.into())).into_iter().collect();
+        if kind != ProcessKind::Coordinator && !self.is_set(SHARED_WEIGHTS) {
+            let weights = self.weights.as_ref();
+            all.extend(weights.map(|weights| (SHARED_WEIGHTS, weights.path().into())));
+        }
+        all
+    }
+
+    /// Whether the nodes have one copy of the weights.
+    pub(super) fn shares_weights(&self) -> bool {
+        self.weights.is_some() && !self.is_set(SHARED_WEIGHTS)
+    }
+
+    /// Whoever sets a variable, even to nothing, decides.
+    fn is_set(&self, variable: &str) -> bool {
+        self.environment.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
     }
 
     fn spec(&self, kind: ProcessKind, name: String, flags: Flags) -> ProcessSpec {
@@ -442,6 +480,25 @@ mod tests {
     }
 
     #[test]
+    fn the_nodes_of_a_start_have_one_memory_for_their_weights_unless_somebody_sets_it() {
+        let (ours, others) = (options("1p1d"), options("1p1d"));
+        let of = |options: &LocalClusterOptions, kind| {
+            let variables = options.variables(kind).into_iter();
+            let mut paths = variables.filter(|(name, _)| *name == SHARED_WEIGHTS);
+            paths.next().map(|(_, path)| path)
+        };
+        let path = of(&ours, ProcessKind::Prefill).expect("this system has memory files");
+        assert!(std::fs::File::open(&path).is_ok());
+        assert_eq!(of(&ours, ProcessKind::CoLocated), Some(path.clone()));
+        assert_ne!(of(&others, ProcessKind::Decode), Some(path));
+        assert_eq!(of(&ours, ProcessKind::Coordinator), None);
+        let mut off = ours;
+        off.environment.push((SHARED_WEIGHTS.to_owned(), String::new()));
+        assert_eq!(of(&off, ProcessKind::Decode), None);
+        assert!(!off.shares_weights());
+    }
+
+    #[test]
     fn with_etcd_everybody_is_told_where_it_is_and_several_coordinators_have_numbers() {
         let mut options = options("1p1d");
         options.membership = LocalMembership::Etcd("etcd://h:1/c".to_owned());
@@ -460,6 +517,20 @@ mod tests {
                 .iter()
                 .all(|node| node.arguments.contains(&"--coordinators=etcd://h:1/c".into()))
         );
+    }
+
+    #[test]
+    fn every_process_is_told_all_names_of_the_model_or_finds_its_name_itself() {
+        let mut options = options("1p1d");
+        let names = |options: &LocalClusterOptions| -> Vec<Option<OsString>> {
+            let specs = options.coordinators().into_iter().chain(options.nodes("h:1"));
+            let is_name = |flag: &&OsString| flag.to_string_lossy().starts_with("--served-model-name");
+            specs.map(|spec| spec.arguments.iter().find(is_name).cloned()).collect()
+        };
+        assert_eq!(names(&options), [None, None, None]);
+        options.settings.served_model_name = vec!["a".to_owned(), "org/b".to_owned()];
+        let told = Some(OsString::from("--served-model-name=a,org/b"));
+        assert_eq!(names(&options), [told.clone(), told.clone(), told]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Process {
         let mut child = Command::new(&options.executable)
             .args(&spec.arguments)
             .envs(options.environment.iter().cloned())
-            .envs(options.direct_secret.variable(spec.kind, &options.environment))
+            .envs(options.variables(spec.kind))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -165,6 +165,15 @@ impl Watcher {
                     self.observer.tell(&ClusterEvent::Listening { name, address });
                     self.state.send_modify(|state| state.listening = Some(listening));
                 }
+                Ok(Announcement::Packing {
+                    done_bytes,
+                    total_bytes,
+                    ..
+                }) => self.observer.tell(&ClusterEvent::Packing {
+                    name,
+                    done_bytes,
+                    total_bytes,
+                }),
                 Ok(Announcement::Ready { .. }) => {
                     self.observer.tell(&ClusterEvent::Ready { name });
                     self.state.send_modify(|state| state.is_ready = true);

@@ -106,10 +106,11 @@ impl Drop for Claim {
     }
 }
 
-fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, PullError> {
+pub(super) fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, PullError> {
     let started = Instant::now();
     let mut told = false;
     loop {
+        interrupt.check()?;
         // The holder may have removed the folder with the lock, so both are made again each time.
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(PullError::at(folder))?;
@@ -134,7 +135,6 @@ fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, PullError> {
                 minutes: LOCK_WAIT_MAX.as_secs() / 60,
             });
         }
-        interrupt.check()?;
         thread::sleep(LOCK_POLL);
     }
 }

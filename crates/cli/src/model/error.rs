@@ -5,19 +5,26 @@ use std::path::{Path, PathBuf};
 
 use crate::exit::Exit;
 use crate::model::catalogue;
+use crate::model::hub_error::HubError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
     #[error(
-        "no model is called \"{name}\"; known names: {}; or give the path of a GGUF file",
+        "no model is called \"{name}\"; known names: {}; or give a name on the Hugging Face hub (org/name), or the path of a GGUF \
+         file or of a Hugging Face folder",
         catalogue::names()
     )]
     UnknownModel { name: String },
-    #[error("there is no file {}; give the path of a GGUF file, or one of the names {}", path.display(), catalogue::names())]
+    #[error(
+        "there is no file or folder {}; give the path of a GGUF file or of a Hugging Face folder, a name on the hub (org/name), or \
+         one of the names {}",
+        path.display(),
+        catalogue::names()
+    )]
     NoSuchFile { path: PathBuf },
     #[error(
-        "no folder to keep models in: set BATON_CACHE_DIR, XDG_CACHE_HOME or HOME; or run `baton up --model PATH` with a GGUF file"
+        "no folder to keep models in: set BATON_CACHE_DIR (HF_HOME for models of the hub), XDG_CACHE_HOME or HOME; or run `baton up --model PATH` with a GGUF file"
     )]
     NoCacheFolder,
     #[error(
@@ -64,8 +71,16 @@ pub enum PullError {
         "another baton has been downloading this model for {minutes} minutes; wait for it or stop it, then try again"
     )]
     Locked { minutes: u64 },
-    #[error("interrupted; nothing was kept")]
+    #[error("interrupted; a next try starts again, or goes on where a download from the hub stopped")]
     Interrupted,
+    #[error(transparent)]
+    Hub(Box<HubError>),
+}
+
+impl From<HubError> for PullError {
+    fn from(error: HubError) -> Self {
+        PullError::Hub(Box::new(error))
+    }
 }
 
 impl PullError {
@@ -74,6 +89,7 @@ impl PullError {
         match self {
             PullError::Interrupted => Exit::Interrupted,
             PullError::UnknownModel { .. } => Exit::Usage,
+            PullError::Hub(error) if error.is_usage() => Exit::Usage,
             _ => Exit::Failure,
         }
     }

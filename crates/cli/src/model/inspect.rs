@@ -1,18 +1,20 @@
-//! `baton model inspect`: what is in a model file.
+//! `baton model inspect`: what is in a model's files, and how much memory it takes.
 
 use std::io::Write;
 
 use clap::Args;
+use engine::Numerics;
 use model_files::gguf::hex;
 use model_files::info::ModelInfo;
 use model_files::model::Model;
 
 use crate::exit::Exit;
-use crate::model::pull::resolve;
+use crate::model::{resolve, with_exit};
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A name from `baton model list`, fetched when it is not cached, or the path of a GGUF file.
+    /// What `baton up --model` takes: the path of a GGUF file or of a Hugging Face folder, or a name. A model with a name is
+    /// fetched when it is not on this machine.
     #[arg(default_value = "smollm2-135m")]
     pub model: String,
     /// One JSON object instead of lines.
@@ -21,28 +23,72 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
-    let path = resolve(&args.model)?;
-    let file = Model::open(&path)?;
+    let resolved = resolve(&args.model).map_err(with_exit)?;
+    let file = Model::open(&resolved.path)?;
     let info = ModelInfo::of(&file)?;
     let sha256 = hex(&file.content_sha256());
+    let served = resolved.name.unwrap_or_else(|| file.name());
+    let memory = Memory::of(&file);
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = serde_json::to_value(&info)?;
         object["sha256"] = sha256.into();
+        object["served_name"] = served.into();
+        object["memory"] = serde_json::to_value(&memory)?;
         writeln!(out, "{object}")?;
     } else {
-        write_lines(&mut out, &info, &sha256)?;
+        write_lines(&mut out, &info, (&served, &sha256, &memory))?;
     }
     Ok(Exit::Ok)
 }
 
-fn write_lines(out: &mut impl Write, info: &ModelInfo, sha256: &str) -> std::io::Result<()> {
+/// What the model takes of a machine's memory. Weights are `null` in numerics that do not run this model.
+#[derive(Debug, serde::Serialize)]
+struct Memory {
+    weights_bytes_int8_blocks: Option<u64>,
+    weights_bytes_exact: Option<u64>,
+    kv_bytes_per_token_int8_blocks: u64,
+    kv_bytes_per_token_exact: u64,
+}
+
+impl Memory {
+    fn of(file: &Model) -> Self {
+        let config = file.config();
+        let values = (2 * config.layer_count * config.kv_size()) as u64;
+        let kv = |numerics: Numerics| values * numerics.kv_dtype().bytes() as u64;
+        Self {
+            weights_bytes_int8_blocks: engine::weights_bytes(file, Numerics::Int8Blocks).ok(),
+            weights_bytes_exact: engine::weights_bytes(file, Numerics::Exact).ok(),
+            kv_bytes_per_token_int8_blocks: kv(Numerics::Int8Blocks),
+            kv_bytes_per_token_exact: kv(Numerics::Exact),
+        }
+    }
+
+    fn text(&self) -> String {
+        let [int8, exact] = [
+            (self.weights_bytes_int8_blocks, self.kv_bytes_per_token_int8_blocks),
+            (self.weights_bytes_exact, self.kv_bytes_per_token_exact),
+        ]
+        .map(|(weights, kv)| match weights {
+            Some(weights) => format!(
+                "{:.1} MB of weights and {kv} bytes of KV for each token",
+                weights as f64 / 1e6
+            ),
+            None => "not supported".to_owned(),
+        });
+        format!("int8-blocks: {int8}; exact: {exact}")
+    }
+}
+
+fn write_lines(out: &mut impl Write, info: &ModelInfo, extra: (&str, &str, &Memory)) -> std::io::Result<()> {
+    let (served, sha256, memory) = extra;
     let config = &info.config;
     let end: Vec<String> = info.end_tokens.iter().map(ToString::to_string).collect();
     let lines = [
         ("file", info.path.display().to_string()),
         ("size", format!("{} bytes, {}", info.file_bytes, info.form)),
         ("sha256", sha256.to_owned()),
+        ("served as", served.to_owned()),
         ("name", info.name.clone().unwrap_or_else(|| "(none)".to_owned())),
         (
             "license",
@@ -70,6 +116,7 @@ fn write_lines(out: &mut impl Write, info: &ModelInfo, sha256: &str) -> std::io:
             ),
         ),
         ("context", format!("{} tokens", config.context_length)),
+        ("memory", memory.text()),
         ("end tokens", end.join(", ")),
         (
             "chat template",

@@ -1,4 +1,4 @@
-//! Progress of a download on stderr: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress of a step with bytes on stderr, such as a download: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Progress of one step. It has no colour, so `NO_COLOR` needs no case of its own.
 #[derive(Debug)]
 pub struct Progress {
-    label: &'static str,
+    label: String,
     total: Option<u64>,
     /// `None` where stderr is not a terminal.
     bar: Option<ProgressBar>,
@@ -21,7 +21,8 @@ pub struct Progress {
 
 impl Progress {
     /// `total` is in bytes, if it is known.
-    pub fn start(label: &'static str, total: Option<u64>, quiet: bool) -> Progress {
+    pub fn start(label: impl Into<String>, total: Option<u64>, quiet: bool) -> Progress {
+        let label = label.into();
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let template = match total {
                 Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}",
@@ -31,7 +32,7 @@ impl Progress {
             let bar = total
                 .map_or_else(ProgressBar::new_spinner, ProgressBar::new)
                 .with_style(style);
-            bar.set_message(label);
+            bar.set_message(label.clone());
             bar
         });
         if bar.is_none() && !quiet {

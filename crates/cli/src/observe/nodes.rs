@@ -5,6 +5,7 @@ use coordinator::records::pages::{ClusterPage, NodePage};
 
 use super::client::{AdminClient, parse};
 use super::cluster;
+use super::format::clean;
 use super::look::Look;
 use super::table::{Cell, Table};
 use super::{Output, OutputArgs, UrlArgs, json, print};
@@ -89,7 +90,12 @@ fn render(cluster: &ClusterPage, look: Look) -> String {
             clock.unwrap_or_else(|| "-".to_owned()).into(),
         ]);
     }
-    table.render(look.terminal)
+    let misfits = cluster.pairs.iter().filter(|pair| pair.unusable_because.is_some());
+    let misfits = misfits.map(|pair| {
+        let words = format!("{} > {}: {}", pair.prefill, pair.decode, cluster::why_not(pair));
+        format!("{}\n", look.terminal.paint(&clean(&words), Paint::Bad))
+    });
+    table.render(look.terminal) + &misfits.collect::<String>()
 }
 
 pub(super) fn state(node: &NodePage) -> Cell {
@@ -147,6 +153,18 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_pair_that_does_not_fit_has_a_line_with_the_facts() {
+        let mut cluster: ClusterPage = records::parse(&serde_json::from_str(PAGE).expect("JSON")).expect("fits");
+        let pair = &mut cluster.pairs[0];
+        pair.is_usable = false;
+        pair.unusable_reason = Some("incompatible".to_owned());
+        pair.unusable_because = Some("block_tokens is 32 on prefill-0 and 16 on decode-0".to_owned());
+        let text = render(&cluster, Look::plain(100));
+        let line = "prefill-0 > decode-0: incompatible: block_tokens is 32 on prefill-0 and 16 on decode-0";
+        assert_eq!(text.lines().last(), Some(line), "{text}");
     }
 
     #[tokio::test]

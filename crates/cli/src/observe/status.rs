@@ -4,7 +4,7 @@ use clap::Args;
 use coordinator::records::pages::{ClusterPage, NodePage};
 
 use super::client::{AdminClient, parse};
-use super::cluster::{is_ready, membership_words, waiting_words};
+use super::cluster::{is_ready, membership_words, waiting_words, why_not};
 use super::format::{bytes, clean, seconds};
 use super::look::Look;
 use super::table::{Cell, Table};
@@ -168,7 +168,7 @@ fn pairs_table(cluster: &ClusterPage) -> Table {
             usable,
             pair.handoffs_total.to_string().into(),
             bytes(pair.kv_bytes_total).into(),
-            Cell::new(pair.unusable_reason.as_deref().unwrap_or_default()),
+            why_not(pair).into(),
         ]);
     }
     table

@@ -10,11 +10,15 @@ use service_runtime::telemetry::{self, Identity};
 use serving_core::node::AssignedRole;
 use thiserror::Error;
 
+use super::packing;
 use super::settings::NodeSettings;
+use crate::model::PullError;
 
 /// Why a node's process ended with a failure, in the words of its role.
 #[derive(Debug, Error)]
 pub enum NodeError {
+    #[error(transparent)]
+    Model(#[from] PullError),
     #[error(transparent)]
     Settings(#[from] ConfigError),
     #[error(transparent)]
@@ -28,7 +32,8 @@ pub enum NodeError {
 /// [`NodeError`].
 pub async fn run(settings: Result<NodeSettings, ConfigError>, shutdown: Shutdown) -> Result<(), NodeError> {
     let mut settings = settings?;
-    let kept: (KeptWeights, KeptPort) = Default::default();
+    let watch = packing::watch(settings.decode.name().to_owned());
+    let kept = (KeptWeights::default().watched(watch), KeptPort::default());
     loop {
         let end = match settings.role {
             AssignedRole::Prefill => {

@@ -22,7 +22,7 @@ use crate::{EngineLimits, KvDtype, KvGeometry, Numerics};
 /// Up to this many rows each thread prepares the inputs of a matrix for itself.
 const FEW_ROWS: usize = MAX_ROWS;
 /// Rows of one pass of the LM head. It limits the logits buffer (6 MB for a vocabulary of 49,152).
-pub(super) const LOGITS_ROWS: usize = 32;
+pub(crate) const LOGITS_ROWS: usize = 32;
 /// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
 const TILES_PER_THREAD: usize = 8;
 /// Rows of a tile in phases that work row by row.

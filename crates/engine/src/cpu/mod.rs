@@ -8,10 +8,12 @@ mod forward;
 mod kept;
 mod kernels;
 mod layers;
+mod packing;
 mod panels;
 mod plan;
 mod pool;
 mod rope;
+mod shared_weights;
 mod weights;
 
 use std::sync::Arc;
@@ -28,8 +30,10 @@ use crate::{
     OnHost, OpenError, OpenOptions, Rank, SequenceRows,
 };
 
+pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
-pub use weights::LoadProgress;
+pub use packing::LoadProgress;
+pub use shared_weights::{NotShared, WeightsFile};
 
 /// Which instruction set computes; all give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -129,7 +133,7 @@ pub fn open_cpu_engine_with(
             head_dim: config.head_dim,
         });
     }
-    let pool = pool::Pool::new(options.threads)?;
+    let mut pool = pool::Pool::new(options.threads)?;
     let geometry = KvGeometry {
         layer_count: config.layer_count as u32,
         kv_head_count: config.kv_head_count as u32,
@@ -144,20 +148,32 @@ pub fn open_cpu_engine_with(
             .max(1),
     };
     let kv = Arc::new(KvMemory::backed(geometry, block_count, options.kv_backing)?);
-    let weights_sha256 = file.content_sha256();
-    let identity = kept::WeightsIdentity {
-        sha256: weights_sha256,
+    let identity = || kept::WeightsIdentity {
+        sha256: file.content_sha256(),
         numerics: options.numerics,
     };
-    let load = || weights::Weights::load(file, &config, options.numerics, options.progress);
-    let weights = kept.get_or_load(identity, load)?;
+    let content = || file.content_sha256();
+    let mut report = |progress| kept.report(progress);
+    let weights = kept.get_or_load(identity, |destination| {
+        let mut packing = packing::Packing {
+            pool: &mut pool,
+            shared: destination.shared,
+            not_shared: destination.not_shared,
+            content: &content,
+            progress: match options.progress {
+                Some(progress) => progress,
+                None => &mut report,
+            },
+        };
+        weights::Weights::load(file, &config, options.numerics, &mut packing)
+    })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
         numerics_id: options.numerics.id().to_owned(),
-        weights_sha256,
+        weights_sha256: file.content_sha256(),
         kv: geometry,
         rope_base: config.rope.base,
         rank: Rank::WHOLE,
@@ -175,6 +191,14 @@ pub fn open_cpu_engine_with(
         pool,
         config,
     })
+}
+
+/// The bytes that the packed weights take. Nothing is packed.
+///
+/// # Errors
+/// The model has a tensor that this engine has no code for.
+pub fn weights_bytes(file: &Model, numerics: Numerics) -> Result<u64, EngineError> {
+    weights::Weights::packed_bytes(file, file.config(), numerics).map(|bytes| bytes as u64)
 }
 
 impl CpuEngine {

@@ -64,7 +64,9 @@ impl Format {
 /// Packs 16 of the rows, or as many as are left from `first` on.
 pub(super) fn pack_panel(format: Format, rows: &Rows<'_>, first: usize, panel: &mut [u8]) {
     let lanes = rows.count.saturating_sub(first).min(LANES);
-    let mut values = vec![0.0; rows.tensor.row_elements()];
+    // The types that are kept need no f32.
+    let is_kept = format == Format::Q4_1 || rows.tensor.kind == GgmlType::Q8_0 && format == Format::Q8_0;
+    let mut values = vec![0.0; if is_kept { 0 } else { rows.tensor.row_elements() }];
     for lane in 0..lanes {
         let row = rows.first + first + lane;
         match format {
@@ -83,6 +85,15 @@ pub(super) fn pack_panel(format: Format, rows: &Rows<'_>, first: usize, panel: &
                     }
                     to[256 + 2 * lane..][..2].copy_from_slice(&block.scale);
                     to[288 + 2 * lane..][..2].copy_from_slice(&block.minimum);
+                }
+            }
+            Format::Q8_0 if is_kept => {
+                let blocks = row_bytes(&rows.tensor, row).chunks_exact(2 + BLOCK);
+                for (from, to) in blocks.zip(panel.chunks_exact_mut(Q8_0_PANEL_BLOCK)) {
+                    for (i, byte) in from[2..].iter().enumerate() {
+                        to[i / 4 * 64 + lane * 4 + i % 4] = byte ^ 0x80;
+                    }
+                    to[512 + 2 * lane..][..2].copy_from_slice(&from[..2]);
                 }
             }
             Format::Q8_0 => {
@@ -147,7 +158,7 @@ fn four_bit_block(kind: GgmlType, row: &[u8], index: usize) -> FourBitBlock {
 
 /// The scale of the 32 weights from `32 * index`, for types whose weights are 8-bit multiples of one.
 fn file_scale(kind: GgmlType, row: &[u8], index: usize) -> Option<f16> {
-    matches!(kind, GgmlType::Q8_0 | GgmlType::Q5_0 | GgmlType::Q4_0).then(|| {
+    matches!(kind, GgmlType::Q5_0 | GgmlType::Q4_0).then(|| {
         let at = index * kind.block_bytes();
         f16::from_le_bytes([row[at], row[at + 1]])
     })

@@ -5,20 +5,14 @@ use std::ops::Range;
 use half::f16;
 use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
+use model_files::gguf::dequantise_row;
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes};
+use super::packing::{Packing, PlannedMatrix};
 use super::panels::{Format, Rows, pack_panel};
-use crate::memory::HugeMemory;
+use crate::memory::FixedMemory;
 use crate::{EngineError, Numerics};
-
-/// The progress of loading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes of packed weights.
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-}
 
 /// One packed matrix: `rows` outputs of `columns` inputs.
 #[derive(Clone, Debug)]
@@ -72,7 +66,7 @@ pub(crate) struct Layer {
 }
 
 pub(crate) struct Weights {
-    memory: HugeMemory,
+    memory: FixedMemory,
     pub embedding: Matrix,
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
@@ -82,7 +76,7 @@ pub(crate) struct Weights {
 impl Weights {
     pub(crate) fn panel(&self, matrix: &Matrix, panel: usize) -> &[u8] {
         let length = matrix.panel_bytes();
-        let all = &self.memory.bytes()[matrix.bytes.clone()];
+        let all = &self.memory[matrix.bytes.clone()];
         &all[panel * length..][..length]
     }
 
@@ -111,20 +105,28 @@ impl Weights {
         }
     }
 
-    /// Packs every tensor of the model. `progress` is called after each tensor.
-    pub(crate) fn load(
+    /// Packs every tensor of the model.
+    pub(super) fn load(
         file: &Model,
         config: &ModelConfig,
         numerics: Numerics,
-        progress: Option<&mut dyn FnMut(LoadProgress)>,
+        packing: &mut Packing<'_>,
     ) -> Result<Self, EngineError> {
-        let mut loader = Loader {
-            file,
-            config,
-            numerics,
-            planned: Vec::new(),
-            end: 0,
-        };
+        let mut loader = Loader::new(file, config, numerics);
+        let mut weights = Self::plan(&mut loader, config)?;
+        weights.memory = loader.fill(packing)?;
+        Ok(weights)
+    }
+
+    /// The memory that [`Weights::load`] fills.
+    pub(super) fn packed_bytes(file: &Model, config: &ModelConfig, numerics: Numerics) -> Result<usize, EngineError> {
+        let mut loader = Loader::new(file, config, numerics);
+        Self::plan(&mut loader, config)?;
+        Ok(loader.end)
+    }
+
+    /// Gives every matrix its place.
+    fn plan(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self, EngineError> {
         let facts = config.architecture;
         let embedding = loader.whole(facts.token_embedding)?;
         let layers = (0..config.layer_count)
@@ -136,9 +138,8 @@ impl Weights {
         } else {
             loader.whole(facts.output)?
         };
-        let memory = loader.fill(progress)?;
         Ok(Self {
-            memory,
+            memory: FixedMemory::default(),
             embedding,
             layers,
             output_norm,
@@ -157,6 +158,16 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
+    fn new(file: &'a Model, config: &'a ModelConfig, numerics: Numerics) -> Self {
+        Self {
+            file,
+            config,
+            numerics,
+            planned: Vec::new(),
+            end: 0,
+        }
+    }
+
     fn plan_layer(&mut self, layer: usize, tensors: &LayerTensors) -> Result<Layer, EngineError> {
         let name = |tensor| in_layer(layer, tensor);
         let (query_rows, kv_rows, ffn) = (self.config.query_size(), self.config.kv_size(), self.config.ffn_size);
@@ -255,28 +266,26 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        Ok(self.file.vector(name)?)
+        let tensor = self.file.tensor(name)?;
+        let mut row = vec![0.0; tensor.row_elements()];
+        dequantise_row(&tensor, 0, &mut row);
+        Ok(row)
     }
 
     fn optional_vector(&self, layer: usize, name: Option<&str>) -> Result<Option<Vec<f32>>, EngineError> {
         name.map(|name| self.vector(&in_layer(layer, name))).transpose()
     }
 
-    fn fill(self, mut progress: Option<&mut dyn FnMut(LoadProgress)>) -> Result<HugeMemory, EngineError> {
-        let mut memory = HugeMemory::zeroed(self.end).ok_or(EngineError::OutOfMemory { bytes: self.end })?;
-        for (matrix, parts) in &self.planned {
-            let panels = memory.bytes_mut()[matrix.bytes.clone()].chunks_exact_mut(matrix.panel_bytes());
-            for (index, panel) in panels.enumerate() {
+    fn fill(self, packing: &mut Packing<'_>) -> Result<FixedMemory, EngineError> {
+        let planned = self.planned.iter().map(|(matrix, parts)| PlannedMatrix {
+            bytes: matrix.bytes.clone(),
+            panel_bytes: matrix.panel_bytes(),
+            layout: format!("{:?} {} {}", matrix.format, matrix.rows, matrix.columns),
+            pack: Box::new(move |index, panel| {
                 let part = &parts[index % parts.len()];
                 pack_panel(matrix.format, part, index / parts.len() * LANES, panel);
-            }
-            if let Some(report) = progress.as_deref_mut() {
-                report(LoadProgress {
-                    done_bytes: matrix.bytes.end as u64,
-                    total_bytes: self.end as u64,
-                });
-            }
-        }
-        Ok(memory)
+            }),
+        });
+        packing.run(self.end, &planned.collect::<Vec<_>>())
     }
 }

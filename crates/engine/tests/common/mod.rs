@@ -9,7 +9,7 @@ use engine::{
     SequenceRows, open_cpu_engine,
 };
 use model_files::model::Model;
-use model_files::test_kit::model_path;
+use model_files::test_kit::{GgufBuilder, model_path};
 use serde::Deserialize;
 use serving_core::ids::{BlockId, TokenId};
 
@@ -52,13 +52,26 @@ pub fn open_file(file: &Model, setup: Setup) -> CpuEngine {
     open_cpu_engine(file, options).unwrap()
 }
 
+/// A built model, opened. Its file is gone, its content stays mapped.
+pub fn file_of(builder: &GgufBuilder) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    builder.write(&path).unwrap();
+    Model::open(&path).unwrap()
+}
+
 #[derive(Deserialize)]
 pub struct Golden {
+    /// The tiny model, in golden files of several.
+    pub model: Option<String>,
     pub id: String,
     pub prompt_token_ids: Vec<u32>,
     pub output_token_ids: Vec<u32>,
     pub margin: Vec<f32>,
     pub logprob: Vec<f32>,
+    /// All logits of the last step, in golden files of tiny models.
+    #[serde(default)]
+    pub last_logits: Vec<f32>,
 }
 
 impl Golden {

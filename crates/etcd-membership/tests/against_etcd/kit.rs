@@ -7,8 +7,9 @@ use etcd_membership::{
     CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, NodeEntry, Registration, RegistrationConfig,
     RegistrationHealth, View,
 };
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
-use serving_core::node::{CompatibilityHash, NodeCapacity, NodeRecord, NodeRole, NodeState};
+use serving_core::node::{NodeCapacity, NodeRecord, NodeRole, NodeState};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -35,7 +36,7 @@ pub fn node(name: &str, epoch: u64) -> NodeEntry {
         is_co_located: false,
         address: "127.0.0.1:7100".into(),
         kv_address: "127.0.0.1:7100".into(),
-        compatibility: CompatibilityHash([7; 32]),
+        compatibility: CompatibilityHash([7; 32]).into(),
         transports: vec!["grpc".into()],
         version: "0.1.0".into(),
         capacity: NodeCapacity {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serving_core::ids::BlockId;
 
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS};
-use crate::span::{self, DeviceMemory, DeviceSpan, Span, SpanMut};
+use crate::span::{self, DeviceSpan, Span, SpanMemory, SpanMut};
 use crate::transport::{KvSource, SourceError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Blocks {
 #[derive(Debug)]
 struct Staged(Mutex<Vec<u8>>);
 
-impl DeviceMemory for Staged {
+impl SpanMemory for Staged {
     fn checksum(&self, bytes: usize) -> u64 {
         span::checksum(&self.0.lock().unwrap()[..bytes])
     }
@@ -176,7 +176,7 @@ impl KvSource for DeviceSource {
         }
         Ok(())
     }
-    fn staging(&self, bytes: usize) -> Option<Arc<dyn DeviceMemory>> {
+    fn staging(&self, bytes: usize) -> Option<Arc<dyn SpanMemory>> {
         Some(Arc::new(Staged(Mutex::new(vec![0; bytes]))))
     }
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
+use serving_core::compatibility::Compatibility;
 use serving_core::ids::NodeId;
-use serving_core::node::{CompatibilityHash, PairHealth, Ticket};
+use serving_core::node::{PairHealth, Ticket};
 use tokio::sync::watch;
 
 use self::pair::{Pair, PairState, Shared};
@@ -34,7 +35,7 @@ const PAIR_IDLE_MAX: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct PairConfig {
     pub me: NodeId,
-    pub compatibility: CompatibilityHash,
+    pub compatibility: Compatibility,
     /// The part of each block that this process holds.
     pub(crate) shard: KvShard,
     /// The transports that may be used, best first. Pairs meet over gRPC even when gRPC may carry no KV.
@@ -59,7 +60,7 @@ pub struct PairConfig {
 impl PairConfig {
     /// 32 MiB in flight is 2.5 ms of a 100 Gb/s link and a few prompts of a small model. 1 MiB/s is a hundredth of the
     /// slowest network over which it is worth splitting.
-    pub fn new(me: NodeId, compatibility: CompatibilityHash) -> Self {
+    pub fn new(me: NodeId, compatibility: Compatibility) -> Self {
         Self {
             me,
             compatibility,
@@ -94,7 +95,7 @@ impl PairConfig {
             from: self.me.clone(),
             to: peer.node.clone(),
             protocol_version: PROTOCOL_VERSION,
-            compatibility: self.compatibility,
+            compatibility: self.compatibility.clone(),
             shard: self.shard.clone(),
         }
     }
@@ -148,7 +149,7 @@ impl PairTransport {
             node: ticket.decode_node.clone(),
             address: ticket.decode_address.clone(),
             // Unknown here. The decode node compares it with the hello.
-            compatibility: self.shared.config.compatibility,
+            compatibility: self.shared.config.compatibility.clone(),
         };
         let pair = Pair::open(peer, &self.shared);
         pairs.insert(ticket.decode_node.clone(), pair.clone());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use proto::messages::HelloRefusedReason;
 use rand::Rng as _;
+use serving_core::compatibility::Incompatibility;
 use serving_core::node::PairHealth;
 use tokio::sync::{Notify, OnceCell, watch};
 use tokio_util::sync::CancellationToken;
@@ -170,9 +171,10 @@ impl Pair {
                 NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
             })
         };
-        if self.peer.compatibility == config.compatibility {
+        let (mine, peer) = ((&config.me.name, &config.compatibility), &self.peer);
+        let Some(why) = Incompatibility::between(mine, (&peer.node.name, &peer.compatibility)) else {
             return met.await;
-        }
+        };
         let asked = self.incompatible.get_or_init(async || match met.await {
             Err(
                 fault @ PairFault::Refused {
@@ -180,7 +182,7 @@ impl Pair {
                     ..
                 },
             ) => fault,
-            _ => PairFault::Incompatible,
+            _ => PairFault::Incompatible(why),
         });
         Err(asked.await.clone())
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::messages::{Hello, HelloRefused, HelloRefusedReason, HelloReply, KvShard, PROTOCOL_VERSION, TransportOffer};
+use serving_core::compatibility::{Compatibility, Incompatibility};
 use serving_core::ids::{NodeId, TransferId};
-use serving_core::node::CompatibilityHash;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ use super::sink::HandoffSink;
 #[derive(Debug)]
 pub struct Receiver {
     node: NodeId,
-    compatibility: CompatibilityHash,
+    compatibility: Compatibility,
     pub(super) sink: Arc<dyn HandoffSink>,
     /// The stream on which each claimed transfer is being received. Held while claiming, so that `abort` never misses one.
     pub(super) active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
@@ -37,7 +37,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Receiver {
-    pub fn new(node: NodeId, compatibility: CompatibilityHash, sink: Arc<dyn HandoffSink>) -> Arc<Self> {
+    pub fn new(node: NodeId, compatibility: Compatibility, sink: Arc<dyn HandoffSink>) -> Arc<Self> {
         Arc::new(Self {
             node,
             compatibility,
@@ -103,10 +103,9 @@ impl Receiver {
             let detail = format!("{from} means {to}, this node is {me}");
             return refused(HelloRefusedReason::StaleEpoch, detail);
         }
-        if hello.compatibility != self.compatibility {
-            let detail =
-                format!("the compatibility hashes of {me} and {from} differ: another model, numerics or version");
-            return refused(HelloRefusedReason::Incompatible, detail);
+        let theirs = (&from.name, &hello.compatibility);
+        if let Some(why) = Incompatibility::between((&me.name, &self.compatibility), theirs) {
+            return refused(HelloRefusedReason::Incompatible, why.to_string());
         }
         if *shard != KvShard::WHOLE {
             let detail = format!("{me} holds {}, {from} holds {shard}", KvShard::WHOLE);

@@ -48,7 +48,17 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
             few(count).and_then(|()| filters::batch(state, value, count, fill))
         },
     );
-    // An undefined value is an empty list, and what is no number is the given one, or zero.
+    environment.add_filter("dictsort", |value: &Value, is_exact: Option<bool>, keywords: Kwargs| {
+        let exact = is_exact.map(|is_exact| ("case_sensitive", Value::from(is_exact)));
+        let given = keywords.args().map(|name| Ok((name, keywords.get::<Value>(name)?)));
+        let keywords: Kwargs = exact.into_iter().map(Ok).chain(given).collect::<Result<_, Error>>()?;
+        filters::dictsort(value, keywords)
+    });
+    add_lenient_to(environment);
+}
+
+/// An undefined value is an empty list, and what is no number is the given one, or zero.
+fn add_lenient_to(environment: &mut Environment<'static>) {
     for name in ["length", "count"] {
         environment.add_filter(name, |value: &Value| {
             if value.is_undefined() {
@@ -85,12 +95,6 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
             }))
         },
     );
-    environment.add_filter("dictsort", |value: &Value, is_exact: Option<bool>, keywords: Kwargs| {
-        let exact = is_exact.map(|is_exact| ("case_sensitive", Value::from(is_exact)));
-        let given = keywords.args().map(|name| Ok((name, keywords.get::<Value>(name)?)));
-        let keywords: Kwargs = exact.into_iter().map(Ok).chain(given).collect::<Result<_, Error>>()?;
-        filters::dictsort(value, keywords)
-    });
 }
 
 /// As many lists, or items to fill one, as minijinja's `range` has items.

@@ -2,21 +2,16 @@
 
 use serde_json::Value;
 
+use super::folder_keys::{Keys, unsupported};
 use super::{
     CONTEXT_MAX, ConfigError, Contradiction, FFN_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, LAYERS_MAX, ModelConfig,
-    SOFTCAPS, VOCAB_MAX, Window, folder_rope, in_range, real,
+    SOFTCAPS, VOCAB_MAX, Window, folder_rope,
 };
 use crate::arch::{Activation, Architecture, WindowLayers};
 use crate::folder::{ConfigFile, Folder, FolderError, Object};
 
 /// transformers' default for every family.
 const RMS_EPSILON_DEFAULT: f32 = 1e-6;
-
-/// The keys of the model for text.
-pub(super) struct Keys<'a> {
-    pub text: Object<'a>,
-    pub architecture: &'static Architecture,
-}
 
 /// The architecture that config.json asks for. Refuses what this build cannot run, by name.
 pub(crate) fn architecture(config: &ConfigFile) -> Result<&'static Architecture, ConfigError> {
@@ -202,52 +197,6 @@ impl Keys<'_> {
         }
         Ok(())
     }
-
-    pub(super) fn count(&self, key: &str, max: u32) -> Result<u32, ConfigError> {
-        let missing = || FolderError::MissingKey {
-            key: self.text.full(key),
-        };
-        Ok(self.optional_count(key, max)?.ok_or_else(missing)?)
-    }
-
-    /// `None` for a key that is absent or null.
-    pub(super) fn optional_count(&self, key: &str, max: u32) -> Result<Option<u32>, ConfigError> {
-        let number = self.text.u64(key)?;
-        number
-            .map(|number| in_range(&self.text.full(key), number, max))
-            .transpose()
-    }
-
-    /// `None` for a key that is absent or null.
-    pub(super) fn optional_real(&self, key: &str, range: (f32, f32)) -> Result<Option<f32>, ConfigError> {
-        real_of(&self.text, key, range)
-    }
-
-    pub(super) fn unsupported<T>(
-        &self,
-        key: &str,
-        value: impl ToString,
-        feature: &'static str,
-    ) -> Result<T, ConfigError> {
-        unsupported(&self.text, key, (value.to_string(), feature))
-    }
-}
-
-pub(super) fn real_of(object: &Object<'_>, key: &str, range: (f32, f32)) -> Result<Option<f32>, ConfigError> {
-    let number = object.f32(key)?;
-    number.map(|number| real(&object.full(key), number, range)).transpose()
-}
-
-pub(super) fn unsupported<T>(
-    object: &Object<'_>,
-    key: &str,
-    (value, feature): (String, &'static str),
-) -> Result<T, ConfigError> {
-    Err(ConfigError::UnsupportedFeature {
-        key: object.full(key),
-        value,
-        feature,
-    })
 }
 
 fn refuse_quantised(object: &Object<'_>) -> Result<(), ConfigError> {

@@ -1,6 +1,6 @@
 //! RoPE out of a folder's config.json, in the forms of all generations of transformers.
 
-use super::folder::{Keys, real_of, unsupported};
+use super::folder_keys::{Keys, real_of, unsupported};
 use super::{CONTEXT_MAX, ConfigError, Contradiction, ROPE_BASE_DEFAULT, Rope, RopeScaling, real};
 use crate::arch::RopePairs;
 use crate::folder::{FolderError, Object};

@@ -2,8 +2,8 @@
 
 use super::{ConfigError, ModelConfig, gguf_rope};
 use crate::arch::{GateUp, Linear, Projections, in_layer};
+use crate::files::Files;
 use crate::gguf::GgmlType;
-use crate::model::Files;
 
 /// Shape and type that one tensor must have; `kind` is given where only one type will do.
 struct Expected {

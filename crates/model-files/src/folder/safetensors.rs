@@ -104,7 +104,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Vec<Entry>, FolderError>
         return Err(truncated(length, rest.len()));
     };
     let Header(raw) = serde_json::from_slice(header).map_err(|cause| FolderError::Json {
-        path: file.into(),
+        path: format!("the header of {file}").into(),
         cause,
     })?;
     if raw.len() > TENSOR_COUNT_MAX {

@@ -3,8 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::tensors::GgmlType;
-
 /// Why a model file was refused. None is worth a retry with the same file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,13 +53,14 @@ pub enum GgufError {
     BadAlignment { alignment: u64 },
     #[error(
         "tensor \"{tensor}\" has type {type_name} (id {type_id}), which this build cannot run; use a file whose tensors \
-         have these types: {}",
-        GgmlType::names()
+         have these types: {supported}"
     )]
     UnsupportedType {
         tensor: String,
         type_id: u32,
         type_name: &'static str,
+        /// The names of the types that it can run.
+        supported: String,
     },
     #[error(
         "tensor \"{tensor}\" has impossible dimensions {dims:?}: the file is damaged; download it again with `baton model pull --force`"

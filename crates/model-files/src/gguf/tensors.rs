@@ -231,6 +231,7 @@ fn read_entry<'a>(reader: &mut Reader<'a>, index: u64) -> Result<RawEntry<'a>, G
             tensor: name.to_owned(),
             type_id,
             type_name: type_name(type_id),
+            supported: GgmlType::names(),
         });
     };
     let length = byte_length(name, kind, &dims)?;

@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::arch::{Activation, FolderNorms, RopePairs};
 use crate::config::{ModelConfig, Rope, RopeScaling};
+use crate::files::Files;
 use crate::gguf::{GgmlType, GgufFile, dequantise_row};
-use crate::model::{Files, Model};
+use crate::model::Model;
 
 /// A folder with the model of a GGUF file. Matrices of plain numbers keep their bytes; others become F32.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,7 @@ pub struct TinyFolder<'a> {
 }
 
 /// A tensor of a safetensors file: its name there, type, shape (rows first) and bytes.
-pub type Stored = (String, &'static str, Vec<u64>, Vec<u8>);
+pub(crate) type Stored = (String, &'static str, Vec<u64>, Vec<u8>);
 
 impl TinyFolder<'_> {
     /// Writes the folder, which must exist.
@@ -58,7 +59,7 @@ impl TinyFolder<'_> {
 }
 
 /// The bytes of a safetensors file with these tensors, one after the other.
-pub fn safetensors(tensors: &[Stored]) -> Vec<u8> {
+pub(crate) fn safetensors(tensors: &[Stored]) -> Vec<u8> {
     let mut header = Map::new();
     let mut end = 0;
     for (name, dtype, shape, bytes) in tensors {

@@ -14,8 +14,11 @@ pub struct GoldenModel {
     pub builder: GgufBuilder,
 }
 
-/// Enough that attention picks tokens, and that the next token's distribution is far from even.
-const GAIN: f32 = 4.0;
+/// Enough that attention picks tokens, and that the next token's distribution is far from even. Sums over the hidden size
+/// grow with its square root, so the spread of scores and logits is about the same in all models.
+fn gain(hidden: usize) -> f32 {
+    32.0 / (hidden as f32).sqrt()
+}
 
 /// All of them: the families with their head sizes, RoPE scalings and windows, and the number types.
 pub fn golden_models() -> Vec<GoldenModel> {
@@ -53,7 +56,7 @@ fn tiny(architecture: &str, head_dim: usize, tied_embeddings: bool) -> TinyModel
         head_dim,
         ffn_size: 64,
         tied_embeddings,
-        gain: GAIN,
+        gain: gain(64),
         ..TinyModel::default()
     }
 }
@@ -85,15 +88,17 @@ fn with_factors(builder: GgufBuilder, name: &str, (count, range): (usize, (f32, 
 fn llamas() -> Vec<(&'static str, GgufBuilder)> {
     let tied = TinyModel {
         hidden_size: None,
+        gain: gain(128),
         ..tiny("llama", 64, true)
     };
     let untied = TinyModel {
-        gain: GAIN,
+        gain: gain(64),
         tied_embeddings: false,
         ..TinyModel::default()
     };
     let linear = TinyModel {
         hidden_size: None,
+        gain: gain(160),
         ..tiny("llama", 80, true)
     };
     let linear = linear
@@ -165,7 +170,7 @@ fn types() -> Vec<GoldenModel> {
         .map(|kind| {
             let base = TinyModel {
                 matrix_kind: kind,
-                gain: GAIN,
+                gain: gain(64),
                 layer_count: 1,
                 ..TinyModel::default()
             };
@@ -173,6 +178,7 @@ fn types() -> Vec<GoldenModel> {
                 head_dim: 64,
                 kv_head_count: 1,
                 ffn_size: 256,
+                gain: gain(256),
                 ..base.clone()
             };
             let model = match kind {
@@ -198,7 +204,7 @@ fn types() -> Vec<GoldenModel> {
     let mixed = TinyModel {
         matrix_kind: GgmlType::Q4_0,
         other_kinds: &[("ffn_up.weight", GgmlType::Q5_1)],
-        gain: GAIN,
+        gain: gain(64),
         ..TinyModel::default()
     };
     models.push(of_kind("gate and up of two types", mixed));

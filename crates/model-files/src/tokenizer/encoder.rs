@@ -62,6 +62,12 @@ struct Output {
 }
 
 impl Encoder {
+    /// Whether long texts are encoded in pieces.
+    #[cfg(test)]
+    pub(super) fn is_cut(&self) -> bool {
+        self.cuts.is_some()
+    }
+
     pub(super) fn new(parts: EncoderParts) -> Self {
         let EncoderParts {
             added,

@@ -20,8 +20,8 @@ impl Tokenizer {
     /// The files of a Hugging Face folder are copied as they are; those of a GGUF file are made from its metadata. Files of
     /// these names in `folder` are replaced; `folder` is made if it is missing.
     ///
-    /// The library's BPE merges by ranks, so a SentencePiece vocabulary with tokens of equal score, or with user-defined
-    /// tokens and an added space, gives other ids there in rare cases.
+    /// The library's BPE merges by ranks, so a SentencePiece vocabulary with tokens of equal score, with unused tokens, or with
+    /// user-defined tokens beside a written space mark or an added space, gives other ids there in rare cases.
     ///
     /// # Errors
     /// [`TokenizerError::Write`]; [`TokenizerError::Io`] when a file to copy is gone.
@@ -75,12 +75,12 @@ impl Tokenizer {
         (config.into(), map.into())
     }
 
-    fn tokenizer_json(&self) -> Result<Value, TokenizerError> {
+    pub(super) fn tokenizer_json(&self) -> Result<Value, TokenizerError> {
         let encoder = &self.encoder;
         let mut added: Vec<_> = encoder.added.tokens().iter().collect();
         let (normalizer, decoder, model) = match &encoder.merger {
             Merger::Scores(model) => {
-                added.extend(model.others().2.tokens());
+                added.extend(model.user_defined());
                 self.parts_of_scores(model)
             }
             Merger::Bytes { bpe, .. } | Merger::Characters(bpe) => {
@@ -155,19 +155,18 @@ impl Tokenizer {
             normalizer.insert(0, json!({"type": "Prepend", "prepend": mark}));
             decoder.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
-        let (bytes, unknown, _) = model.others();
         let mut vocabulary: Vec<(String, u32)> = Vec::new();
         vocabulary.extend(model.mergeable().into_iter().map(|(text, id)| (text.to_owned(), id)));
-        let bytes = bytes.into_iter().flatten().enumerate();
+        let bytes = model.bytes().into_iter().flatten().enumerate();
         vocabulary.extend(bytes.map(|(byte, id)| (format!("<0x{byte:02X}>"), *id)));
         let control = self.encoder.added.tokens().iter();
         vocabulary.extend(control.map(|token| (token.text.clone(), token.id.0)));
         vocabulary.sort_unstable_by_key(|(_, id)| *id);
         let vocabulary: Map<String, Value> = vocabulary.into_iter().map(|(text, id)| (text, id.into())).collect();
         let bpe = json!({
-            "type": "BPE", "dropout": null, "unk_token": unknown.map(|id| self.text_of(id)),
+            "type": "BPE", "dropout": null, "unk_token": model.unknown().map(|id| self.text_of(id)),
             "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": true, "byte_fallback": model.others().0.is_some(), "ignore_merges": false,
+            "fuse_unk": true, "byte_fallback": model.bytes().is_some(), "ignore_merges": false,
             "vocab": vocabulary,
             "merges": model.merges(),
         });

@@ -24,11 +24,13 @@ use parts::PreTokenizer;
 pub(super) const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 
 /// The settings beside tokenizer.json.
-struct Settings {
+pub(super) struct Settings {
     config: SettingsJson,
     map: SettingsJson,
     /// End tokens of generation_config.json, or else of config.json.
     end: Vec<u64>,
+    /// Rows of the embedding. Added tokens beyond them are not tokens of the model.
+    rows: usize,
 }
 
 /// An added token with what its files say of it.
@@ -56,20 +58,30 @@ impl Tokenizer {
         let bytes = json::read(&path, json::TOKENIZER_BYTES_MAX)?.ok_or_else(|| TokenizerError::NoTokenizerJson {
             folder: folder.to_path_buf(),
         })?;
-        let kind = json::parse::<KindJson>(&path, &bytes)?.model.kind;
+        let settings = Settings {
+            rows,
+            ..Settings::read(folder)?
+        };
+        Tokenizer::from_json((&path, &bytes), &settings, folder)
+    }
+
+    /// The path of tokenizer.json, for errors, and its content; `folder` is where an export finds the files.
+    pub(super) fn from_json(
+        (path, bytes): (&Path, &[u8]),
+        settings: &Settings,
+        folder: &Path,
+    ) -> Result<Tokenizer, TokenizerError> {
+        let kind = json::parse::<KindJson>(path, bytes)?.model.kind;
         if let Some(found) = kind.filter(|kind| kind != "BPE") {
             return Err(TokenizerError::UnsupportedModel { found });
         }
-        let file: TokenizerJson = json::parse(&path, &bytes)?;
-        let settings = Settings::read(folder)?;
-        let mut tokenizer = build(&file, &settings, rows)?;
+        let file: TokenizerJson = json::parse(path, bytes)?;
+        let mut tokenizer = build(&file, settings)?;
         let mut hasher = Sha256::new();
-        hasher.update(Sha256::digest(&bytes));
-        hasher.update(format!(
-            "{:?} {:?}",
-            tokenizer.special,
-            tokenizer.encoder.added.tokens()
-        ));
+        hasher.update(Sha256::digest(bytes));
+        let encoder = &tokenizer.encoder;
+        let added = [encoder.added.tokens(), encoder.added_normalized.tokens()];
+        hasher.update(format!("{:?} {added:?}", tokenizer.special));
         tokenizer.content_hash = hasher.finalize().into();
         tokenizer.source = Source::Folder(folder.to_path_buf());
         Ok(tokenizer)
@@ -77,7 +89,7 @@ impl Tokenizer {
 }
 
 impl Settings {
-    fn read(folder: &Path) -> Result<Self, TokenizerError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let generation: GenerationJson = json::settings(&folder.join("generation_config.json"))?;
         let end = match generation.eos_token_id {
             Some(end) => Some(end),
@@ -87,6 +99,7 @@ impl Settings {
             config: json::settings(&folder.join(FILES[1]))?,
             map: json::settings(&folder.join(FILES[2]))?,
             end: end.map(|end| end.ids().to_vec()).unwrap_or_default(),
+            rows: VOCAB_MAX,
         })
     }
 
@@ -110,10 +123,10 @@ impl Settings {
     }
 }
 
-fn build(file: &TokenizerJson, settings: &Settings, rows: usize) -> Result<Tokenizer, TokenizerError> {
+fn build(file: &TokenizerJson, settings: &Settings) -> Result<Tokenizer, TokenizerError> {
     let model = &file.model;
     let mut added = added_tokens(file, settings)?;
-    added.retain(|id, _| (*id as usize) < rows);
+    added.retain(|id, _| (*id as usize) < settings.rows);
     let texts = texts_by_id(model, &added)?;
     let normalizer = parts::normalizer(&file.normalizer)?;
     let PreTokenizer {
@@ -322,11 +335,12 @@ fn special_tokens(
     for &id in &settings.end {
         end.push(inside("eos_token_id", id)?);
     }
-    let control = texts.iter().zip(kinds).enumerate();
-    let control = control
-        .filter(|(_, (_, kind))| **kind == TokenKind::Control)
-        .filter_map(|(id, (text, _))| Some((TokenId(id as u32), (*text)?)));
-    Ok(SpecialTokens::new((begin, add_begin), end, control))
+    let texts = texts.iter().map(|text| text.unwrap_or_default());
+    Ok(SpecialTokens::new(
+        (begin, add_begin),
+        end,
+        texts.zip(kinds.iter().copied()),
+    ))
 }
 
 /// The bytes of one of [`FILES`], for an export; `None` when the folder lacks it.

@@ -42,7 +42,7 @@ pub(super) struct SentencePiece {
 
 impl SentencePiece {
     /// # Errors
-    /// A score that is not a number, a text that two tokens have, or neither all bytes nor an unknown token.
+    /// A score that is not a number, a byte token that names no byte, or neither all bytes nor an unknown token.
     pub(super) fn new(
         pieces: &[Piece<'_>],
         unknown: Option<TokenId>,
@@ -57,9 +57,11 @@ impl SentencePiece {
                 return Err(TokenizerError::BadScore { id });
             }
             let id = id as u32;
+            // Converters write user-defined tokens with spaces, where the model has marks.
+            let text = piece.text.replace(' ', SPACE_MARK.encode_utf8(&mut [0; 4]));
             match piece.kind {
                 TokenKind::Normal => {}
-                TokenKind::UserDefined => user_defined.push(AddedToken::plain(TokenId(id), piece.text)),
+                TokenKind::UserDefined => user_defined.push(AddedToken::plain(TokenId(id), &text)),
                 TokenKind::Unused => {
                     unused.insert(id);
                 }
@@ -70,12 +72,7 @@ impl SentencePiece {
                 }
                 TokenKind::Control | TokenKind::Unknown => continue,
             }
-            if ids.insert(Box::from(piece.text), id).is_some() {
-                return Err(TokenizerError::DuplicateToken {
-                    id: id as usize,
-                    token: piece.text.to_owned(),
-                });
-            }
+            ids.insert(text.into(), id);
         }
         let bytes: Option<Vec<u32>> = bytes.into_iter().collect();
         let bytes: Option<Box<[u32; 256]>> = bytes.and_then(|bytes| bytes.into_boxed_slice().try_into().ok());
@@ -85,8 +82,7 @@ impl SentencePiece {
         Ok(SentencePiece {
             longest_bytes: ids.keys().map(|text| text.len()).max().unwrap_or(0),
             ids,
-            // Both zeros are one score.
-            scores: pieces.iter().map(|piece| piece.score + 0.0).collect(),
+            scores: pieces.iter().map(score).collect(),
             unused,
             user_defined: AddedTokens::new(user_defined)?,
             bytes,
@@ -128,15 +124,29 @@ impl SentencePiece {
             let known = |(left, right): (&'_ str, &'_ str)| Some((*self.ids.get(left)?, *self.ids.get(right)?));
             let mut found: Vec<_> = splits.filter_map(|pair| Some((known(pair)?, pair))).collect();
             found.sort_unstable();
-            merges.extend(found.into_iter().map(|(_, pair)| (self.scores[id as usize], pair)));
+            let characters = |(left, right): (&str, &str)| (left.chars().count(), right.chars().count());
+            let with_rank = |(_, pair)| (self.scores[id as usize], characters(pair), pair);
+            merges.extend(found.into_iter().map(with_rank));
         }
-        merges.sort_by(|(left, _), (right, _)| right.total_cmp(left));
-        merges.into_iter().map(|(_, pair)| pair).collect()
+        // Of equal scores the longer halves come first, so that a run of spaces grows to the longest token from its left.
+        merges.sort_by(|(a, a_characters, _), (b, b_characters, _)| {
+            b.total_cmp(a).then_with(|| b_characters.cmp(a_characters))
+        });
+        merges.into_iter().map(|(_, _, pair)| pair).collect()
     }
 
-    /// The ids of the 256 bytes, the unknown token, and the user-defined tokens.
-    pub(super) fn others(&self) -> (Option<&[u32; 256]>, Option<TokenId>, &AddedTokens) {
-        (self.bytes.as_deref(), self.unknown.map(TokenId), &self.user_defined)
+    /// The tokens of the 256 bytes.
+    pub(super) fn bytes(&self) -> Option<&[u32; 256]> {
+        self.bytes.as_deref()
+    }
+
+    /// The token for characters that are no token.
+    pub(super) fn unknown(&self) -> Option<TokenId> {
+        self.unknown.map(TokenId)
+    }
+
+    pub(super) fn user_defined(&self) -> &[AddedToken] {
+        self.user_defined.tokens()
     }
 
     /// Ids of `text`, of which nothing is replaced yet. `begins_fragment`: a control token or nothing stands before it.
@@ -150,23 +160,21 @@ impl SentencePiece {
         merging.give(ids);
     }
 
-    /// Spaces become space marks, except inside user-defined tokens.
+    /// Spaces become space marks.
     fn escape(&self, text: &str, begins_fragment: bool) -> String {
         let mut escaped = String::with_capacity(text.len() + text.len() / 2);
-        if begins_fragment && self.adds_space {
-            escaped.push(SPACE_MARK);
-        }
-        let mut done = 0;
-        let escape = |plain: &str, escaped: &mut String| {
-            escaped.extend(plain.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
-        };
-        for (start, end) in self.user_defined.places(text) {
-            escape(&text[done..start], &mut escaped);
-            escaped.push_str(&text[start..end]);
-            done = end;
-        }
-        escape(&text[done..], &mut escaped);
+        escaped.extend((begins_fragment && self.adds_space).then_some(SPACE_MARK));
+        escaped.extend(text.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
         escaped
+    }
+}
+
+/// User-defined tokens have no score of their own; llama.cpp's converter writes -1000. Both zeros are one score.
+fn score(piece: &Piece<'_>) -> f32 {
+    if piece.kind == TokenKind::UserDefined {
+        0.0
+    } else {
+        piece.score + 0.0
     }
 }
 

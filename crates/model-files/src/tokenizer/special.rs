@@ -75,14 +75,22 @@ pub struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// `named`: what the files call end tokens, the main one first. Control tokens with a known end text are added.
+    /// `named`: what the files call end tokens, the main one first. `tokens`: text and kind of each id; those with a known
+    /// end text are added.
     pub(super) fn new<'a>(
         (begin, add_begin): (Option<TokenId>, bool),
         named: Vec<TokenId>,
-        control: impl Iterator<Item = (TokenId, &'a str)>,
+        tokens: impl Iterator<Item = (&'a str, TokenKind)>,
     ) -> Self {
         let main_end = named.first().copied();
-        let known = control.filter(|(_, text)| END_TEXTS.contains(text)).map(|(id, _)| id);
+        let is_end = |(text, kind): (&str, TokenKind)| match kind {
+            TokenKind::Control => END_TEXTS.contains(&text),
+            // Some converters write `<end_of_turn>` of Gemma so. Its `</s>` is a tag of HTML.
+            TokenKind::UserDefined => text != "</s>" && END_TEXTS.contains(&text),
+            _ => false,
+        };
+        let known = tokens.enumerate().filter(|(_, token)| is_end(*token));
+        let known = known.map(|(id, _)| TokenId(id as u32));
         let mut end: Vec<_> = named.into_iter().chain(known).collect();
         end.sort_unstable();
         end.dedup();
@@ -118,16 +126,16 @@ impl SpecialTokens {
         for key in END_KEYS {
             named.extend(id(key)?);
         }
-        let control = tokens.iter().zip(&kinds).enumerate();
-        let control = control
-            .filter(|(_, (_, kind))| **kind == 3)
-            .map(|(id, (text, _))| (TokenId(id as u32), *text));
+        let kinds = kinds
+            .into_iter()
+            .map(|kind| TokenKind::from_number(kind).unwrap_or(TokenKind::Normal));
+        let with_kinds = tokens.iter().copied().zip(kinds);
         let begin = id("tokenizer.ggml.bos_token_id")?;
         let add_begin = match optional(file.bool("tokenizer.ggml.add_bos_token"))? {
             Some(add_begin) => add_begin,
             None => adds_begin_by_default(file)?,
         };
-        Ok(SpecialTokens::new((begin, add_begin), named, control))
+        Ok(SpecialTokens::new((begin, add_begin), named, with_kinds))
     }
 }
 

@@ -82,7 +82,7 @@ impl Cluster {
     fn has_way_to_prefill(&self, request: &Request, decode: &Node) -> bool {
         let is_partner = |p: &Node| {
             p.record.role == NodeRole::Prefill
-                && p.record.compatibility == decode.record.compatibility
+                && p.record.compatibility.hash == decode.record.compatibility.hash
                 && prompt_fits(request, p)
         };
         decode.record.is_co_located || self.config.allow_local_prefill || self.members.iter().any(is_partner)

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::compatibility::CompatibilityHash;
 use crate::ids::{NodeEpoch, NodeId, NodeName, RequestId, TokenId};
-use crate::node::{CompatibilityHash, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
+use crate::node::{KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus};
 use crate::request::{Lane, Request, SamplingParams, StopConditions};
 
 pub(crate) fn request(id: u128, prompt_tokens: u32, max_tokens: u32) -> Request {
@@ -40,7 +41,7 @@ pub(crate) fn node_record(name: &str, epoch: u64, role: NodeRole) -> NodeRecord 
         is_co_located: false,
         address: format!("{name}:1"),
         kv_address: format!("{name}:1"),
-        compatibility: CompatibilityHash([1; 32]),
+        compatibility: CompatibilityHash([1; 32]).into(),
         transports: vec!["grpc".into()],
         version: "test".into(),
         capacity: NodeCapacity {

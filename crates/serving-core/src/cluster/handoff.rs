@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::compatibility::CompatibilityHash;
 use crate::ids::{Attempt, ChoiceIndex, NodeId};
-use crate::node::CompatibilityHash;
 use crate::request::{AttemptKey, LocalPrefillReason, Request, RequestError};
 use crate::stage::Stage;
 use crate::time::Time;

@@ -164,7 +164,7 @@ impl Cluster {
             .filter(|n| whole_fits(request, n) && request.choice_count <= n.record.capacity.max_sequences)
             .collect();
         let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
-        let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility));
+        let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility.hash));
         let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
         let has_relief = decode
             .iter()
@@ -176,7 +176,7 @@ impl Cluster {
         let rests = |p: &Node, d: &Node| self.breaker.is_resting(now, &(p.id().clone(), d.id().clone()));
         let partners = |d: &Node| -> Vec<NodeId> {
             let reaches = |p: &&&Node| {
-                p.record.compatibility == d.record.compatibility
+                p.record.compatibility.hash == d.record.compatibility.hash
                     && p.pair_is_usable(d.id())
                     && !avoid.nodes.contains(p.id())
                     && !avoid.pairs.contains(&(p.id().clone(), d.id().clone()))
@@ -231,11 +231,11 @@ impl Cluster {
         } else if !self.config.allow_local_prefill {
             // Better the node that failed it once than no node.
             for (decode, local, partners) in &mut options {
-                let group = self.members.get(decode).map(|d| d.record.compatibility);
+                let group = self.members.get(decode).map(|d| d.record.compatibility.hash);
                 partners.extend(
                     prefill
                         .iter()
-                        .filter(|p| Some(p.record.compatibility) == group)
+                        .filter(|p| Some(p.record.compatibility.hash) == group)
                         .map(|p| p.id().clone()),
                 );
                 *local = None;
@@ -345,7 +345,7 @@ impl Cluster {
             .as_ref()
             .or(prefill.as_ref())
             .and_then(|l| self.members.get(&l.node))
-            .map(|n| n.record.compatibility);
+            .map(|n| n.record.compatibility.hash);
         let Some(tracked) = self.requests.get_mut(&request.id) else {
             return;
         };

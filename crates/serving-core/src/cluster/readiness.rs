@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::cluster::Cluster;
 use crate::cluster::membership::{Node, NodeHealth};
+use crate::compatibility::Incompatibility;
 use crate::ids::NodeName;
 use crate::node::NodeRole;
 use crate::time::Time;
@@ -23,19 +24,38 @@ pub struct Reach {
 }
 
 /// Why requests run unsplit although the cluster was not made for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsplit {
     NoPrefillNode { known: usize },
-    NoUsablePair,
+    NoUsablePair(Option<Misfit>),
 }
 
 impl fmt::Display for Unsplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoPrefillNode { known } => write!(f, "no prefill node is ready ({known} known)")?,
-            Self::NoUsablePair => f.write_str("no prefill node reports a working link to a decode node")?,
+            Self::NoUsablePair(misfit) => {
+                let words = misfit.as_ref().map(ToString::to_string).unwrap_or_default();
+                write!(f, "no prefill node reports a working link to a decode node{words}")?;
+            }
         }
         f.write_str("; requests run unsplit: decode nodes compute the prompts")
+    }
+}
+
+/// The first of the pairs that do not fit, and how many there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    first: Incompatibility,
+    pairs: usize,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pairs {
+            1 => write!(f, " (incompatible: {})", self.first),
+            pairs => write!(f, " ({pairs} pairs are incompatible; of the first: {})", self.first),
+        }
     }
 }
 
@@ -51,7 +71,7 @@ impl Reach {
     /// # Errors
     /// Why this counts as not ready, in words.
     pub fn counted(self, when_unsplit: WhenUnsplit) -> Result<Self, String> {
-        match (self.unsplit, when_unsplit) {
+        match (&self.unsplit, when_unsplit) {
             (Some(why), WhenUnsplit::NotReady) => Err(format!("{why}, which counts as not ready here")),
             _ => Ok(self),
         }
@@ -78,12 +98,13 @@ impl Cluster {
             d.record.is_co_located
                 || self.config.allow_local_prefill
                 || live(NodeRole::Prefill)
-                    .any(|p| p.record.compatibility == d.record.compatibility && p.pair_is_usable(d.id()))
+                    .any(|p| p.record.compatibility.hash == d.record.compatibility.hash && p.pair_is_usable(d.id()))
         };
         if !live(NodeRole::Decode).any(reaches) {
-            return Err(
-                "no ready prefill node has a working link to a decode node, and local prefill is not allowed".into(),
-            );
+            let misfit = self.misfit().map(|misfit| misfit.to_string()).unwrap_or_default();
+            return Err(format!(
+                "no ready prefill node has a working link to a decode node{misfit}, and local prefill is not allowed"
+            ));
         }
         let pairs_of = |p: &Node| {
             live(NodeRole::Decode)
@@ -102,11 +123,26 @@ impl Cluster {
                 (0, _) if is_meant_to_split => Some(Unsplit::NoPrefillNode {
                     known: of(NodeRole::Prefill).count(),
                 }),
-                (_, 0) if is_meant_to_split => Some(Unsplit::NoUsablePair),
+                (_, 0) if is_meant_to_split => Some(Unsplit::NoUsablePair(self.misfit())),
                 _ => None,
             },
             suspected: suspected.map(|n| n.id().name.clone()).collect(),
         })
+    }
+
+    /// Pairs of live nodes that may not exchange KV.
+    fn misfit(&self) -> Option<Misfit> {
+        let live = |role| {
+            self.members
+                .iter()
+                .filter(move |n| n.record.role == role && n.is_live())
+        };
+        let decode = || live(NodeRole::Decode).filter(|d| !d.record.is_co_located);
+        let mut found =
+            live(NodeRole::Prefill).flat_map(|p| decode().filter_map(|d| p.record.incompatibility(&d.record)));
+        let first = found.next()?;
+        let pairs = 1 + found.count();
+        Some(Misfit { first, pairs })
     }
 
     /// Whether somebody can decode once the node of that name drains. One that drains already, or is gone, changes nothing.

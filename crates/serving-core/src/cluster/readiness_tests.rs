@@ -3,6 +3,8 @@
 use super::super::fixtures::{node_record, ready_status};
 use super::*;
 use crate::cluster::{ClusterConfig, ClusterEvent, StreamId};
+use crate::compatibility::test_kit::facts;
+use crate::compatibility::{Compatibility, CompatibilityFacts, CompatibilityHash};
 use crate::node::{AssignedRole, NodeRecord, PairHealth};
 
 const NOW: Time = Time::ZERO;
@@ -14,7 +16,11 @@ struct Nodes {
 
 impl Nodes {
     fn of(records: Vec<NodeRecord>) -> Self {
-        let cluster = Cluster::new(ClusterConfig::default());
+        Self::with(ClusterConfig::default(), records)
+    }
+
+    fn with(config: ClusterConfig, records: Vec<NodeRecord>) -> Self {
+        let cluster = Cluster::new(config);
         let mut nodes = Self { cluster, streams: 0 };
         for record in records {
             nodes.streams += 1;
@@ -69,14 +75,56 @@ fn decode(name: &str) -> NodeRecord {
 fn a_cluster_without_prefill_node_or_usable_pair_is_unsplit() {
     let unsplit = |nodes: &Nodes| nodes.reach().expect("ready").unsplit;
     let mut nodes = Nodes::of(vec![prefill("p"), decode("d")]);
-    assert_eq!(unsplit(&nodes), Some(Unsplit::NoUsablePair), "it has not said so yet");
+    assert_eq!(
+        unsplit(&nodes),
+        Some(Unsplit::NoUsablePair(None)),
+        "it has not said so yet"
+    );
     nodes.pair(&decode("d"), None);
     assert_eq!(unsplit(&nodes), None);
     nodes.pair(&decode("d"), Some("handshake refused"));
-    assert_eq!(unsplit(&nodes), Some(Unsplit::NoUsablePair));
+    assert_eq!(unsplit(&nodes), Some(Unsplit::NoUsablePair(None)));
     nodes.pair(&decode("d"), None);
     nodes.drain("p", None).expect("others decode");
     assert_eq!(unsplit(&nodes), Some(Unsplit::NoPrefillNode { known: 1 }));
+}
+
+#[test]
+fn who_has_no_pair_that_fits_hears_which_fact_differs() {
+    let with_blocks_of = |record: NodeRecord, block_tokens| {
+        let facts = CompatibilityFacts {
+            block_tokens,
+            ..facts()
+        };
+        let hash = CompatibilityHash([u8::try_from(block_tokens).expect("small"); 32]);
+        NodeRecord {
+            compatibility: Compatibility {
+                hash,
+                facts: Some(Box::new(facts)),
+            },
+            ..record
+        }
+    };
+    let nodes = || vec![with_blocks_of(prefill("p"), 32), with_blocks_of(decode("d"), 16)];
+    let unsplit = Nodes::of(nodes()).reach().expect("ready").unsplit;
+    let words = unsplit.expect("no pair fits").to_string();
+    let difference = "incompatible: block_tokens is 32 on p and 16 on d";
+    assert!(words.contains(difference), "{words}");
+    let config = ClusterConfig {
+        allow_local_prefill: false,
+        ..ClusterConfig::default()
+    };
+    let missing = Nodes::with(config, nodes()).reach().expect_err("no way to prefill");
+    assert!(missing.contains(difference), "{missing}");
+    let mut three = nodes();
+    three.push(with_blocks_of(prefill("q"), 8));
+    let words = Nodes::of(three)
+        .reach()
+        .expect("ready")
+        .unsplit
+        .expect("none fits")
+        .to_string();
+    assert!(words.contains("2 pairs are incompatible"), "{words}");
 }
 
 #[test]

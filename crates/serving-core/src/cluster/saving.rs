@@ -140,7 +140,7 @@ impl Cluster {
                 return false;
             };
             !decode.record.is_co_located
-                && p.record.compatibility == decode.record.compatibility
+                && p.record.compatibility.hash == decode.record.compatibility.hash
                 && p.pair_is_usable(decode.id())
                 && prompt_fits(request, p)
         };

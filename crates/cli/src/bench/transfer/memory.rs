@@ -5,8 +5,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::BLOCK_TOKENS;
 use engine::{KvBacking, KvDtype, KvGeometry, KvMemory};
+use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeId, NodeName, RequestId, TransferId};
-use serving_core::node::CompatibilityHash;
 use serving_core::request::AttemptKey;
 
 /// How much is moved at a time. The default is a prompt of 2,048 tokens of the default model.

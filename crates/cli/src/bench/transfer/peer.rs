@@ -157,7 +157,7 @@ async fn serve_node(
         memory: memory.clone(),
         payload,
     });
-    let receiver = Receiver::new(memory::node("decode-0"), memory::COMPATIBILITY, sink);
+    let receiver = Receiver::new(memory::node("decode-0"), memory::COMPATIBILITY.into(), sink);
     let layer_bytes = payload.geometry().layer_bytes();
     let serving = transports::serve(&receiver, &[shm::KIND], &ReceivingEnd { layer_bytes, direct });
     let (listener, address) = serve::bind("127.0.0.1:0").await?;

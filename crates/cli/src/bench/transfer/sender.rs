@@ -55,7 +55,7 @@ impl Sender {
             layer_bytes: u32::try_from(payload.geometry().layer_bytes())?,
         };
         let pair = |kind, wish| {
-            let config = PairConfig::new(node("prefill-0"), COMPATIBILITY);
+            let config = PairConfig::new(node("prefill-0"), COMPATIBILITY.into());
             transports::pairs(config.over(vec![kind]).writing_in_place(wish))
         };
         let at = &peer.addresses;

@@ -94,7 +94,7 @@ pub(crate) fn gate_silu<V: Vector>(gate: &mut Lanes, up: &Lanes) {
 }
 
 /// Factors of `g` and of its cube in the exponent of GELU's tanh form: `2 sqrt(2 / pi)`, and 0.044715 times that.
-const GELU_LINEAR: f32 = 1.595_769_1;
+const GELU_LINEAR: f32 = 1.595_769;
 const GELU_CUBIC: f32 = 0.071_354_814;
 
 /// `0.5 g (1 + tanh(z / 2))` is `g / (1 + exp(-z))`.

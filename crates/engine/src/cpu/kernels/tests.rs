@@ -164,19 +164,22 @@ proptest! {
             prop_assert_eq!(bits(&right.scales), bits(&other.scales));
             prop_assert_eq!(bits(&right.offsets), bits(&other.offsets));
             prop_assert_eq!(&right.sums, &other.sums);
-            let mut gates = *x.first_chunk::<LANES>().unwrap();
-            let (mut right, up) = (gates, *weight.first_chunk::<LANES>().unwrap());
-            (kernels.gate)(&mut gates, &up);
-            (portable::KERNELS.gate)(&mut right, &up);
-            prop_assert_eq!(bits(&gates), bits(&right));
+            let (x, up) = (*x.first_chunk::<LANES>().unwrap(), *weight.first_chunk::<LANES>().unwrap());
+            let (expected, got) = (unary(&portable::KERNELS, &x, &up), unary(&kernels, &x, &up));
+            prop_assert_eq!(expected.map(|lanes| bits(&lanes)), got.map(|lanes| bits(&lanes)));
         }
     }
 
     #[test]
     fn attention_agrees_and_matches_the_softmax(
         seed: u64, first_position in 0usize..70, rows in 1usize..=16, group in 1usize..4, chunks in 1usize..9, wide: bool,
+        window in prop::option::of(1usize..60), softcap in prop::option::of(0.5f32..60.0),
     ) {
-        let case = AttendCase::new(&mut Random(seed), (first_position, rows, group, chunks * LANES), wide);
+        let case = AttendCase {
+            window,
+            softcap,
+            ..AttendCase::new(&mut Random(seed), (first_position, rows, group, chunks * LANES), wide)
+        };
         let expected = case.run(&portable::KERNELS);
         for kernels in others() {
             prop_assert_eq!(bits(&expected), bits(&case.run(&kernels)), "{}", kernels.name);
@@ -185,6 +188,15 @@ proptest! {
             prop_assert!((f64::from(*got) - right).abs() < 1e-5, "{} {}", got, right);
         }
     }
+}
+
+/// Both gates and a cap.
+fn unary(kernels: &Kernels, x: &Lanes, up: &Lanes) -> [Lanes; 3] {
+    let mut out = [*x; 3];
+    (kernels.gate_silu)(&mut out[0], up);
+    (kernels.gate_gelu)(&mut out[1], up);
+    (kernels.softcap)(&mut out[2], 3.0);
+    out
 }
 
 /// The quantised form against its definition: half a step of error at most, sums as told.
@@ -216,6 +228,8 @@ struct AttendCase {
     rows: usize,
     group: usize,
     head_dim: usize,
+    window: Option<usize>,
+    softcap: Option<f32>,
     dtype: KvDtype,
     queries: Vec<f32>,
     /// `[position][head_dim]`, already rounded to the dtype.
@@ -245,6 +259,8 @@ impl AttendCase {
             rows,
             group,
             head_dim,
+            window: None,
+            softcap: None,
             dtype,
             queries,
             keys,
@@ -285,6 +301,9 @@ impl AttendCase {
             group: self.group,
             head_dim,
             first_position: self.first_position,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap: self.softcap,
+            window: self.window,
             keys_of: &|block| start.wrapping_add(block * 2 * half).cast_const(),
             values_offset: half,
             dtype: self.dtype,
@@ -309,9 +328,14 @@ impl AttendCase {
                 let pairs = self.queries[query * d..][..d]
                     .iter()
                     .zip(&self.keys[position * d..][..d]);
-                pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (d as f64).sqrt()
+                let score = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (d as f64).sqrt();
+                match self.softcap.map(f64::from) {
+                    Some(cap) => cap * (score / cap).tanh(),
+                    None => score,
+                }
             };
-            let scores: Vec<f64> = (0..visible).map(dot).collect();
+            let first = self.window.map_or(0, |window| visible.saturating_sub(window));
+            let scores: Vec<f64> = (first..visible).map(dot).collect();
             let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - best).exp()).collect();
             let sum: f64 = weights.iter().sum();
@@ -319,7 +343,7 @@ impl AttendCase {
                 let weighted = weights
                     .iter()
                     .enumerate()
-                    .map(|(p, w)| w * f64::from(self.values[p * d + column]));
+                    .map(|(p, w)| w * f64::from(self.values[(first + p) * d + column]));
                 out.push(weighted.sum::<f64>() / sum);
             }
         }
@@ -328,14 +352,33 @@ impl AttendCase {
 }
 
 #[test]
-fn gates_agree_at_the_edges() {
+fn gates_and_caps_agree_at_the_edges_and_are_what_they_say() {
     let edges = [
         0.0, -0.0, 1e-30, 20.0, -20.0, 86.9, -86.9, 87.1, -87.1, 88.1, -88.1, 1e30, -1e30, 0.5, -0.5, 3.0,
     ];
+    let expected = unary(&portable::KERNELS, &edges, &[1.0; LANES]);
     for kernels in others() {
-        let (mut expected, mut got) = (edges, edges);
-        (portable::KERNELS.gate)(&mut expected, &[1.0; LANES]);
-        (kernels.gate)(&mut got, &[1.0; LANES]);
-        assert_eq!(bits(&expected), bits(&got), "{}", kernels.name);
+        let got = unary(&kernels, &edges, &[1.0; LANES]);
+        assert_eq!(
+            expected.map(|lanes| bits(&lanes)),
+            got.map(|lanes| bits(&lanes)),
+            "{}",
+            kernels.name
+        );
+    }
+    let close = |got: f32, right: f64| {
+        assert!(
+            (f64::from(got) - right).abs() <= 2e-6 * (1.0 + right.abs()),
+            "{got} {right}"
+        )
+    };
+    for step in -200..200 {
+        let x = step as f32 * 0.05;
+        let [silu, gelu, cap] = unary(&portable::KERNELS, &[x; LANES], &[2.0; LANES]).map(|lanes| lanes[0]);
+        let x = f64::from(x);
+        close(silu, 2.0 * x / (1.0 + (-x).exp()));
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        close(gelu, 2.0 * 0.5 * x * (1.0 + inner.tanh()));
+        close(cap, 3.0 * (x / 3.0).tanh());
     }
 }
