@@ -128,7 +128,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Missing`] or [`ChatTemplateError::Compile`], or a metadata key of the wrong type.
-    pub fn from_gguf(file: &GgufFile) -> Result<ChatTemplate, ChatTemplateError> {
+    pub(crate) fn from_gguf(file: &GgufFile) -> Result<ChatTemplate, ChatTemplateError> {
         let named = |name: &str| optional(file.str(&format!("{TEMPLATE_KEY}.{name}")));
         let source = match optional(file.str(TEMPLATE_KEY))? {
             Some(source) => Some(source),

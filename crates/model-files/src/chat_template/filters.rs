@@ -4,8 +4,7 @@ use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters};
 
-use super::environment::{too_long, wrong};
-use super::python::{self, TEXT_BYTES_MAX, Text};
+use super::python::{self, TEXT_BYTES_MAX, Text, too_long, wrong};
 use super::python_json::Style;
 
 pub(super) fn add_to(environment: &mut Environment<'static>) {

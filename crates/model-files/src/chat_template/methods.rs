@@ -4,9 +4,8 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, State};
 use minijinja_contrib::pycompat;
 
-use super::environment::wrong;
 use super::filters::{centre, check_format, is_list, joined, pad, replace, trim};
-use super::python::is_space;
+use super::python::{is_space, wrong};
 
 pub(super) fn unknown_method(
     state: &mut State,
