@@ -1,4 +1,7 @@
 //! The model's own chat template, which turns a conversation into the prompt's text as Hugging Face's `apply_chat_template` does.
+//! minijinja renders it. Its text comes from the operator's model files, never from clients: a rendering ends at a limit of
+//! instructions and of printed bytes, but what a template stores (repeated concatenation, a `set` block, a list inside itself a
+//! hundred thousand times) has no bound.
 
 mod environment;
 mod filters;
@@ -10,7 +13,9 @@ mod strftime;
 
 use std::fmt;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::thread::Builder;
 use std::time::SystemTime;
 
 use minijinja::value::Serde;
@@ -26,7 +31,9 @@ const DEFAULT: &str = "default";
 /// Further templates of a GGUF file have a name behind a point. This is the name of the one that is used with tools.
 const WITH_TOOLS: &str = "tool_use";
 /// Real templates have at most 20 KB.
-const SOURCE_BYTES_MAX: usize = 1 << 20;
+const SOURCE_BYTES_MAX: usize = 256 << 10;
+/// minijinja walks a long chain such as `a.b.c` by recursion. This holds the longest chain in a source of that size.
+const COMPILE_STACK_BYTES: usize = 512 << 20;
 /// Template instructions of one rendering. A turn takes tens to hundreds. This is enough for a hundred thousand turns, and
 /// takes less than a second of an endless loop.
 const FUEL: u64 = 10_000_000;
@@ -121,7 +128,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Missing`] or [`ChatTemplateError::Compile`], or a metadata key of the wrong type.
-    pub fn from_gguf(file: &GgufFile) -> Result<ChatTemplate, ChatTemplateError> {
+    pub(crate) fn from_gguf(file: &GgufFile) -> Result<ChatTemplate, ChatTemplateError> {
         let named = |name: &str| optional(file.str(&format!("{TEMPLATE_KEY}.{name}")));
         let source = match optional(file.str(TEMPLATE_KEY))? {
             Some(source) => Some(source),
@@ -153,7 +160,22 @@ impl ChatTemplate {
         ChatTemplate::parse(&source, found.with_tools.as_deref(), found.special_tokens)
     }
 
+    /// [`ChatTemplate::compile`] on a stack of its own, which only takes the memory that is used.
     fn parse(
+        source: &str,
+        with_tools: Option<&str>,
+        special_tokens: Map<String, Value>,
+    ) -> Result<ChatTemplate, ChatTemplateError> {
+        let compile = || ChatTemplate::compile(source, with_tools, special_tokens);
+        let compiled = std::thread::scope(|scope| {
+            let thread = Builder::new().stack_size(COMPILE_STACK_BYTES);
+            thread.spawn_scoped(scope, compile).ok()?.join().ok()
+        });
+        let failed = || compile_error((1, "its compiler could not start, or panicked".to_owned()));
+        compiled.unwrap_or_else(|| Err(failed()))
+    }
+
+    fn compile(
         source: &str,
         with_tools: Option<&str>,
         special_tokens: Map<String, Value>,
@@ -227,9 +249,16 @@ impl ChatTemplate {
             .environment
             .get_template(name)
             .map_err(|error| compile_error(described(&error)))?;
-        template
-            .render_captured_to(self.values(conversation), &mut output)
-            .map_err(|error| render_error(&error))?;
+        // minijinja 3.0.5 panics in a few filters, such as `format` with a letter behind `%` that is not ASCII.
+        let values = self.values(conversation);
+        let render = AssertUnwindSafe(|| template.render_captured_to(values, &mut output).map(drop));
+        match catch_unwind(render) {
+            Ok(rendered) => rendered.map_err(|error| render_error(&error))?,
+            Err(_) => {
+                let what = "the template library panicked".to_owned();
+                return Err(ChatTemplateError::Render { line: 1, what });
+            }
+        }
         // The template and every value are UTF-8 and are written whole, so nothing is replaced.
         Ok(String::from_utf8(output.bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))

@@ -7,7 +7,8 @@ use minijinja::value::{Kwargs, Value, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, functions};
 
 use super::filters::{self, is_list};
-use super::{methods, python, strftime};
+use super::python::{self, too_long, wrong};
+use super::{methods, strftime};
 
 /// The message of a template's `raise_exception`, carried as an error's source.
 #[derive(Debug, thiserror::Error)]
@@ -44,15 +45,6 @@ pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
         value.is_undefined() || is_object && value.try_iter().is_err()
     });
     Ok(environment)
-}
-
-/// What a call says that would make a text of more than [`python::TEXT_BYTES_MAX`].
-pub(super) fn too_long() -> Error {
-    Error::new(ErrorKind::WriteFailure, "a text is too long")
-}
-
-pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
 }
 
 pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {

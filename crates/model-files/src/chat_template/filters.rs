@@ -1,10 +1,10 @@
 //! Filters whose minijinja version differs from Jinja's or has no bound on the text that it makes.
 
+use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters};
 
-use super::environment::{too_long, wrong};
-use super::python::{self, TEXT_BYTES_MAX, Text};
+use super::python::{self, TEXT_BYTES_MAX, Text, too_long, wrong};
 use super::python_json::Style;
 
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -30,14 +30,34 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         let words = value.split(|character: char| !character.is_alphanumeric() && character != '_');
         words.filter(|word| !word.is_empty()).count()
     });
+    environment.add_filter("format", |value: &Value, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
+        check_format(&text(value)?, &arguments)?;
+        formatting::format(FormatStyle::Printf, &text(value)?, &arguments)
+    });
     environment.add_filter(
-        "format",
-        |state: &mut State, value: &Value, arguments: Rest<ValueOrKwargs>| {
-            widths_are_small(&text(value)?)?;
-            filters::format(state, value, arguments)
+        "slice",
+        |state: &State, value: Value, count: usize, fill: Option<Value>| {
+            few(count).and_then(|()| filters::slice(state, value, count, fill))
         },
     );
-    // An undefined value is an empty list, and what is no number is the given one, or zero.
+    environment.add_filter(
+        "batch",
+        |state: &State, value: Value, count: usize, fill: Option<Value>| {
+            few(count).and_then(|()| filters::batch(state, value, count, fill))
+        },
+    );
+    environment.add_filter("dictsort", |value: &Value, is_exact: Option<bool>, keywords: Kwargs| {
+        let exact = is_exact.map(|is_exact| ("case_sensitive", Value::from(is_exact)));
+        let given = keywords.args().map(|name| Ok((name, keywords.get::<Value>(name)?)));
+        let keywords: Kwargs = exact.into_iter().map(Ok).chain(given).collect::<Result<_, Error>>()?;
+        filters::dictsort(value, keywords)
+    });
+    add_lenient_to(environment);
+}
+
+/// An undefined value is an empty list, and what is no number is the given one, or zero.
+fn add_lenient_to(environment: &mut Environment<'static>) {
     for name in ["length", "count"] {
         environment.add_filter(name, |value: &Value| {
             if value.is_undefined() {
@@ -74,12 +94,11 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
             }))
         },
     );
-    environment.add_filter("dictsort", |value: &Value, is_exact: Option<bool>, keywords: Kwargs| {
-        let exact = is_exact.map(|is_exact| ("case_sensitive", Value::from(is_exact)));
-        let given = keywords.args().map(|name| Ok((name, keywords.get::<Value>(name)?)));
-        let keywords: Kwargs = exact.into_iter().map(Ok).chain(given).collect::<Result<_, Error>>()?;
-        filters::dictsort(value, keywords)
-    });
+}
+
+/// As many lists, or items to fill one, as minijinja's `range` has items.
+fn few(count: usize) -> Result<(), Error> {
+    if count > 100_000 { Err(too_long()) } else { Ok(()) }
 }
 
 /// An argument that may be given by its place or by its name; undefined without both.
@@ -226,17 +245,18 @@ pub(super) fn trim<'a>(text: &'a str, characters: Option<&str>, [left, right]: [
     if right { text.trim_end_matches(is_cut) } else { text }
 }
 
-/// minijinja pads to any width, so a format that names one of five digits is refused.
-pub(super) fn widths_are_small(format: &str) -> Result<(), Error> {
-    let longest = format
+/// minijinja pads to any width and repeats arguments as often as they are named, so a format is refused that names a width of
+/// five digits, or whose fields and longest argument would make too long a text.
+pub(super) fn check_format(format: &str, arguments: &[Value]) -> Result<(), Error> {
+    let widths = format
         .split(|character: char| !character.is_ascii_digit())
-        .map(str::len)
-        .max();
-    if longest.unwrap_or(0) > 4 {
-        Err(too_long())
-    } else {
-        Ok(())
+        .map(str::len);
+    let longest = arguments.iter().filter_map(Value::as_str).map(str::len).max();
+    let bytes = format.matches(['%', '{']).count().saturating_mul(longest.unwrap_or(0));
+    if widths.max().unwrap_or(0) > 4 || bytes > TEXT_BYTES_MAX {
+        return Err(too_long());
     }
+    Ok(())
 }
 
 /// Whether a value is a list, a tuple or something else with an order.

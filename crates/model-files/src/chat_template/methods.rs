@@ -4,9 +4,8 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, State};
 use minijinja_contrib::pycompat;
 
-use super::environment::wrong;
-use super::filters::{centre, is_list, joined, pad, replace, trim, widths_are_small};
-use super::python::is_space;
+use super::filters::{centre, check_format, is_list, joined, pad, replace, trim};
+use super::python::{is_space, wrong};
 
 pub(super) fn unknown_method(
     state: &mut State,
@@ -38,23 +37,7 @@ fn text_method(state: &mut State, text: &str, method: &str, arguments: &[Value])
             python(text, method, &[separator, splits.into()])?
         }
         "rsplit" => rsplit(text, arguments)?,
-        "partition" | "rpartition" => {
-            let (separator,): (&str,) = from_args(arguments)?;
-            let is_first = method == "partition";
-            let parts = if is_first {
-                text.split_once(separator)
-            } else {
-                text.rsplit_once(separator)
-            };
-            Value::from(Tuple::from(
-                match parts {
-                    Some((before, after)) => [before, separator, after],
-                    None if is_first => [text, "", ""],
-                    None => ["", "", text],
-                }
-                .map(Value::from),
-            ))
-        }
+        "partition" | "rpartition" => partition(text, method, arguments)?,
         "strip" | "lstrip" | "rstrip" => {
             let (characters,): (Option<&str>,) = from_args(arguments)?;
             trim(text, characters, [method != "rstrip", method != "lstrip"]).into()
@@ -93,26 +76,43 @@ fn text_method(state: &mut State, text: &str, method: &str, arguments: &[Value])
             joined(text, items.try_iter()?)?.into()
         }
         "format" => {
-            widths_are_small(text)?;
+            check_format(text, arguments)?;
             python(text, method, arguments)?
         }
-        "zfill" | "ljust" | "rjust" | "center" => {
-            let (width, fill): (usize, Option<&str>) = from_args(arguments)?;
-            let (missing, fill) = (width.saturating_sub(text.chars().count()), fill.unwrap_or(" "));
-            match method {
-                "zfill" => {
-                    let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
-                    sign.to_owned() + &pad(digits, missing, 0, "0")?
-                }
-                "ljust" => pad(text, 0, missing, fill)?,
-                "rjust" => pad(text, missing, 0, fill)?,
-                _ => centre(text, width, fill, false)?,
-            }
-            .into()
-        }
+        "zfill" | "ljust" | "rjust" | "center" => padded(text, method, arguments)?.into(),
         "title" => title(text).into(),
         _ => python(text, method, arguments)?,
     })
+}
+
+fn partition(text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let (separator,): (&str,) = from_args(arguments)?;
+    let is_first = method == "partition";
+    let parts = if is_first {
+        text.split_once(separator)
+    } else {
+        text.rsplit_once(separator)
+    };
+    let parts = match parts {
+        Some((before, after)) => [before, separator, after],
+        None if is_first => [text, "", ""],
+        None => ["", "", text],
+    };
+    Ok(Value::from(Tuple::from(parts.map(Value::from))))
+}
+
+fn padded(text: &str, method: &str, arguments: &[Value]) -> Result<String, Error> {
+    let (width, fill): (usize, Option<&str>) = from_args(arguments)?;
+    let (missing, fill) = (width.saturating_sub(text.chars().count()), fill.unwrap_or(" "));
+    match method {
+        "zfill" => {
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            Ok(sign.to_owned() + &pad(digits, missing, 0, "0")?)
+        }
+        "ljust" => pad(text, 0, missing, fill),
+        "rjust" => pad(text, missing, 0, fill),
+        _ => centre(text, width, fill, false),
+    }
 }
 
 /// The separator, and how often to split; a negative number means no limit.

@@ -3,20 +3,29 @@
 use std::fmt::{self, Write};
 
 use minijinja::value::{Value, ValueKind};
-
-use super::environment::too_long;
+use minijinja::{Error, ErrorKind};
 
 /// The longest text that one filter or method makes. Prompts are shorter.
-pub(super) const TEXT_BYTES_MAX: usize = 64 << 20;
+pub(super) const TEXT_BYTES_MAX: usize = 16 << 20;
 /// The deepest value that is printed; JSON from a client has at most 128 levels.
 const DEPTH_MAX: usize = 200;
+
+/// The error of a call that would make a text of more than [`TEXT_BYTES_MAX`].
+pub(super) fn too_long() -> Error {
+    Error::new(ErrorKind::WriteFailure, "a text is too long")
+}
+
+/// The error of a call with arguments that Python refuses, too.
+pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
 
 /// A text that refuses to grow past [`TEXT_BYTES_MAX`].
 #[derive(Default)]
 pub(super) struct Text(String);
 
 impl Text {
-    pub(super) fn of(write: impl FnOnce(&mut Text) -> fmt::Result) -> Result<String, minijinja::Error> {
+    pub(super) fn of(write: impl FnOnce(&mut Text) -> fmt::Result) -> Result<String, Error> {
         let mut text = Text::default();
         write(&mut text).map_err(|_| too_long())?;
         Ok(text.0)
