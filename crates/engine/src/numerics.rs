@@ -14,8 +14,7 @@
 //!   Llama 3.1's formula. Angles and functions in f64; cosine and sine times the magnitude that comes with factors;
 //!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`. Layers with a window may have another base and no scaling.
 //! - **Attention**, per row and query head: KV blocks of 16 tokens in order of position, up to the row's own position; with a window of w
-//!   tokens, from the block that holds the first of the row's last w tokens, its own included.
-//!   A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * scale`, where the scale is `1 / sqrt(head dim)` or
+//!   tokens, from the block that holds the first of the row's last w tokens, its own included. A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * scale`, where the scale is `1 / sqrt(head dim)` or
 //!   what the model says, then capped in models with a cap.
 //!   Online softmax: `m' = max(m, scores)`, `c = exp(m - m')`, `p = exp(score - m')` (0 outside the positions that the row sees),
 //!   `l = l * c + tree sum of p`, `out = out * c`, then `out += p[j] * v[j]` for each token that the row sees, in order. At the end
@@ -31,11 +30,10 @@
 //! - F32, F16, BF16, Q5_1, Q5_K and Q6_K as Q8_0: dequantised to f32, then per block of 32 `d = absmax / 127`, rounded up to f16, and
 //!   `q = x / d`, rounded to the nearest integer, halves to even. When gate and up differ in this, both are Q8_0, in this way, Q4_0 exactly.
 //!
-//! The input of every matrix is quantised per row and
-//! block of 32: `scale = absmax / 127`, `q = x * (127 / absmax)` rounded to the nearest integer, halves to even; a block
-//! whose absmax is below 1e-30 is zero. An output is a sum over blocks in order, one f32 accumulator:
-//! `acc += (d * scale) * dot + m * (scale * sum(q))` for Q4_1 (block scale d, minimum m, dot of 4-bit and 8-bit
-//! integers, exact in i32), `acc += (d * scale) * dot` for Q8_0. KV is stored as f16, rounded to nearest even.
+//! The input of every matrix is quantised per row and block of 32: `scale = absmax / 127`, `q = x * (127 / absmax)` rounded to the nearest
+//! integer, halves to even; a block whose absmax is below 1e-30 is zero. An output is a sum over blocks in order, one f32 accumulator:
+//! `acc += (d * scale) * dot + m * (scale * sum(q))` for Q4_1 (block scale d, minimum m, dot of 4-bit and 8-bit integers, exact in i32),
+//! `acc += (d * scale) * dot` for Q8_0. KV is stored as f16, rounded to nearest even.
 //!
 //! # `Exact`
 //! The reference: weights of every type dequantised to f32 (`model_files::gguf::dequantise_row`), f32 inputs and KV. An output has 4

@@ -224,7 +224,8 @@ impl ModelConfig {
     }
 
     /// The layer's RoPE.
-    pub fn rope_of(&self, layer: usize) -> &Rope {
+    #[cfg(test)]
+    pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
         match &self.window_rope {
             Some(rope) if self.window_of(layer).is_some() => rope,
             _ => &self.rope,

@@ -84,13 +84,7 @@ where
     } = life;
     let role = settings.node_role().name();
     let (listener, bound) = port.bind(&settings.config.listen).await?;
-    let opened = tokio::task::spawn_blocking(move || {
-        let opened = open(weights);
-        // What reading the model took on the way: its tokenizer alone is tens of megabytes.
-        freed_memory::give_back();
-        opened
-    });
-    let opened = opened.await??;
+    let opened = tokio::task::spawn_blocking(move || and_give_back(|| open(weights))).await??;
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&settings, (opened, &address), &mut registry)?;
@@ -142,6 +136,13 @@ where
     }
     membership.leave().await;
     end(leaving.map(|_| why)?, drained, settings.config.name)
+}
+
+/// Gives back what reading the model took on the way: its tokenizer alone is tens of megabytes.
+fn and_give_back<T>(open: impl FnOnce() -> T) -> T {
+    let opened = open();
+    freed_memory::give_back();
+    opened
 }
 
 /// Ends the loop. After a failure nobody waits for what runs.

@@ -55,6 +55,17 @@ pub enum KvSize {
     Bytes(u64),
 }
 
+impl KvSize {
+    fn blocks(self, geometry: KvGeometry) -> u32 {
+        match self {
+            KvSize::Blocks(blocks) => blocks,
+            KvSize::Bytes(bytes) => u32::try_from(bytes / geometry.block_bytes().max(1) as u64)
+                .unwrap_or(u32::MAX)
+                .max(1),
+        }
+    }
+}
+
 /// How to run a model. There is no default, because each value is a decision of the node's configuration.
 pub struct CpuEngineOptions<'a> {
     pub numerics: Numerics,
@@ -141,12 +152,7 @@ pub fn open_cpu_engine_with(
         block_tokens: options.block_tokens,
         dtype: options.numerics.kv_dtype(),
     };
-    let block_count = match options.kv_size {
-        KvSize::Blocks(blocks) => blocks,
-        KvSize::Bytes(bytes) => u32::try_from(bytes / geometry.block_bytes().max(1) as u64)
-            .unwrap_or(u32::MAX)
-            .max(1),
-    };
+    let block_count = options.kv_size.blocks(geometry);
     let kv = Arc::new(KvMemory::backed(geometry, block_count, options.kv_backing)?);
     let identity = || kept::WeightsIdentity {
         sha256: file.content_sha256(),

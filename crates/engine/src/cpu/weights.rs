@@ -5,7 +5,6 @@ use std::ops::Range;
 use half::f16;
 use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
-use model_files::gguf::dequantise_row;
 use model_files::model::Model;
 
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes};
@@ -266,10 +265,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, EngineError> {
-        let tensor = self.file.tensor(name)?;
-        let mut row = vec![0.0; tensor.row_elements()];
-        dequantise_row(&tensor, 0, &mut row);
-        Ok(row)
+        Ok(self.file.vector(name)?)
     }
 
     fn optional_vector(&self, layer: usize, name: Option<&str>) -> Result<Option<Vec<f32>>, EngineError> {
