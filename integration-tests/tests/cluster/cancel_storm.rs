@@ -36,8 +36,9 @@ async fn cancelled_requests_leave_no_block_task_thread_descriptor_or_memory() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = folder.path().join("events.jsonl");
     let mut options = options("2p2d").expect("options");
-    // Small enough for every block of it to be used in the first half: what grows afterwards is no KV.
-    options.settings.kv_cache_memory = Some("192MiB".to_owned());
+    // A block takes memory when it is used first. The pool is small enough for every block to be used in the first half: what grows
+    // afterwards is no KV.
+    options.settings.kv_cache_memory = Some("96MiB".to_owned());
     options.environment = vec![("BATON_EVENT_LOG".to_owned(), log.display().to_string())];
     let cluster = TestCluster::start_with(options).await.expect("cluster");
     let client = reqwest::Client::new();

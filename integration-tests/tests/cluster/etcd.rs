@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use cli::local_cluster::{LocalCluster, LocalMembership};
+use integration_tests::MODEL;
 use integration_tests::cluster::{TestCluster, baton_executable, options};
 use integration_tests::wait::wait_until;
 use serde_json::{Value, json};
@@ -148,6 +149,7 @@ async fn a_namesake_that_starts_later_takes_over_and_the_older_one_says_why_it_l
         .arg(format!("--coordinators={}", etcd_address(&cluster.cluster)))
         .arg("--model")
         .arg(model)
+        .args(["--served-model-name", MODEL])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

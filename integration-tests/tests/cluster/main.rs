@@ -4,6 +4,7 @@ mod block_ledger;
 mod cancel_storm;
 mod device_memory;
 mod etcd;
+mod every_family;
 mod fault_matrix;
 mod fault_runs;
 mod goldens;

@@ -55,9 +55,9 @@ async fn the_nodes_of_one_start_map_the_same_weights_read_only_and_answer_as_wit
 fn what_no_machine_has_memory_for_is_refused_with_figures_before_anything_is_loaded() {
     let model = model_path().expect("the model");
     for verb in ["up", "serve-prefill", "serve-decode"] {
-        // 4 TB of KV.
+        // 4 TiB of KV.
         let output = std::process::Command::new(baton_executable().expect("the binary"))
-            .args([verb, "--listen=127.0.0.1:0", "--kv-cache-memory=4TB", "--model"])
+            .args([verb, "--listen=127.0.0.1:0", "--kv-cache-memory=4TiB", "--model"])
             .arg(&model)
             .output()
             .expect("it runs");
