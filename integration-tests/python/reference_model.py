@@ -218,8 +218,8 @@ class Model:
             gate = gate / (1 + np.exp(-gate))
         return (gate * up) @ tensor("ffn_down.weight").T
 
-    def logits(self, tokens):
-        """Of the last token."""
+    def states(self, tokens):
+        """What the head gets, [token][value]."""
         x = self.tensors["token_embd.weight"][tokens]
         if self.facts.get("scaled_embedding"):
             x = x * math.sqrt(self.hidden)
@@ -228,8 +228,11 @@ class Model:
             post = (lambda y, name: self.norm(y, f"blk.{layer}.{name}")) if self.facts.get("post_norms") else (lambda y, _: y)
             x = x + post(self.attention(self.norm(x, f"blk.{layer}.attn_norm.weight"), layer, tensor), "post_attention_norm.weight")
             x = x + post(self.feed_forward(self.norm(x, f"blk.{layer}.ffn_norm.weight"), tensor), "post_ffw_norm.weight")
+        return self.norm(x, "output_norm.weight")
+
+    def logits(self, states):
         head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
-        logits = self.norm(x[-1], "output_norm.weight") @ head.T
+        logits = states @ head.T
         return self.logit_cap * np.tanh(logits / self.logit_cap) if self.logit_cap else logits
 
 
@@ -237,7 +240,7 @@ def golden(model, name, case, length):
     prompt = [(7 * i * i + 31 * i + length) % 259 for i in range(length)]
     outputs, margins, chosen = [], [], []
     for _ in range(OUTPUTS):
-        logits = model.logits(prompt + outputs)
+        logits = model.logits(model.states(prompt + outputs)[-1])
         logprobs = logits - np.max(logits) - math.log(np.sum(np.exp(logits - np.max(logits))))
         second, best = (int(token) for token in np.argsort(logprobs, kind="stable")[-2:])
         margins.append(round(float(logprobs[best] - logprobs[second]), 6))
@@ -266,4 +269,5 @@ def main():
         (target / f"{file}.jsonl").write_text("\n".join(cases) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,9 @@
 //! Perplexity of a model on a text, to compare with the figures in `docs/measurements/engine-accuracy.md`.
 //!
 //! `cargo run --release -p engine --example perplexity -- --numerics int8|exact --chunk 512 [--chunks N]
-//! [--model MODEL.gguf] [--text FILE] [--threads 2]`
+//! [--model MODEL] [--text FILE] [--threads 2] [--write-tokens FILE]`
+//!
+//! In a model that wants a begin token, it stands in the place of each chunk's first token.
 
 #[path = "../tests/common/perplexity.rs"]
 mod perplexity;
@@ -15,6 +17,7 @@ use engine::{BLOCK_TOKENS, CpuEngineOptions, EngineLimits, KernelChoice, KvSize,
 use model_files::model::Model;
 use model_files::test_kit::model_path;
 use perplexity::{STEP_ROWS, Score, score_chunk};
+use serving_core::ids::TokenId;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,7 +43,9 @@ fn main() -> Result<()> {
     let text_path = options.get("--text").copied().unwrap_or(golden);
     let text = std::fs::read_to_string(text_path).with_context(|| format!("reading {text_path}"))?;
     let file = Model::open(&options.get("--model").map_or_else(model_path, PathBuf::from))?;
-    let tokens = file.tokenizer()?.encode(&text, false)?;
+    let tokenizer = file.tokenizer()?;
+    let tokens = tokenizer.encode(&text, false)?;
+    let begin = tokenizer.encode("", true)?;
 
     let mut engine = open_cpu_engine(
         &file,
@@ -64,8 +69,17 @@ fn main() -> Result<()> {
         "the text has {} tokens, less than one chunk of {chunk}",
         tokens.len()
     );
+    let with_begin = |chunk: &[TokenId]| [&begin, &chunk[begin.len()..]].concat();
+    let all: Vec<_> = tokens.chunks_exact(chunk).take(chunks).map(with_begin).collect();
+    if let Some(path) = options.get("--write-tokens") {
+        let ids: Vec<Vec<u32>> = all
+            .iter()
+            .map(|chunk| chunk.iter().map(|token| token.0).collect())
+            .collect();
+        std::fs::write(path, serde_json::to_string(&ids)?).with_context(|| format!("writing {path}"))?;
+    }
     let (mut score, started) = (Score::default(), Instant::now());
-    for (index, chunk) in tokens.chunks_exact(chunk).take(chunks).enumerate() {
+    for (index, chunk) in all.iter().enumerate() {
         score_chunk(&mut engine, chunk, &mut score)?;
         eprintln!("chunk {}: {:.4}", index + 1, score.perplexity());
     }
