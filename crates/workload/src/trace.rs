@@ -1,0 +1,40 @@
+//! A trace: which requests arrive when, without their content.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serving_core::request::Lane;
+
+/// Requests in the order of their arrival.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Where it comes from, for reports: a file's name, or the words of the generator.
+    pub name: String,
+    /// Tokens that one id of `TraceRequest::prefix_blocks` stands for. 0: the trace knows no prefixes.
+    pub block_tokens: u32,
+    pub requests: Vec<TraceRequest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TraceRequest {
+    /// Time from the start of the trace.
+    pub at: Duration,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    /// One id for each block of the prompt; the last block may be partial. Equal ids mean that the prompts are equal up to
+    /// the end of that block. Empty: the prompt shares nothing with another one.
+    pub prefix_blocks: Vec<u64>,
+    pub lane: Lane,
+    /// The conversation it belongs to. A turn is sent when the answer of the turn before it has ended, and not before `at`.
+    pub conversation: Option<Turn>,
+}
+
+/// A place in a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    pub conversation: u64,
+    /// The first turn is 0.
+    pub turn: u32,
+    /// Time between the end of the answer before it and this turn.
+    pub think_time: Duration,
+}
