@@ -1,4 +1,11 @@
-//! A trace: which requests arrive when, without their content.
+//! A trace: which requests arrive when, without their content. A trace never has text.
+//!
+//! `read` takes each format that baton knows (docs/reference/trace-formats.md). `own_format.rs` also writes baton's own.
+
+pub mod own_format;
+mod reading;
+
+pub use reading::{ReadLimits, TraceError};
 
 use std::time::Duration;
 
@@ -27,6 +34,14 @@ pub struct TraceRequest {
     pub lane: Lane,
     /// The conversation it belongs to. A turn is sent when the answer of the turn before it has ended, and not before `at`.
     pub conversation: Option<Turn>,
+}
+
+/// Blocks of a prompt, a partial one included. 0 where the trace knows no blocks.
+pub fn block_count(prompt_tokens: u32, block_tokens: u32) -> usize {
+    match block_tokens {
+        0 => 0,
+        _ => usize::try_from(prompt_tokens.div_ceil(block_tokens)).expect("a usize has 32 bits at least"),
+    }
 }
 
 /// A place in a conversation.
