@@ -2,11 +2,16 @@
 //!
 //! `read` takes each format that baton knows (docs/reference/trace-formats.md). `own_format.rs` also writes baton's own.
 
+mod azure;
+pub mod facts;
+pub mod mooncake;
 pub mod own_format;
 mod reading;
+pub mod scaling;
 
 pub use reading::{ReadLimits, TraceError};
 
+use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -52,4 +57,19 @@ pub struct Turn {
     pub turn: u32,
     /// Time between the end of the answer before it and this turn.
     pub think_time: Duration,
+}
+
+/// Reads a trace in any format that baton knows; the first bytes tell which. `name` is the file's name, for reports.
+pub fn read(name: &str, input: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, TraceError> {
+    let mut input = BufReader::new(input);
+    let start = input.fill_buf().map_err(|source| TraceError::Read { row: 1, source })?;
+    let first_line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let has = |word: &str| first_line.windows(word.len()).any(|window| window == word.as_bytes());
+    if has("\"hash_ids\"") || has("\"input_length\"") {
+        mooncake::read(name, &mut input, limits)
+    } else if has("ContextTokens") {
+        azure::read(name, &mut input, limits)
+    } else {
+        own_format::read(name, &mut input, limits)
+    }
 }

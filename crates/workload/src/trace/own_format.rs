@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serving_core::request::Lane;
+use sha2::{Digest, Sha256};
 
 use super::reading::{Lines, nanoseconds, read_rows, tokens};
 use super::{ReadLimits, Trace, TraceError, TraceRequest, Turn, block_count};
@@ -96,8 +97,20 @@ pub fn write(trace: &Trace) -> String {
     text
 }
 
+/// SHA-256 of the file that `write` would make if the trace had no name, in hexadecimal digits. Equal hashes mean equal requests.
+pub fn hash(trace: &Trace) -> String {
+    let mut hash = Sha256::new();
+    hash.update(header_line(None, trace.block_tokens));
+    for request in &trace.requests {
+        hash.update("\n");
+        hash.update(request_line(request));
+    }
+    hash.update("\n");
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Reads what `write` or a recorder has written. `name` is the trace's name where the header has none.
-pub fn read(name: &str, input: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, TraceError> {
+pub(super) fn read(name: &str, input: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, TraceError> {
     let mut lines = Lines::new(input, limits);
     let (_, first) = lines.next_line()?.ok_or(TraceError::Empty)?;
     let header: HeaderLine = serde_json::from_slice(first).map_err(|source| TraceError::NoHeader { source })?;

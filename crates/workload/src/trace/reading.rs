@@ -40,12 +40,19 @@ pub enum TraceError {
     TooManyRows { rows_max: usize },
     #[error("the trace is larger than {bytes_max} bytes. Cut the file")]
     TooLarge { bytes_max: u64 },
-    #[error("line {row} is no row of {format}: {source}. If it is the last one, it may have been cut: delete it")]
+    #[error(
+        "line {row} is no row of {format}: {}. If it is the last one, it may have been cut: delete it",
+        without_place(source)
+    )]
     NotARow {
         row: usize,
         format: &'static str,
         source: serde_json::Error,
     },
+    #[error(
+        "line {row} is no row of an Azure trace: {source}. Its columns are TIMESTAMP, ContextTokens and GeneratedTokens"
+    )]
+    NotCsv { row: usize, source: csv::Error },
     #[error("line {row}: {column} is {value}, at most {max} is possible")]
     TooHigh {
         row: usize,
@@ -70,7 +77,10 @@ pub enum TraceError {
     },
     #[error("line {row}: {what}")]
     BadRow { row: usize, what: &'static str },
-    #[error("the file does not begin with a header line like {{\"baton_trace\":1,\"block_tokens\":16}}: {source}")]
+    #[error(
+        "the file does not begin with a header line like {{\"baton_trace\":1,\"block_tokens\":16}}, and is neither a Mooncake nor an Azure trace: {}",
+        without_place(source)
+    )]
     NoHeader { source: serde_json::Error },
     #[error(
         "the trace has format number {number}, and this baton reads number {known}. Use the baton that recorded it, or record again"
@@ -78,6 +88,12 @@ pub enum TraceError {
     UnknownNumber { number: u64, known: u64 },
     #[error("the trace has no requests")]
     Empty,
+}
+
+/// The parser sees single lines, so its "at line 1" would mislead.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
 /// The lines of a file, none longer than the limit, and their numbers.
