@@ -5,5 +5,6 @@
 
 pub mod arrivals;
 pub mod comparison;
+pub mod prompts;
 pub mod record;
 pub mod trace;
