@@ -7,4 +7,5 @@ pub mod arrivals;
 pub mod comparison;
 pub mod prompts;
 pub mod record;
+pub mod shapes;
 pub mod trace;
