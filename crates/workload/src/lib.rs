@@ -4,5 +4,13 @@
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
 pub mod comparison;
+pub mod knee;
 pub mod record;
+pub mod slowdown;
+pub mod statistics;
+pub mod summary;
+#[cfg(test)]
+mod test_kit;
+mod times;
 pub mod trace;
+pub mod verdict;
