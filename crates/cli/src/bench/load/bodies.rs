@@ -8,22 +8,18 @@ use rand::{Rng as _, SeedableRng as _};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use workload::trace::TraceRequest;
+use workload::prompts::{TokenPrompts, WordPrompts};
+use workload::trace::{Trace, TraceRequest};
 
 use super::plan::{Endpoint, LoadPlan, Prompts};
-use super::prompt_tokens::PromptTokens;
 
 /// Models have special tokens at the begin of their vocabulary and at its end. Every vocabulary has 32,000 tokens at least.
 pub(super) const SAFE_TOKENS: std::ops::Range<u32> = 1_000..30_000;
 
-/// Frequent English words. With the blank before it each is one token of the usual vocabularies.
-const WORDS: &str = "the of and to in is that for was on as with by at from be this have or which had not are but all were \
-     when we there can more been one would their who so out up into them some her time two about then may him like only \
-     other its than now made over many new first any people after well such most through before must years where much \
-     good work down day old state life same own system under last great us right use world still hand place long between \
-     water house water part small number back little set public end head end while form program general fact school \
-     course point order group money side line city study case family large local left best change class question during \
-     power room human given look far name almost early second open light field country often story south river table";
+/// Each word is one token of the usual vocabularies.
+const WORDS_PER_TOKEN: f64 = 1.0;
+/// Requests before the run have prompts of their own.
+const SEED_BEFORE: u64 = 0x5741_524D;
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -64,21 +60,53 @@ struct Message {
 pub(super) struct Bodies<'a> {
     plan: &'a LoadPlan,
     model: &'a str,
-    tokens: PromptTokens,
-    words: Vec<&'static str>,
+    drawn: Drawn,
+    /// Draws the prompts of the requests before the run, which share nothing with one another or with the trace.
+    before: Drawn,
+    trace_before: Trace,
     /// What was said in each conversation of the chat endpoint, the real answers included.
     history: BTreeMap<u64, Vec<Message>>,
 }
 
+/// Content for prompts that have none, as token ids and as words.
+#[derive(Debug)]
+struct Drawn {
+    ids: TokenPrompts,
+    words: WordPrompts,
+}
+
+impl Drawn {
+    fn new(seed: u64) -> anyhow::Result<Self> {
+        let words_per_token = WORDS_PER_TOKEN;
+        Ok(Self {
+            ids: TokenPrompts::new(SAFE_TOKENS, &[], seed)?,
+            words: WordPrompts { words_per_token, seed },
+        })
+    }
+}
+
 impl<'a> Bodies<'a> {
-    pub(super) fn new(plan: &'a LoadPlan, model: &'a str) -> Self {
-        Self {
+    /// # Errors
+    /// There are too few token ids to draw from.
+    pub(super) fn new(plan: &'a LoadPlan, model: &'a str) -> anyhow::Result<Self> {
+        let requests = plan.trace.requests.iter().cycle().take(plan.warm_up_requests as usize);
+        let requests = requests.map(|request| TraceRequest {
+            prefix_blocks: Vec::new(),
+            conversation: None,
+            ..request.clone()
+        });
+        Ok(Self {
             plan,
             model,
-            tokens: PromptTokens::new(plan.seed, plan.trace.block_tokens),
-            words: WORDS.split_whitespace().collect(),
+            drawn: Drawn::new(plan.seed)?,
+            before: Drawn::new(plan.seed ^ SEED_BEFORE)?,
+            trace_before: Trace {
+                name: String::new(),
+                block_tokens: 0,
+                requests: requests.collect(),
+            },
             history: BTreeMap::new(),
-        }
+        })
     }
 
     /// True if the body needs the answers before it.
@@ -89,18 +117,46 @@ impl<'a> Bodies<'a> {
 
     pub(super) fn body(&mut self, index: usize) -> Bytes {
         let request = &self.plan.trace.requests[index];
-        let ids = self.tokens.of(request, index as u64, SAFE_TOKENS);
-        self.finish(request, ids, Some(index))
+        let words = || self.drawn.words.text(&self.plan.trace, index);
+        let text = match (&self.plan.prompts, self.plan.server.endpoint) {
+            (Prompts::Given(texts), _) => texts.get(index).cloned().unwrap_or_else(words),
+            (Prompts::TokenIds, Endpoint::Completions) => {
+                let ids = self.drawn.ids.token_ids(&self.plan.trace, index);
+                return self.render(request, Prompt::Ids(ids));
+            }
+            _ => words(),
+        };
+        match (self.plan.server.endpoint, request.conversation) {
+            (Endpoint::Completions, _) => self.render(request, Prompt::Text(&text)),
+            (Endpoint::Chat, None) => self.render(request, Prompt::Messages(&[Message::question(text)])),
+            (Endpoint::Chat, Some(turn)) => {
+                let mut said = self.history.remove(&turn.conversation).unwrap_or_default();
+                let is_drawn = !matches!(self.plan.prompts, Prompts::Given(_));
+                let text = if is_drawn { without(&text, &said) } else { text };
+                said.push(Message::question(text));
+                let body = self.render(request, Prompt::Messages(&said));
+                self.history.insert(turn.conversation, said);
+                body
+            }
+        }
     }
 
-    /// The body of a request before the run. Its prompt is as long as that of the trace's request and shares nothing with it.
-    pub(super) fn warm_up(&mut self, number: usize) -> Bytes {
-        let requests = &self.plan.trace.requests;
-        let mut request = requests[number % requests.len()].clone();
-        request.prefix_blocks.clear();
-        request.conversation = None;
-        let ids = self.tokens.of(&request, u64::MAX - number as u64, SAFE_TOKENS);
-        self.finish(&request, ids, None)
+    /// The body of a request before the run. Its prompt is as long as that of a request of the trace.
+    pub(super) fn body_before(&self, number: usize) -> Bytes {
+        let (trace, request) = (&self.trace_before, &self.trace_before.requests[number]);
+        match (&self.plan.prompts, self.plan.server.endpoint) {
+            (Prompts::TokenIds, Endpoint::Completions) => {
+                self.render(request, Prompt::Ids(self.before.ids.token_ids(trace, number)))
+            }
+            (_, Endpoint::Completions) => {
+                let text = self.before.words.text(trace, number);
+                self.render(request, Prompt::Text(&text))
+            }
+            (_, Endpoint::Chat) => {
+                let text = self.before.words.text(trace, number);
+                self.render(request, Prompt::Messages(&[Message::question(text)]))
+            }
+        }
     }
 
     /// The answer to a turn, or what came of it.
@@ -115,50 +171,6 @@ impl<'a> Bodies<'a> {
                 content: text,
             });
         }
-    }
-
-    fn finish(&mut self, request: &TraceRequest, ids: Vec<u32>, index: Option<usize>) -> Bytes {
-        let text = match (&self.plan.prompts, index) {
-            (Prompts::Given(texts), Some(index)) => texts.get(index).cloned(),
-            (Prompts::TokenIds, _) if self.plan.server.endpoint == Endpoint::Completions => None,
-            _ => Some(self.text(request, &ids)),
-        };
-        match (self.plan.server.endpoint, &text) {
-            (Endpoint::Completions, Some(text)) => self.render(request, Prompt::Text(text)),
-            (Endpoint::Completions, None) => self.render(request, Prompt::Ids(ids)),
-            (Endpoint::Chat, text) => {
-                let question = Message {
-                    role: "user",
-                    content: text.clone().unwrap_or_default(),
-                };
-                let Some(turn) = request.conversation else {
-                    return self.render(request, Prompt::Messages(&[question]));
-                };
-                let mut said = self.history.remove(&turn.conversation).unwrap_or_default();
-                said.push(question);
-                let body = self.render(request, Prompt::Messages(&said));
-                self.history.insert(turn.conversation, said);
-                body
-            }
-        }
-    }
-
-    /// A word for each token. A later turn of a chat has those words that the history does not have.
-    fn text(&self, request: &TraceRequest, ids: &[u32]) -> String {
-        let words = self.words.len() as u32;
-        let said = match request.conversation.filter(|_| self.needs_history(request)) {
-            Some(turn) => self.history.get(&turn.conversation).map_or(0, |said| {
-                let words = said.iter().map(|message| message.content.split_whitespace().count());
-                words.sum()
-            }),
-            None => 0,
-        };
-        let new = ids
-            .get(said..)
-            .filter(|new| !new.is_empty())
-            .unwrap_or(&ids[..ids.len().min(1)]);
-        let new = new.iter().map(|id| self.words[(id % words) as usize]);
-        new.collect::<Vec<_>>().join(" ")
     }
 
     fn render(&self, request: &TraceRequest, prompt: Prompt<'_>) -> Bytes {
@@ -182,4 +194,22 @@ impl<'a> Bodies<'a> {
         let tokens = self.plan.trace.requests[index].output_tokens.max(1);
         is_chosen.then(|| random.random_range(1..=tokens) as usize)
     }
+}
+
+impl Message {
+    fn question(content: String) -> Self {
+        Self { role: "user", content }
+    }
+}
+
+/// The words of a prompt that the messages before it do not stand for. A turn's length in the trace includes those.
+fn without(text: &str, said: &[Message]) -> String {
+    let count = said
+        .iter()
+        .map(|message| message.content.split_whitespace().count())
+        .sum();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    // There is always something to ask.
+    let new = words.get(count..).filter(|new| !new.is_empty());
+    new.unwrap_or(&words[..words.len().min(1)]).join(" ")
 }

@@ -10,7 +10,6 @@ pub mod environment;
 mod exchange;
 pub mod plan;
 mod processes;
-mod prompt_tokens;
 mod schedule;
 pub mod scripted_server;
 mod server_records;
@@ -56,7 +55,7 @@ async fn run_with_texts(plan: &LoadPlan, observer: Observer<'_>) -> anyhow::Resu
     let mut environment = environment::machine();
     environment.extend(environment::of_plan(plan, &target));
     environment.insert("processes".to_owned(), serde_json::json!(pids));
-    let session = Session::new(plan, &target.model, connections);
+    let session = Session::new(plan, &target.model, connections)?;
     let outcomes = session.run(Processes::new(pids), observer).await?;
     let mut done = assemble::assemble(plan, outcomes, environment);
     if plan.reads_server_records {

@@ -52,16 +52,16 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(plan: &'a LoadPlan, model: &'a str, connections: Connections) -> Self {
-        Self {
+    pub(super) fn new(plan: &'a LoadPlan, model: &'a str, connections: Connections) -> anyhow::Result<Self> {
+        Ok(Self {
             plan,
-            bodies: Bodies::new(plan, model),
+            bodies: Bodies::new(plan, model)?,
             connections,
             run_id: rand::random(),
             ready: BTreeMap::new(),
             ready_bytes: 0,
             next_to_prepare: 0,
-        }
+        })
     }
 
     pub(super) async fn run(
@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
                     prompt_tokens: request.prompt_tokens,
                     output_tokens: request.output_tokens,
                     cancel_after: None,
-                    body: self.bodies.warm_up(number),
+                    body: self.bodies.body_before(number),
                 };
                 tasks.spawn(Arc::clone(&exchanges).exchange(prepared, Duration::ZERO));
             }
