@@ -15,6 +15,7 @@ use super::connections::Connections;
 use super::exchange::{Exchanged, Exchanges, Prepared};
 use super::plan::{LoadPlan, Observer, Progress};
 use super::processes::Processes;
+use super::processes::monotonic_ns;
 use super::schedule::{Due, Schedule};
 use super::timer::Timer;
 
@@ -33,6 +34,8 @@ pub(super) struct Outcomes {
     /// In the order of the trace.
     pub exchanged: Vec<(RequestRecord, String)>,
     pub processes: Processes,
+    /// When the run started, on the clock that all processes of this machine share.
+    pub started_ns: u64,
     /// The user ended the run.
     pub is_interrupted: bool,
     /// Requests whose answer had not ended by then.
@@ -73,6 +76,7 @@ impl<'a> Session<'a> {
         while self.prepare_one() {}
         let mut timer = Timer::new().context("cannot start the timer's thread")?;
         let mut schedule = Schedule::new(&self.plan.trace, self.plan.pace);
+        let started_ns = monotonic_ns();
         let exchanges = self.exchanges();
         let mut tasks = JoinSet::new();
         let mut exchanged: BTreeMap<usize, (RequestRecord, String)> = BTreeMap::new();
@@ -123,6 +127,7 @@ impl<'a> Session<'a> {
         Ok(Outcomes {
             exchanged: exchanged.into_values().collect(),
             processes,
+            started_ns,
             is_interrupted,
             unfinished: tasks.len(),
         })

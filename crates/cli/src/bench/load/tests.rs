@@ -171,7 +171,9 @@ async fn each_way_to_fail_is_counted_as_what_it_is() {
     assert!(error(5).contains("no end within"), "{}", error(5));
     assert_eq!(outcome(6), Outcome::Completed);
     let tokens: Vec<usize> = run.records.iter().map(|record| record.tokens.len()).collect();
-    assert_eq!(tokens, [0, 0, 0, 2, 3, 0, 5]);
+    // The last tokens before a break may be lost with the connection.
+    assert!(tokens[3] <= 2, "{tokens:?}");
+    assert_eq!((&tokens[..3], &tokens[4..]), (&[0; 3][..], &[3, 0, 5][..]));
     assert!(run.records[..6].iter().all(|record| record.output_hash.is_none()));
 }
 
