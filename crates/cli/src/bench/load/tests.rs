@@ -113,8 +113,8 @@ async fn a_stall_shows_in_full_in_every_request_that_was_due_meanwhile() {
     let server = stalling(|_, _| QUICK, Some((from, until))).await;
     // The server's clock of the stall starts before the run's.
     let before = std::time::Instant::now();
-    let mut observer = Observer::silent();
     let mut first = None;
+    let mut observer = Observer::silent();
     observer.on_progress = Box::new(|_| {
         first.get_or_insert_with(std::time::Instant::now);
     });
