@@ -9,10 +9,10 @@ use coordinator::SloProfile;
 use workload::comparison::{Resources, Slo};
 use workload::contract::{Clause, Contract};
 use workload::summary::{PerResource, Summary};
+use workload::trace::Trace;
 
 use super::load::plan::LoadPlan;
 use crate::exit::{Exit, WithExit as _};
-use workload::trace::Trace;
 
 /// A contract has a handful of lines.
 const CONTRACT_BYTES_MAX: u64 = 64 << 10;
@@ -23,7 +23,12 @@ const WARM_UP_REQUESTS: u32 = 4;
 #[derive(Clone, Debug, Args)]
 pub(super) struct ServerArgs {
     /// Any OpenAI-compatible server.
-    #[arg(long, default_value = "http://127.0.0.1:8000", value_name = "URL")]
+    #[arg(
+        long,
+        alias = "base-url",
+        default_value = "http://127.0.0.1:8000",
+        value_name = "URL"
+    )]
     pub url: String,
     /// The model to ask for [default: the first one that the server lists].
     #[arg(long, value_name = "NAME")]
@@ -53,6 +58,13 @@ pub(super) struct JudgeArgs {
     /// numbers of milliseconds such as 300:50.
     #[arg(long, default_value = "chat", value_name = "NAME|TTFT:ITL")]
     pub slo: SloArg,
+    #[command(flatten)]
+    pub contract: ContractArgs,
+}
+
+/// Limits out of a file, and what the server costs.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ContractArgs {
     /// US dollars for an hour of the server.
     #[arg(long, value_name = "DOLLARS", value_parser = positive)]
     pub price: Option<f64>,
@@ -109,14 +121,22 @@ pub(super) struct Judge {
 
 impl JudgeArgs {
     /// # Errors
-    /// The contract cannot be read, or its limits make no sense.
+    /// As [`ContractArgs::judge`].
     pub fn read(&self) -> anyhow::Result<Judge> {
+        self.contract.judge(self.slo.0.clone())
+    }
+}
+
+impl ContractArgs {
+    /// # Errors
+    /// The contract cannot be read, or its limits make no sense.
+    pub fn judge(&self, slo: Slo) -> anyhow::Result<Judge> {
         let contract = self.contract.as_deref().map(|path| {
             let at = || format!("the contract {}", path.display());
             read_contract(path).with_context(at).exit(Exit::Usage)
         });
         Ok(Judge {
-            slo: self.slo.0.clone(),
+            slo,
             resources: Resources {
                 price_per_hour: self.price,
                 ..Resources::default()
@@ -148,6 +168,21 @@ impl Judge {
             .map(|contract| contract.judge(summary, &self.per_resource(summary)))
             .unwrap_or_default()
     }
+}
+
+/// A line for each limit.
+pub(super) fn clause_lines(clauses: &[Clause]) -> String {
+    let line = |clause: &Clause| {
+        let measured = clause
+            .measured
+            .map_or("nothing".to_owned(), |measured| format!("{measured:.3}"));
+        let met = if clause.is_met { "met" } else { "NOT MET" };
+        format!(
+            "contract: {} {} {met}, measured {measured}\n",
+            clause.name, clause.limit
+        )
+    };
+    clauses.iter().map(line).collect()
 }
 
 /// Whether every limit is met.

@@ -1,4 +1,4 @@
-//! `baton bench`: measures a server, or parts of a cluster on this machine.
+//! `baton bench`: measures a server under load, or parts of a cluster on this machine.
 
 mod arguments;
 pub mod interference;
@@ -23,6 +23,8 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum BenchKind {
+    /// Send load to any OpenAI-compatible server and record when each token came.
+    Run(Box<load::RunArgs>),
     /// The same traffic at several loads, and where the SLO stops holding.
     Sweep(Box<sweep::SweepArgs>),
     /// Six shapes of traffic, cold and warm, as a folder of results.
@@ -39,6 +41,7 @@ enum BenchKind {
 
 pub fn run(args: &BenchArgs) -> anyhow::Result<Exit> {
     match &args.what {
+        BenchKind::Run(args) => load::verb(args),
         BenchKind::Sweep(args) => sweep::run(args),
         BenchKind::Matrix(args) => matrix::run(args),
         BenchKind::Interference(args) => interference::run(args),

@@ -23,6 +23,7 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     let Outcomes {
         exchanged,
         processes,
+        started_ns,
         is_interrupted,
         unfinished,
     } = outcomes;
@@ -48,6 +49,7 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     let client: Usage = server.remove(CLIENT).unwrap_or_default();
     let mut environment = environment;
     environment.insert("interrupted".to_owned(), json!(is_interrupted));
+    environment.insert("started_monotonic_ns".to_owned(), json!(started_ns));
     environment.insert("unfinished".to_owned(), json!(unfinished));
     let run = Run {
         name: plan.name.clone(),

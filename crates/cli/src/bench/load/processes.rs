@@ -13,6 +13,12 @@ const TICK: Duration = Duration::from_millis(10);
 /// A server has fewer processes. The limit keeps a sample cheap.
 const PROCESSES_MAX: usize = 64;
 
+/// Now on the clock that all processes of this machine share.
+pub(super) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// CPU time of one process since its start, and its memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Reading {

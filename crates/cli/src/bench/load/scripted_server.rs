@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep_until};
 
+use super::processes::monotonic_ns;
+
 const BODY_BYTES_MAX: usize = 64 << 20;
 const MODEL: &str = "scripted";
 
@@ -114,12 +116,6 @@ impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-/// Now on the clock that all processes of this machine share.
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;

@@ -15,6 +15,7 @@ use super::connections::Connections;
 use super::exchange::{Exchanged, Exchanges, Prepared};
 use super::plan::{LoadPlan, Observer, Progress};
 use super::processes::Processes;
+use super::processes::monotonic_ns;
 use super::schedule::{Due, Schedule};
 use super::timer::Timer;
 
@@ -33,6 +34,8 @@ pub(super) struct Outcomes {
     /// In the order of the trace.
     pub exchanged: Vec<(RequestRecord, String)>,
     pub processes: Processes,
+    /// When the run started, on the clock that all processes of this machine share.
+    pub started_ns: u64,
     /// The user ended the run.
     pub is_interrupted: bool,
     /// Requests whose answer had not ended by then.
@@ -73,6 +76,7 @@ impl<'a> Session<'a> {
         while self.prepare_one() {}
         let mut timer = Timer::new().context("cannot start the timer's thread")?;
         let mut schedule = Schedule::new(&self.plan.trace, self.plan.pace);
+        let started_ns = monotonic_ns();
         let exchanges = self.exchanges();
         let mut tasks = JoinSet::new();
         let mut exchanged: BTreeMap<usize, (RequestRecord, String)> = BTreeMap::new();
@@ -123,6 +127,7 @@ impl<'a> Session<'a> {
         Ok(Outcomes {
             exchanged: exchanged.into_values().collect(),
             processes,
+            started_ns,
             is_interrupted,
             unfinished: tasks.len(),
         })
@@ -142,9 +147,10 @@ impl<'a> Session<'a> {
         let exchanges = self.exchanges();
         let mut tasks = JoinSet::new();
         let mut outcomes = Vec::new();
-        let count = self.plan.warm_up_requests as usize;
-        for number in 0..=count {
-            while tasks.len() >= WARM_UPS_AT_ONCE || (number == count && !tasks.is_empty()) {
+        let mut before = self.bodies.before().into_iter().enumerate();
+        loop {
+            let next = before.next();
+            while tasks.len() >= WARM_UPS_AT_ONCE || (next.is_none() && !tasks.is_empty()) {
                 let done = tokio::select! {
                     () = observer.stop.cancelled() => return Ok(()),
                     done = tasks.join_next() => done,
@@ -152,19 +158,19 @@ impl<'a> Session<'a> {
                 let done: Option<Exchanged> = done.transpose().context("a request's task panicked")?;
                 outcomes.extend(done.map(|done| done.record.outcome));
             }
-            if number < count {
-                let request = &self.plan.trace.requests[number % self.plan.trace.requests.len()];
-                let prepared = Prepared {
-                    index: 0,
-                    id: format!("bench-{:08x}-warm-{number}", self.run_id),
-                    lane: request.lane,
-                    prompt_tokens: request.prompt_tokens,
-                    output_tokens: request.output_tokens,
-                    cancel_after: None,
-                    body: self.bodies.body_before(number),
-                };
-                tasks.spawn(Arc::clone(&exchanges).exchange(prepared, Duration::ZERO));
-            }
+            let Some((number, (request, body))) = next else {
+                break;
+            };
+            let prepared = Prepared {
+                index: 0,
+                id: format!("bench-{:08x}-warm-{number}", self.run_id),
+                lane: request.lane,
+                prompt_tokens: request.prompt_tokens,
+                output_tokens: request.output_tokens,
+                cancel_after: None,
+                body,
+            };
+            tasks.spawn(Arc::clone(&exchanges).exchange(prepared, Duration::ZERO));
         }
         let failure = outcomes.iter().find(|outcome| **outcome != Outcome::Completed);
         ensure!(
