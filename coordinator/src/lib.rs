@@ -27,6 +27,7 @@ mod token_stream;
 
 pub use config::Config;
 pub use serve::{Coordinator, PROGRAM, run};
+pub use slo::SloProfile;
 
 /// The commit of the sources. A packager sets it when building; a build from a checkout has none.
 pub const BUILD_COMMIT: Option<&str> = option_env!("BATON_BUILD_COMMIT");

@@ -35,6 +35,7 @@ Examples:
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
+  baton bench sweep --find-knee 2         the last rate at which the SLO holds
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts

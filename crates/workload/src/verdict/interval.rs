@@ -257,6 +257,33 @@ mod tests {
     }
 
     #[test]
+    fn quantiles_of_students_t_are_those_of_scipy() {
+        #[derive(serde::Deserialize)]
+        struct Golden {
+            quantiles: Vec<Quantile>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Quantile {
+            degrees: f64,
+            chance: f64,
+            quantile: f64,
+        }
+        let golden: Golden = serde_json::from_str(include_str!("../../tests/data/statistics.json")).unwrap();
+        for Quantile {
+            degrees,
+            chance,
+            quantile,
+        } in golden.quantiles
+        {
+            let found = StudentsT::new(0.0, 1.0, degrees).unwrap().inverse_cdf(chance);
+            assert!(
+                (found - quantile).abs() < 1e-6 * quantile,
+                "{degrees} degrees, {chance}: {found} is not {quantile}"
+            );
+        }
+    }
+
+    #[test]
     fn holm_stops_at_the_first_chance_that_is_too_large() {
         assert_eq!(holm(&[0.01, 0.04, 0.03]), [true, false, false]);
         assert_eq!(holm(&[0.04]), [true]);
