@@ -4,5 +4,6 @@
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
 pub mod comparison;
+pub mod plan;
 pub mod record;
 pub mod trace;
