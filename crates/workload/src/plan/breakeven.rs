@@ -4,10 +4,10 @@
 //! a step computes at most B of its tokens (the chunk budget), so the worst gap of a running stream grows by min(N, B) x c,
 //! and each stream falls behind by N x c in all. With two pools running streams feel nothing, but the KV of the prompt moves:
 //! while later chunks are computed the earlier ones travel, so only the rest that is still under way when the prompt ends
-//! is felt, once, by the new stream, between its first and second token. With m tokens in the last chunk, k KV bytes a token,
-//! a link of r bytes a second and h seconds of messages, that rest is
-//! h + max(m x k / r, m x c + N x k / r - N x c): the last chunk's own way, or the queue on a link that is slower than the
-//! computing. Disaggregation can pay where that rest is shorter than the growth of the worst gap, and where the co-located
+//! is felt, once, by the new stream, between its first and second token. With f tokens in the first chunk and m in the last
+//! one, k KV bytes a token, a link of r bytes a second and h seconds of messages, that rest is
+//! h + max(m x k / r, f x c + N x k / r - N x c): the last chunk's own way, or the queue on a link that is slower than the
+//! computing. A prompt of one chunk hides nothing: f and m are N. Disaggregation can pay where that rest is shorter than the growth of the worst gap, and where the co-located
 //! worst gap breaks the limit at all.
 //!
 //! What the model leaves out: nodes of an idle pool are a cost, transfers of several prompts share a link, and attention makes
@@ -27,7 +27,9 @@ pub struct Costs {
     pub step_s: f64,
     /// Prompt tokens in one step of a co-located node. `None`: whole prompts.
     pub chunk_tokens: Option<u32>,
-    /// Prompt tokens in the last chunk of a prefill node.
+    /// Prompt tokens in one step of a prefill node.
+    pub prefill_chunk_tokens: u32,
+    /// Prompt tokens in the last chunk of a prompt of several chunks.
     pub last_chunk_tokens: u32,
     pub kv_bytes_per_token: f64,
     /// Seconds of a handoff beside its bytes.
@@ -41,6 +43,7 @@ impl Costs {
         positive("the prefill cost", self.prefill_s)?;
         positive("the time of a step", self.step_s)?;
         positive("the chunk budget", f64::from(self.chunk_tokens.unwrap_or(1)))?;
+        positive("the chunk of a prefill node", f64::from(self.prefill_chunk_tokens))?;
         positive("the last chunk", f64::from(self.last_chunk_tokens))?;
         positive("the KV of a token", self.kv_bytes_per_token)?;
         not_negative("the time of a handoff", self.handoff_s)?;
@@ -58,10 +61,21 @@ impl Costs {
     }
 
     fn rest_of_transfer_s(self, tokens: u32, rate: f64) -> f64 {
-        let last = self.last_chunk_tokens.min(tokens);
         let moved = |tokens: u32| f64::from(tokens) * self.kv_bytes_per_token / rate;
-        let queued = self.prompt_s(last) + moved(tokens) - self.prompt_s(tokens);
-        self.handoff_s + moved(last).max(queued)
+        let queued = moved(tokens) - self.hidden_s(tokens);
+        self.handoff_s + moved(self.last_chunk(tokens)).max(queued)
+    }
+
+    fn last_chunk(self, tokens: u32) -> u32 {
+        match tokens <= self.prefill_chunk_tokens {
+            true => tokens,
+            false => self.last_chunk_tokens.min(tokens),
+        }
+    }
+
+    /// Computing that goes on while KV already moves: all of it after the first chunk.
+    fn hidden_s(self, tokens: u32) -> f64 {
+        self.prompt_s(tokens.saturating_sub(self.prefill_chunk_tokens))
     }
 }
 
@@ -137,10 +151,9 @@ pub fn slowest_link(costs: Costs, tokens: u32) -> Result<Option<f64>, PlanError>
     if room <= 0.0 || costs.step_s + stall <= costs.gap_limit_s {
         return Ok(None);
     }
-    let last = costs.last_chunk_tokens.min(tokens);
     let bytes = |tokens: u32| f64::from(tokens) * costs.kv_bytes_per_token;
-    let hidden = costs.prompt_s(tokens) - costs.prompt_s(last);
-    Ok(Some((bytes(last) / room).max(bytes(tokens) / (room + hidden))))
+    let (last, all) = (bytes(costs.last_chunk(tokens)), bytes(tokens));
+    Ok(Some((last / room).max(all / (room + costs.hidden_s(tokens)))))
 }
 
 #[cfg(test)]
@@ -151,7 +164,8 @@ mod tests {
         prefill_s: 100e-6,
         step_s: 0.010,
         chunk_tokens: None,
-        last_chunk_tokens: 256,
+        prefill_chunk_tokens: 256,
+        last_chunk_tokens: 32,
         kv_bytes_per_token: 131_072.0,
         handoff_s: 0.002,
         gap_limit_s: 0.050,
@@ -167,12 +181,12 @@ mod tests {
         assert_eq!(lengths(COSTS, 12.5e9).unwrap(), Some((401, PROMPT_TOKENS_MAX)));
     }
 
-    /// Two chunks' ways, counted by hand: 1,000 tokens, 256 in the last chunk, a link that takes 50 us a token.
+    /// Counted by hand: 1,000 tokens in chunks of 256 and a last one of 32, over links that take 50 us and 150 us a token.
     #[test]
     fn a_fast_link_shows_its_last_chunk_and_a_slow_link_its_queue() {
         let rate_of = |us: f64| COSTS.kv_bytes_per_token / (us * 1e-6);
         let fast = cell(COSTS, 1_000, rate_of(50.0)).unwrap();
-        assert!((fast.transfer_s - (0.002 + 256.0 * 50e-6)).abs() < 1e-9);
+        assert!((fast.transfer_s - (0.002 + 32.0 * 50e-6)).abs() < 1e-9);
         let slow = cell(COSTS, 1_000, rate_of(150.0)).unwrap();
         assert!((slow.transfer_s - (0.002 + 0.0256 + 0.150 - 0.100)).abs() < 1e-9);
         let short = cell(COSTS, 100, rate_of(150.0)).unwrap();

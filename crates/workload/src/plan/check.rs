@@ -22,8 +22,6 @@ pub enum PlanError {
     NoCeiling { slo_ms: f64, strictest_ms: u32 },
     #[error("the weights take {weights_gb} GB and the memory has {memory_gb} GB; use more devices or smaller weights")]
     WeightsDoNotFit { weights_gb: f64, memory_gb: f64 },
-    #[error("the trace has {requests} requests, and a rate needs two of them at different times")]
-    TraceTooShort { requests: usize },
     #[error("two pools need at least 2 nodes, and there are {nodes}")]
     TooFewNodes { nodes: u32 },
     #[error("the rows do not rise in concurrency: {earlier} comes before {later}")]

@@ -13,7 +13,6 @@ pub mod kv;
 pub mod pools;
 pub mod prefill;
 pub mod queueing;
-pub mod traffic;
 
 pub use check::PlanError;
 
