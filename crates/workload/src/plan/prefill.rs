@@ -84,6 +84,14 @@ pub fn time(operations: Operations, device: Device) -> Result<PrefillTime, PlanE
     })
 }
 
+/// The factor that a percentage on top makes.
+///
+/// # Errors
+/// The percentage is negative.
+pub fn with_extra(percent: f64) -> Result<f64, PlanError> {
+    Ok(1.0 + not_negative("what is added to the time", percent)? / 100.0)
+}
+
 /// What weights leave of the memory of the devices that share them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryFit {
