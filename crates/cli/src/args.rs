@@ -21,6 +21,7 @@ use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
 use crate::plan::PlanArgs;
+use crate::record::RecordArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -36,7 +37,8 @@ Examples:
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
-  baton plan instances --rps 100 --service-ms 40   how many servers a load needs; baton plan --help
+  baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
+  baton plan --help                       servers, cost, pools and KV transfers, each with its formula
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -82,6 +84,8 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
     Bench(BenchArgs),
+    /// Record live traffic as a trace without content, to replay or to plan with.
+    Record(RecordArgs),
     /// Plan a cluster: servers, cost, pools, KV transfers, with the formula of each figure.
     Plan(Box<PlanArgs>),
     /// Print the version of this binary.
@@ -122,6 +126,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
+        Command::Record(args) => crate::record::run(&args),
         Command::Plan(args) => crate::plan::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),

@@ -15,6 +15,7 @@ pub mod model;
 pub mod observe;
 pub mod operate;
 pub mod plan;
+pub mod record;
 pub mod serve;
 pub(crate) mod signals;
 pub mod sse;

@@ -6,4 +6,5 @@
 pub mod comparison;
 pub mod plan;
 pub mod record;
+pub mod recording;
 pub mod trace;
