@@ -9,6 +9,9 @@ use serving_core::request::Lane;
 
 use crate::trace::{Trace, TraceRequest, Turn, block_count};
 
+/// Times of records are taken from the wall clock at their ends, so two of them may disagree by this much.
+const CLOCK_ERROR: Duration = Duration::from_millis(1);
+
 /// One prompt that was answered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
@@ -49,7 +52,9 @@ pub fn trace(name: &str, block_tokens: u32, mut recorded: Vec<Recorded>) -> Trac
         conversation: conversations[at].map(|(conversation, turn)| Turn {
             conversation,
             turn,
-            think_time: before[at].map_or(Duration::ZERO, |parent| request.received - recorded[parent].ended),
+            think_time: before[at].map_or(Duration::ZERO, |parent| {
+                request.received.saturating_sub(recorded[parent].ended)
+            }),
         }),
     };
     Trace {
@@ -76,7 +81,10 @@ fn turns_before(recorded: &[Recorded]) -> Vec<Option<usize>> {
         let parent = request.continues.and_then(|seq| by_seq.get(&seq).copied().flatten());
         let parent = parent.filter(|parent| {
             let earlier = &recorded[*parent];
-            is_alone && !has_next[*parent] && earlier.ended <= request.received && earlier.seq != request.seq
+            is_alone
+                && !has_next[*parent]
+                && earlier.ended <= request.received + CLOCK_ERROR
+                && earlier.seq != request.seq
         });
         if let Some(parent) = parent {
             has_next[parent] = true;

@@ -77,7 +77,7 @@ impl PrefillArgs {
         let took = time(found, device)?;
         let extra = with_extra(self.extra_percent)?;
         let sheet = named(Sheet::new("prefill"), model.as_ref())
-            .input(("parameters_billion", "parameters"), prompt.parameters / 1e9, Unit::Of("10^9"))
+            .input(("parameters_billion", "parameters"), prompt.parameters / 1e9, Unit::Of("billion"))
             .input(("prompt_tokens", "prompt"), prompt.tokens, Unit::Whole("tokens"))
             .input(("peak_dense_tflops", "dense peak of one device"), dense, TFLOPS)
             .input(("devices", "devices"), devices, Unit::Whole(""))
@@ -202,7 +202,7 @@ impl DecodeArgs {
             kv_bytes_each: self.context_tokens * kv,
         })?;
         Ok(named(Sheet::new("decode"), model.as_ref())
-            .input(("parameters_billion", "parameters"), parameters, Unit::Of("10^9"))
+            .input(("parameters_billion", "parameters"), parameters, Unit::Of("billion"))
             .input(("weight_bytes", "bytes of a weight"), self.weight_bytes, Unit::Of("B"))
             .input(
                 ("bandwidth_gb_per_s", "memory bandwidth"),
