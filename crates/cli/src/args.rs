@@ -21,6 +21,7 @@ use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
 use crate::serve::ServeArgs;
+use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
 
@@ -80,6 +81,8 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
     Bench(BenchArgs),
+    /// Run a cluster of any size in virtual time, with measured costs.
+    Simulate(Box<SimulateArgs>),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -117,6 +120,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
+        Command::Simulate(args) => crate::simulate::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),

@@ -16,6 +16,7 @@ pub mod observe;
 pub mod operate;
 pub mod serve;
 pub(crate) mod signals;
+pub mod simulate;
 pub mod sse;
 pub mod terminal;
 pub mod topology;
