@@ -23,6 +23,7 @@ use crate::operate::role::RoleArgs;
 use crate::plan::PlanArgs;
 use crate::record::RecordArgs;
 use crate::serve::ServeArgs;
+use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
 
@@ -88,6 +89,8 @@ pub enum Command {
     Record(RecordArgs),
     /// Plan a cluster: servers, cost, pools, KV transfers, with the formula of each figure.
     Plan(Box<PlanArgs>),
+    /// Run a cluster of any size in virtual time, with measured costs.
+    Simulate(Box<SimulateArgs>),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -125,6 +128,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
+        Command::Simulate(args) => crate::simulate::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Record(args) => crate::record::run(&args),
         Command::Plan(args) => crate::plan::run(&args),

@@ -18,6 +18,7 @@ pub mod plan;
 pub mod record;
 pub mod serve;
 pub(crate) mod signals;
+pub mod simulate;
 pub mod sse;
 pub mod terminal;
 pub mod topology;
