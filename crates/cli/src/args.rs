@@ -20,7 +20,10 @@ use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
+use crate::plan::PlanArgs;
+use crate::record::RecordArgs;
 use crate::serve::ServeArgs;
+use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
 
@@ -37,6 +40,8 @@ Examples:
   baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
   baton bench sweep --find-knee 2         the last rate at which the SLO holds
   baton bench transfer                    how fast KV moves between two processes here
+  baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
+  baton plan --help                       servers, cost, pools and KV transfers, each with its formula
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -82,6 +87,12 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure a server under load, or parts of a cluster on this machine.
     Bench(BenchArgs),
+    /// Record live traffic as a trace without content, to replay or to plan with.
+    Record(RecordArgs),
+    /// Plan a cluster: servers, cost, pools, KV transfers, with the formula of each figure.
+    Plan(Box<PlanArgs>),
+    /// Run a cluster of any size in virtual time, with measured costs.
+    Simulate(Box<SimulateArgs>),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -119,7 +130,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
+        Command::Simulate(args) => crate::simulate::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
+        Command::Record(args) => crate::record::run(&args),
+        Command::Plan(args) => crate::plan::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

@@ -15,6 +15,7 @@ mod membership;
 mod own_models;
 mod prefix_directory;
 mod ready_means;
+mod recorded_traffic;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod shared_weights;

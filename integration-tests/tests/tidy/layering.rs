@@ -60,6 +60,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "serving-core",
             "proto",
             "model-files",
+            "workload",
             "engine",
             "service-runtime",
         ],

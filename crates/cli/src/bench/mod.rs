@@ -8,6 +8,7 @@ mod measure;
 mod point;
 pub mod slowest;
 pub mod sweep;
+pub mod engine;
 pub mod transfer;
 pub mod tune;
 
@@ -35,6 +36,8 @@ enum BenchKind {
     Slowest(slowest::SlowestArgs),
     /// Tries the settings of a local cluster, one at a time.
     Tune(Box<tune::TuneArgs>),
+    /// How long the engine takes for a step here: the costs that `baton simulate` computes with.
+    Engine(engine::EngineArgs),
     /// How fast KV blocks move between two processes of this machine, beside a memcpy and a TCP stream.
     Transfer(transfer::TransferArgs),
 }
@@ -47,6 +50,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<Exit> {
         BenchKind::Interference(args) => interference::run(args),
         BenchKind::Slowest(args) => slowest::run(args),
         BenchKind::Tune(args) => tune::run(args),
+        BenchKind::Engine(args) => engine::run(args),
         BenchKind::Transfer(args) => transfer::run(args),
     }
 }
