@@ -6,6 +6,7 @@
 pub mod comparison;
 pub mod knee;
 pub mod record;
+pub mod report;
 pub mod slowdown;
 pub mod statistics;
 pub mod summary;
