@@ -3,10 +3,13 @@
 //! Who sends the load is not here: `cli/src/bench/` sends it to a server, `simulator` gives it to simulated nodes. Both
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
+pub mod causes;
 pub mod comparison;
+pub mod contract;
 pub mod knee;
 pub mod record;
 pub mod report;
+pub mod saturation;
 pub mod slowdown;
 pub mod statistics;
 pub mod summary;

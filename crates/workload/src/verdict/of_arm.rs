@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-use super::interval::{CHANCE, RESAMPLES, blocks, mean, variance};
+use super::interval::{CHANCE, RESAMPLES, blocks, variance};
 use super::metric::{Metric, Observed};
 use crate::comparison::{Resources, Slo};
 use crate::record::Run;
@@ -53,6 +53,10 @@ pub fn of_arm(metric: Metric, runs: &[&Run], frame: &ArmFrame<'_>) -> Option<Arm
         low: (middle - reach).exp(),
         high: (middle + reach).exp(),
     })
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 fn log(value: Option<f64>) -> Option<f64> {
