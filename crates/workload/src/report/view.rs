@@ -70,6 +70,13 @@ impl<'a> View<'a> {
             arms,
         }
     }
+
+    /// A number above 0 that the environment of an arm's first run, or that of the comparison, has under a name.
+    pub fn fact(&self, arm: &ArmView<'_>, name: &str) -> Option<f64> {
+        let of_run = arm.runs.first().and_then(|(run, _)| run.environment.get(name));
+        let fact = of_run.or_else(|| self.comparison.environment.get(name));
+        fact.and_then(serde_json::Value::as_f64).filter(|value| *value > 0.0)
+    }
 }
 
 impl<'a> ShapeView<'a> {
@@ -213,17 +220,16 @@ impl<'a> ArmView<'a> {
     pub fn sum(&self, of: impl Fn(&Summary) -> usize) -> usize {
         self.runs.iter().map(|(_, summary)| of(summary)).sum()
     }
-    /// The geometric mean over the repeats, as the contrasts have it.
+    /// The mean over the repeats, as the contrasts have it.
     pub fn ttft_p99(&self) -> Option<f64> {
-        self.geometric_mean(|summary| summary.ttft_ms.map(|ttft| ttft.p99))
+        self.mean_of(|summary| summary.ttft_ms.map(|ttft| ttft.p99))
     }
     pub fn itl_p99(&self) -> Option<f64> {
-        self.geometric_mean(|summary| summary.itl_ms.map(|itl| itl.p99))
+        self.mean_of(|summary| summary.itl_ms.map(|itl| itl.p99))
     }
-    fn geometric_mean(&self, of: impl Fn(&Summary) -> Option<f64>) -> Option<f64> {
-        let values: Vec<f64> = self.runs.iter().filter_map(|(_, summary)| of(summary)).filter(|value| *value > 0.0).collect();
-        let mean = values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64;
-        (!values.is_empty()).then(|| mean.exp())
+    fn mean_of(&self, of: impl Fn(&Summary) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.runs.iter().filter_map(|(_, summary)| of(summary)).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
     /// A metric over all repeats, with its interval.
     pub fn interval(&self, metric: Metric) -> Option<ArmInterval> {

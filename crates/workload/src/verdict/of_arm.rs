@@ -12,7 +12,7 @@ use super::metric::{Metric, Observed};
 use crate::comparison::{Resources, Slo};
 use crate::record::Run;
 
-/// The geometric mean over the repeats, and where it may lie.
+/// The mean over the repeats, and where it may lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArmInterval {
     pub value: f64,
@@ -36,22 +36,23 @@ pub fn of_arm(metric: Metric, runs: &[&Run], frame: &ArmFrame<'_>) -> Option<Arm
         .iter()
         .map(|run| Observed::of(metric, run, frame.slo, frame.resources))
         .collect();
-    let logs: Vec<f64> = observed.iter().map(|one| log(one.value())).collect::<Option<_>>()?;
-    if logs.is_empty() {
+    let values: Vec<f64> = observed.iter().map(Observed::value).collect::<Option<_>>()?;
+    if values.is_empty() {
         return None;
     }
-    let repeats = logs.len() as f64;
+    let (value, repeats) = (mean(&values), values.len() as f64);
     let mut random = StdRng::seed_from_u64(frame.seed);
     let again: Vec<f64> = (0..RESAMPLES).filter_map(|_| resample(&observed, &mut random)).collect();
     let quantile = 1.0 - CHANCE / 2.0;
     let within = Normal::standard().inverse_cdf(quantile) * variance(&again).sqrt();
     let between = StudentsT::new(0.0, 1.0, repeats - 1.0)
-        .map_or(0.0, |student| student.inverse_cdf(quantile) * (variance(&logs) / repeats).sqrt());
-    let (middle, reach) = (mean(&logs), between.hypot(within));
+        .map_or(0.0, |student| student.inverse_cdf(quantile) * (variance(&values) / repeats).sqrt());
+    // On the scale of logarithms, so that no end is below zero.
+    let reach = if value > 0.0 { (between.hypot(within) / value).exp() } else { 1.0 };
     Some(ArmInterval {
-        value: middle.exp(),
-        low: (middle - reach).exp(),
-        high: (middle + reach).exp(),
+        value,
+        low: value / reach,
+        high: value * reach,
     })
 }
 
@@ -59,21 +60,17 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-fn log(value: Option<f64>) -> Option<f64> {
-    value.filter(|value| *value > 0.0).map(f64::ln)
-}
-
 /// The mean over the repeats when the requests are drawn again: the same ones in runs with equally many.
 fn resample(observed: &[Observed], random: &mut StdRng) -> Option<f64> {
     let mut drawn: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-    let logs: Option<Vec<f64>> = observed
+    let values: Option<Vec<f64>> = observed
         .iter()
         .map(|one| {
             let times = drawn.entry(one.requests()).or_insert_with(|| blocks(one.requests(), random));
-            log(one.weighted(times))
+            one.weighted(times)
         })
         .collect();
-    logs.map(|logs| mean(&logs))
+    values.map(|values| mean(&values))
 }
 
 #[cfg(test)]

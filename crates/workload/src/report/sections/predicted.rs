@@ -73,10 +73,7 @@ fn given(view: &View<'_>) -> Table {
 
 /// What physics allows at most, beside the median of what an arm did.
 fn bounds(view: &View<'_>, arm: &ArmView<'_>, table: &mut Table) {
-    let fact = |name: &str| {
-        let of_run = arm.runs.first().and_then(|(run, _)| run.environment.get(name));
-        of_run.or_else(|| view.comparison.environment.get(name)).and_then(Value::as_f64).filter(|value| *value > 0.0)
-    };
+    let fact = |name: &str| view.fact(arm, name);
     let weights = fact("weights_bytes").or_else(|| fact("model_bytes"));
     if let (Some(weights), Some(bandwidth)) = (weights, fact("memory_bytes_per_s")) {
         let measured = arm.tpot_ms().percentile(50.0).map(|tpot| 1000.0 / tpot);

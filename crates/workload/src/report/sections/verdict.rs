@@ -13,7 +13,7 @@ pub fn section(view: &View<'_>) -> Section {
         let Some(load) = shape.headline() else { return };
         section.blocks.push(Block::Table(arms(load)));
         section.text(
-            "Percentiles are of completed requests, and the geometric mean over the repeats; rates are means over the repeats. \
+            "Percentiles are those of completed requests. All figures are means over the repeats. \
              Refused, failed and cancelled requests meet no limit. The price is that of the whole arm.",
         );
         if view.subject == Subject::Comparison {
