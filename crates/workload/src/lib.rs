@@ -6,7 +6,10 @@
 pub mod causes;
 pub mod comparison;
 pub mod contract;
+pub mod diagnosis;
 pub mod knee;
+pub mod lint;
+pub mod prediction;
 pub mod record;
 pub mod report;
 pub mod saturation;
