@@ -132,3 +132,6 @@ impl Report {
         )
     }
 }
+
+#[cfg(test)]
+mod tests;
