@@ -3,6 +3,7 @@
 //! Who sends the load is not here: `cli/src/bench/` sends it to a server, `simulator` gives it to simulated nodes. Both
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
+pub mod arrivals;
 pub mod causes;
 pub mod comparison;
 pub mod contract;
@@ -10,9 +11,11 @@ pub mod diagnosis;
 pub mod knee;
 pub mod lint;
 pub mod prediction;
+pub mod prompts;
 pub mod record;
 pub mod report;
 pub mod saturation;
+pub mod shapes;
 pub mod slowdown;
 pub mod statistics;
 pub mod summary;
