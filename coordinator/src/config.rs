@@ -105,6 +105,10 @@ pub struct Config {
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
+    /// Folder of reports that the console shows, as `baton compare --out FOLDER/NAME` writes them; unset: none
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reports_dir: Option<PathBuf>,
     /// Origins whose web pages may use the whole HTTP API, /admin included: SCHEME://HOST[:PORT]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -209,6 +209,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
             .unwrap_or_else(|| coordinator.control_address.to_string()),
         http: node_client(),
         drain: shutdown.clone(),
+        reports_dir: config.reports_dir.clone(),
         ..Insight::default()
     };
     let closing = insight.records.closing.clone();

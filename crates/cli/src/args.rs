@@ -22,6 +22,7 @@ use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
 use crate::plan::PlanArgs;
 use crate::record::RecordArgs;
+use crate::report::ReportArgs;
 use crate::serve::ServeArgs;
 use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
@@ -42,6 +43,7 @@ Examples:
   baton bench transfer                    how fast KV moves between two processes here
   baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
   baton plan --help                       servers, cost, pools and KV transfers, each with its formula
+  baton report --example --out report     what the report of a comparison looks like
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -93,6 +95,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Run a cluster of any size in virtual time, with measured costs.
     Simulate(Box<SimulateArgs>),
+    /// Make the report of a comparison, or of one run, from its JSON.
+    Report(ReportArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -134,6 +138,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Record(args) => crate::record::run(&args),
         Command::Plan(args) => crate::plan::run(&args),
+        Command::Report(args) => crate::report::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

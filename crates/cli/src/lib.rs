@@ -16,6 +16,7 @@ pub mod observe;
 pub mod operate;
 pub mod plan;
 pub mod record;
+pub mod report;
 pub mod serve;
 pub(crate) mod signals;
 pub mod simulate;
