@@ -1,5 +1,6 @@
 //! `baton bench`: measures parts of a cluster on this machine.
 
+pub mod load;
 pub mod transfer;
 
 use clap::{Args, Subcommand};
