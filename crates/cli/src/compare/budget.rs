@@ -89,7 +89,11 @@ impl TimePlan {
 
     pub fn total(&self) -> Duration {
         let part = |(count, run): (u32, Duration)| Self::with_overhead(run) * count;
-        self.parts().into_iter().map(|(_, count, run)| part((count, run))).sum::<Duration>() + RESERVE
+        self.parts()
+            .into_iter()
+            .map(|(_, count, run)| part((count, run)))
+            .sum::<Duration>()
+            + RESERVE
     }
 
     fn parts(&self) -> [(&'static str, u32, Duration); 4] {
@@ -119,7 +123,11 @@ impl TimePlan {
             Some(limit) => format!("at most {:.1} min", limit.as_secs_f64() / 60.0),
             None => "no limit".to_owned(),
         };
-        let _ = writeln!(text, "  together: about {:.1} min; {limit}", self.total().as_secs_f64() / 60.0);
+        let _ = writeln!(
+            text,
+            "  together: about {:.1} min; {limit}",
+            self.total().as_secs_f64() / 60.0
+        );
         text
     }
 }
@@ -175,7 +183,11 @@ mod tests {
     fn the_default_quick_comparison_fits_a_quarter_of_an_hour() {
         let plan = TimePlan::new(quick(), MINUTE, Some(QUARTER)).expect("it fits");
         assert!(plan.total() <= QUARTER, "{:?}", plan.total());
-        assert!(plan.total() + Duration::from_secs(20) > QUARTER, "the time is used: {:?}", plan.total());
+        assert!(
+            plan.total() + Duration::from_secs(20) > QUARTER,
+            "the time is used: {:?}",
+            plan.total()
+        );
         assert!(plan.lengths.measured >= MEASURED_RUN_MIN);
         let text = plan.text();
         assert!(text.contains("18 runs") && text.contains("15.0 min"), "{text}");

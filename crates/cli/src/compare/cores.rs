@@ -20,7 +20,10 @@ pub(super) struct Cores {
 /// The cores that this process may use.
 pub(super) fn available() -> anyhow::Result<Vec<u32>> {
     let set = sched_getaffinity(None).context("cannot ask which cores this process may use")?;
-    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|cpu| set.is_set(*cpu))
+        .map(|cpu| cpu as u32)
+        .collect())
 }
 
 impl Cores {
@@ -78,13 +81,19 @@ mod tests {
     #[test]
     fn a_small_machine_shares_its_cores_and_a_larger_one_keeps_one_apart() {
         let two = Cores::split(&[0, 1], None).expect("two cores");
-        assert_eq!((two.nodes.as_slice(), two.others.as_slice()), (&[0, 1][..], &[0, 1][..]));
+        assert_eq!(
+            (two.nodes.as_slice(), two.others.as_slice()),
+            (&[0, 1][..], &[0, 1][..])
+        );
         assert!(two.are_shared());
         let eight = Cores::split(&[0, 1, 2, 3, 4, 5, 6, 7], None).expect("eight cores");
         assert_eq!((eight.nodes.len(), eight.others.as_slice()), (7, &[7][..]));
         assert!(!eight.are_shared());
         let chosen = Cores::split(&[2, 5, 7], Some(2)).expect("three cores");
-        assert_eq!((chosen.nodes.as_slice(), chosen.others.as_slice()), (&[2, 5][..], &[7][..]));
+        assert_eq!(
+            (chosen.nodes.as_slice(), chosen.others.as_slice()),
+            (&[2, 5][..], &[7][..])
+        );
         assert!(Cores::split(&[0, 1], Some(3)).is_err());
         assert!(Cores::split(&[0, 1], Some(0)).is_err());
     }

@@ -74,7 +74,10 @@ mod tests {
             }
             let counts: Vec<i32> = follows.values().copied().collect();
             assert_eq!(counts.len(), arms * (arms - 1), "{arms} arms: every pair is there");
-            assert!(counts.iter().all(|count| *count == counts[0]), "{arms} arms: {follows:?}");
+            assert!(
+                counts.iter().all(|count| *count == counts[0]),
+                "{arms} arms: {follows:?}"
+            );
         }
     }
 }

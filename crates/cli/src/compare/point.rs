@@ -72,7 +72,11 @@ impl Point {
         };
         match self.co_located_nodes {
             0 => share("prefill", self.prefill_nodes, self.prefill_cores)
-                .chain(share("decode", self.decode_nodes, cores.saturating_sub(self.prefill_cores)))
+                .chain(share(
+                    "decode",
+                    self.decode_nodes,
+                    cores.saturating_sub(self.prefill_cores),
+                ))
                 .collect(),
             nodes => share("decode", nodes, cores).collect(),
         }
@@ -86,7 +90,10 @@ impl Point {
             ("cores".to_owned(), serde_json::json!(cores)),
             ("max_num_batched_tokens".to_owned(), self.max_num_batched_tokens.into()),
             ("max_num_seqs".to_owned(), self.max_num_seqs.into()),
-            ("local_prefill_below_tokens".to_owned(), self.local_prefill_below_tokens.into()),
+            (
+                "local_prefill_below_tokens".to_owned(),
+                self.local_prefill_below_tokens.into(),
+            ),
         ])
     }
 
@@ -216,7 +223,10 @@ mod tests {
             .map(|point| point.local_prefill_below_tokens)
             .collect();
         assert_eq!(thresholds, [48, 96, 192]);
-        assert_eq!(sweep(ArmKind::CoLocated, 1, 0).expect("one core").first.len(), CHUNKS.len());
+        assert_eq!(
+            sweep(ArmKind::CoLocated, 1, 0).expect("one core").first.len(),
+            CHUNKS.len()
+        );
         assert!(sweep(ArmKind::Disaggregated, 1, 0).is_err());
     }
 
