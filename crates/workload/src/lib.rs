@@ -3,6 +3,7 @@
 //! Who sends the load is not here: `cli/src/bench/` sends it to a server, `simulator` gives it to simulated nodes. Both
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
+pub mod arrivals;
 pub mod comparison;
 pub mod record;
 pub mod trace;
