@@ -1,8 +1,5 @@
-use serde_json::json;
-use workload::comparison::{Resources, Shape, Slo};
-
 use super::*;
-use crate::compare::test_kit;
+use crate::compare::test_kit::comparison;
 
 fn conduct() -> Conduct {
     Conduct {
@@ -14,52 +11,6 @@ fn conduct() -> Conduct {
         client_placement: Some("all cores".to_owned()),
         warm_up_requests: 4,
         ..Conduct::default()
-    }
-}
-
-fn arm(name: &str, kind: ArmKind) -> Arm {
-    Arm {
-        name: name.to_owned(),
-        kind,
-        topology: "1p1d".to_owned(),
-        settings: [("cores".to_owned(), json!({"decode-0": 1}))].into(),
-        resources: Resources {
-            cores: 2,
-            is_measured: true,
-            ..Resources::default()
-        },
-        tuning: Vec::new(),
-    }
-}
-
-/// Three repeats of two arms in which everything is as it should be.
-fn comparison() -> Comparison {
-    let run = |arm: &str, repeat| ArmRun {
-        arm: arm.to_owned(),
-        repeat,
-        run: test_kit::run(arm, (0..3).map(|index| test_kit::record(index, &[5.0, 6.0])).collect()),
-    };
-    let runs = (0..3).flat_map(|repeat| [run("whole", repeat), run("split", repeat)]);
-    Comparison {
-        date: "2026-11-25".to_owned(),
-        command: "baton compare".to_owned(),
-        hypothesis: None,
-        slo: Slo {
-            name: "custom".to_owned(),
-            ttft_ms_max: 100.0,
-            itl_ms_max: 50.0,
-        },
-        arms: vec![arm("whole", ArmKind::CoLocated), arm("split", ArmKind::Disaggregated)],
-        shapes: vec![Shape {
-            name: "short".to_owned(),
-            traffic: "short".to_owned(),
-            trace_hash: "abc".to_owned(),
-            runs: runs.collect(),
-            contrasts: Vec::new(),
-            verdict: String::new(),
-        }],
-        fairness: Fairness::default(),
-        environment: BTreeMap::new(),
     }
 }
 

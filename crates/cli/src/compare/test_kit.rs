@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde_json::json;
 use serving_core::request::Lane;
+use workload::comparison::{Arm, ArmKind, ArmRun, Comparison, Fairness, Resources, Shape, Slo, TuningPoint};
 use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRecord, Usage};
 
 /// A measured, completed request that was due at 0; its tokens came at these milliseconds.
@@ -49,6 +51,63 @@ pub(crate) fn run(name: &str, records: Vec<RequestRecord>) -> Run {
                 memory_bytes_max: 0,
             },
         )]),
+        environment: BTreeMap::new(),
+    }
+}
+
+fn arm(name: &str, kind: ArmKind) -> Arm {
+    let point = |is_chosen| TuningPoint {
+        settings: [("max_num_seqs".to_owned(), json!(8))].into(),
+        goodput: 1.0,
+        ttft_ms_p99: 5.0,
+        itl_ms_p99: 1.0,
+        is_chosen,
+    };
+    let tuning = match kind {
+        ArmKind::CoLocated => Vec::new(),
+        _ => vec![point(true), point(false)],
+    };
+    Arm {
+        name: name.to_owned(),
+        kind,
+        topology: "1p1d".to_owned(),
+        settings: [("cores".to_owned(), json!({"decode-0": 1}))].into(),
+        resources: Resources {
+            cores: 2,
+            is_measured: true,
+            ..Resources::default()
+        },
+        tuning,
+    }
+}
+
+/// Three repeats of two arms in which everything is as it should be.
+pub(crate) fn comparison() -> Comparison {
+    let run = |arm: &str, repeat| ArmRun {
+        arm: arm.to_owned(),
+        repeat,
+        run: self::run(arm, (0..3).map(|index| record(index, &[5.0, 6.0])).collect()),
+    };
+    let runs = (0..3).flat_map(|repeat| [run("whole", repeat), run("split", repeat)]);
+    Comparison {
+        date: "2026-11-25".to_owned(),
+        command: "baton compare".to_owned(),
+        hypothesis: None,
+        slo: Slo {
+            name: "custom".to_owned(),
+            ttft_ms_max: 100.0,
+            itl_ms_max: 50.0,
+        },
+        arms: vec![arm("whole", ArmKind::CoLocated), arm("split", ArmKind::Disaggregated)],
+        shapes: vec![Shape {
+            name: "short".to_owned(),
+            traffic: "short".to_owned(),
+            trace_hash: "abc".to_owned(),
+            runs: runs.collect(),
+            contrasts: Vec::new(),
+            verdict: String::new(),
+        }],
+        fairness: Fairness::default(),
         environment: BTreeMap::new(),
     }
 }
