@@ -5,5 +5,7 @@
 
 pub mod arrivals;
 pub mod comparison;
+pub mod prompts;
 pub mod record;
+pub mod shapes;
 pub mod trace;

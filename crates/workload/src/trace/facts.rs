@@ -22,17 +22,17 @@ pub struct TraceFacts {
     /// Standard deviation of the gaps between arrivals by their mean: 0 for a metronome, 1 for a Poisson process.
     pub gap_variation: Option<f64>,
     /// Over bins that begin at the first arrival.
-    pub arrivals_in_1s: Spread,
-    pub arrivals_in_10s: Spread,
-    pub prompt_tokens: Spread,
-    pub output_tokens: Spread,
+    pub arrivals_in_1s: Percentiles,
+    pub arrivals_in_10s: Percentiles,
+    pub prompt_tokens: Percentiles,
+    pub output_tokens: Percentiles,
     /// `None`: the trace knows no prefixes.
     pub prefixes: Option<PrefixFacts>,
 }
 
 /// Percentiles by nearest rank: the smallest value that at least p % of the values do not exceed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct Percentiles {
     pub mean: f64,
     pub p10: f64,
     pub p50: f64,
@@ -55,9 +55,9 @@ pub struct PrefixFacts {
     pub hit_blocks_after_first: f64,
     /// Part of the requests of which more than one block was seen before.
     pub requests_with_hits: f64,
-    pub uncached_tokens: Spread,
+    pub uncached_tokens: Percentiles,
     /// Seconds between two requests with the same block, without the first blocks. `None`: none comes twice.
-    pub reuse_s: Option<Spread>,
+    pub reuse_s: Option<Percentiles>,
     /// Part of the distinct blocks that come once.
     pub once: f64,
 }
@@ -79,14 +79,14 @@ impl TraceFacts {
             gap_variation: gap_variation(requests),
             arrivals_in_1s: arrivals(requests, duration, Duration::from_secs(1)),
             arrivals_in_10s: arrivals(requests, duration, Duration::from_secs(10)),
-            prompt_tokens: Spread::of(requests.iter().map(|request| request.prompt_tokens.into())),
-            output_tokens: Spread::of(requests.iter().map(|request| request.output_tokens.into())),
+            prompt_tokens: Percentiles::of(requests.iter().map(|request| request.prompt_tokens.into())),
+            output_tokens: Percentiles::of(requests.iter().map(|request| request.output_tokens.into())),
             prefixes: (trace.block_tokens > 0).then(|| PrefixFacts::of(trace)),
         }
     }
 }
 
-impl Spread {
+impl Percentiles {
     fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
@@ -150,8 +150,8 @@ impl PrefixFacts {
             hit_tokens: tokens_f64(hit_tokens) / tokens_f64(tokens.max(1)),
             hit_blocks_after_first: part(hits - first_hits, blocks - firsts),
             requests_with_hits: part(with_hits, trace.requests.len()),
-            uncached_tokens: Spread::of(uncached.into_iter().map(tokens_f64)),
-            reuse_s: (!reuse.is_empty()).then(|| Spread::of(reuse.into_iter())),
+            uncached_tokens: Percentiles::of(uncached.into_iter().map(tokens_f64)),
+            reuse_s: (!reuse.is_empty()).then(|| Percentiles::of(reuse.into_iter())),
             once: part(last_seen.values().filter(|seen| seen.1 == 1).count(), last_seen.len()),
         }
     }
@@ -169,12 +169,12 @@ fn gap_variation(requests: &[TraceRequest]) -> Option<f64> {
 
 /// Arrivals in each bin, the empty ones and the last, partial one included. At most a million bins are counted: a longer trace of
 /// so few requests has no bin worth a look.
-fn arrivals(requests: &[TraceRequest], duration: Duration, bin: Duration) -> Spread {
+fn arrivals(requests: &[TraceRequest], duration: Duration, bin: Duration) -> Percentiles {
     const BINS_MAX: usize = 1_000_000;
     let index = |time: Duration| usize::try_from(time.as_nanos() / bin.as_nanos()).unwrap_or(usize::MAX);
     let last = index(duration);
     if last >= BINS_MAX {
-        return Spread::default();
+        return Percentiles::default();
     }
     let mut counts = vec![0_u32; last + 1];
     let first = requests.first().map_or(Duration::ZERO, |request| request.at);
@@ -183,7 +183,7 @@ fn arrivals(requests: &[TraceRequest], duration: Duration, bin: Duration) -> Spr
             *count += 1;
         }
     }
-    Spread::of(counts.into_iter().map(f64::from))
+    Percentiles::of(counts.into_iter().map(f64::from))
 }
 
 fn part(some: usize, all: usize) -> f64 {

@@ -6,7 +6,7 @@ mod azure;
 pub mod facts;
 pub mod mooncake;
 pub mod own_format;
-mod reading;
+pub(crate) mod reading;
 pub mod scaling;
 
 pub use reading::{ReadLimits, TraceError};

@@ -8,7 +8,7 @@ use super::TraceRequest;
 /// Tokens of a prompt or of an answer. Far above every model's context, and far below what a sum of rows could overflow.
 const TOKENS_MAX: u64 = 16 << 20;
 /// A century: a later time is a wrong unit or a broken row.
-pub(super) const TIME_NS_MAX: u64 = 100 * 366 * 86_400 * 1_000_000_000;
+pub(crate) const TIME_NS_MAX: u64 = 100 * 366 * 86_400 * 1_000_000_000;
 
 /// What a reader takes at most. A row costs about 150 bytes of memory and 8 for each block id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub enum TraceError {
         "the trace has format number {number}, and this baton reads number {known}. Use the baton that recorded it, or record again"
     )]
     UnknownNumber { number: u64, known: u64 },
+    #[error("the file is no list of conversations in the form of ShareGPT: {source}")]
+    NotAList { source: serde_json::Error },
     #[error("the trace has no requests")]
     Empty,
 }
@@ -97,7 +99,7 @@ fn without_place(error: &serde_json::Error) -> String {
 }
 
 /// The lines of a file, none longer than the limit, and their numbers.
-pub(super) struct Lines<'a> {
+pub(crate) struct Lines<'a> {
     input: BufReader<io::Take<&'a mut dyn Read>>,
     limits: ReadLimits,
     line: Vec<u8>,
@@ -105,7 +107,7 @@ pub(super) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub(super) fn new(input: &'a mut dyn Read, limits: &ReadLimits) -> Self {
+    pub(crate) fn new(input: &'a mut dyn Read, limits: &ReadLimits) -> Self {
         Self {
             // One byte more than allowed, so that a file of the allowed length can be told from a longer one.
             input: BufReader::new(input.take(limits.bytes_max.saturating_add(1))),
@@ -116,7 +118,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The next line that is not blank, without its end, and its number. `None` at the end of the file.
-    pub(super) fn next_line(&mut self) -> Result<Option<(usize, &[u8])>, TraceError> {
+    pub(crate) fn next_line(&mut self) -> Result<Option<(usize, &[u8])>, TraceError> {
         loop {
             self.row += 1;
             let row = self.row;
@@ -148,7 +150,7 @@ impl<'a> Lines<'a> {
 }
 
 /// All rows that are left, in the order of time.
-pub(super) fn read_rows(
+pub(crate) fn read_rows(
     lines: &mut Lines<'_>,
     mut parse: impl FnMut(usize, &[u8]) -> Result<TraceRequest, TraceError>,
 ) -> Result<Vec<TraceRequest>, TraceError> {
@@ -171,7 +173,7 @@ pub(super) fn read_rows(
 }
 
 /// A count of tokens from a file.
-pub(super) fn tokens(row: usize, column: &'static str, value: u64) -> Result<u32, TraceError> {
+pub(crate) fn tokens(row: usize, column: &'static str, value: u64) -> Result<u32, TraceError> {
     match u32::try_from(value) {
         Ok(0) => Err(TraceError::NoTokens { row, column }),
         Ok(tokens) if value <= TOKENS_MAX => Ok(tokens),
@@ -188,7 +190,7 @@ pub(super) fn tokens(row: usize, column: &'static str, value: u64) -> Result<u32
 }
 
 /// A number of nanoseconds from a file.
-pub(super) fn nanoseconds(row: usize, column: &'static str, value: u64) -> Result<Duration, TraceError> {
+pub(crate) fn nanoseconds(row: usize, column: &'static str, value: u64) -> Result<Duration, TraceError> {
     let max = TIME_NS_MAX;
     match value <= max {
         true => Ok(Duration::from_nanos(value)),
