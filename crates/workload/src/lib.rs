@@ -5,7 +5,15 @@
 
 pub mod arrivals;
 pub mod comparison;
+pub mod knee;
 pub mod prompts;
 pub mod record;
 pub mod shapes;
+pub mod slowdown;
+pub mod statistics;
+pub mod summary;
+#[cfg(test)]
+mod test_kit;
+mod times;
 pub mod trace;
+pub mod verdict;
