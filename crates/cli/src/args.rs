@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
+use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
 use crate::local_cluster::etcd::EtcdArgs;
@@ -35,6 +36,7 @@ Examples:
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
+  baton compare --quick                   does disaggregation pay here? 15 minutes
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -80,6 +82,8 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
     Bench(BenchArgs),
+    /// Say whether disaggregation pays for some traffic: the same load on several arms, with intervals and a verdict.
+    Compare(Box<CompareArgs>),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -117,6 +121,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
+        Command::Compare(args) => crate::compare::run(*args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),

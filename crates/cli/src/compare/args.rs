@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use workload::comparison::{ArmKind, Slo};
 
-use super::traffic::ShapeName;
+use super::traffic::{Fit, ShapeName, Traffic};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -216,6 +216,26 @@ impl CompareArgs {
             }
         }
         each
+    }
+
+    /// What is to be sent.
+    ///
+    /// # Errors
+    /// A trace file is not there or is none.
+    pub(super) fn traffic(&self) -> anyhow::Result<Vec<Traffic>> {
+        let named = self.shapes().into_iter();
+        let mut all: Vec<Traffic> = named
+            .map(|shape| Traffic::named(shape, &self.traces, self.max_model_len))
+            .collect::<anyhow::Result<_>>()?;
+        if let Some(path) = &self.trace {
+            let fit = Fit {
+                length_divisor: self.divide_lengths,
+                spread: None,
+                context_tokens: self.max_model_len,
+            };
+            all.push(Traffic::of_file(path, fit)?);
+        }
+        Ok(all)
     }
 
     pub(super) fn arm_names(&self) -> Vec<ArmName> {

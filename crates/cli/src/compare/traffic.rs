@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
-use serving_core::request::Lane;
 use workload::arrivals::Arrivals;
 use workload::record::RequestRecord;
+use workload::shapes::conversations::Conversations;
+use workload::shapes::{Length, Mix, merged};
 use workload::trace::scaling::{Scaling, StepSpread};
 use workload::trace::{self, ReadLimits, Trace, TraceRequest, mooncake};
 
@@ -60,6 +61,14 @@ const SHARED_STEP_TIMES: f64 = 1.5;
 const SHORT_PROMPT_TOKENS: u32 = 64;
 const SHORT_OUTPUT_TOKENS: u32 = 64;
 
+const TURNS: u32 = 4;
+const SYSTEM_TOKENS: u32 = 128;
+const MESSAGE_TOKENS: u32 = 64;
+const ANSWER_TOKENS: u32 = 48;
+const THINK_TIME: Duration = Duration::from_secs(1);
+/// The nodes' default.
+const BLOCK_TOKENS: u32 = 16;
+
 /// Costs of a core of a small machine, for plans that are made before anything is measured.
 pub(super) const TYPICAL: Costs = Costs {
     first_ms: 5.0,
@@ -81,6 +90,7 @@ enum Source {
     File(Trace),
     LongBesideStreams,
     Short,
+    Conversations { context_tokens: u32 },
 }
 
 /// How a trace file is made to fit.
@@ -121,7 +131,8 @@ impl Traffic {
                 };
                 file(MOONCAKE_FILE, MOONCAKE_DIVISOR, Some(spread), "Mooncake conversations")
             }
-            ShapeName::Conversations | ShapeName::All => anyhow::bail!("not one shape"),
+            ShapeName::Conversations => Ok(made("conversations", Source::Conversations { context_tokens })),
+            ShapeName::All => anyhow::bail!("`all` is not one shape"),
         }
     }
 
@@ -163,19 +174,25 @@ impl Traffic {
         match &self.source {
             Source::File(trace) => first_requests(trace, count, length),
             Source::Short => {
-                let requests = vec![request(SHORT_PROMPT_TOKENS, SHORT_OUTPUT_TOKENS); count];
-                Ok(Arrivals::poisson(rate).apply(made(&self.name, requests), seed)?)
+                let short = exactly(SHORT_PROMPT_TOKENS, SHORT_OUTPUT_TOKENS).trace(count, seed)?;
+                Ok(Arrivals::poisson(rate).apply(short, seed)?)
             }
             Source::LongBesideStreams => {
-                let long = vec![request(LONG_PROMPT_TOKENS, LONG_OUTPUT_TOKENS); count];
-                let long = Arrivals::poisson(rate).apply(made("", long), seed)?;
+                let long = exactly(LONG_PROMPT_TOKENS, LONG_OUTPUT_TOKENS).trace(count, seed)?;
+                let long = Arrivals::poisson(rate).apply(long, seed)?;
                 let stream_rate = streams_a_second(costs);
-                let streams = (stream_rate * length.as_secs_f64()).round() as usize;
-                let streams = vec![request(STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS); streams.max(1)];
-                let streams = Arrivals::Constant { rate: stream_rate }.apply(made("", streams), seed)?;
-                let mut requests = [long.requests, streams.requests].concat();
-                requests.sort_by_key(|request| request.at);
-                Ok(made(&self.name, requests))
+                let streams = (stream_rate * length.as_secs_f64()).round().max(1.0) as usize;
+                let streams = exactly(STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS).trace(streams, seed)?;
+                let streams = Arrivals::Constant { rate: stream_rate }.apply(streams, seed)?;
+                Ok(merged(&self.name, vec![long, streams])?)
+            }
+            Source::Conversations { context_tokens } => {
+                let conversations = conversations(count.div_ceil(TURNS as usize), *context_tokens).trace(seed)?;
+                let rate = rate / f64::from(TURNS);
+                let mut trace = Arrivals::poisson(rate).apply(conversations, seed)?;
+                // Turns after the end would make the run longer than planned.
+                trace.requests.retain(|request| request.at <= length);
+                Ok(trace)
             }
         }
     }
@@ -185,6 +202,10 @@ impl Traffic {
         match &self.source {
             Source::File(trace) => format!("{}, replayed at other rates in the order of the file", trace.name),
             Source::Short => format!("{SHORT_PROMPT_TOKENS} prompt and {SHORT_OUTPUT_TOKENS} output tokens, Poisson arrivals"),
+            Source::Conversations { .. } => format!(
+                "{TURNS} turns with messages of {MESSAGE_TOKENS} and answers of {ANSWER_TOKENS} tokens behind a shared beginning of {SYSTEM_TOKENS}; a user thinks {} s on average; Poisson arrivals of conversations",
+                THINK_TIME.as_secs()
+            ),
             Source::LongBesideStreams => format!(
                 "about {STREAMS_AT_A_TIME} streams at a time ({STREAM_PROMPT_TOKENS} prompt and {STREAM_OUTPUT_TOKENS} output tokens, {:.2} new ones a second, evenly), and prompts of {LONG_PROMPT_TOKENS} tokens with {LONG_OUTPUT_TOKENS} output tokens, Poisson arrivals; rates count the long prompts",
                 streams_a_second(costs)
@@ -206,6 +227,9 @@ impl Traffic {
                 costs.rate_guess(cores, mean(|one| one.prompt_tokens), mean(|one| one.output_tokens))
             }
             Source::Short => costs.rate_guess(cores, f64::from(SHORT_PROMPT_TOKENS), f64::from(SHORT_OUTPUT_TOKENS)),
+            Source::Conversations { .. } => {
+                costs.rate_guess(cores, f64::from(MESSAGE_TOKENS + ANSWER_TOKENS), f64::from(ANSWER_TOKENS))
+            }
             // The streams have about half of the machine.
             Source::LongBesideStreams => {
                 costs.rate_guess(cores, f64::from(LONG_PROMPT_TOKENS), f64::from(LONG_OUTPUT_TOKENS)) / 2.0
@@ -224,22 +248,26 @@ fn streams_a_second(costs: &Costs) -> f64 {
     f64::from(STREAMS_AT_A_TIME) * 1000.0 / stream_ms
 }
 
-fn request(prompt_tokens: u32, output_tokens: u32) -> TraceRequest {
-    TraceRequest {
-        at: Duration::ZERO,
-        prompt_tokens,
-        output_tokens,
-        prefix_blocks: Vec::new(),
-        lane: Lane::Interactive,
-        conversation: None,
-    }
+fn exactly(prompt_tokens: u32, output_tokens: u32) -> Mix {
+    Mix::one(Length::exactly(prompt_tokens), Length::exactly(output_tokens))
 }
 
-fn made(name: &str, requests: Vec<TraceRequest>) -> Trace {
-    Trace {
-        name: name.to_owned(),
-        block_tokens: 0,
-        requests,
+fn conversations(count: usize, context_tokens: u32) -> Conversations {
+    Conversations {
+        conversations: u32::try_from(count).unwrap_or(u32::MAX),
+        turns: TURNS,
+        system_tokens: SYSTEM_TOKENS,
+        message: Length {
+            tokens: MESSAGE_TOKENS,
+            range_ratio: 0.5,
+        },
+        output: Length {
+            tokens: ANSWER_TOKENS,
+            range_ratio: 0.5,
+        },
+        think_time: THINK_TIME,
+        block_tokens: BLOCK_TOKENS,
+        context_tokens_max: Some(context_tokens),
     }
 }
 
@@ -273,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_requests_and_the_rate_that_was_asked_for() {
-        for name in [ShapeName::Short, ShapeName::LongBesideStreams] {
+        for name in [ShapeName::Short, ShapeName::LongBesideStreams, ShapeName::Conversations] {
             let traffic = named(name);
             let of = |seed| traffic.trace(2.0, MINUTE, seed, &TYPICAL).expect("a trace");
             assert_eq!(of(1), of(1));
@@ -305,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_first_requests_of_a_file_arrive_at_the_rate_that_was_asked_for() {
-        let mut all = made("file", vec![request(10, 5); 11]);
+        let mut all = exactly(10, 5).trace(11, 1).expect("a trace");
         for (index, request) in all.requests.iter_mut().enumerate() {
             request.at = Duration::from_secs(10 * index as u64);
         }

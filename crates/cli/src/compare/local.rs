@@ -1,0 +1,365 @@
+//! A comparison on this machine: costs, knee, tuning, measured runs, verdict. Each run has fresh processes on their own cores.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use workload::comparison::{Arm, ArmKind, Slo};
+
+use super::args::{ArmName, CompareArgs};
+use super::budget::{Counts, Deadline, TimePlan};
+use super::cores::{self, Cores};
+use super::costs::Costs;
+use super::fairness::Conduct;
+use super::finish::{Finished, finish, stop_on_signals, today};
+use super::machine::Machine;
+use super::measure::{Manner, Offered, ShapePlan, measure};
+use super::point::{Point, sweep};
+use super::prepare::{COST_RUNS, KNEE_PROBES, Preparation, first_point, rates, tuning_runs};
+use super::progress::Shown;
+use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
+use super::sender::Placement;
+use super::traffic::{TYPICAL, Traffic};
+use super::tuning::Sweeps;
+use super::order;
+use crate::exit::{Exit, ExitError, WithExit};
+use crate::terminal::say;
+
+const MODEL: &str = "smollm2-135m";
+/// An answer that takes longer counts as failed.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// With a limit of time the answers may not delay the end of every run.
+const REQUEST_TIMEOUT_QUICK: Duration = Duration::from_secs(20);
+
+/// What is known before anything runs.
+struct Plan {
+    machine: Machine,
+    arms: Vec<ArmName>,
+    traffic: Vec<Traffic>,
+    stored: Option<Sweeps>,
+    time: TimePlan,
+    slo: Slo,
+}
+
+pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
+    let plan = Plan::make(args)?;
+    say!("{}", plan.text(args));
+    if args.plan_only {
+        return Ok(Exit::Ok);
+    }
+    let stop = stop_on_signals()?;
+    let counts = plan.time.counts;
+    let mut runner = Runner {
+        machine: Some(plan.machine.clone()),
+        model: None,
+        api_key: None,
+        deadline: Deadline::start(plan.time.limit),
+        stop: stop.clone(),
+        placement: Placement::default(),
+        shown: Shown::new(counts.cost + counts.tuning + counts.knee + counts.measured),
+    };
+    let prepared = plan.prepare(args, &mut runner).await;
+    let (sweeps, shapes) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) if stop.is_cancelled() => {
+            runner.shown.end();
+            return Err(ExitError::new(Exit::Interrupted, error).into());
+        }
+        Err(error) => return Err(error),
+    };
+    if let Some(path) = &args.save_tuning {
+        sweeps.write(path)?;
+    }
+    let points = plan.points(&sweeps, args)?;
+    let targets: Vec<Target> = plan.targets(&points);
+    let manner = plan.manner(args);
+    let measured = measure(&mut runner, &targets, &shapes, manner).await;
+    runner.shown.end();
+    let finished = Finished {
+        measured: measured?,
+        arms: plan.arms_for_report(&points, &sweeps),
+        conduct: plan.conduct(args, &sweeps, &runner, manner),
+        streams: plan.streams(),
+        environment: plan.environment(&sweeps),
+        took: runner.deadline.elapsed(),
+    };
+    finish(args, finished, &stop)
+}
+
+impl Plan {
+    fn make(args: &CompareArgs) -> anyhow::Result<Self> {
+        let name = args.model.as_deref().unwrap_or(MODEL);
+        let model = crate::model::resolve(name).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+        let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
+        let machine = Machine {
+            executable,
+            model: model.path,
+            model_name: model.name,
+            cores: Cores::split(&cores::available()?, args.node_cores).exit(Exit::Usage)?,
+            engine: args.engine.clone(),
+            max_model_len: Some(args.max_model_len),
+        };
+        let arms = args.arm_names();
+        let kinds = kinds(&arms);
+        let traffic = args.traffic()?;
+        let stored = match &args.tuning {
+            Some(path) => Some(Sweeps::read(path, &machine.facts(), &kinds)?),
+            None => None,
+        };
+        let cores = machine.node_cores();
+        let has_rates = !args.rates.is_empty();
+        let loads = if has_rates { args.rates.len() } else { 2 } as u32;
+        let counts = Counts {
+            cost: if stored.is_some() || cores < 2 { 0 } else { COST_RUNS },
+            tuning: match &stored {
+                Some(_) => 0,
+                None => tuning_runs(&kinds, cores).exit(Exit::Usage)?,
+            },
+            knee: if has_rates { 0 } else { KNEE_PROBES * traffic.len() as u32 },
+            measured: traffic.len() as u32 * loads * arms.len() as u32 * args.repeats,
+        };
+        let time = TimePlan::new(counts, args.run_max(), args.limit()).exit(Exit::Usage)?;
+        ensure!(arms.len() > 1, "a comparison needs two arms; --arms co-located,disaggregated names them");
+        Ok(Self {
+            machine,
+            arms,
+            traffic,
+            stored,
+            time,
+            slo: args.slo.slo(),
+        })
+    }
+
+    fn text(&self, args: &CompareArgs) -> String {
+        let names: Vec<String> = names(&self.arms);
+        let shapes: Vec<&str> = self.traffic.iter().map(|traffic| traffic.name.as_str()).collect();
+        let tuning = match &self.stored {
+            Some(stored) => format!("\n  tuning: the stored sweep of {}, of {}", stored.date, stored.traffic),
+            None => String::new(),
+        };
+        format!(
+            "baton compare: {} on {} cores ({})\n  shapes: {}\n  order: {}, {} repeats, fresh processes for each run{tuning}\n{}",
+            names.join(", "),
+            self.machine.node_cores(),
+            self.machine.model.display(),
+            shapes.join("; "),
+            order::words(self.arms.len()),
+            args.repeats,
+            self.time.text().trim_end()
+        )
+    }
+
+    /// Everything before the measured runs.
+    async fn prepare(&self, args: &CompareArgs, runner: &mut Runner) -> anyhow::Result<(Sweeps, Vec<ShapePlan>)> {
+        let cores = self.machine.node_cores();
+        let mut preparation = Preparation {
+            runner,
+            slo: &self.slo,
+            lengths: self.time.lengths,
+            planned: self.time.total(),
+            seed: args.seed,
+        };
+        let stored_costs = self.stored.as_ref().and_then(|stored| stored.costs);
+        let costs = match stored_costs {
+            Some(costs) => costs,
+            None if self.time.counts.cost > 0 => preparation.costs(cores / 2).await?,
+            None => TYPICAL,
+        };
+        let mut sweeps = self.stored.clone();
+        let mut shapes = Vec::new();
+        for traffic in &self.traffic {
+            let start = sweeps.as_ref().and_then(|sweeps| sweeps.arm(ArmKind::CoLocated)?.chosen());
+            let rates = match args.rates.as_slice() {
+                [] => {
+                    let point = start.unwrap_or_else(|| first_point(cores));
+                    let knee = preparation.knee(traffic, point, &costs).await?;
+                    rates(knee).map(|(label, rate)| (label.to_owned(), rate)).to_vec()
+                }
+                given => given.iter().map(|rate| (format!("{rate} requests/s"), *rate)).collect(),
+            };
+            if sweeps.is_none() {
+                let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+                sweeps = Some(self.tune(&mut preparation, traffic, highest, costs).await?);
+            }
+            shapes.push(self.shape(traffic, &rates, &costs, args.seed)?);
+        }
+        Ok((sweeps.context("there is no shape")?, shapes))
+    }
+
+    async fn tune(
+        &self,
+        preparation: &mut Preparation<'_>,
+        traffic: &Traffic,
+        rate: f64,
+        costs: Costs,
+    ) -> anyhow::Result<Sweeps> {
+        let mut arms = Vec::new();
+        for kind in kinds(&self.arms) {
+            let sweep = sweep(kind, self.machine.node_cores(), costs.threshold_tokens())?;
+            arms.push(preparation.tune(kind, &sweep, (traffic, rate), &costs).await?);
+        }
+        Ok(Sweeps {
+            date: today(),
+            machine: self.machine.facts(),
+            traffic: traffic.name.clone(),
+            rate,
+            slo: self.slo.clone(),
+            costs: Some(costs),
+            arms,
+        })
+    }
+
+    fn shape(
+        &self,
+        traffic: &Traffic,
+        rates: &[(String, f64)],
+        costs: &Costs,
+        seed: u64,
+    ) -> anyhow::Result<ShapePlan> {
+        let offered = rates.iter().map(|(label, rate)| {
+            Ok(Offered {
+                label: label.clone(),
+                trace: traffic.trace(*rate, self.time.lengths.measured, seed, costs)?,
+            })
+        });
+        Ok(ShapePlan {
+            name: traffic.name.clone(),
+            traffic: traffic.words(costs),
+            loads: offered.collect::<anyhow::Result<_>>()?,
+        })
+    }
+
+    /// The chosen point of each arm, with its name.
+    fn points(&self, sweeps: &Sweeps, args: &CompareArgs) -> anyhow::Result<Vec<(String, ArmName, Point)>> {
+        let of = |(name, arm): (String, &ArmName)| {
+            let chosen = sweeps.arm(arm.kind()).and_then(|sweep| sweep.chosen());
+            let mut point = chosen.with_context(|| format!("no point was chosen for {name}"))?;
+            if *arm == ArmName::NoChunking {
+                // A whole prompt in one step.
+                point.max_num_batched_tokens = args.max_model_len;
+            }
+            Ok((name, *arm, point))
+        };
+        names(&self.arms).into_iter().zip(&self.arms).map(of).collect()
+    }
+
+    fn targets(&self, points: &[(String, ArmName, Point)]) -> Vec<Target> {
+        let target = |(name, arm, point): &(String, ArmName, Point)| Target {
+            name: name.clone(),
+            kind: arm.kind(),
+            place: Place::Here(*point),
+        };
+        points.iter().map(target).collect()
+    }
+
+    fn arms_for_report(&self, points: &[(String, ArmName, Point)], sweeps: &Sweeps) -> Vec<Arm> {
+        let cores = self.machine.node_cores();
+        let arm = |(name, arm, point): &(String, ArmName, Point)| Arm {
+            name: name.clone(),
+            kind: arm.kind(),
+            topology: point.topology().to_string(),
+            settings: point.settings(cores),
+            resources: self.machine.resources(),
+            tuning: match (arm, sweeps.arm(arm.kind())) {
+                (ArmName::NoChunking, _) | (_, None) => Vec::new(),
+                (_, Some(sweep)) => sweep.for_report(cores),
+            },
+        };
+        points.iter().map(arm).collect()
+    }
+
+    fn manner(&self, args: &CompareArgs) -> Manner {
+        Manner {
+            repeats: args.repeats,
+            length: self.time.lengths.measured,
+            request_timeout: match self.time.limit {
+                Some(_) => REQUEST_TIMEOUT_QUICK,
+                None => REQUEST_TIMEOUT,
+            },
+            seed: args.seed,
+            has_new_prompts_each_repeat: false,
+            planned: self.time.total(),
+        }
+    }
+
+    fn conduct(&self, args: &CompareArgs, sweeps: &Sweeps, runner: &Runner, manner: Manner) -> Conduct {
+        let mut tuned = sweeps.words(self.stored.is_some());
+        if self.arms.contains(&ArmName::NoChunking) {
+            tuned.push_str("; no-chunking is the tuned co-located arm with a step budget for whole prompts, and is not tuned itself");
+        }
+        let cores = &self.machine.cores;
+        let shared = match cores.are_shared() {
+            true => "which the nodes use too, because the machine has no others",
+            false => "which no node uses",
+        };
+        Conduct {
+            has_fresh_processes: true,
+            order: order::words(self.arms.len()),
+            incomplete: None,
+            tuned: Some(tuned),
+            same_edge: Some(format!(
+                "one binary (baton {}) with the same coordinator, tokenizer, HTTP path and routing policy in all arms",
+                crate::version::VERSION
+            )),
+            arrivals: "arrivals as each shape says".to_owned(),
+            seed: args.seed,
+            client_placement: Some(format!(
+                "client and coordinator on the cores {:?}, {shared}; {}; each node is pinned to its own cores",
+                cores.others,
+                runner.placement.words()
+            )),
+            warm_up_requests: WARM_UP_REQUESTS,
+            warm_up: manner.warm_up(),
+            cool_down: manner.cool_down(),
+            pool_utilisation: None,
+        }
+    }
+
+    fn streams(&self) -> Vec<String> {
+        let with_streams = self.traffic.iter().filter(|traffic| traffic.has_streams());
+        with_streams.map(|traffic| traffic.name.clone()).collect()
+    }
+
+    fn environment(&self, sweeps: &Sweeps) -> BTreeMap<String, serde_json::Value> {
+        let mut environment = self.machine.environment();
+        environment.insert("plan".to_owned(), json!(self.time.text()));
+        environment.insert("costs".to_owned(), json!(sweeps.costs));
+        environment.insert("threshold".to_owned(), json!(sweeps.costs.map(|costs| costs.words())));
+        environment.insert("tuned_on".to_owned(), json!(sweeps.date));
+        environment
+    }
+}
+
+/// The kinds that have to be tuned, each once.
+fn kinds(arms: &[ArmName]) -> Vec<ArmKind> {
+    let all = [ArmKind::CoLocated, ArmKind::Disaggregated, ArmKind::Conditional];
+    let is_there = |kind: &ArmKind| arms.iter().any(|arm| arm.kind() == *kind);
+    all.into_iter().filter(is_there).collect()
+}
+
+/// `co-located`, `disaggregated`; the second of two equal arms is `co-located-2`.
+fn names(arms: &[ArmName]) -> Vec<String> {
+    let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
+    let name = |arm: &ArmName| {
+        let count = seen.entry(arm.name()).or_default();
+        *count += 1;
+        match count {
+            1 => arm.name().to_owned(),
+            count => format!("{}-{count}", arm.name()),
+        }
+    };
+    arms.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_arms_have_different_names_and_are_tuned_once() {
+        let arms = [ArmName::CoLocated, ArmName::NoChunking, ArmName::CoLocated, ArmName::Conditional];
+        assert_eq!(names(&arms), ["co-located", "no-chunking", "co-located-2", "conditional"]);
+        assert_eq!(kinds(&arms), [ArmKind::CoLocated, ArmKind::Conditional]);
+    }
+}
