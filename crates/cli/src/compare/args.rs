@@ -173,7 +173,9 @@ impl FromStr for SloLimits {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = |text: &str| text.parse::<f64>().ok().filter(|ms| ms.is_finite() && *ms > 0.0);
-        let limits = text.split_once(':').and_then(|(ttft, itl)| Some((number(ttft)?, number(itl)?)));
+        let limits = text
+            .split_once(':')
+            .and_then(|(ttft, itl)| Some((number(ttft)?, number(itl)?)));
         let (ttft_ms_max, itl_ms_max) = limits.ok_or("write two numbers of milliseconds, such as 1000:100")?;
         Ok(Self {
             ttft_ms_max,
@@ -279,7 +281,10 @@ mod tests {
         assert_eq!(args.limit(), Some(QUICK));
         assert_eq!(parse("--shape all").expect("all").shapes(), ShapeName::EVERY);
         assert!(parse("--trace t.csv").expect("a file").shapes().is_empty());
-        assert_eq!(parse("--quick --time-limit 2").expect("a limit").limit(), Some(Duration::from_secs(120)));
+        assert_eq!(
+            parse("--quick --time-limit 2").expect("a limit").limit(),
+            Some(Duration::from_secs(120))
+        );
     }
 
     #[test]

@@ -24,7 +24,10 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
     if comparison.arms.iter().all(|arm| arm.resources.gpus > 0) {
         plan.primary = Metric::GoodputPerGpu;
     }
-    let mut refused: Vec<String> = verdict::conclude(comparison, &plan).iter().map(Refusal::to_string).collect();
+    let mut refused: Vec<String> = verdict::conclude(comparison, &plan)
+        .iter()
+        .map(Refusal::to_string)
+        .collect();
     refused.dedup();
     if refused.is_empty() {
         for index in 0..comparison.shapes.len() {

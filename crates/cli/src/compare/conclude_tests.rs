@@ -48,11 +48,19 @@ fn the_gaps_of_running_streams_stand_first_where_they_decide() {
     assert_eq!(conclude(&mut comparison, &conduct(), &streams), Vec::<String>::new());
     let shape = &comparison.shapes[0];
     let first = &shape.contrasts[0];
-    assert_eq!((first.metric.as_str(), first.candidate.as_str()), ("streams_itl_ms_p99", "split"));
+    assert_eq!(
+        (first.metric.as_str(), first.candidate.as_str()),
+        ("streams_itl_ms_p99", "split")
+    );
     assert_eq!(first.finding, Finding::Wins, "{first:?}");
     assert!(first.ratio < 0.2, "{first:?}");
     assert!(shape.verdict.starts_with("Running streams:"), "{}", shape.verdict);
-    assert!(shape.contrasts.iter().any(|contrast| contrast.metric == "goodput_per_core"));
+    assert!(
+        shape
+            .contrasts
+            .iter()
+            .any(|contrast| contrast.metric == "goodput_per_core")
+    );
     assert!(shape.runs[0].run.records.len() == 40, "no record is lost");
 }
 
@@ -74,7 +82,11 @@ fn a_missing_field_and_a_missing_run_forbid_the_verdict() {
         let refused = conclude(&mut comparison, &conduct, &[]);
         assert!(!refused.is_empty());
         assert!(comparison.shapes[0].contrasts.is_empty());
-        assert!(comparison.shapes[0].verdict.starts_with("No verdict"), "{}", comparison.shapes[0].verdict);
+        assert!(
+            comparison.shapes[0].verdict.starts_with("No verdict"),
+            "{}",
+            comparison.shapes[0].verdict
+        );
     }
 }
 

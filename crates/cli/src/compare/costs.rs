@@ -56,16 +56,23 @@ impl Costs {
     pub fn of(local: &Run, handed_off: &Run) -> anyhow::Result<Self> {
         let told = |run: &Run| -> Vec<(u32, f64, f64)> {
             let completed = run.records.iter().filter(|record| record.is_completed());
-            let times = completed.filter_map(|record| {
-                Some((record.prompt_tokens, record.ttft_ms()?, record.second_token_ms()?))
-            });
+            let times = completed
+                .filter_map(|record| Some((record.prompt_tokens, record.ttft_ms()?, record.second_token_ms()?)));
             times.collect()
         };
         let (ours, theirs) = (told(local), told(handed_off));
-        let line = line(&ours.iter().map(|(n, first, _)| (f64::from(*n), *first)).collect::<Vec<_>>());
+        let line = line(
+            &ours
+                .iter()
+                .map(|(n, first, _)| (f64::from(*n), *first))
+                .collect::<Vec<_>>(),
+        );
         let gaps = local.records.iter().flat_map(RequestRecord::gaps_ms);
         let median_second = |times: &[(u32, f64, f64)], n: u32| {
-            let seconds = times.iter().filter(|(tokens, ..)| *tokens == n).map(|(_, _, second)| *second);
+            let seconds = times
+                .iter()
+                .filter(|(tokens, ..)| *tokens == n)
+                .map(|(_, _, second)| *second);
             Samples::new(seconds).percentile(50.0)
         };
         let mut lengths: Vec<u32> = ours.iter().map(|(n, ..)| *n).collect();
@@ -97,7 +104,9 @@ impl Costs {
     /// Prompts with fewer tokens are computed sooner than they are handed off.
     pub fn threshold_tokens(&self) -> u32 {
         let tokens = self.handoff_ms.max(0.0) / self.per_prompt_token_ms.max(1e-3);
-        let steps = (tokens / f64::from(STEP_TOKENS)).ceil().clamp(1.0, f64::from(THRESHOLD_MAX / STEP_TOKENS));
+        let steps = (tokens / f64::from(STEP_TOKENS))
+            .ceil()
+            .clamp(1.0, f64::from(THRESHOLD_MAX / STEP_TOKENS));
         steps as u32 * STEP_TOKENS
     }
 

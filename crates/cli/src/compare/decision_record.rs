@@ -23,7 +23,13 @@ fn text(comparison: &Comparison, refused: &Refused) -> String {
     }
     text.push_str("## Decision\n\n");
     for shape in &comparison.shapes {
-        let _ = writeln!(text, "- {}: {}\n  {}", shape.name, accepted(comparison, shape), shape.verdict);
+        let _ = writeln!(
+            text,
+            "- {}: {}\n  {}",
+            shape.name,
+            accepted(comparison, shape),
+            shape.verdict
+        );
     }
     points(&mut text, comparison);
     percentiles(&mut text, comparison);
@@ -64,7 +70,11 @@ fn points(text: &mut String, comparison: &Comparison) {
     text.push_str("| arm | settings | good requests/s | TTFT p99 ms | ITL p99 ms | |\n|---|---|---|---|---|---|\n");
     for arm in &comparison.arms {
         for point in &arm.tuning {
-            let settings: Vec<String> = point.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            let settings: Vec<String> = point
+                .settings
+                .iter()
+                .map(|(name, value)| format!("{name} {value}"))
+                .collect();
             let _ = writeln!(
                 text,
                 "| {} | {} | {:.2} | {:.0} | {:.0} | {} |",
@@ -89,7 +99,9 @@ fn percentiles(text: &mut String, comparison: &Comparison) {
         for run in &shape.runs {
             let summary = Summary::of(&run.run, &comparison.slo);
             let times = |of: Option<workload::statistics::Distribution>| {
-                of.map_or("-".to_owned(), |of| format!("{:.1}, {:.1}, {:.1}", of.p50, of.p95, of.p99))
+                of.map_or("-".to_owned(), |of| {
+                    format!("{:.1}, {:.1}, {:.1}", of.p50, of.p95, of.p99)
+                })
             };
             let _ = writeln!(
                 text,
@@ -110,21 +122,41 @@ fn cost(text: &mut String, comparison: &Comparison) {
     text.push_str("\n## Cost\n\n");
     for arm in &comparison.arms {
         let own = &arm.resources;
-        let whose = if own.is_measured { "" } else { " (declared, not measured)" };
+        let whose = if own.is_measured {
+            ""
+        } else {
+            " (declared, not measured)"
+        };
         let price = match own.price_per_hour {
             Some(price) => format!("{price:.2} US dollars an hour"),
             None => "no price was given".to_owned(),
         };
-        let _ = writeln!(text, "- {}: {} cores, {} GPUs, {price}{whose}{}", arm.name, own.cores, own.gpus, each_token(comparison, &arm.name));
+        let _ = writeln!(
+            text,
+            "- {}: {} cores, {} GPUs, {price}{whose}{}",
+            arm.name,
+            own.cores,
+            own.gpus,
+            each_token(comparison, &arm.name)
+        );
     }
 }
 
 /// Dollars for a million accepted tokens, over all runs of the arm.
 fn each_token(comparison: &Comparison, arm: &str) -> String {
-    let Some(price) = comparison.arms.iter().find(|one| one.name == arm).and_then(|arm| arm.resources.price_per_hour) else {
+    let Some(price) = comparison
+        .arms
+        .iter()
+        .find(|one| one.name == arm)
+        .and_then(|arm| arm.resources.price_per_hour)
+    else {
         return String::new();
     };
-    let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs).filter(|run| run.arm == arm);
+    let runs = comparison
+        .shapes
+        .iter()
+        .flat_map(|shape| &shape.runs)
+        .filter(|run| run.arm == arm);
     let (mut tokens, mut seconds) = (0_u64, 0.0);
     for run in runs {
         let summary = Summary::of(&run.run, &comparison.slo);
@@ -150,7 +182,15 @@ mod tests {
         let mut comparison = test_kit::comparison();
         comparison.arms[1].resources.price_per_hour = Some(3.6);
         let text = text(&comparison, &vec!["two repeats only".to_owned()]);
-        for wanted in ["accepted |", "rejected |", "two repeats only", "3.60 US dollars", "TTFT p50", "not tuned", "million"] {
+        for wanted in [
+            "accepted |",
+            "rejected |",
+            "two repeats only",
+            "3.60 US dollars",
+            "TTFT p50",
+            "not tuned",
+            "million",
+        ] {
             assert!(text.contains(wanted), "{wanted} in {text}");
         }
     }

@@ -64,7 +64,11 @@ pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
         measured: measured?,
         conduct: conduct(args, &facts, &runner, manner),
         arms,
-        streams: traffic.iter().filter(|one| one.has_streams()).map(|one| one.name.clone()).collect(),
+        streams: traffic
+            .iter()
+            .filter(|one| one.has_streams())
+            .map(|one| one.name.clone())
+            .collect(),
         environment: BTreeMap::from([
             ("plan".to_owned(), json!(time.text())),
             ("resources".to_owned(), json!(DECLARED)),
@@ -103,7 +107,6 @@ fn arms(args: &CompareArgs, facts: &Facts) -> anyhow::Result<(Vec<Arm>, Vec<Targ
         });
         targets.push(Target {
             name: given.name.clone(),
-            kind: ArmKind::External,
             place: Place::There { url: given.url.clone() },
         });
     }
@@ -137,7 +140,10 @@ fn conduct(args: &CompareArgs, facts: &Facts, runner: &Runner, manner: Manner) -
             Some(format!("{}: {}", arm.name, facts.tuned.as_ref()?))
         })
         .collect();
-    let client = facts.client_placement.as_ref().map(|words| format!("{words}; {}", runner.placement.words()));
+    let client = facts
+        .client_placement
+        .as_ref()
+        .map(|words| format!("{words}; {}", runner.placement.words()));
     Conduct {
         has_fresh_processes: false,
         order: order::words(args.arm.len()),

@@ -69,8 +69,15 @@ fn equal_resources(arms: &[Arm]) -> Option<String> {
     if !arms.iter().all(is_equal) {
         return None;
     }
-    let split: Vec<String> = arms.iter().map(|arm| format!("{} {}", arm.name, arm.topology)).collect();
-    let declared = if first.is_measured { String::new() } else { format!(" ({DECLARED})") };
+    let split: Vec<String> = arms
+        .iter()
+        .map(|arm| format!("{} {}", arm.name, arm.topology))
+        .collect();
+    let declared = if first.is_measured {
+        String::new()
+    } else {
+        format!(" ({DECLARED})")
+    };
     Some(format!(
         "each arm has {} cores, {} GPUs and {:.1} GiB of memory{declared}, split as: {}",
         first.cores,
@@ -94,8 +101,15 @@ fn same_trace(comparison: &Comparison, seed: u64) -> Option<String> {
             }
         }
     }
-    let hashes: Vec<&str> = comparison.shapes.iter().map(|shape| shape.trace_hash.as_str()).collect();
-    Some(format!("one trace for all arms, seed {seed}, SHA-256 {}", hashes.join("; ")))
+    let hashes: Vec<&str> = comparison
+        .shapes
+        .iter()
+        .map(|shape| shape.trace_hash.as_str())
+        .collect();
+    Some(format!(
+        "one trace for all arms, seed {seed}, SHA-256 {}",
+        hashes.join("; ")
+    ))
 }
 
 fn open_loop_and_lag(runs: &[&ArmRun], arrivals: &str) -> Option<String> {
@@ -132,7 +146,9 @@ fn order_and_repeats(comparison: &Comparison, conduct: &Conduct) -> Option<Strin
     let mut repeats: BTreeMap<(&str, u64, &str), u32> = BTreeMap::new();
     for shape in &comparison.shapes {
         for run in &shape.runs {
-            *repeats.entry((&shape.name, run.run.offered.to_bits(), &run.arm)).or_default() += 1;
+            *repeats
+                .entry((&shape.name, run.run.offered.to_bits(), &run.arm))
+                .or_default() += 1;
         }
     }
     let fewest = repeats.values().copied().min()?;
@@ -156,7 +172,12 @@ fn outputs_equal(comparison: &Comparison) -> Option<String> {
         for run in &shape.runs {
             let answered = run.run.records.iter().filter(|record| record.is_completed());
             for (record, hash) in answered.filter_map(|record| Some((record, record.output_hash?))) {
-                let key = (shape.name.as_str(), run.run.offered.to_bits(), run.repeat, record.id.as_str());
+                let key = (
+                    shape.name.as_str(),
+                    run.run.offered.to_bits(),
+                    run.repeat,
+                    record.id.as_str(),
+                );
                 match known.get(&key) {
                     Some(other) => {
                         compared += 1;
@@ -195,28 +216,43 @@ fn one_token_per_event(runs: &[&ArmRun]) -> Option<String> {
     };
     let is_one = |record: &RequestRecord| record.tokens.len() == record.output_tokens as usize;
     let count = answered().count();
-    (count > 0 && answered().all(is_one))
-        .then(|| format!("each of {count} answers had as many events as output tokens; gaps are those that the client saw"))
+    (count > 0 && answered().all(is_one)).then(|| {
+        format!("each of {count} answers had as many events as output tokens; gaps are those that the client saw")
+    })
 }
 
 fn several_shapes(comparison: &Comparison) -> String {
     let names: Vec<&str> = comparison.shapes.iter().map(|shape| shape.name.as_str()).collect();
     match names.len() {
-        1 => format!("one shape in this report ({}): the verdict says nothing of others", names[0]),
+        1 => format!(
+            "one shape in this report ({}): the verdict says nothing of others",
+            names[0]
+        ),
         count => format!("{count} shapes: {}", names.join("; ")),
     }
 }
 
 fn transfer_share(comparison: &Comparison) -> Option<String> {
     let hands_off = |arm: &&Arm| arm.kind != ArmKind::CoLocated;
-    let arms: BTreeSet<&str> = comparison.arms.iter().filter(hands_off).map(|arm| arm.name.as_str()).collect();
+    let arms: BTreeSet<&str> = comparison
+        .arms
+        .iter()
+        .filter(hands_off)
+        .map(|arm| arm.name.as_str())
+        .collect();
     if arms.is_empty() {
         return Some("no arm hands KV off".to_owned());
     }
     let mut words = Vec::new();
     for arm in arms {
-        let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs).filter(|run| run.arm == arm);
-        let answered = runs.flat_map(|run| &run.run.records).filter(|record| record.is_measured() && record.is_completed());
+        let runs = comparison
+            .shapes
+            .iter()
+            .flat_map(|shape| &shape.runs)
+            .filter(|run| run.arm == arm);
+        let answered = runs
+            .flat_map(|run| &run.run.records)
+            .filter(|record| record.is_measured() && record.is_completed());
         let moved: Vec<(f64, f64, u64)> = answered
             .filter_map(|record| {
                 let server = record.server.as_ref()?;
@@ -237,7 +273,10 @@ fn transfer_share(comparison: &Comparison) -> Option<String> {
         ));
     }
     // Clusters that tell nothing at all leave the field empty.
-    words.iter().any(|words| words.contains("handoffs moved")).then(|| words.join("; "))
+    words
+        .iter()
+        .any(|words| words.contains("handoffs moved"))
+        .then(|| words.join("; "))
 }
 
 /// Processor time of each node by its cores and the measured time, for each arm.
@@ -246,7 +285,11 @@ fn pool_utilisation(comparison: &Comparison) -> Option<String> {
     for arm in &comparison.arms {
         let cores = arm.settings.get("cores").and_then(|cores| cores.as_object());
         let mut busy: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-        let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs).filter(|run| run.arm == arm.name);
+        let runs = comparison
+            .shapes
+            .iter()
+            .flat_map(|shape| &shape.runs)
+            .filter(|run| run.arm == arm.name);
         for run in runs {
             for (name, usage) in &run.run.server {
                 let Some(count) = cores.and_then(|cores| cores.get(name)).and_then(|count| count.as_f64()) else {
@@ -260,7 +303,9 @@ fn pool_utilisation(comparison: &Comparison) -> Option<String> {
         if busy.is_empty() {
             return None;
         }
-        let shares = busy.iter().map(|(name, (cpu, time))| format!("{name} {:.0} %", cpu / time.max(1e-9) * 100.0));
+        let shares = busy
+            .iter()
+            .map(|(name, (cpu, time))| format!("{name} {:.0} %", cpu / time.max(1e-9) * 100.0));
         words.push(format!("{}: {}", arm.name, shares.collect::<Vec<_>>().join(", ")));
     }
     (!words.is_empty()).then(|| format!("processor time of each node by its cores: {}", words.join("; ")))

@@ -53,8 +53,12 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         environment: environment::machine(),
     };
     comparison.environment.extend(environment);
-    comparison.environment.insert("took_s".to_owned(), json!(took.as_secs()));
-    comparison.environment.insert("handoffs".to_owned(), handoffs(&comparison));
+    comparison
+        .environment
+        .insert("took_s".to_owned(), json!(took.as_secs()));
+    comparison
+        .environment
+        .insert("handoffs".to_owned(), handoffs(&comparison));
     comparison
         .environment
         .insert("incomplete".to_owned(), json!(conduct.incomplete));
@@ -81,7 +85,11 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
 /// For each arm: requests whose KV was handed off, and those that the decode node prefilled, by reason.
 fn handoffs(comparison: &Comparison) -> Value {
     let of = |arm: &Arm| {
-        let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs).filter(|run| run.arm == arm.name);
+        let runs = comparison
+            .shapes
+            .iter()
+            .flat_map(|shape| &shape.runs)
+            .filter(|run| run.arm == arm.name);
         let mut handed_off = 0;
         let mut local: BTreeMap<String, usize> = BTreeMap::new();
         for run in runs {
@@ -91,7 +99,10 @@ fn handoffs(comparison: &Comparison) -> Value {
                 *local.entry(reason).or_default() += count;
             }
         }
-        (arm.name.clone(), json!({"handed_off": handed_off, "local_prefill": local}))
+        (
+            arm.name.clone(),
+            json!({"handed_off": handed_off, "local_prefill": local}),
+        )
     };
     comparison.arms.iter().map(of).collect::<serde_json::Map<_, _>>().into()
 }
@@ -126,7 +137,10 @@ fn iso(date: &str) -> String {
     let [_, day, month, year, ..] = parts[..] else {
         return date.to_owned();
     };
-    let month = MONTHS.iter().position(|name| *name == month).map_or(0, |index| index + 1);
+    let month = MONTHS
+        .iter()
+        .position(|name| *name == month)
+        .map_or(0, |index| index + 1);
     format!("{year}-{month:02}-{day}")
 }
 

@@ -15,6 +15,7 @@ use super::fairness::Conduct;
 use super::finish::{Finished, finish, stop_on_signals, today};
 use super::machine::Machine;
 use super::measure::{Manner, Offered, ShapePlan, measure};
+use super::order;
 use super::point::{Point, sweep};
 use super::prepare::{COST_RUNS, KNEE_PROBES, Preparation, first_point, rates, tuning_runs};
 use super::progress::Shown;
@@ -22,7 +23,6 @@ use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
 use super::traffic::{TYPICAL, Traffic};
 use super::tuning::Sweeps;
-use super::order;
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::terminal::say;
 
@@ -91,7 +91,8 @@ impl Plan {
     fn make(args: &CompareArgs) -> anyhow::Result<Self> {
         let name = args.model.as_deref().unwrap_or(MODEL);
         let model = crate::model::resolve(name).map_err(|error| ExitError::new(error.exit(), error.into()))?;
-        let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
+        let executable =
+            std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
         let machine = Machine {
             executable,
             model: model.path,
@@ -116,11 +117,18 @@ impl Plan {
                 Some(_) => 0,
                 None => tuning_runs(&kinds, cores).exit(Exit::Usage)?,
             },
-            knee: if has_rates { 0 } else { KNEE_PROBES * traffic.len() as u32 },
+            knee: if has_rates {
+                0
+            } else {
+                KNEE_PROBES * traffic.len() as u32
+            },
             measured: traffic.len() as u32 * loads * arms.len() as u32 * args.repeats,
         };
         let time = TimePlan::new(counts, args.run_max(), args.limit()).exit(Exit::Usage)?;
-        ensure!(arms.len() > 1, "a comparison needs two arms; --arms co-located,disaggregated names them");
+        ensure!(
+            arms.len() > 1,
+            "a comparison needs two arms; --arms co-located,disaggregated names them"
+        );
         Ok(Self {
             machine,
             arms,
@@ -169,7 +177,9 @@ impl Plan {
         let mut sweeps = self.stored.clone();
         let mut shapes = Vec::new();
         for traffic in &self.traffic {
-            let start = sweeps.as_ref().and_then(|sweeps| sweeps.arm(ArmKind::CoLocated)?.chosen());
+            let start = sweeps
+                .as_ref()
+                .and_then(|sweeps| sweeps.arm(ArmKind::CoLocated)?.chosen());
             let rates = match args.rates.as_slice() {
                 [] => {
                     let point = start.unwrap_or_else(|| first_point(cores));
@@ -210,13 +220,7 @@ impl Plan {
         })
     }
 
-    fn shape(
-        &self,
-        traffic: &Traffic,
-        rates: &[(String, f64)],
-        costs: &Costs,
-        seed: u64,
-    ) -> anyhow::Result<ShapePlan> {
+    fn shape(&self, traffic: &Traffic, rates: &[(String, f64)], costs: &Costs, seed: u64) -> anyhow::Result<ShapePlan> {
         let offered = rates.iter().map(|(label, rate)| {
             Ok(Offered {
                 label: label.clone(),
@@ -245,9 +249,8 @@ impl Plan {
     }
 
     fn targets(&self, points: &[(String, ArmName, Point)]) -> Vec<Target> {
-        let target = |(name, arm, point): &(String, ArmName, Point)| Target {
+        let target = |(name, _, point): &(String, ArmName, Point)| Target {
             name: name.clone(),
-            kind: arm.kind(),
             place: Place::Here(*point),
         };
         points.iter().map(target).collect()
@@ -358,8 +361,16 @@ mod tests {
 
     #[test]
     fn equal_arms_have_different_names_and_are_tuned_once() {
-        let arms = [ArmName::CoLocated, ArmName::NoChunking, ArmName::CoLocated, ArmName::Conditional];
-        assert_eq!(names(&arms), ["co-located", "no-chunking", "co-located-2", "conditional"]);
+        let arms = [
+            ArmName::CoLocated,
+            ArmName::NoChunking,
+            ArmName::CoLocated,
+            ArmName::Conditional,
+        ];
+        assert_eq!(
+            names(&arms),
+            ["co-located", "no-chunking", "co-located-2", "conditional"]
+        );
         assert_eq!(kinds(&arms), [ArmKind::CoLocated, ArmKind::Conditional]);
     }
 }

@@ -73,7 +73,10 @@ impl Machine {
         BTreeMap::from([
             ("cpu".to_owned(), facts.cpu.into()),
             ("node_cores".to_owned(), serde_json::json!(self.cores.nodes)),
-            ("client_and_coordinator_cores".to_owned(), serde_json::json!(self.cores.others)),
+            (
+                "client_and_coordinator_cores".to_owned(),
+                serde_json::json!(self.cores.others),
+            ),
             ("kernel".to_owned(), read_line("/proc/sys/kernel/osrelease").into()),
             ("load_average".to_owned(), read_line("/proc/loadavg").into()),
             ("model_file".to_owned(), facts.model_file.into()),
@@ -172,6 +175,9 @@ mod tests {
         assert_eq!(whole.cores_by_name["decode-0"], [0, 1]);
         assert_eq!(whole.flags_by_name["decode-0"], ["--threads=2"]);
         assert_eq!(whole.settings.kv_cache_memory.as_deref(), Some("1024MiB"));
-        assert!(machine.options(&Point::co_located(3)).is_ok(), "a node may have no core of its own");
+        assert!(
+            machine.options(&Point::co_located(3)).is_ok(),
+            "a node may have no core of its own"
+        );
     }
 }

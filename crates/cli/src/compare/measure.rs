@@ -87,7 +87,13 @@ pub(super) async fn measure(
                         });
                     }
                     let left = manner.planned.saturating_sub(runner.deadline.elapsed());
-                    let what = format!("{} at {} ({}), repeat {}", target.name, load.label, plan.name, repeat + 1);
+                    let what = format!(
+                        "{} at {} ({}), repeat {}",
+                        target.name,
+                        load.label,
+                        plan.name,
+                        repeat + 1
+                    );
                     runner.shown.begin(&what, left);
                     let mut run = runner.run(target, manner.load(&load.trace, repeat as u64)).await?;
                     if Runner::is_cut(&run) {
@@ -111,7 +117,10 @@ pub(super) async fn measure(
 }
 
 fn begun(plan: &ShapePlan, seed: u64) -> Shape {
-    let hashes = plan.loads.iter().map(|load| format!("{} at {}", own_format::hash(&load.trace), load.label));
+    let hashes = plan
+        .loads
+        .iter()
+        .map(|load| format!("{} at {}", own_format::hash(&load.trace), load.label));
     Shape {
         name: plan.name.clone(),
         traffic: plan.traffic.clone(),
@@ -149,7 +158,10 @@ impl Manner {
 fn offered(trace: &Trace, manner: &Manner) -> f64 {
     let last = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
     let (from, to) = (manner.warm_up(), last.saturating_sub(manner.cool_down()));
-    let counted = trace.requests.iter().filter(|request| request.at >= from && request.at <= to);
+    let counted = trace
+        .requests
+        .iter()
+        .filter(|request| request.at >= from && request.at <= to);
     counted.count() as f64 / to.saturating_sub(from).as_secs_f64().max(1e-3)
 }
 
@@ -172,7 +184,9 @@ mod tests {
     #[test]
     fn the_offered_load_is_that_of_the_part_that_counts() {
         let traffic = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048).expect("made");
-        let trace = traffic.trace(5.0, Duration::from_secs(40), 1, &TYPICAL).expect("a trace");
+        let trace = traffic
+            .trace(5.0, Duration::from_secs(40), 1, &TYPICAL)
+            .expect("a trace");
         let rate = offered(&trace, &manner());
         assert!((3.0..7.0).contains(&rate), "{rate}");
         assert_eq!(rate.to_bits(), offered(&trace, &manner()).to_bits());

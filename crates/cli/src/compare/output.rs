@@ -59,7 +59,9 @@ fn table(comparison: &Comparison, shape: &Shape) -> Table {
             let median = |of: fn(&Summary) -> f64| {
                 let mut values: Vec<f64> = runs.iter().map(of).filter(|value| value.is_finite()).collect();
                 values.sort_by(f64::total_cmp);
-                values.get(values.len() / 2).map_or("-".to_owned(), |value| format!("{value:.2}"))
+                values
+                    .get(values.len() / 2)
+                    .map_or("-".to_owned(), |value| format!("{value:.2}"))
             };
             let sum = |of: fn(&Summary) -> usize| runs.iter().map(of).sum::<usize>().to_string();
             table.row(vec![

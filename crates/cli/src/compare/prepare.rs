@@ -53,12 +53,14 @@ impl Preparation<'_> {
         self.runner.shown.begin(what, left);
         let target = Target {
             name: what.to_owned(),
-            kind: ArmKind::External,
             place: Place::Here(point),
         };
         let run = self.runner.run(&target, load).await?;
         if self.runner.stop.is_cancelled() {
-            return Err(Cut { why: "stopped by Ctrl-C" }.into());
+            return Err(Cut {
+                why: "stopped by Ctrl-C",
+            }
+            .into());
         }
         if Runner::is_cut(&run) {
             return Err(Cut { why: "the time was up" }.into());
@@ -117,9 +119,10 @@ impl Preparation<'_> {
                 Ok(rate) => rate,
                 Err(knee) => {
                     let rate = rate_of(knee);
-                    self.runner
-                        .shown
-                        .say(&format!("knee of {} co-located: about {rate:.2} requests/s", traffic.name));
+                    self.runner.shown.say(&format!(
+                        "knee of {} co-located: about {rate:.2} requests/s",
+                        traffic.name
+                    ));
                     return Ok(rate);
                 }
             };
@@ -196,7 +199,10 @@ fn rate_of(knee: Knee) -> f64 {
     match knee {
         Knee::At { rate, .. } | Knee::Above { rate } | Knee::Below { rate } => rate,
         Knee::Between { held: Some(held), .. } => held,
-        Knee::Between { failed_at: Some(failed), .. } => failed / 2.0,
+        Knee::Between {
+            failed_at: Some(failed),
+            ..
+        } => failed / 2.0,
         // A search without a probe: there was none to make.
         Knee::Between { .. } => 1.0,
     }
@@ -213,7 +219,13 @@ mod tests {
 
     #[test]
     fn every_end_of_a_search_is_a_rate() {
-        assert_eq!(rate_of(Knee::At { rate: 2.0, failed_at: 2.5 }), 2.0);
+        assert_eq!(
+            rate_of(Knee::At {
+                rate: 2.0,
+                failed_at: 2.5
+            }),
+            2.0
+        );
         let between = |held, failed_at| rate_of(Knee::Between { held, failed_at });
         assert_eq!(between(Some(3.0), Some(4.0)), 3.0);
         assert_eq!(between(None, Some(4.0)), 2.0);

@@ -52,7 +52,12 @@ impl Shown {
     /// A few times a second while a run goes on.
     pub fn during(&self, progress: Progress) {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let words = format!("{} of {} sent, {} running", progress.sent, progress.requests, progress.running());
+        let words = format!(
+            "{} of {} sent, {} running",
+            progress.sent,
+            progress.requests,
+            progress.running()
+        );
         state.bar.set_message(state.line(&words));
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use workload::comparison::ArmKind;
 use workload::record::Run;
 use workload::trace::Trace;
 
@@ -32,7 +31,6 @@ pub(super) enum Place {
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub name: String,
-    pub kind: ArmKind,
     pub place: Place,
 }
 
@@ -74,7 +72,10 @@ impl Runner {
                 let cluster = machine.start(point).await?;
                 let mut plan = self.plan(target, cluster.base_url(), load);
                 let processes = cluster.processes();
-                plan.server.pids = processes.into_iter().map(|process| (process.name, process.pid)).collect();
+                plan.server.pids = processes
+                    .into_iter()
+                    .map(|process| (process.name, process.pid))
+                    .collect();
                 let run = self.send(plan, Some(machine.cores.others.clone())).await;
                 machine.stop(&cluster).await;
                 run
@@ -133,7 +134,8 @@ fn number_by_place(run: &mut Run) {
             record.id = format!("request-{place}");
         }
     }
-    run.environment.insert("request_id_prefixes".to_owned(), json!(prefixes));
+    run.environment
+        .insert("request_id_prefixes".to_owned(), json!(prefixes));
 }
 
 #[cfg(test)]

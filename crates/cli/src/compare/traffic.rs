@@ -155,7 +155,10 @@ impl Traffic {
         };
         let trace = read()
             .with_context(|| {
-                format!("cannot use the trace {}; --traces names the folder of the known traces, --trace a file", path.display())
+                format!(
+                    "cannot use the trace {}; --traces names the folder of the known traces, --trace a file",
+                    path.display()
+                )
             })
             .exit(Exit::Usage)?;
         Ok(Self {
@@ -169,7 +172,10 @@ impl Traffic {
     /// # Errors
     /// The trace has fewer requests, or the rate is none.
     pub fn trace(&self, rate: f64, length: Duration, seed: u64, costs: &Costs) -> anyhow::Result<Trace> {
-        ensure!(rate.is_finite() && rate > 0.0, "{rate} is no rate: give requests a second, above 0");
+        ensure!(
+            rate.is_finite() && rate > 0.0,
+            "{rate} is no rate: give requests a second, above 0"
+        );
         let count = ((rate * length.as_secs_f64()).round() as usize).max(1);
         match &self.source {
             Source::File(trace) => first_requests(trace, count, length),
@@ -201,7 +207,9 @@ impl Traffic {
     pub fn words(&self, costs: &Costs) -> String {
         match &self.source {
             Source::File(trace) => format!("{}, replayed at other rates in the order of the file", trace.name),
-            Source::Short => format!("{SHORT_PROMPT_TOKENS} prompt and {SHORT_OUTPUT_TOKENS} output tokens, Poisson arrivals"),
+            Source::Short => {
+                format!("{SHORT_PROMPT_TOKENS} prompt and {SHORT_OUTPUT_TOKENS} output tokens, Poisson arrivals")
+            }
             Source::Conversations { .. } => format!(
                 "{TURNS} turns with messages of {MESSAGE_TOKENS} and answers of {ANSWER_TOKENS} tokens behind a shared beginning of {SYSTEM_TOKENS}; a user thinks {} s on average; Poisson arrivals of conversations",
                 THINK_TIME.as_secs()
@@ -223,13 +231,17 @@ impl Traffic {
         match &self.source {
             Source::File(trace) => {
                 let count = trace.requests.len().max(1) as f64;
-                let mean = |of: fn(&TraceRequest) -> u32| trace.requests.iter().map(|one| f64::from(of(one))).sum::<f64>() / count;
+                let mean = |of: fn(&TraceRequest) -> u32| {
+                    trace.requests.iter().map(|one| f64::from(of(one))).sum::<f64>() / count
+                };
                 costs.rate_guess(cores, mean(|one| one.prompt_tokens), mean(|one| one.output_tokens))
             }
             Source::Short => costs.rate_guess(cores, f64::from(SHORT_PROMPT_TOKENS), f64::from(SHORT_OUTPUT_TOKENS)),
-            Source::Conversations { .. } => {
-                costs.rate_guess(cores, f64::from(MESSAGE_TOKENS + ANSWER_TOKENS), f64::from(ANSWER_TOKENS))
-            }
+            Source::Conversations { .. } => costs.rate_guess(
+                cores,
+                f64::from(MESSAGE_TOKENS + ANSWER_TOKENS),
+                f64::from(ANSWER_TOKENS),
+            ),
             // The streams have about half of the machine.
             Source::LongBesideStreams => {
                 costs.rate_guess(cores, f64::from(LONG_PROMPT_TOKENS), f64::from(LONG_OUTPUT_TOKENS)) / 2.0
@@ -310,7 +322,9 @@ mod tests {
             let last = of(1).requests.last().expect("requests").at;
             assert!(last <= MINUTE + Duration::from_secs(2), "{last:?}");
         }
-        let trace = named(ShapeName::Short).trace(2.0, MINUTE, 1, &TYPICAL).expect("a trace");
+        let trace = named(ShapeName::Short)
+            .trace(2.0, MINUTE, 1, &TYPICAL)
+            .expect("a trace");
         assert_eq!(trace.requests.len(), 120);
         assert!(named(ShapeName::Short).trace(f64::NAN, MINUTE, 1, &TYPICAL).is_err());
     }
@@ -320,7 +334,10 @@ mod tests {
         let trace = named(ShapeName::LongBesideStreams);
         assert!(trace.has_streams());
         let trace = trace.trace(0.5, MINUTE, 1, &TYPICAL).expect("a trace");
-        let long = trace.requests.iter().filter(|request| request.prompt_tokens == LONG_PROMPT_TOKENS);
+        let long = trace
+            .requests
+            .iter()
+            .filter(|request| request.prompt_tokens == LONG_PROMPT_TOKENS);
         assert_eq!(long.count(), 30);
         // Four at a time, each for 128 steps of 15 ms.
         assert_eq!(trace.requests.len() - 30, 125);

@@ -110,8 +110,15 @@ impl Sweeps {
 
     /// In one sentence, for the fairness list.
     pub fn words(&self, is_stored: bool) -> String {
-        let counts: BTreeMap<&str, usize> = self.arms.iter().map(|arm| (name_of(arm.kind), arm.tried.len())).collect();
-        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count} points")).collect();
+        let counts: BTreeMap<&str, usize> = self
+            .arms
+            .iter()
+            .map(|arm| (name_of(arm.kind), arm.tried.len()))
+            .collect();
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(name, count)| format!("{name} {count} points"))
+            .collect();
         let source = match is_stored {
             true => format!("a stored sweep of {}", self.date),
             false => "a sweep in this run".to_owned(),
@@ -129,7 +136,10 @@ impl Sweeps {
     pub fn read(path: &Path, machine: &MachineFacts, kinds: &[ArmKind]) -> anyhow::Result<Self> {
         let read = || -> anyhow::Result<Self> {
             let length = std::fs::metadata(path)?.len();
-            ensure!(length <= FILE_BYTES_MAX, "it has {length} bytes, at most {FILE_BYTES_MAX} are read");
+            ensure!(
+                length <= FILE_BYTES_MAX,
+                "it has {length} bytes, at most {FILE_BYTES_MAX} are read"
+            );
             let sweeps: Self = serde_json::from_slice(&std::fs::read(path)?)
                 .context("it is no stored sweep of `baton compare --save-tuning`")?;
             sweeps.check(machine, kinds)?;
@@ -150,8 +160,16 @@ impl Sweeps {
         for kind in kinds {
             let chosen = self.arm(*kind).and_then(ArmSweep::chosen);
             let chosen = chosen.with_context(|| format!("it has no chosen point of the {} arm", name_of(*kind)))?;
-            let cores: u32 = chosen.cores_of_nodes(machine.node_cores).iter().map(|(_, count)| count).sum();
-            ensure!(cores == machine.node_cores, "a chosen point uses {cores} of {} cores", machine.node_cores);
+            let cores: u32 = chosen
+                .cores_of_nodes(machine.node_cores)
+                .iter()
+                .map(|(_, count)| count)
+                .sum();
+            ensure!(
+                cores == machine.node_cores,
+                "a chosen point uses {cores} of {} cores",
+                machine.node_cores
+            );
         }
         Ok(())
     }
@@ -197,8 +215,14 @@ mod tests {
     #[test]
     fn goodput_decides_and_latency_among_equals() {
         let best = |all: &[Tried]| best(all, &slo());
-        assert_eq!(best(&[tried(1.0, Some(9.0), Some(9.0)), tried(2.0, Some(99.0), Some(49.0))]), Some(1));
-        assert_eq!(best(&[tried(2.0, Some(90.0), Some(1.0)), tried(1.95, Some(10.0), Some(10.0))]), Some(1));
+        assert_eq!(
+            best(&[tried(1.0, Some(9.0), Some(9.0)), tried(2.0, Some(99.0), Some(49.0))]),
+            Some(1)
+        );
+        assert_eq!(
+            best(&[tried(2.0, Some(90.0), Some(1.0)), tried(1.95, Some(10.0), Some(10.0))]),
+            Some(1)
+        );
         assert_eq!(best(&[tried(0.0, None, None), tried(0.0, Some(900.0), None)]), Some(0));
         assert_eq!(best(&[]), None);
     }
@@ -232,12 +256,24 @@ mod tests {
         let sweeps = sweeps();
         sweeps.write(&path).expect("written");
         let kinds = [ArmKind::CoLocated];
-        assert_eq!(Sweeps::read(&path, &sweeps.machine, &kinds).expect("the same machine"), sweeps);
+        assert_eq!(
+            Sweeps::read(&path, &sweeps.machine, &kinds).expect("the same machine"),
+            sweeps
+        );
         assert!(sweeps.words(true).contains("2026-11-25"), "{}", sweeps.words(true));
         for other in [
-            MachineFacts { node_cores: 4, ..sweeps.machine.clone() },
-            MachineFacts { model_bytes: 8, ..sweeps.machine.clone() },
-            MachineFacts { cpu: "another".to_owned(), ..sweeps.machine.clone() },
+            MachineFacts {
+                node_cores: 4,
+                ..sweeps.machine.clone()
+            },
+            MachineFacts {
+                model_bytes: 8,
+                ..sweeps.machine.clone()
+            },
+            MachineFacts {
+                cpu: "another".to_owned(),
+                ..sweeps.machine.clone()
+            },
         ] {
             let error = Sweeps::read(&path, &other, &kinds).expect_err("another machine");
             assert_eq!(crate::exit::of(&error), Exit::Usage);
@@ -252,7 +288,10 @@ mod tests {
     fn rejected_points_are_kept() {
         let sweeps = sweeps();
         let points = sweeps.arms[0].for_report(2);
-        assert_eq!(points.iter().map(|point| point.is_chosen).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(
+            points.iter().map(|point| point.is_chosen).collect::<Vec<_>>(),
+            [false, true]
+        );
         assert_eq!(points[0].goodput, 1.0);
     }
 }
