@@ -13,6 +13,7 @@ pub mod lint;
 pub mod prediction;
 pub mod prompts;
 pub mod record;
+pub mod report;
 pub mod saturation;
 pub mod shapes;
 pub mod slowdown;
