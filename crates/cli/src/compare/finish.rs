@@ -42,15 +42,17 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         took,
     } = finished;
     conduct.incomplete = measured.incomplete;
+    let machine = environment::machine();
+    let command = machine.get("client_command").and_then(Value::as_str);
     let mut comparison = Comparison {
         date: today(),
-        command: environment::command_line(),
+        command: command.unwrap_or("baton compare").to_owned(),
         hypothesis: args.hypothesis.clone(),
         slo: args.slo.slo(),
         arms,
         shapes: measured.shapes,
         fairness: Fairness::default(),
-        environment: environment::machine(),
+        environment: machine,
     };
     comparison.environment.extend(environment);
     comparison
@@ -66,13 +68,13 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
     // Everything is printed before a file can fail.
     use std::io::Write as _;
     write!(std::io::stdout().lock(), "{}", output::text(&comparison, &refused))?;
-    if let Some(folder) = &args.out {
-        output::write(&comparison, folder)?;
-        say!("report: {}", folder.display());
-    }
     if let Some(path) = &args.record {
         decision_record::write(&comparison, &refused, path)?;
         say!("decision record: {}", path.display());
+    }
+    if let Some(folder) = &args.out {
+        output::write(comparison, folder)?;
+        say!("report: {}", folder.display());
     }
     say!("took {:.1} min", took.as_secs_f64() / 60.0);
     Ok(match (stop.is_cancelled(), refused.is_empty()) {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use workload::comparison::{Arm, Comparison, Shape};
+use workload::report::Report;
 use workload::summary::Summary;
 
 use super::conclude::Refused;
@@ -14,13 +15,17 @@ use crate::terminal::Terminal;
 
 /// # Errors
 /// The folder or a file cannot be written.
-pub(super) fn write(comparison: &Comparison, folder: &Path) -> anyhow::Result<()> {
+pub(super) fn write(comparison: Comparison, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let file = |name: &str, text: &str| {
         let path = folder.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     };
-    file("report.json", &serde_json::to_string(comparison)?)
+    let report = Report::of_comparison(comparison);
+    file("report.html", &report.html())?;
+    file("report.md", &report.markdown())?;
+    file("report.csv", &report.csv())?;
+    file("report.json", &report.json()?)
 }
 
 /// The medians over the repeats of each arm at each load, the handoffs, the verdicts, and the fairness list where it has gaps.

@@ -51,7 +51,10 @@ impl Report {
                 LoopKind::Simulated => "one simulated run".to_owned(),
                 LoopKind::Open | LoopKind::Closed => "one run".to_owned(),
             },
-            traffic: run.environment.get("traffic").map_or_else(|| "not described".to_owned(), text::value),
+            traffic: run
+                .environment
+                .get("traffic")
+                .map_or_else(|| "not described".to_owned(), text::value),
             trace_hash: hash.unwrap_or_else(|| "not recorded".to_owned()),
             contrasts: Vec::new(),
             verdict: String::new(),
@@ -122,7 +125,11 @@ impl Report {
         let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs);
         let is_simulated = runs.clone().any(|run| run.run.loop_kind == LoopKind::Simulated);
         let requests: usize = runs.clone().map(|run| run.run.records.len()).sum();
-        let source = if is_simulated { "simulated in virtual time" } else { "measured" };
+        let source = if is_simulated {
+            "simulated in virtual time"
+        } else {
+            "measured"
+        };
         format!(
             "{}; shapes of traffic: {}, runs: {}, requests: {requests}; {source}. Made by: {}",
             comparison.date,

@@ -44,7 +44,9 @@ pub fn comparison(seed: u64) -> Comparison {
         shape(("short prompts only", &[RATE]), &short, &arms, seed + 1),
     ];
     let mut comparison = Comparison {
-        hypothesis: Some("Disaggregation lowers p99 ITL beside long prompts and costs throughput with short ones.".to_owned()),
+        hypothesis: Some(
+            "Disaggregation lowers p99 ITL beside long prompts and costs throughput with short ones.".to_owned(),
+        ),
         arms,
         shapes,
         fairness: fairness(),
@@ -71,7 +73,10 @@ pub fn empty() -> Comparison {
         environment: BTreeMap::from([
             ("made_up".to_owned(), Value::Bool(true)),
             ("model".to_owned(), json!("made-up-135m")),
-            ("machine".to_owned(), json!({"cores": 4, "cpu": "made-up CPU", "memory": "16 GB", "os": "Linux"})),
+            (
+                "machine".to_owned(),
+                json!({"cores": 4, "cpu": "made-up CPU", "memory": "16 GB", "os": "Linux"}),
+            ),
             ("versions".to_owned(), json!({"baton": "0.1.0", "rustc": "1.95.0"})),
             ("seed".to_owned(), json!(1)),
         ]),
@@ -163,14 +168,20 @@ fn shape((name, rates): (&str, &[f64]), traffic: &Traffic, arms: &[Arm], seed: u
             }
         }
     }
-    let Traffic { long_share, short, long } = traffic;
+    let Traffic {
+        long_share,
+        short,
+        long,
+    } = traffic;
     let others = match long_share {
         0.0 => String::new(),
         share => format!(", {:.0} % of them of {long} tokens", share * 100.0),
     };
     Shape {
         name: name.to_owned(),
-        traffic: format!("prompts of about {short} tokens{others}; 20 to 60 output tokens; Poisson arrivals; nothing shared"),
+        traffic: format!(
+            "prompts of about {short} tokens{others}; 20 to 60 output tokens; Poisson arrivals; nothing shared"
+        ),
         trace_hash: format!("made-up-{seed}"),
         runs,
         contrasts: Vec::new(),
@@ -215,12 +226,18 @@ fn run(arm: &Arm, rate: f64, arrivals: &[Due], random: &mut StdRng) -> Run {
         .iter()
         .map(|due| {
             let is_local = is_co_located || (arm.kind == ArmKind::Conditional && due.prompt < 256);
-            let pool = if is_local && !is_co_located { slots..slots + 1 } else { 0..slots };
+            let pool = if is_local && !is_co_located {
+                slots..slots + 1
+            } else {
+                0..slots
+            };
             let slot = pool.min_by(|a, b| free[*a].total_cmp(&free[*b])).unwrap_or(0);
             let from = due.at.max(free[slot]) + 1.0 + random.random::<f64>();
             // Beside streams, a chunk waits for their steps.
             let slower = if is_local { 1.25 } else { 1.0 };
-            let to = from + f64::from(due.prompt) * PROMPT_MS_PER_TOKEN * slower * (0.95 + 0.1 * random.random::<f64>()) + 4.0;
+            let to = from
+                + f64::from(due.prompt) * PROMPT_MS_PER_TOKEN * slower * (0.95 + 0.1 * random.random::<f64>())
+                + 4.0;
             free[slot] = to;
             Prefill { from, to, is_local }
         })
@@ -235,7 +252,11 @@ fn run(arm: &Arm, rate: f64, arrivals: &[Due], random: &mut StdRng) -> Run {
         cpu: (last - first).mul_f64(share),
         memory_bytes_max: memory << 20,
     };
-    let nodes = if is_co_located { ["node-0", "node-1"] } else { ["prefill-0", "decode-0"] };
+    let nodes = if is_co_located {
+        ["node-0", "node-1"]
+    } else {
+        ["prefill-0", "decode-0"]
+    };
     Run {
         name: arm.name.clone(),
         loop_kind: LoopKind::Open,
@@ -259,12 +280,20 @@ fn record(arm: &Arm, index: usize, (arrivals, prefills): (&[Due], &[Prefill]), r
     let kv_ms = kv_bytes / KV_BYTES_PER_MS * (0.9 + 0.3 * random.random::<f64>());
     let mut at = prefill.to + 1.5;
     let mut tokens = vec![at];
-    let gap_ms = if arm.kind == ArmKind::CoLocated { GAP_MS * 0.9 } else { GAP_MS };
+    let gap_ms = if arm.kind == ArmKind::CoLocated {
+        GAP_MS * 0.9
+    } else {
+        GAP_MS
+    };
     while tokens.len() < due.output as usize {
         let gap = gap_ms * (0.92 + 0.2 * random.random::<f64>());
         // Chunks of prompts on the same node share the steps of the streams.
-        let beside = prefills.iter().filter(|other| other.is_local && other.from < at + gap && other.to > at);
-        let shared: f64 = beside.map(|other| (other.to.min(at + gap) - other.from.max(at)) * 1.4).sum();
+        let beside = prefills
+            .iter()
+            .filter(|other| other.is_local && other.from < at + gap && other.to > at);
+        let shared: f64 = beside
+            .map(|other| (other.to.min(at + gap) - other.from.max(at)) * 1.4)
+            .sum();
         let stall = if random.random::<f64>() < 0.002 { 60.0 } else { 0.0 };
         at += gap + shared + stall;
         tokens.push(at);
@@ -293,7 +322,14 @@ fn record(arm: &Arm, index: usize, (arrivals, prefills): (&[Due], &[Prefill]), r
         server: (!tokens.is_empty()).then(|| ServerRecord {
             prefill_node: Some(if is_handed_off { "prefill-0" } else { "decode-0" }.to_owned()),
             decode_node: Some("decode-0".to_owned()),
-            local_prefill: prefill.is_local.then(|| if arm.kind == ArmKind::CoLocated { "co_located" } else { "short_prompt" }.to_owned()),
+            local_prefill: prefill.is_local.then(|| {
+                if arm.kind == ArmKind::CoLocated {
+                    "co_located"
+                } else {
+                    "short_prompt"
+                }
+                .to_owned()
+            }),
             kv_bytes: is_handed_off.then_some(kv_bytes as u64),
             kv_transfer_ms: is_handed_off.then_some(kv_ms),
             stages: stages(due, prefill, lag),
@@ -340,7 +376,12 @@ mod tests {
     fn no_token_comes_before_its_request_was_due() {
         for run in comparison(1).shapes.iter().flat_map(|shape| &shape.runs) {
             for record in &run.run.records {
-                assert!(record.tokens.first().is_none_or(|first| *first > record.sent && record.sent >= record.scheduled));
+                assert!(
+                    record
+                        .tokens
+                        .first()
+                        .is_none_or(|first| *first > record.sent && record.sent >= record.scheduled)
+                );
             }
         }
     }

@@ -121,9 +121,32 @@ mod tests {
 
     #[test]
     fn three_digits_are_shown_whatever_the_size() {
-        let shown = [0.0, 0.012_34, 0.9, 1.0, 12.34, 123.4, 1_234.5, 1_234_567.0, 2.5e-7, f64::NAN, -4_321.0].map(number);
+        let shown = [
+            0.0,
+            0.012_34,
+            0.9,
+            1.0,
+            12.34,
+            123.4,
+            1_234.5,
+            1_234_567.0,
+            2.5e-7,
+            f64::NAN,
+            -4_321.0,
+        ]
+        .map(number);
         let wanted = [
-            "0", "0.012", "0.900", "1.00", "12.3", "123", "1,234", "1,234,567", "2.5e-7", "–", "-4,321",
+            "0",
+            "0.012",
+            "0.900",
+            "1.00",
+            "12.3",
+            "123",
+            "1,234",
+            "1,234,567",
+            "2.5e-7",
+            "–",
+            "-4,321",
         ];
         assert_eq!(shown, wanted);
         assert_eq!([0.5, 10.0, 250.0, 1_000.0].map(tick), ["0.5", "10", "250", "1,000"]);
@@ -131,7 +154,10 @@ mod tests {
 
     #[test]
     fn markup_controls_and_direction_marks_lose_their_power() {
-        assert_eq!(escape("<a href='x'>&\"\u{0}\u{202e}"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}");
+        assert_eq!(
+            escape("<a href='x'>&\"\u{0}\u{202e}"),
+            "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}"
+        );
         assert_eq!(short(&"ü".repeat(500)).chars().count(), SHOWN_CHARS_MAX + 1);
     }
 }

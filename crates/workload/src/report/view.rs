@@ -62,7 +62,10 @@ impl<'a> View<'a> {
                 arms.push(&run.arm);
             }
         }
-        let shapes = comparison.shapes.iter().map(|shape| ShapeView::new(comparison, shape, &arms));
+        let shapes = comparison
+            .shapes
+            .iter()
+            .map(|shape| ShapeView::new(comparison, shape, &arms));
         View {
             comparison,
             subject,
@@ -84,7 +87,10 @@ impl<'a> ShapeView<'a> {
         let mut loads: Vec<LoadView<'a>> = Vec::new();
         for run in &shape.runs {
             let summary = Summary::of(&run.run, &comparison.slo);
-            let load = match loads.iter_mut().find(|load| is_same_load(load.offered, run.run.offered)) {
+            let load = match loads
+                .iter_mut()
+                .find(|load| is_same_load(load.offered, run.run.offered))
+            {
                 Some(load) => load,
                 None => {
                     loads.push(LoadView {
@@ -112,11 +118,7 @@ impl<'a> ShapeView<'a> {
             load.arms.sort_by_key(|arm| arm.arm);
         }
         let headline = headline(&loads);
-        ShapeView {
-            shape,
-            loads,
-            headline,
-        }
+        ShapeView { shape, loads, headline }
     }
 
     /// The load that the headlines are about.
@@ -149,11 +151,19 @@ impl LoadView<'_> {
     pub fn unit(&self) -> &'static str {
         let mut words = self.arms.iter().map(|arm| arm.per().word());
         let first = words.next().unwrap_or("arm");
-        if words.all(|word| word == first) { first } else { "core or GPU" }
+        if words.all(|word| word == first) {
+            first
+        } else {
+            "core or GPU"
+        }
     }
     /// `12 requests/s`, or `8 users` of a closed loop.
     pub fn words(&self) -> String {
-        let is_closed = self.arms.iter().flat_map(|arm| &arm.runs).any(|(run, _)| run.loop_kind == LoopKind::Closed);
+        let is_closed = self
+            .arms
+            .iter()
+            .flat_map(|arm| &arm.runs)
+            .any(|(run, _)| run.loop_kind == LoopKind::Closed);
         match is_closed {
             true => format!("{} users (closed loop)", tick(self.offered)),
             false => format!("{} requests/s", tick(self.offered)),
@@ -199,7 +209,10 @@ impl<'a> ArmView<'a> {
     }
     /// Measured requests of all repeats.
     pub fn measured(&self) -> impl Iterator<Item = &'a RequestRecord> {
-        self.runs.iter().flat_map(|(run, _)| &run.records).filter(|record| record.is_measured())
+        self.runs
+            .iter()
+            .flat_map(|(run, _)| &run.records)
+            .filter(|record| record.is_measured())
     }
     pub fn completed(&self) -> impl Iterator<Item = &'a RequestRecord> {
         self.measured().filter(|record| record.is_completed())

@@ -42,13 +42,20 @@ pub fn of_arm(metric: Metric, runs: &[&Run], frame: &ArmFrame<'_>) -> Option<Arm
     }
     let (value, repeats) = (mean(&values), values.len() as f64);
     let mut random = StdRng::seed_from_u64(frame.seed);
-    let again: Vec<f64> = (0..RESAMPLES).filter_map(|_| resample(&observed, &mut random)).collect();
+    let again: Vec<f64> = (0..RESAMPLES)
+        .filter_map(|_| resample(&observed, &mut random))
+        .collect();
     let quantile = 1.0 - CHANCE / 2.0;
     let within = Normal::standard().inverse_cdf(quantile) * variance(&again).sqrt();
-    let between = StudentsT::new(0.0, 1.0, repeats - 1.0)
-        .map_or(0.0, |student| student.inverse_cdf(quantile) * (variance(&values) / repeats).sqrt());
+    let between = StudentsT::new(0.0, 1.0, repeats - 1.0).map_or(0.0, |student| {
+        student.inverse_cdf(quantile) * (variance(&values) / repeats).sqrt()
+    });
     // On the scale of logarithms, so that no end is below zero.
-    let reach = if value > 0.0 { (between.hypot(within) / value).exp() } else { 1.0 };
+    let reach = if value > 0.0 {
+        (between.hypot(within) / value).exp()
+    } else {
+        1.0
+    };
     Some(ArmInterval {
         value,
         low: value / reach,
@@ -66,7 +73,9 @@ fn resample(observed: &[Observed], random: &mut StdRng) -> Option<f64> {
     let values: Option<Vec<f64>> = observed
         .iter()
         .map(|one| {
-            let times = drawn.entry(one.requests()).or_insert_with(|| blocks(one.requests(), random));
+            let times = drawn
+                .entry(one.requests())
+                .or_insert_with(|| blocks(one.requests(), random));
             one.weighted(times)
         })
         .collect();
@@ -89,9 +98,15 @@ mod tests {
 
     #[test]
     fn equal_requests_leave_no_doubt_and_unequal_ones_do() {
-        let equal = run("a", (0..20).map(|id| later(request(id, &[40, 50]), f64::from(id))).collect());
+        let equal = run(
+            "a",
+            (0..20).map(|id| later(request(id, &[40, 50]), f64::from(id))).collect(),
+        );
         let found = ttft(&[&equal, &equal]).expect("a value");
-        assert!((found.low - 40.0).abs() < 1e-9 && (found.high - 40.0).abs() < 1e-9, "{found:?}");
+        assert!(
+            (found.low - 40.0).abs() < 1e-9 && (found.high - 40.0).abs() < 1e-9,
+            "{found:?}"
+        );
         let spread = run("b", (0..20).map(|id| request(id, &[u64::from(id) + 10, 90])).collect());
         let found = ttft(&[&spread]).expect("a value");
         assert!(found.low < found.value && found.value < found.high, "{found:?}");

@@ -51,12 +51,26 @@ impl Axis {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
         let (low, high) = if low <= high { (low, high) } else { (1.0, 10.0) };
         let steps = log_steps(low, high);
-        let low = steps.iter().rev().find(|step| **step <= low * 1.000_001).copied().unwrap_or(low);
-        let high = steps.iter().find(|step| **step >= high * 0.999_999).copied().unwrap_or(high);
+        let low = steps
+            .iter()
+            .rev()
+            .find(|step| **step <= low * 1.000_001)
+            .copied()
+            .unwrap_or(low);
+        let high = steps
+            .iter()
+            .find(|step| **step >= high * 0.999_999)
+            .copied()
+            .unwrap_or(high);
         let high = if high > low { high } else { low * 10.0 };
         let inside = |step: &f64| *step >= low * 0.999_999 && *step <= high * 1.000_001;
         let all: Vec<f64> = steps.into_iter().filter(inside).collect();
-        let thin = |leading: &[u32]| -> Vec<f64> { all.iter().copied().filter(|step| leading.contains(&leading_tenths(*step))).collect() };
+        let thin = |leading: &[u32]| -> Vec<f64> {
+            all.iter()
+                .copied()
+                .filter(|step| leading.contains(&leading_tenths(*step)))
+                .collect()
+        };
         let ticks = [&[10, 15, 20, 30, 40, 50, 70][..], &[10, 20, 50], &[10, 50], &[10]]
             .into_iter()
             .map(thin)
@@ -142,18 +156,32 @@ mod tests {
     #[test]
     fn ticks_are_round_and_cover_the_values() {
         assert_eq!(words(&Axis::linear("x", [0.3, 4.1])), ["0", "1", "2", "3", "4", "5"]);
-        assert_eq!(words(&Axis::between("x", 0.0, 100.0)), ["0", "20", "40", "60", "80", "100"]);
+        assert_eq!(
+            words(&Axis::between("x", 0.0, 100.0)),
+            ["0", "20", "40", "60", "80", "100"]
+        );
         assert_eq!(words(&Axis::log("x", [12.0, 180.0])), ["10", "20", "50", "100", "200"]);
-        assert_eq!(words(&Axis::log("x", [0.7, 20_000.0])), ["1", "10", "100", "1,000", "10,000"]);
+        assert_eq!(
+            words(&Axis::log("x", [0.7, 20_000.0])),
+            ["1", "10", "100", "1,000", "10,000"]
+        );
     }
 
     #[test]
     fn every_value_has_a_place_on_every_axis() {
         let odd = [0.0, -5.0, 1e-300, 1e300, f64::NAN, f64::INFINITY, 3.0];
-        for axis in [Axis::linear("x", odd), Axis::log("x", odd), Axis::linear("x", []), Axis::log("x", [])] {
+        for axis in [
+            Axis::linear("x", odd),
+            Axis::log("x", odd),
+            Axis::linear("x", []),
+            Axis::log("x", []),
+        ] {
             for value in odd {
                 let share = axis.share(value);
-                assert!(share.is_nan() == value.is_nan() || (0.0..=1.0).contains(&share), "{value}: {share}");
+                assert!(
+                    share.is_nan() == value.is_nan() || (0.0..=1.0).contains(&share),
+                    "{value}: {share}"
+                );
             }
             assert!((1..=40).contains(&axis.ticks().count()));
         }

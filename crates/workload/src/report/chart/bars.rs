@@ -59,7 +59,12 @@ impl Bars {
             }
         }
         svg.line("axis", (LEFT, bottom), (RIGHT, bottom));
-        svg.text("label", ((LEFT + RIGHT) / 2.0, bottom + 36.0), Anchor::Middle, &self.axis.label);
+        svg.text(
+            "label",
+            ((LEFT + RIGHT) / 2.0, bottom + 36.0),
+            Anchor::Middle,
+            &self.axis.label,
+        );
         svg.finish()
     }
 }

@@ -105,7 +105,12 @@ impl Plot {
         svg.line("axis", (LEFT, BOTTOM), (RIGHT, BOTTOM));
         svg.line("axis", (LEFT, TOP), (LEFT, BOTTOM));
         svg.text("label", (4.0, 14.0), Anchor::Start, &self.y.label);
-        svg.text("label", ((LEFT + RIGHT) / 2.0, HEIGHT - 8.0), Anchor::Middle, &self.x.label);
+        svg.text(
+            "label",
+            ((LEFT + RIGHT) / 2.0, HEIGHT - 8.0),
+            Anchor::Middle,
+            &self.x.label,
+        );
     }
 
     fn draw(&self, svg: &mut Svg, mark: &Mark) {
@@ -130,7 +135,11 @@ impl Plot {
                 let (x, _) = self.place((*x, 0.0));
                 svg.line("rule", (x, TOP), (x, BOTTOM));
                 let is_right = x > (LEFT + RIGHT) / 2.0;
-                let (at, anchor) = if is_right { (x - 4.0, Anchor::End) } else { (x + 4.0, Anchor::Start) };
+                let (at, anchor) = if is_right {
+                    (x - 4.0, Anchor::End)
+                } else {
+                    (x + 4.0, Anchor::Start)
+                };
                 svg.text("rule-label", (at, BOTTOM - 6.0), anchor, label);
             }
             // The limit lies outside: every value is on one side of it, and the table beside the picture says so.
@@ -139,9 +148,18 @@ impl Plot {
                 let (x, y) = self.place(*at);
                 svg.line(&format!("drop a{}", arm % ARM_STYLES), (x, y), (x, BOTTOM));
                 let is_right = x > RIGHT - 60.0;
-                let (at, anchor) = if is_right { (x - 4.0, Anchor::End) } else { (x + 4.0, Anchor::Start) };
+                let (at, anchor) = if is_right {
+                    (x - 4.0, Anchor::End)
+                } else {
+                    (x + 4.0, Anchor::Start)
+                };
                 let row = 14.0 * (arm % ARM_STYLES) as f64;
-                svg.text(&format!("drop-label t{}", arm % ARM_STYLES), (at, BOTTOM - 8.0 - row), anchor, label);
+                svg.text(
+                    &format!("drop-label t{}", arm % ARM_STYLES),
+                    (at, BOTTOM - 8.0 - row),
+                    anchor,
+                    label,
+                );
             }
         }
     }
@@ -161,7 +179,13 @@ impl Plot {
         svg.polyline(&format!("line {} a{}", dash.class(), arm % ARM_STYLES), &places, title);
         if *has_markers {
             for (place, (x, y)) in places.iter().zip(points) {
-                let value = format!("{title}: {} {}, {} {}", number(*x), self.x.label, number(*y), self.y.label);
+                let value = format!(
+                    "{title}: {} {}, {} {}",
+                    number(*x),
+                    self.x.label,
+                    number(*y),
+                    self.y.label
+                );
                 svg.marker(*arm, *place, &value);
             }
         }
@@ -174,6 +198,10 @@ fn beside(svg: &mut Svg, (x, y): (f64, f64), label: &str) {
         return;
     }
     let width = CHARACTER * label.chars().count() as f64;
-    let (at, anchor) = if x + 10.0 + width > WIDTH { (x - 10.0, Anchor::End) } else { (x + 10.0, Anchor::Start) };
+    let (at, anchor) = if x + 10.0 + width > WIDTH {
+        (x - 10.0, Anchor::End)
+    } else {
+        (x + 10.0, Anchor::Start)
+    };
     svg.text("point-label", (at, y + 4.0), anchor, label);
 }

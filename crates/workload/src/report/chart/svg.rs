@@ -76,7 +76,10 @@ impl Svg {
     }
 
     pub fn circle(&mut self, class: &str, (x, y): (f64, f64), radius: f64) {
-        let _ = write!(self.body, r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="{radius:.1}"/>"#);
+        let _ = write!(
+            self.body,
+            r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="{radius:.1}"/>"#
+        );
     }
 
     pub fn rect(&mut self, class: &str, rect: &Rect, title: &str) {

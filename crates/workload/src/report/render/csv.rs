@@ -15,7 +15,11 @@ pub fn lines(comparison: &Comparison) -> String {
     let mut out = format!("{HEADER},{FURTHER}\n");
     for shape in &comparison.shapes {
         for run in &shape.runs {
-            let model = run.run.environment.get("model").or_else(|| comparison.environment.get("model"));
+            let model = run
+                .run
+                .environment
+                .get("model")
+                .or_else(|| comparison.environment.get("model"));
             let model = model.and_then(|model| model.as_str()).unwrap_or("");
             for record in &run.run.records {
                 let line = Line {
@@ -76,13 +80,17 @@ impl Line<'_> {
             ms(Some(record.lag_ms())),
             ms(record.tpot_ms()),
             ms(record.gaps_ms().reduce(f64::max)),
-            record.cached_tokens.map_or_else(String::new, |tokens| tokens.to_string()),
+            record
+                .cached_tokens
+                .map_or_else(String::new, |tokens| tokens.to_string()),
             text(server.prefill_node.as_deref().unwrap_or("")),
             text(server.decode_node.as_deref().unwrap_or("")),
             text(server.local_prefill.as_deref().unwrap_or("")),
             server.kv_bytes.map_or_else(String::new, |bytes| bytes.to_string()),
             ms(server.kv_transfer_ms),
-            record.output_hash.map_or_else(String::new, |hash| format!("{hash:016x}")),
+            record
+                .output_hash
+                .map_or_else(String::new, |hash| format!("{hash:016x}")),
         ];
         let _ = writeln!(out, "{}", cells.join(","));
     }
@@ -95,7 +103,11 @@ fn ms(value: Option<f64>) -> String {
 /// A text cell (RFC 4180). A spreadsheet would run a text that begins like a formula, so that one gets an apostrophe.
 fn text(value: &str) -> String {
     let is_formula = value.starts_with(['=', '+', '-', '@', '\t', '\r']);
-    let value = if is_formula { format!("'{value}") } else { value.to_owned() };
+    let value = if is_formula {
+        format!("'{value}")
+    } else {
+        value.to_owned()
+    };
     match value.contains(['"', ',', '\n', '\r']) {
         true => format!("\"{}\"", value.replace('"', "\"\"")),
         false => value,
@@ -124,7 +136,12 @@ mod tests {
         let comparison = crate::report::synthetic::comparison(1);
         let lines = lines(&comparison);
         let columns = lines.lines().next().expect("a header").split(',').count();
-        let requests: usize = comparison.shapes.iter().flat_map(|shape| &shape.runs).map(|run| run.run.records.len()).sum();
+        let requests: usize = comparison
+            .shapes
+            .iter()
+            .flat_map(|shape| &shape.runs)
+            .map(|run| run.run.records.len())
+            .sum();
         assert_eq!(lines.lines().count(), requests + 1);
         assert!(lines.lines().all(|line| line.split(',').count() == columns));
     }

@@ -38,7 +38,12 @@ pub fn page(page: &Page<'_>) -> String {
     }
     out.push_str("<nav aria-label=\"Sections\"><ol>\n");
     for section in page.sections {
-        let _ = writeln!(out, "<li><a href=\"#{}\">{}</a></li>", section.id, escape(section.title));
+        let _ = writeln!(
+            out,
+            "<li><a href=\"#{}\">{}</a></li>",
+            section.id,
+            escape(section.title)
+        );
     }
     out.push_str("</ol></nav>\n</header>\n<main>\n");
     for section in page.sections {
@@ -66,7 +71,12 @@ fn write_block(out: &mut String, block: &Block) {
         Block::Text(text) => writeln!(out, "<p>{}</p>", escape(text)),
         Block::Verdict(text) => {
             let (head, figures) = verdict_parts(text);
-            writeln!(out, "<p class=\"verdict\"><strong>{}</strong>{}</p>", escape(head), escape(figures))
+            writeln!(
+                out,
+                "<p class=\"verdict\"><strong>{}</strong>{}</p>",
+                escape(head),
+                escape(figures)
+            )
         }
         Block::Empty(text) => writeln!(out, "<p class=\"empty\">{}</p>", escape(text)),
         Block::Code(text) => writeln!(out, "<pre tabindex=\"0\"><code>{}</code></pre>", escape(text)),
@@ -147,14 +157,20 @@ fn swatch(swatch: Swatch) -> String {
             (rect, 14)
         }
     };
-    format!("<svg class=\"swatch\" viewBox=\"0 0 {width} 14\" width=\"{width}\" height=\"14\" aria-hidden=\"true\">{drawing}</svg>")
+    format!(
+        "<svg class=\"swatch\" viewBox=\"0 0 {width} 14\" width=\"{width}\" height=\"14\" aria-hidden=\"true\">{drawing}</svg>"
+    )
 }
 
 fn write_picture(out: &mut String, picture: &Picture) {
     let class = if picture.is_wide { "wide" } else { "small" };
     let caption = escape(&picture.caption);
     // A wide picture scrolls in its box, and what scrolls must be reachable by keyboard.
-    let focus = if picture.is_wide { format!(" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"") } else { String::new() };
+    let focus = if picture.is_wide {
+        format!(" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"")
+    } else {
+        String::new()
+    };
     let _ = writeln!(
         out,
         "<figure class=\"{class}\"><div class=\"scroll\"{focus}>{}</div><figcaption>{caption}</figcaption></figure>",
@@ -170,7 +186,12 @@ fn write_table(out: &mut String, table: &Table) {
     );
     let class = |is_number: bool| if is_number { " class=\"n\"" } else { "" };
     for column in &table.columns {
-        let _ = write!(out, "<th scope=\"col\"{}>{}</th>", class(column.is_number), escape(&column.name));
+        let _ = write!(
+            out,
+            "<th scope=\"col\"{}>{}</th>",
+            class(column.is_number),
+            escape(&column.name)
+        );
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for row in &table.rows {

@@ -8,7 +8,8 @@ use crate::summary::Summary;
 /// The HTML stays below about 3 MB with this much of data.
 const BYTES_MAX: usize = 1_500_000;
 
-const WITHOUT_TOKENS: &str = "The time of each token is left out because the file would be too large. The JSON beside this file has it.";
+const WITHOUT_TOKENS: &str =
+    "The time of each token is left out because the file would be too large. The JSON beside this file has it.";
 const WITHOUT_REQUESTS: &str = "The requests are left out because the file would be too large: each run has a summary instead. The JSON \
                                 beside this file has them.";
 
@@ -21,7 +22,12 @@ fn embedded_within(comparison: &Comparison, bytes_max: usize) -> String {
     let whole = || json!({"left_out": Value::Null, "comparison": comparison});
     let without_tokens = || {
         let mut smaller = comparison.clone();
-        for record in smaller.shapes.iter_mut().flat_map(|shape| &mut shape.runs).flat_map(|run| &mut run.run.records) {
+        for record in smaller
+            .shapes
+            .iter_mut()
+            .flat_map(|shape| &mut shape.runs)
+            .flat_map(|run| &mut run.run.records)
+        {
             record.tokens = Vec::new();
         }
         json!({"left_out": WITHOUT_TOKENS, "comparison": smaller})
@@ -55,8 +61,12 @@ mod tests {
     #[test]
     fn what_is_too_large_is_left_out_and_named() {
         let comparison = synthetic::comparison(1);
-        let whole = json!({"left_out": Value::Null, "comparison": comparison}).to_string().len();
-        let read = |bytes_max: usize| -> Value { serde_json::from_str(&embedded_within(&comparison, bytes_max)).expect("JSON") };
+        let whole = json!({"left_out": Value::Null, "comparison": comparison})
+            .to_string()
+            .len();
+        let read = |bytes_max: usize| -> Value {
+            serde_json::from_str(&embedded_within(&comparison, bytes_max)).expect("JSON")
+        };
         let records = |value: &Value| value["comparison"]["shapes"][0]["runs"][0]["run"]["records"].clone();
         assert!(records(&read(whole))[0]["tokens"][0].is_object());
         assert_eq!(records(&read(whole - 1))[0]["tokens"], json!([]));

@@ -89,11 +89,21 @@ fn grid(table: &Table) -> String {
         let _ = writeln!(out, "{}:\n", inline(&table.caption));
     }
     let names: Vec<String> = table.columns.iter().map(|column| inline(&column.name)).collect();
-    let rules: Vec<&str> = table.columns.iter().map(|column| if column.is_number { "--:" } else { "---" }).collect();
+    let rules: Vec<&str> = table
+        .columns
+        .iter()
+        .map(|column| if column.is_number { "--:" } else { "---" })
+        .collect();
     let _ = writeln!(out, "| {} |\n|{}|", names.join(" | "), rules.join("|"));
     for row in &table.rows {
         let cells: Vec<String> = row.cells.iter().map(|cell| inline(cell)).collect();
-        let bold = |cell: &String| if cell.is_empty() { String::new() } else { format!("**{cell}**") };
+        let bold = |cell: &String| {
+            if cell.is_empty() {
+                String::new()
+            } else {
+                format!("**{cell}**")
+            }
+        };
         let cells = match row.tone {
             Tone::Chosen => cells.iter().map(bold).collect(),
             _ => cells,
@@ -112,7 +122,10 @@ mod tests {
     fn outside_text_cannot_leave_its_cell_or_its_fence() {
         let mut table = Table::new("a|b", &["x", "#y"]);
         table.row(vec!["c|d\n| e".to_owned(), "<b>`1`".to_owned()]);
-        assert_eq!(grid(&table), "a\\|b:\n\n| x | y |\n|---|--:|\n| c\\|d \\| e | \\<b\\>\\`1\\` |");
+        assert_eq!(
+            grid(&table),
+            "a\\|b:\n\n| x | y |\n|---|--:|\n| c\\|d \\| e | \\<b\\>\\`1\\` |"
+        );
         assert_eq!(code("a```b"), "````\na```b\n````");
     }
 }

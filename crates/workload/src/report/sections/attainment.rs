@@ -152,7 +152,10 @@ fn against_scale(load: &LoadView<'_>, slo: &Slo, shape: &str) -> Picture {
     }
     let name = short(shape);
     let plot = Plot {
-        title: format!("SLO attainment against the scale of both limits at {}, shape {name}", load.words()),
+        title: format!(
+            "SLO attainment against the scale of both limits at {}, shape {name}",
+            load.words()
+        ),
         x: Axis::log("both limits multiplied by (no unit)", SCALES),
         y: Axis::between("requests within both limits, %", 0.0, 100.0),
         marks,
@@ -198,7 +201,11 @@ fn figures(view: &View<'_>, shape: &ShapeView<'_>) -> Table {
         for (at, (rate, view)) in curve.iter().enumerate() {
             let mut cells = vec![short(view.name), number(*rate), number(rate / view.per().count())];
             cells.extend(LIMITS.map(|(_, _, of)| percent(view.mean(of))));
-            cells.push(if at == 0 { maybe(crossing(&points)) } else { String::new() });
+            cells.push(if at == 0 {
+                maybe(crossing(&points))
+            } else {
+                String::new()
+            });
             table.row(cells);
         }
     }
@@ -211,7 +218,10 @@ mod tests {
 
     #[test]
     fn the_crossing_lies_where_the_line_between_two_loads_meets_the_wanted_share() {
-        assert_eq!(crossing(&[(1.0, 100.0), (2.0, 95.0), (4.0, 85.0), (5.0, 99.0)]), Some(3.0));
+        assert_eq!(
+            crossing(&[(1.0, 100.0), (2.0, 95.0), (4.0, 85.0), (5.0, 99.0)]),
+            Some(3.0)
+        );
         assert_eq!(crossing(&[(1.0, 100.0), (2.0, 95.0)]), None);
         assert_eq!(crossing(&[(1.0, 50.0), (2.0, 40.0)]), None);
     }

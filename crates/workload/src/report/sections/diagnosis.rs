@@ -34,8 +34,15 @@ pub fn section(view: &View<'_>) -> Section {
     });
     section.heading("What to know of these figures");
     let mut warnings = Table::new("Warnings", &["warning"]);
-    let runs: Vec<&Run> = view.comparison.shapes.iter().flat_map(|shape| &shape.runs).map(|run| &run.run).collect();
-    let has_prediction = view.comparison.hypothesis.is_some() || view.comparison.environment.contains_key("predictions");
+    let runs: Vec<&Run> = view
+        .comparison
+        .shapes
+        .iter()
+        .flat_map(|shape| &shape.runs)
+        .map(|run| &run.run)
+        .collect();
+    let has_prediction =
+        view.comparison.hypothesis.is_some() || view.comparison.environment.contains_key("predictions");
     let context = Context {
         has_prediction,
         ..Context::default()
@@ -49,7 +56,11 @@ pub fn section(view: &View<'_>) -> Section {
         }
     }
     for (words, count) in seen {
-        let times = if count > 1 { format!(" ({count} runs)") } else { String::new() };
+        let times = if count > 1 {
+            format!(" ({count} runs)")
+        } else {
+            String::new()
+        };
         warnings.row(vec![format!("{words}{times}")]);
     }
     section.table_or(warnings, "No habit that misleads was found in these runs.");
@@ -80,23 +91,35 @@ fn patterns(view: &View<'_>, shape: &ShapeView<'_>, arm: &ArmView<'_>, table: &m
             Shown::NotShown => (Tone::Plain, "○ not shown"),
             Shown::NotMeasured => (Tone::Faint, "– not measured"),
         };
-        let response = if found.shown == Shown::Shown { found.first_response } else { String::new() };
+        let response = if found.shown == Shown::Shown {
+            found.first_response
+        } else {
+            String::new()
+        };
         let pattern = match serde_json::to_value(found.pattern) {
             Ok(Value::String(name)) => name.replace('_', " "),
             _ => String::new(),
         };
-        table.toned(tone, vec![pattern, short(arm.name), state.to_owned(), found.evidence, response]);
+        table.toned(
+            tone,
+            vec![pattern, short(arm.name), state.to_owned(), found.evidence, response],
+        );
     }
 }
 
 fn prediction(view: &View<'_>, arm: &ArmView<'_>) -> Option<Prediction> {
     let fact = |name: &str| view.fact(arm, name);
-    Prediction::decode(fact("weights_bytes").or_else(|| fact("model_bytes"))?, fact("memory_bytes_per_s")?)
+    Prediction::decode(
+        fact("weights_bytes").or_else(|| fact("model_bytes"))?,
+        fact("memory_bytes_per_s")?,
+    )
 }
 
 /// The limits of the comparison as a contract for the first repeat's figures.
 fn step(view: &View<'_>, arm: &ArmView<'_>) -> String {
-    let Some((_, summary)) = arm.runs.first() else { return String::new() };
+    let Some((_, summary)) = arm.runs.first() else {
+        return String::new();
+    };
     let contract = Contract {
         ttft_ms_p95_max: Some(view.comparison.slo.ttft_ms_max),
         tpot_ms_p95_max: Some(view.comparison.slo.itl_ms_max),

@@ -85,17 +85,23 @@ fn curve(samples: &Samples) -> Vec<(f64, f64)> {
     let body = (0..198).map(|step| f64::from(step) / 2.0);
     let tail = (0..=20).map(|step| 99.0 + f64::from(step) / 20.0);
     let percents = body.chain(tail);
-    percents.filter_map(|percent| Some((samples.percentile(percent)?, percent))).collect()
+    percents
+        .filter_map(|percent| Some((samples.percentile(percent)?, percent)))
+        .collect()
 }
 
 fn figures(load: &LoadView<'_>) -> Table {
     let mut table = Table::new(
         format!("Percentiles at {}, in ms", load.words()),
-        &["metric", "arm", "#samples", "#mean", "#p50", "#p90", "#p95", "#p99", "#max"],
+        &[
+            "metric", "arm", "#samples", "#mean", "#p50", "#p90", "#p95", "#p99", "#max",
+        ],
     );
     for (name, _, samples) in METRICS {
         for arm in &load.arms {
-            let Some(all) = samples(arm).distribution() else { continue };
+            let Some(all) = samples(arm).distribution() else {
+                continue;
+            };
             let mut cells = vec![name.to_owned(), short(arm.name), number(all.count as f64)];
             cells.extend([all.mean, all.p50, all.p90, all.p95, all.p99, all.max].map(number));
             table.row(cells);

@@ -47,7 +47,10 @@ pub fn section(view: &View<'_>) -> Section {
         let cells = |state: &str, how: &str| vec![name.to_owned(), state.to_owned(), how.to_owned()];
         match value {
             Some(how) if !missing.contains(&name) => table.toned(Tone::Good, cells("✓ stated", how)),
-            _ => table.toned(Tone::Bad, cells("✗ missing", "Nothing is recorded. No verdict without it.")),
+            _ => table.toned(
+                Tone::Bad,
+                cells("✗ missing", "Nothing is recorded. No verdict without it."),
+            ),
         }
     }
     section.blocks.push(Block::Table(table));

@@ -48,7 +48,12 @@ pub fn section(view: &View<'_>) -> Section {
 }
 
 fn long_from(load: &LoadView<'_>) -> u32 {
-    let longest = load.arms.iter().flat_map(ArmView::measured).map(|record| record.prompt_tokens).max();
+    let longest = load
+        .arms
+        .iter()
+        .flat_map(ArmView::measured)
+        .map(|record| record.prompt_tokens)
+        .max();
     (f64::from(longest.unwrap_or(0)) * LONG_SHARE).ceil() as u32
 }
 
@@ -109,7 +114,9 @@ fn columns(first: &'static str) -> [&'static str; 6] {
 
 fn add(table: &mut Table, row: &str, arm: &ArmView<'_>, gaps: impl Iterator<Item = f64>) {
     let samples = Samples::new(gaps);
-    let (Some(p50), Some(p99)) = (samples.percentile(50.0), samples.percentile(99.0)) else { return };
+    let (Some(p50), Some(p99)) = (samples.percentile(50.0), samples.percentile(99.0)) else {
+        return;
+    };
     table.row(vec![
         row.to_owned(),
         short(arm.name),
@@ -122,13 +129,22 @@ fn add(table: &mut Table, row: &str, arm: &ArmView<'_>, gaps: impl Iterator<Item
 
 fn by_prompts(load: &LoadView<'_>, gaps: &[(&ArmView<'_>, Vec<Gap>)], long_from: u32) -> Table {
     let mut table = Table::new(
-        format!("ITL of running streams beside prompts that are computed, {}", load.words()),
+        format!(
+            "ITL of running streams beside prompts that are computed, {}",
+            load.words()
+        ),
         &columns("beside"),
     );
     let rows = [
         (Prompts::None, "no prompt".to_owned()),
-        (Prompts::Short, format!("prompts below {} tokens", tick(f64::from(long_from)))),
-        (Prompts::Long, format!("a prompt of {} tokens or more", tick(f64::from(long_from)))),
+        (
+            Prompts::Short,
+            format!("prompts below {} tokens", tick(f64::from(long_from))),
+        ),
+        (
+            Prompts::Long,
+            format!("a prompt of {} tokens or more", tick(f64::from(long_from))),
+        ),
     ];
     for (prompts, name) in rows {
         for (arm, gaps) in gaps {
@@ -152,7 +168,10 @@ fn by_streams(load: &LoadView<'_>, gaps: &[(&ArmView<'_>, Vec<Gap>)]) -> Table {
             _ => format!("{from} to {to}"),
         };
         for (arm, gaps) in gaps {
-            let of = gaps.iter().filter(|gap| (from..=to).contains(&gap.streams)).map(|gap| gap.ms);
+            let of = gaps
+                .iter()
+                .filter(|gap| (from..=to).contains(&gap.streams))
+                .map(|gap| gap.ms);
             add(&mut table, &name, arm, of);
         }
         from = to.saturating_add(1);
@@ -171,8 +190,14 @@ mod tests {
         long.prompt_tokens = 2_000;
         // The stream has gaps of 10, 10, 60 and 10 ms; the long prompt waits from 25 to 85 ms.
         let gaps = gaps_of(&run("a", vec![request(1, &[10, 20, 30, 90, 100]), long]), 1_000);
-        let seen: Vec<(f64, usize, Prompts)> = gaps.iter().map(|gap| (gap.ms.round(), gap.streams, gap.prompts)).collect();
+        let seen: Vec<(f64, usize, Prompts)> = gaps
+            .iter()
+            .map(|gap| (gap.ms.round(), gap.streams, gap.prompts))
+            .collect();
         let (none, long) = (Prompts::None, Prompts::Long);
-        assert_eq!(seen, [(10.0, 1, none), (10.0, 2, long), (60.0, 1, none), (10.0, 1, none)]);
+        assert_eq!(
+            seen,
+            [(10.0, 1, none), (10.0, 2, long), (60.0, 1, none), (10.0, 1, none)]
+        );
     }
 }

@@ -48,7 +48,9 @@ fn table(load: &LoadView<'_>) -> Table {
     let mut from = 1;
     for to in LENGTHS {
         for arm in &load.arms {
-            let inside = arm.completed().filter(|record| (from..=to).contains(&record.prompt_tokens));
+            let inside = arm
+                .completed()
+                .filter(|record| (from..=to).contains(&record.prompt_tokens));
             let handoffs: Vec<Handoff> = inside.filter_map(handoff).collect();
             if handoffs.is_empty() {
                 continue;

@@ -48,14 +48,27 @@ pub fn section(view: &View<'_>) -> Section {
 }
 
 fn columns(caption: &str) -> Table {
-    Table::new(caption, &["what", "arm", "#predicted", "#measured", "unit", "#measured by predicted", "reading"])
+    Table::new(
+        caption,
+        &[
+            "what",
+            "arm",
+            "#predicted",
+            "#measured",
+            "unit",
+            "#measured by predicted",
+            "reading",
+        ],
+    )
 }
 
 fn given(view: &View<'_>) -> Table {
     let mut table = columns("Predictions that were made before");
     let list = view.comparison.environment.get("predictions").and_then(Value::as_array);
     for prediction in list.into_iter().flatten() {
-        let Ok(prediction) = Prediction::deserialize(prediction) else { continue };
+        let Ok(prediction) = Prediction::deserialize(prediction) else {
+            continue;
+        };
         let what = format!("{} ({})", short(&prediction.what), short(&prediction.from));
         let ratio = prediction.measured.map(|measured| measured / prediction.predicted);
         let reading = match ratio {
@@ -63,10 +76,25 @@ fn given(view: &View<'_>) -> Table {
             Some(_) => (Tone::Bad, "not as predicted"),
             None => (Tone::Plain, "not measured"),
         };
-        let cells = [maybe(Some(prediction.predicted)), maybe(prediction.measured), short(&prediction.unit)];
+        let cells = [
+            maybe(Some(prediction.predicted)),
+            maybe(prediction.measured),
+            short(&prediction.unit),
+        ];
         let [predicted, measured, unit] = cells;
         let ratio = ratio.map_or_else(|| "–".to_owned(), percent);
-        table.toned(reading.0, vec![what, "–".to_owned(), predicted, measured, unit, ratio, reading.1.to_owned()]);
+        table.toned(
+            reading.0,
+            vec![
+                what,
+                "–".to_owned(),
+                predicted,
+                measured,
+                unit,
+                ratio,
+                reading.1.to_owned(),
+            ],
+        );
     }
     table
 }
@@ -77,16 +105,31 @@ fn bounds(view: &View<'_>, arm: &ArmView<'_>, table: &mut Table) {
     let weights = fact("weights_bytes").or_else(|| fact("model_bytes"));
     if let (Some(weights), Some(bandwidth)) = (weights, fact("memory_bytes_per_s")) {
         let measured = arm.tpot_ms().percentile(50.0).map(|tpot| 1000.0 / tpot);
-        bound(table, ("tokens of one stream: bandwidth by weights", "tokens/s"), arm, (bandwidth / weights, measured));
+        bound(
+            table,
+            ("tokens of one stream: bandwidth by weights", "tokens/s"),
+            arm,
+            (bandwidth / weights, measured),
+        );
     }
     if let (Some(parameters), Some(flops)) = (fact("parameters"), fact("flops_per_s")) {
         let rates = Samples::new(arm.completed().filter_map(prefill_tokens_per_s)).percentile(50.0);
-        bound(table, ("prompt tokens: FLOP/s by 2 x parameters", "tokens/s"), arm, (flops / (2.0 * parameters), rates));
+        bound(
+            table,
+            ("prompt tokens: FLOP/s by 2 x parameters", "tokens/s"),
+            arm,
+            (flops / (2.0 * parameters), rates),
+        );
     }
     if let Some(link) = fact("link_bytes_per_s") {
         let rates = Samples::new(arm.completed().filter_map(kv_bytes_per_s)).percentile(50.0);
         if rates.is_some() {
-            bound(table, ("KV transfer: speed of the link", "GB/s"), arm, (link / 1e9, rates.map(|rate| rate / 1e9)));
+            bound(
+                table,
+                ("KV transfer: speed of the link", "GB/s"),
+                arm,
+                (link / 1e9, rates.map(|rate| rate / 1e9)),
+            );
         }
     }
 }
@@ -113,7 +156,10 @@ fn bound(table: &mut Table, (what, unit): (&str, &str), arm: &ArmView<'_>, (pred
 /// Prompt tokens that were computed, by the time of their forward passes.
 fn prefill_tokens_per_s(record: &RequestRecord) -> Option<f64> {
     let stages = &record.server.as_ref()?.stages;
-    let ms = stages.iter().find(|(name, _)| name == "prefill_forward").map(|(_, ms)| *ms)?;
+    let ms = stages
+        .iter()
+        .find(|(name, _)| name == "prefill_forward")
+        .map(|(_, ms)| *ms)?;
     let computed = record.prompt_tokens.saturating_sub(record.cached_tokens.unwrap_or(0));
     (ms > 0.0 && computed > 0).then(|| f64::from(computed) / ms * 1e3)
 }

@@ -14,10 +14,17 @@ pub fn section(view: &View<'_>) -> Section {
     section.blocks.push(Block::Code(comparison.command.clone()));
     let mut traces = Table::new("Traffic", &["shape", "traffic", "trace and seed hash"]);
     for shape in &comparison.shapes {
-        traces.row(vec![short(&shape.name), shape.traffic.clone(), short(&shape.trace_hash)]);
+        traces.row(vec![
+            short(&shape.name),
+            shape.traffic.clone(),
+            short(&shape.trace_hash),
+        ]);
     }
     section.table_or(traces, "No trace was recorded.");
-    let mut arms = Table::new("Resources", &["arm", "#cores", "#GPUs", "#memory", "#$ per hour", "source"]);
+    let mut arms = Table::new(
+        "Resources",
+        &["arm", "#cores", "#GPUs", "#memory", "#$ per hour", "source"],
+    );
     for arm in &comparison.arms {
         let resources = &arm.resources;
         arms.row(vec![
@@ -26,7 +33,12 @@ pub fn section(view: &View<'_>) -> Section {
             resources.gpus.to_string(),
             bytes(resources.memory_bytes as f64),
             resources.price_per_hour.map_or_else(|| "–".to_owned(), number),
-            if resources.is_measured { "measured" } else { "declared, not measured" }.to_owned(),
+            if resources.is_measured {
+                "measured"
+            } else {
+                "declared, not measured"
+            }
+            .to_owned(),
         ]);
     }
     section.table_or(arms, "No resources were recorded.");
@@ -68,7 +80,9 @@ fn differences(view: &View<'_>) -> Vec<Table> {
     let mut tables = Vec::new();
     for name in &view.arms {
         let runs = view.comparison.shapes.iter().flat_map(|shape| &shape.runs);
-        let Some(first) = runs.into_iter().find(|run| run.arm == *name) else { continue };
+        let Some(first) = runs.into_iter().find(|run| run.arm == *name) else {
+            continue;
+        };
         let mut facts = first.run.environment.clone();
         facts.retain(|key, fact| view.comparison.environment.get(key) != Some(fact));
         let table = environment(&format!("Facts of the first run of {}", short(name)), &facts);
@@ -82,7 +96,15 @@ fn differences(view: &View<'_>) -> Vec<Table> {
 fn usage(view: &View<'_>) -> Table {
     let mut table = Table::new(
         "Processor time and memory of the runs, measured part",
-        &["arm", "shape", "#repeat", "process", "#CPU, s", "#cores busy", "#memory"],
+        &[
+            "arm",
+            "shape",
+            "#repeat",
+            "process",
+            "#CPU, s",
+            "#cores busy",
+            "#memory",
+        ],
     );
     for shape in &view.comparison.shapes {
         for run in &shape.runs {

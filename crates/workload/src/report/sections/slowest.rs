@@ -19,7 +19,16 @@ pub fn section(view: &View<'_>) -> Section {
         let Some(load) = shape.headline() else { return };
         let mut table = Table::new(
             format!("Slowest requests at {}", load.words()),
-            &["arm", "#total, ms", "#TTFT, ms", "#longest gap, ms", "#prompt tokens", "#output tokens", "cause", "request id"],
+            &[
+                "arm",
+                "#total, ms",
+                "#TTFT, ms",
+                "#longest gap, ms",
+                "#prompt tokens",
+                "#output tokens",
+                "cause",
+                "request id",
+            ],
         );
         load.arms.iter().for_each(|arm| add(&mut table, arm));
         section.table_or(table, "No request completed.");

@@ -47,7 +47,9 @@ pub fn section(view: &View<'_>) -> Section {
             swatch: Swatch::Box(class),
         });
         section.blocks.push(legend(items.collect()));
-        section.blocks.push(Block::Pictures(vec![picture(&rows, load, &shape.shape.name)]));
+        section
+            .blocks
+            .push(Block::Pictures(vec![picture(&rows, load, &shape.shape.name)]));
         section.blocks.push(Block::Figures(figures(&rows)));
     });
     section
@@ -66,7 +68,11 @@ fn rows(load: &LoadView<'_>) -> Vec<(String, Split)> {
 
 fn splits<'a>(arm: &ArmView<'a>) -> Vec<&'a RequestRecord> {
     let told = |record: &&RequestRecord| record.server.as_ref().is_some_and(|server| !server.stages.is_empty());
-    let mut records: Vec<&'a RequestRecord> = arm.completed().filter(told).filter(|record| record.ttft_ms().is_some()).collect();
+    let mut records: Vec<&'a RequestRecord> = arm
+        .completed()
+        .filter(told)
+        .filter(|record| record.ttft_ms().is_some())
+        .collect();
     let ttft = |record: &RequestRecord| record.ttft_ms().unwrap_or(0.0);
     records.sort_by(|a, b| ttft(a).total_cmp(&ttft(b)));
     records
@@ -84,7 +90,9 @@ fn split(record: &RequestRecord) -> Option<Split> {
     let mut seen: Vec<&str> = Vec::new();
     for (stage, ms) in &record.server.as_ref()?.stages {
         // A name comes a second time when the rest of the answer has a stage of the same name, as `egress` does.
-        let group = GROUPS.iter().position(|(_, _, stages)| stages.contains(&stage.as_str()));
+        let group = GROUPS
+            .iter()
+            .position(|(_, _, stages)| stages.contains(&stage.as_str()));
         if let Some(group) = group.filter(|_| !seen.contains(&stage.as_str())) {
             groups[group] += ms.max(0.0);
             seen.push(stage);
@@ -95,11 +103,18 @@ fn split(record: &RequestRecord) -> Option<Split> {
 }
 
 fn picture(rows: &[(String, Split)], load: &LoadView<'_>, shape: &str) -> Picture {
-    let classes: Vec<(&str, &str)> = GROUPS.iter().map(|(class, name, _)| (*class, *name)).chain([REST]).collect();
+    let classes: Vec<(&str, &str)> = GROUPS
+        .iter()
+        .map(|(class, name, _)| (*class, *name))
+        .chain([REST])
+        .collect();
     let caption = format!("Stages of TTFT at {}; shape: {}", load.words(), short(shape));
     let bars = Bars {
         title: caption.clone(),
-        axis: Axis::linear("time since the request was due, ms", rows.iter().map(|(_, split)| split.groups.iter().sum::<f64>())),
+        axis: Axis::linear(
+            "time since the request was due, ms",
+            rows.iter().map(|(_, split)| split.groups.iter().sum::<f64>()),
+        ),
         rows: rows
             .iter()
             .map(|(name, split)| Bar {
@@ -142,7 +157,13 @@ mod tests {
     #[test]
     fn stages_and_the_rest_add_up_to_ttft() {
         let mut record = request(1, &[100, 120]);
-        let stages = [("queue", 30.0), ("prefill_forward", 50.0), ("egress", 1.0), ("decode", 900.0), ("egress", 7.0)];
+        let stages = [
+            ("queue", 30.0),
+            ("prefill_forward", 50.0),
+            ("egress", 1.0),
+            ("decode", 900.0),
+            ("egress", 7.0),
+        ];
         record.server = Some(ServerRecord {
             stages: stages.map(|(name, ms)| (name.to_owned(), ms)).into(),
             ..ServerRecord::default()

@@ -56,7 +56,9 @@ fn cards(load: &LoadView<'_>) -> Vec<Card> {
 }
 
 fn card(arm: &ArmView<'_>) -> Card {
-    let topology = arm.declared.map(|declared| format!("{}, {}", kind(declared), short(&declared.topology)));
+    let topology = arm
+        .declared
+        .map(|declared| format!("{}, {}", kind(declared), short(&declared.topology)));
     let runs = match arm.runs.len() {
         1 => "1 run".to_owned(),
         count => format!("{count} runs"),
@@ -119,8 +121,14 @@ pub fn alerts(view: &View<'_>) -> Vec<String> {
             number(crate::summary::LAG_MS_P99_MAX)
         ));
     }
-    if view.comparison.environment.get("made_up").is_some_and(|value| value == true) {
-        alerts.push("Made-up data: a generator wrote these figures to show the report. They measure nothing.".to_owned());
+    if view
+        .comparison
+        .environment
+        .get("made_up")
+        .is_some_and(|value| value == true)
+    {
+        alerts
+            .push("Made-up data: a generator wrote these figures to show the report. They measure nothing.".to_owned());
     }
     alerts
 }

@@ -154,12 +154,24 @@ pub fn pareto(view: &View<'_>) -> Section {
                 number(point.user),
                 number(point.operator)
             ),
-            label: if is_on_front(point, &points) { tick(point.offered) } else { String::new() },
+            label: if is_on_front(point, &points) {
+                tick(point.offered)
+            } else {
+                String::new()
+            },
         });
         let plot = Plot {
-            title: format!("Output tokens per second for each {unit} against tokens per second for a user, shape {name}"),
-            x: Axis::near("output tokens/s for one user (1000 / median TPOT)", points.iter().map(|point| point.user)),
-            y: Axis::linear(format!("output tokens/s per {unit}"), points.iter().map(|point| point.operator)),
+            title: format!(
+                "Output tokens per second for each {unit} against tokens per second for a user, shape {name}"
+            ),
+            x: Axis::near(
+                "output tokens/s for one user (1000 / median TPOT)",
+                points.iter().map(|point| point.user),
+            ),
+            y: Axis::linear(
+                format!("output tokens/s per {unit}"),
+                points.iter().map(|point| point.operator),
+            ),
             marks: marks.collect(),
         };
         let Some(load) = shape.headline() else { return };
@@ -178,7 +190,9 @@ fn points<'a>(shape: &ShapeView<'a>) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     for load in &shape.loads {
         for arm in &load.arms {
-            let Some(tpot) = arm.tpot_ms().percentile(50.0).filter(|tpot| *tpot > 0.0) else { continue };
+            let Some(tpot) = arm.tpot_ms().percentile(50.0).filter(|tpot| *tpot > 0.0) else {
+                continue;
+            };
             points.push(Point {
                 arm: arm.arm,
                 name: arm.name,
@@ -204,7 +218,13 @@ fn is_on_front(point: &Point<'_>, points: &[Point<'_>]) -> bool {
 fn pareto_figures(points: &[Point<'_>]) -> Table {
     let mut table = Table::new(
         "Points of the Pareto picture",
-        &["arm", "load", "#tokens/s for a user", "#tokens/s per core or GPU", "on the front"],
+        &[
+            "arm",
+            "load",
+            "#tokens/s for a user",
+            "#tokens/s per core or GPU",
+            "on the front",
+        ],
     );
     for point in points {
         let is_on_front = is_on_front(point, points);

@@ -66,7 +66,9 @@ pub fn section(view: &View<'_>) -> Section {
 
 /// Measured requests with tokens, by due time: those around the longest gap.
 fn chosen<'a>(arm: &ArmView<'a>) -> Vec<&'a RequestRecord> {
-    let Some((run, _)) = arm.runs.first() else { return Vec::new() };
+    let Some((run, _)) = arm.runs.first() else {
+        return Vec::new();
+    };
     let mut records: Vec<&RequestRecord> = run
         .records
         .iter()
@@ -88,7 +90,11 @@ fn picture(arm: &ArmView<'_>, title: &str) -> Option<String> {
     let axis = Axis::linear("time, s", [since(end)]);
     let place = |at: Duration| LEFT + axis.share(since(at)) * (RIGHT - LEFT);
     let bottom = TOP + ROW * records.len() as f64 + 4.0;
-    let mut svg = Svg::new(WIDTH, bottom + 42.0, &format!("Time line of {} requests: {title}", records.len()));
+    let mut svg = Svg::new(
+        WIDTH,
+        bottom + 42.0,
+        &format!("Time line of {} requests: {title}", records.len()),
+    );
     svg.text("label", (4.0, 12.0), Anchor::Start, "prompt tokens");
     for (value, word) in axis.ticks() {
         let x = LEFT + axis.share(value) * (RIGHT - LEFT);
@@ -99,7 +105,12 @@ fn picture(arm: &ArmView<'_>, title: &str) -> Option<String> {
     for (row, record) in records.iter().enumerate() {
         let y = TOP + ROW * (row as f64 + 0.5);
         if row % 2 == 0 {
-            svg.text("row-name", (LEFT - 6.0, y + 3.0), Anchor::End, &record.prompt_tokens.to_string());
+            svg.text(
+                "row-name",
+                (LEFT - 6.0, y + 3.0),
+                Anchor::End,
+                &record.prompt_tokens.to_string(),
+            );
         }
         for (band, from, to) in pieces(record) {
             let x = place(from);

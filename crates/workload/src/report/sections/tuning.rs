@@ -15,14 +15,29 @@ pub fn section(view: &View<'_>) -> Section {
     }
     section.text("Each arm got a sweep of its own. The chosen point is marked, and rejected ones are kept.");
     for arm in &view.comparison.arms {
-        section.heading(format!("{} ({}, {})", short(&arm.name), kind(arm), short(&arm.topology)));
+        section.heading(format!(
+            "{} ({}, {})",
+            short(&arm.name),
+            kind(arm),
+            short(&arm.topology)
+        ));
         section.text(format!("Settings: {}", settings(&arm.settings)));
         let mut table = Table::new(
             format!("Points tried for {}", short(&arm.name)),
-            &["settings", "#goodput, requests/s", "#TTFT p99, ms", "#ITL p99, ms", "choice"],
+            &[
+                "settings",
+                "#goodput, requests/s",
+                "#TTFT p99, ms",
+                "#ITL p99, ms",
+                "choice",
+            ],
         );
         for point in &arm.tuning {
-            let (tone, choice) = if point.is_chosen { (Tone::Chosen, "chosen") } else { (Tone::Faint, "rejected") };
+            let (tone, choice) = if point.is_chosen {
+                (Tone::Chosen, "chosen")
+            } else {
+                (Tone::Faint, "rejected")
+            };
             table.toned(
                 tone,
                 vec![

@@ -18,12 +18,17 @@ pub fn section(view: &View<'_>) -> Section {
         );
         if view.subject == Subject::Comparison {
             let none = "No two arms were contrasted on this shape.";
-            let (here, elsewhere): (Vec<&Contrast>, Vec<&Contrast>) =
-                shape.shape.contrasts.iter().partition(|contrast| is_same_load(contrast.load, load.offered));
+            let (here, elsewhere): (Vec<&Contrast>, Vec<&Contrast>) = shape
+                .shape
+                .contrasts
+                .iter()
+                .partition(|contrast| is_same_load(contrast.load, load.offered));
             let caption = format!("What the intervals say of each candidate at {}", load.words());
             section.table_or(contrasts(&caption, &here), none);
             if !elsewhere.is_empty() {
-                section.blocks.push(Block::Figures(contrasts("Contrasts at the other loads", &elsewhere)));
+                section
+                    .blocks
+                    .push(Block::Figures(contrasts("Contrasts at the other loads", &elsewhere)));
             }
             section.text(
                 "Findings count for all contrasts together (Holm 1979), and effects that are too small to matter count as none. So \
@@ -73,7 +78,12 @@ fn arms(load: &LoadView<'_>) -> Table {
             count(|counts| counts.refused),
             count(|counts| counts.failed),
             count(|counts| counts.cancelled),
-            number(arm.runs.iter().map(|(_, summary)| summary.lag.ms_p99).fold(0.0, f64::max)),
+            number(
+                arm.runs
+                    .iter()
+                    .map(|(_, summary)| summary.lag.ms_p99)
+                    .fold(0.0, f64::max),
+            ),
         ]);
     }
     table
@@ -131,7 +141,9 @@ fn contrasts(caption: &str, contrasts: &[&Contrast]) -> Table {
 
 /// The name of a metric in words, with its unit.
 fn metric(name: &str) -> String {
-    let latency = name.split_once("_ms_p").map(|(what, percent)| (what.to_uppercase(), percent));
+    let latency = name
+        .split_once("_ms_p")
+        .map(|(what, percent)| (what.to_uppercase(), percent));
     match (name, latency) {
         (_, Some((what, percent))) => format!("{} p{}, ms", short(&what), short(percent)),
         ("goodput", _) => "goodput, requests/s".to_owned(),
