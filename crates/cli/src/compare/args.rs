@@ -70,6 +70,9 @@ pub struct CompareArgs {
     /// Store the sweep that tuned the arms.
     #[arg(long, value_name = "FILE")]
     pub(super) save_tuning: Option<PathBuf>,
+    /// Leave every arm at the nodes' defaults, for a first look. There is no verdict then: an arm may lose by a bad setting.
+    #[arg(long, conflicts_with_all = ["tuning", "save_tuning"])]
+    pub(super) untuned: bool,
     /// Print what would run and how long it takes, and run nothing.
     #[arg(long)]
     pub(super) plan_only: bool,
@@ -98,7 +101,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) node_cores: Option<u32>,
     /// A cluster that runs already. Give two or more; nothing is started.
-    #[arg(long, value_name = "NAME=URL", requires = "facts", conflicts_with_all = ["arms", "tuning", "save_tuning", "engine", "node_cores"])]
+    #[arg(long, value_name = "NAME=URL", requires = "facts", conflicts_with_all = ["arms", "tuning", "save_tuning", "untuned", "engine", "node_cores"])]
     pub(super) arm: Vec<NamedUrl>,
     /// What those clusters have: cores, GPUs, memory, price (TOML; docs/how-to/compare-with-co-located-serving.md).
     #[arg(long, value_name = "FILE", requires = "arm")]

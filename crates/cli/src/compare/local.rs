@@ -112,10 +112,13 @@ impl Plan {
         let has_rates = !args.rates.is_empty();
         let loads = if has_rates { args.rates.len() } else { 2 } as u32;
         let counts = Counts {
-            cost: if stored.is_some() || cores < 2 { 0 } else { COST_RUNS },
-            tuning: match &stored {
-                Some(_) => 0,
-                None => tuning_runs(&kinds, cores).exit(Exit::Usage)?,
+            cost: match needs_costs(args, &kinds) && cores > 1 {
+                true => COST_RUNS,
+                false => 0,
+            },
+            tuning: match args.untuned || stored.is_some() {
+                true => 0,
+                false => tuning_runs(&kinds, cores).exit(Exit::Usage)?,
             },
             knee: if has_rates {
                 0
@@ -190,7 +193,9 @@ impl Plan {
             };
             if sweeps.is_none() {
                 let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-                sweeps = Some(self.tune(&mut preparation, traffic, highest, costs).await?);
+                let kinds = if args.untuned { Vec::new() } else { kinds(&self.arms) };
+                let load = (traffic, highest);
+                sweeps = Some(self.tune(&mut preparation, &kinds, load, costs).await?);
             }
             shapes.push(self.shape(traffic, &rates, &costs, args.seed)?);
         }
@@ -200,14 +205,14 @@ impl Plan {
     async fn tune(
         &self,
         preparation: &mut Preparation<'_>,
-        traffic: &Traffic,
-        rate: f64,
+        kinds: &[ArmKind],
+        (traffic, rate): (&Traffic, f64),
         costs: Costs,
     ) -> anyhow::Result<Sweeps> {
         let mut arms = Vec::new();
-        for kind in kinds(&self.arms) {
-            let sweep = sweep(kind, self.machine.node_cores(), costs.threshold_tokens())?;
-            arms.push(preparation.tune(kind, &sweep, (traffic, rate), &costs).await?);
+        for kind in kinds {
+            let sweep = sweep(*kind, self.machine.node_cores(), costs.threshold_tokens())?;
+            arms.push(preparation.tune(*kind, &sweep, (traffic, rate), &costs).await?);
         }
         Ok(Sweeps {
             date: today(),
@@ -238,7 +243,13 @@ impl Plan {
     fn points(&self, sweeps: &Sweeps, args: &CompareArgs) -> anyhow::Result<Vec<(String, ArmName, Point)>> {
         let of = |(name, arm): (String, &ArmName)| {
             let chosen = sweeps.arm(arm.kind()).and_then(|sweep| sweep.chosen());
-            let mut point = chosen.with_context(|| format!("no point was chosen for {name}"))?;
+            let untuned = args.untuned.then(|| {
+                let threshold = sweeps.costs.map_or(0, |costs| costs.threshold_tokens());
+                Point::default_of(arm.kind(), self.machine.node_cores(), threshold)
+            });
+            let mut point = chosen
+                .or(untuned)
+                .with_context(|| format!("no point was chosen for {name}"))?;
             if *arm == ArmName::NoChunking {
                 // A whole prompt in one step.
                 point.max_num_batched_tokens = args.max_model_len;
@@ -300,7 +311,7 @@ impl Plan {
             has_fresh_processes: true,
             order: order::words(self.arms.len()),
             incomplete: None,
-            tuned: Some(tuned),
+            tuned: (!args.untuned).then_some(tuned),
             same_edge: Some(format!(
                 "one binary (baton {}) with the same coordinator, tokenizer, HTTP path and routing policy in all arms",
                 crate::version::VERSION
@@ -332,6 +343,11 @@ impl Plan {
         environment.insert("tuned_on".to_owned(), json!(sweeps.date));
         environment
     }
+}
+
+/// The threshold of a conditional arm comes from them, and without given rates the search of the knee begins there.
+fn needs_costs(args: &CompareArgs, kinds: &[ArmKind]) -> bool {
+    args.tuning.is_none() && (args.rates.is_empty() || kinds.contains(&ArmKind::Conditional))
 }
 
 /// The kinds that have to be tuned, each once.

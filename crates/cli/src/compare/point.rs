@@ -51,6 +51,18 @@ impl Point {
         }
     }
 
+    /// What an arm is before it is tuned.
+    pub fn default_of(kind: ArmKind, cores: u32, threshold: u32) -> Self {
+        match kind {
+            ArmKind::Disaggregated => Self::disaggregated(cores / 2),
+            ArmKind::Conditional => Self {
+                local_prefill_below_tokens: threshold,
+                ..Self::disaggregated(cores / 2)
+            },
+            ArmKind::CoLocated | ArmKind::External => Self::co_located(cores),
+        }
+    }
+
     pub fn topology(&self) -> Topology {
         match self.co_located_nodes {
             0 => Topology::Disaggregated {
