@@ -34,7 +34,10 @@ async fn two_arms_get_the_same_trace_give_the_same_outputs_and_no_verdict_when_n
     let words = "--engine stand-in --arms co-located,disaggregated --shape short --rates 30 --run-seconds 1 --repeats 1 --untuned";
     let words: Vec<&str> = words.split(' ').collect();
     let output = compare(&words, &folder).await;
-    let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (shown, said) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert_eq!(output.status.code(), Some(NO_VERDICT), "{shown}{said}");
     assert!(shown.contains("every_arm_tuned"), "{shown}{said}");
 
@@ -42,7 +45,15 @@ async fn two_arms_get_the_same_trace_give_the_same_outputs_and_no_verdict_when_n
     let report: Value = serde_json::from_str(&text).expect("JSON");
     let fairness = &report["fairness"];
     assert!(fairness["every_arm_tuned"].is_null() && fairness["order_and_repeats"].is_null());
-    for field in ["equal_resources", "same_edge", "same_trace", "outputs_equal", "one_token_per_event", "transfer_share", "pool_utilisation"] {
+    for field in [
+        "equal_resources",
+        "same_edge",
+        "same_trace",
+        "outputs_equal",
+        "one_token_per_event",
+        "transfer_share",
+        "pool_utilisation",
+    ] {
         assert!(fairness[field].is_string(), "{field} in {fairness}");
     }
     let shape = &report["shapes"][0];
@@ -50,8 +61,13 @@ async fn two_arms_get_the_same_trace_give_the_same_outputs_and_no_verdict_when_n
     assert!(shape["verdict"].as_str().expect("words").starts_with("No verdict"));
 
     let records = |arm: &str| -> Vec<Value> {
-        let runs = shape["runs"].as_array().expect("runs").iter().filter(|run| run["arm"] == arm);
-        runs.flat_map(|run| run["run"]["records"].as_array().expect("records").clone()).collect()
+        let runs = shape["runs"]
+            .as_array()
+            .expect("runs")
+            .iter()
+            .filter(|run| run["arm"] == arm);
+        runs.flat_map(|run| run["run"]["records"].as_array().expect("records").clone())
+            .collect()
     };
     let (whole, split) = (records("co-located"), records("disaggregated"));
     assert_eq!((whole.len(), split.len()), (30, 30));

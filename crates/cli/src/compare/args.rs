@@ -61,9 +61,10 @@ pub struct CompareArgs {
     /// Requests a second, instead of half the co-located arm's knee and the knee itself.
     #[arg(long, value_delimiter = ',', value_name = "RATE,..")]
     pub(super) rates: Vec<f64>,
-    /// When a request is good: first token and p99 of its own gaps within so many milliseconds.
-    #[arg(long, default_value = "1000:100", value_name = "TTFT:ITL")]
-    pub(super) slo: SloLimits,
+    /// When a request is good: first token and p99 of its own gaps within so many milliseconds [default: 1000:100; 2000:100 for
+    /// traces; 4000:100 with long-beside-streams]
+    #[arg(long, value_name = "TTFT:ITL")]
+    slo: Option<SloLimits>,
     /// Use the sweep that --save-tuning has stored.
     #[arg(long, value_name = "FILE", conflicts_with = "save_tuning")]
     pub(super) tuning: Option<PathBuf>,
@@ -187,17 +188,31 @@ impl FromStr for SloLimits {
     }
 }
 
-impl SloLimits {
-    pub fn slo(self) -> Slo {
-        Slo {
-            name: "custom".to_owned(),
-            ttft_ms_max: self.ttft_ms_max,
-            itl_ms_max: self.itl_ms_max,
-        }
-    }
-}
+/// Ten tokens a second are faster than most people read.
+const ITL_MS_MAX: f64 = 100.0;
+/// The longest prompts of a divided public trace take one core about a second on an idle node.
+const TTFT_MS_MAX_OF_TRACES: f64 = 2000.0;
 
 impl CompareArgs {
+    /// The limits that were given, or those of the shape with the longest prompts.
+    pub(super) fn slo(&self) -> Slo {
+        let own = self.shapes().into_iter().map(|shape| match shape {
+            ShapeName::LongBesideStreams => 4000.0,
+            ShapeName::AzureConversation | ShapeName::Mooncake | ShapeName::All => TTFT_MS_MAX_OF_TRACES,
+            ShapeName::Short | ShapeName::Conversations => 1000.0,
+        });
+        let traces = self.trace.as_ref().map(|_| TTFT_MS_MAX_OF_TRACES);
+        let limits = self.slo.unwrap_or(SloLimits {
+            ttft_ms_max: own.chain(traces).fold(0.0, f64::max),
+            itl_ms_max: ITL_MS_MAX,
+        });
+        Slo {
+            name: "custom".to_owned(),
+            ttft_ms_max: limits.ttft_ms_max,
+            itl_ms_max: limits.itl_ms_max,
+        }
+    }
+
     pub(super) fn limit(&self) -> Option<Duration> {
         let minutes = self.time_limit.map(|minutes| Duration::from_secs(minutes * 60));
         minutes.or(self.quick.then_some(QUICK))
@@ -307,6 +322,10 @@ mod tests {
         }
         let args = parse("--arm a=http://h:1 --arm b=http://h:2 --facts f --slo 300:50.5").expect("deployed");
         assert_eq!(args.arm[1].name, "b");
-        assert_eq!(args.slo.slo().itl_ms_max, 50.5);
+        assert_eq!(args.slo().itl_ms_max, 50.5);
+        let default = |words| parse(words).expect("a shape").slo().ttft_ms_max;
+        assert_eq!(default("--shape short"), 1000.0);
+        assert_eq!(default("--shape short,long-beside-streams"), 4000.0);
+        assert_eq!(default("--trace t.csv"), 2000.0);
     }
 }

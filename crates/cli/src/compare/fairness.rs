@@ -266,7 +266,7 @@ fn transfer_share(comparison: &Comparison) -> Option<String> {
         let bytes: u64 = moved.iter().map(|(_, _, bytes)| bytes).sum();
         let shares = Samples::new(moved.iter().map(|(transfer, ttft, _)| transfer / ttft.max(1e-6)));
         words.push(format!(
-            "{arm}: {} handoffs moved {:.1} MB of KV; a transfer took {:.1} % of its request's TTFT (median), most of it before the first token",
+            "{arm}: {} handoffs moved {:.1} MB of KV; a transfer took {:.1} % of its request's TTFT (median)",
             moved.len(),
             bytes as f64 / 1e6,
             shares.percentile(50.0).unwrap_or(0.0) * 100.0

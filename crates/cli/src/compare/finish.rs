@@ -48,7 +48,7 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         date: today(),
         command: command.unwrap_or("baton compare").to_owned(),
         hypothesis: args.hypothesis.clone(),
-        slo: args.slo.slo(),
+        slo: args.slo(),
         arms,
         shapes: measured.shapes,
         fairness: Fairness::default(),

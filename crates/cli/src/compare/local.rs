@@ -17,7 +17,7 @@ use super::machine::Machine;
 use super::measure::{Manner, Offered, ShapePlan, measure};
 use super::order;
 use super::point::{Point, sweep};
-use super::prepare::{COST_RUNS, KNEE_PROBES, Preparation, first_point, rates, tuning_runs};
+use super::prepare::{COST_RUNS, Cut, KNEE_PROBES, Preparation, first_point, rates, tuning_runs};
 use super::progress::Shown;
 use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
@@ -62,11 +62,14 @@ pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
     let prepared = plan.prepare(args, &mut runner).await;
     let (sweeps, shapes) = match prepared {
         Ok(prepared) => prepared,
-        Err(error) if stop.is_cancelled() => {
+        Err(error) => {
             runner.shown.end();
-            return Err(ExitError::new(Exit::Interrupted, error).into());
+            return match (stop.is_cancelled(), error.is::<Cut>()) {
+                (true, _) => Err(ExitError::new(Exit::Interrupted, error).into()),
+                (false, true) => Err(ExitError::new(Exit::NoVerdict, error).into()),
+                (false, false) => Err(error),
+            };
         }
-        Err(error) => return Err(error),
     };
     if let Some(path) = &args.save_tuning {
         sweeps.write(path)?;
@@ -138,7 +141,7 @@ impl Plan {
             traffic,
             stored,
             time,
-            slo: args.slo.slo(),
+            slo: args.slo(),
         })
     }
 

@@ -111,8 +111,10 @@ impl Machine {
         settings.engine.clone_from(&self.engine);
         settings.max_model_len = self.max_model_len;
         settings.max_num_seqs = Some(point.max_num_seqs);
-        settings.max_num_batched_tokens = Some(point.max_num_batched_tokens);
         settings.local_prefill_below_tokens = Some(point.local_prefill_below_tokens);
+        let budget = |tokens: u32| vec![format!("--max-num-batched-tokens={tokens}").into()];
+        options.prefill_flags = budget(point.prefill_max_num_batched_tokens);
+        options.decode_flags = budget(point.max_num_batched_tokens);
         let share = KV_MEMORY_MIB / u64::from(topology.node_count().max(1));
         settings.kv_cache_memory = Some(format!("{share}MiB"));
         options.cores_by_name = self.cores.place(&point.cores_of_nodes(self.node_cores()))?;
@@ -171,6 +173,7 @@ mod tests {
         assert_eq!(split.cores_by_name["coordinator"], [0, 1]);
         assert_eq!(split.flags_by_name["decode-0"], ["--threads=1"]);
         assert_eq!(split.settings.kv_cache_memory.as_deref(), Some("512MiB"));
+        assert_eq!(split.prefill_flags, ["--max-num-batched-tokens=512"]);
         let whole = machine.options(&Point::co_located(1)).expect("it fits");
         assert_eq!(whole.cores_by_name["decode-0"], [0, 1]);
         assert_eq!(whole.flags_by_name["decode-0"], ["--threads=2"]);

@@ -40,7 +40,8 @@ pub(super) fn text(comparison: &Comparison, refused: &Refused) -> String {
     if !missing.is_empty() {
         let _ = writeln!(text, "\nMissing in the fairness list: {}", missing.join(", "));
     }
-    for why in refused {
+    // Where a shape was measured, its sentence says why it has no verdict.
+    for why in refused.iter().filter(|_| comparison.shapes.is_empty()) {
         let _ = writeln!(text, "No verdict: {why}");
     }
     text

@@ -22,7 +22,10 @@ pub(super) struct Point {
     pub co_located_nodes: u32,
     /// Cores of all prefill nodes together.
     pub prefill_cores: u32,
+    /// Step budget of co-located and decode nodes.
     pub max_num_batched_tokens: u32,
+    /// Step budget of prefill nodes.
+    pub prefill_max_num_batched_tokens: u32,
     pub max_num_seqs: u32,
     pub local_prefill_below_tokens: u32,
 }
@@ -35,6 +38,7 @@ impl Point {
             co_located_nodes: nodes,
             prefill_cores: 0,
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
+            prefill_max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             max_num_seqs: MAX_NUM_SEQS,
             local_prefill_below_tokens: 0,
         }
@@ -97,7 +101,7 @@ impl Point {
     /// The settings with the names of the processes' own flags, for reports.
     pub fn settings(&self, cores: u32) -> BTreeMap<String, Value> {
         let cores: BTreeMap<String, u32> = self.cores_of_nodes(cores).into_iter().collect();
-        BTreeMap::from([
+        let mut settings = BTreeMap::from([
             ("topology".to_owned(), self.topology().to_string().into()),
             ("cores".to_owned(), serde_json::json!(cores)),
             ("max_num_batched_tokens".to_owned(), self.max_num_batched_tokens.into()),
@@ -106,7 +110,12 @@ impl Point {
                 "local_prefill_below_tokens".to_owned(),
                 self.local_prefill_below_tokens.into(),
             ),
-        ])
+        ]);
+        if self.prefill_nodes > 0 {
+            let budget = self.prefill_max_num_batched_tokens.into();
+            settings.insert("prefill_max_num_batched_tokens".to_owned(), budget);
+        }
+        settings
     }
 
     /// `2c, 1 core each, chunks of 128, 16 sequences`
@@ -120,11 +129,18 @@ impl Point {
             0 => String::new(),
             tokens => format!(", local prefill below {tokens} tokens"),
         };
+        let chunks = match (self.prefill_nodes, self.local_prefill_below_tokens) {
+            (0, _) => format!("chunks of {} tokens", self.max_num_batched_tokens),
+            (_, 0) => format!("chunks of {} tokens", self.prefill_max_num_batched_tokens),
+            _ => format!(
+                "chunks of {} and {} tokens",
+                self.prefill_max_num_batched_tokens, self.max_num_batched_tokens
+            ),
+        };
         format!(
-            "{} ({} cores), chunks of {} tokens, {} sequences{threshold}",
+            "{} ({} cores), {chunks}, {} sequences{threshold}",
             self.topology(),
             nodes.join(", "),
-            self.max_num_batched_tokens,
             self.max_num_seqs
         )
     }
@@ -156,22 +172,27 @@ const SEQUENCES: [u32; 1] = [8];
 /// # Errors
 /// The arm needs more cores.
 pub(super) fn sweep(kind: ArmKind, cores: u32, threshold: u32) -> anyhow::Result<Sweep> {
-    let with_chunks = |bases: Vec<Point>, chunks: &[u32]| {
-        let all = bases.into_iter().flat_map(|base| {
-            chunks.iter().map(move |chunk| Point {
-                max_num_batched_tokens: *chunk,
-                ..base
-            })
-        });
-        all.collect::<Vec<Point>>()
-    };
     let first = match kind {
         ArmKind::CoLocated => {
             let mut counts = vec![1, cores];
             counts.dedup();
-            with_chunks(counts.into_iter().map(Point::co_located).collect(), &CHUNKS)
+            let points = counts.into_iter().flat_map(|nodes| {
+                CHUNKS.map(|chunk| Point {
+                    max_num_batched_tokens: chunk,
+                    ..Point::co_located(nodes)
+                })
+            });
+            points.collect()
         }
-        ArmKind::Disaggregated => with_chunks(splits(cores)?, &CHUNKS_OF_PREFILL),
+        ArmKind::Disaggregated => {
+            let points = splits(cores)?.into_iter().flat_map(|base| {
+                CHUNKS_OF_PREFILL.map(|chunk| Point {
+                    prefill_max_num_batched_tokens: chunk,
+                    ..base
+                })
+            });
+            points.collect()
+        }
         ArmKind::Conditional => {
             let thresholds = [threshold, threshold.saturating_mul(2), threshold.saturating_mul(4)];
             let conditional = splits(cores)?.into_iter().flat_map(|base| {
