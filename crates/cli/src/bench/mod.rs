@@ -1,4 +1,4 @@
-//! `baton bench`: measures parts of a cluster on this machine.
+//! `baton bench`: measures a server under load, or parts of a cluster on this machine.
 
 pub mod load;
 pub mod transfer;
@@ -15,12 +15,15 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum BenchKind {
+    /// Send load to a server that speaks OpenAI's interface, and measure when each token comes.
+    Run(Box<load::RunArgs>),
     /// How fast KV blocks move between two processes of this machine, beside a memcpy and a TCP stream.
     Transfer(transfer::TransferArgs),
 }
 
 pub fn run(args: &BenchArgs) -> anyhow::Result<Exit> {
     match &args.what {
+        BenchKind::Run(args) => load::verb(args),
         BenchKind::Transfer(args) => transfer::run(args),
     }
 }

@@ -141,22 +141,26 @@ impl<'a> Bodies<'a> {
         }
     }
 
-    /// The body of a request before the run. Its prompt is as long as that of a request of the trace.
-    pub(super) fn body_before(&self, number: usize) -> Bytes {
-        let (trace, request) = (&self.trace_before, &self.trace_before.requests[number]);
-        match (&self.plan.prompts, self.plan.server.endpoint) {
-            (Prompts::TokenIds, Endpoint::Completions) => {
-                self.render(request, Prompt::Ids(self.before.ids.token_ids(trace, number)))
-            }
-            (_, Endpoint::Completions) => {
-                let text = self.before.words.text(trace, number);
-                self.render(request, Prompt::Text(&text))
-            }
-            (_, Endpoint::Chat) => {
-                let text = self.before.words.text(trace, number);
-                self.render(request, Prompt::Messages(&[Message::question(text)]))
-            }
-        }
+    /// The requests before the run: those that bring prefixes into the cache, then those that warm the server up.
+    pub(super) fn before(&self) -> Vec<(TraceRequest, Bytes)> {
+        let prefixes = self.plan.prefixes.iter();
+        let prefixes = prefixes.flat_map(|trace| (0..trace.requests.len()).map(move |at| (&self.drawn, trace, at)));
+        let others = (0..self.trace_before.requests.len()).map(|at| (&self.before, &self.trace_before, at));
+        let all = prefixes.chain(others).map(|(drawn, trace, at)| {
+            let request = &trace.requests[at];
+            let body = match (&self.plan.prompts, self.plan.server.endpoint) {
+                (Prompts::TokenIds, Endpoint::Completions) => {
+                    self.render(request, Prompt::Ids(drawn.ids.token_ids(trace, at)))
+                }
+                (_, Endpoint::Completions) => self.render(request, Prompt::Text(&drawn.words.text(trace, at))),
+                (_, Endpoint::Chat) => {
+                    let question = Message::question(drawn.words.text(trace, at));
+                    self.render(request, Prompt::Messages(&[question]))
+                }
+            };
+            (request.clone(), body)
+        });
+        all.collect()
     }
 
     /// The answer to a turn, or what came of it.

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use workload::trace::own_format;
 
 use super::plan::{Endpoint, LoadPlan, Pace, Prompts};
 use super::target::Target;
@@ -77,6 +78,7 @@ pub(super) fn of_plan(plan: &LoadPlan, target: &Target) -> BTreeMap<String, Valu
         ("models".to_owned(), target.models.clone()),
         ("server_software".to_owned(), json!(target.software)),
         ("trace".to_owned(), json!(plan.trace.name)),
+        ("trace_hash".to_owned(), json!(own_format::hash(&plan.trace))),
         ("requests".to_owned(), json!(plan.trace.requests.len())),
         ("prompts".to_owned(), json!(prompts)),
         ("loop".to_owned(), json!(loop_name)),

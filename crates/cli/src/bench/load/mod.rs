@@ -3,19 +3,29 @@
 //! `plan.rs` is what it is told, `session.rs` carries it out, `exchange.rs` is one request, `answer.rs` reads its stream.
 
 mod answer;
+mod args;
 mod assemble;
 mod bodies;
 mod connections;
+mod csv_file;
 pub mod environment;
 mod exchange;
+mod metrics;
 pub mod plan;
 mod processes;
+mod result_json;
 mod schedule;
+mod screen;
 pub mod scripted_server;
 mod server_records;
 mod session;
 mod target;
 mod timer;
+mod traffic;
+mod verb;
+
+pub use args::RunArgs;
+pub use verb::verb;
 
 use std::time::Duration;
 

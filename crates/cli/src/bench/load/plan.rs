@@ -21,6 +21,9 @@ pub struct LoadPlan {
     pub trace: Trace,
     pub prompts: Prompts,
     pub pace: Pace,
+    /// Requests that are sent and answered first, so that their prefixes are cached when the run starts. Their prefix blocks are
+    /// those of the trace.
+    pub prefixes: Option<Trace>,
     /// Requests that are sent and answered before the clock of the run starts. Their prompts are not those of the trace.
     pub warm_up_requests: u32,
     /// Requests that are due in this time from the start do not count.
@@ -49,6 +52,7 @@ impl LoadPlan {
             trace,
             prompts: Prompts::TokenIds,
             pace: Pace::Open { max_concurrency: None },
+            prefixes: None,
             warm_up_requests: 0,
             warm_up: Duration::ZERO,
             cool_down: Duration::ZERO,

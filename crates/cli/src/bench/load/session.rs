@@ -142,9 +142,10 @@ impl<'a> Session<'a> {
         let exchanges = self.exchanges();
         let mut tasks = JoinSet::new();
         let mut outcomes = Vec::new();
-        let count = self.plan.warm_up_requests as usize;
-        for number in 0..=count {
-            while tasks.len() >= WARM_UPS_AT_ONCE || (number == count && !tasks.is_empty()) {
+        let mut before = self.bodies.before().into_iter().enumerate();
+        loop {
+            let next = before.next();
+            while tasks.len() >= WARM_UPS_AT_ONCE || (next.is_none() && !tasks.is_empty()) {
                 let done = tokio::select! {
                     () = observer.stop.cancelled() => return Ok(()),
                     done = tasks.join_next() => done,
@@ -152,19 +153,19 @@ impl<'a> Session<'a> {
                 let done: Option<Exchanged> = done.transpose().context("a request's task panicked")?;
                 outcomes.extend(done.map(|done| done.record.outcome));
             }
-            if number < count {
-                let request = &self.plan.trace.requests[number % self.plan.trace.requests.len()];
-                let prepared = Prepared {
-                    index: 0,
-                    id: format!("bench-{:08x}-warm-{number}", self.run_id),
-                    lane: request.lane,
-                    prompt_tokens: request.prompt_tokens,
-                    output_tokens: request.output_tokens,
-                    cancel_after: None,
-                    body: self.bodies.body_before(number),
-                };
-                tasks.spawn(Arc::clone(&exchanges).exchange(prepared, Duration::ZERO));
-            }
+            let Some((number, (request, body))) = next else {
+                break;
+            };
+            let prepared = Prepared {
+                index: 0,
+                id: format!("bench-{:08x}-warm-{number}", self.run_id),
+                lane: request.lane,
+                prompt_tokens: request.prompt_tokens,
+                output_tokens: request.output_tokens,
+                cancel_after: None,
+                body,
+            };
+            tasks.spawn(Arc::clone(&exchanges).exchange(prepared, Duration::ZERO));
         }
         let failure = outcomes.iter().find(|outcome| **outcome != Outcome::Completed);
         ensure!(

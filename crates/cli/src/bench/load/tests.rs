@@ -109,30 +109,32 @@ async fn every_token_has_its_time_and_the_servers_counts_are_taken() {
 /// sending would have hidden the wait.
 #[tokio::test]
 async fn a_stall_shows_in_full_in_every_request_that_was_due_meanwhile() {
-    let (from, until) = (ms(200), ms(700));
-    let server = stalling(|_, _| QUICK, Some((from, until))).await;
-    // The server's clock of the stall starts before the run's.
+    let (from, until) = (ms(200), ms(1500));
     let before = std::time::Instant::now();
+    let server = stalling(|_, _| QUICK, Some((from, until))).await;
+    let first = std::cell::OnceCell::new();
     let mut observer = Observer::silent();
-    let mut first = None;
     observer.on_progress = Box::new(|_| {
-        first.get_or_insert_with(std::time::Instant::now);
+        first.get_or_init(std::time::Instant::now);
     });
-    let run = run(&plan(&server, trace((0..90).map(|at| ms(at * 10)))), observer)
+    let run = run(&plan(&server, trace((0..85).map(|at| ms(at * 20)))), observer)
         .await
         .expect("a run");
-    // The run starts after `before` and at its first progress at the latest. So the stall ends, on the run's clock, at
-    // `until` at the latest and not earlier than this:
-    let start_delay = first.expect("progress is told").duration_since(before);
-    let end = until.saturating_sub(start_delay);
+    // Server and run both started between `before` and the first progress. So on the run's clock the stall began at `from` at
+    // the latest, and it did not end before this:
+    let end = until.saturating_sub(first.get().expect("progress is told").duration_since(before));
     let due = |record: &&RequestRecord| record.scheduled >= from && record.scheduled < end;
     let stalled: Vec<&RequestRecord> = run.records.iter().filter(due).collect();
-    assert!(stalled.len() > 20, "{} requests, delay {start_delay:?}", stalled.len());
-    for record in stalled {
+    assert!(stalled.len() > 5, "{} requests until {end:?}", stalled.len());
+    for record in &stalled {
         assert_eq!(record.outcome, Outcome::Completed);
         assert!(record.tokens[0] >= end, "{record:?}: the stall lasted until {end:?}");
-        assert!(record.sent < end, "the client went on sending");
     }
+    // The client went on sending although no answer came.
+    assert!(
+        stalled.iter().filter(|record| record.sent < end).count() > 2,
+        "{stalled:?}"
+    );
 }
 
 #[tokio::test]
