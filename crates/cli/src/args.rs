@@ -21,6 +21,7 @@ use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
+use crate::report::ReportArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -38,6 +39,7 @@ Examples:
   baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
   baton bench transfer                    how fast KV moves between two processes here
   baton compare --quick                   does disaggregation pay here? 15 minutes
+  baton report --example --out report     what the report of a comparison looks like
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -85,6 +87,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Say whether disaggregation pays for some traffic: the same load on several arms, with intervals and a verdict.
     Compare(Box<CompareArgs>),
+    /// Make the report of a comparison, or of one run, from its JSON.
+    Report(ReportArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -124,6 +128,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Bench(args) => crate::bench::run(&args),
         Command::Compare(args) => crate::compare::run(*args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
+        Command::Report(args) => crate::report::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

@@ -15,6 +15,7 @@ pub mod man;
 pub mod model;
 pub mod observe;
 pub mod operate;
+pub mod report;
 pub mod serve;
 pub(crate) mod signals;
 pub mod sse;

@@ -98,7 +98,7 @@ pub enum Tone {
 
 /// The finding of a verdict's sentence, and the figures behind its last colon.
 pub fn verdict_parts(text: &str) -> (&str, &str) {
-    text.split_at(text.rfind(": ").unwrap_or(text.len()))
+    text.split_at(text.rfind(": ").map_or(text.len(), |colon| colon + 1))
 }
 
 impl Table {

@@ -139,3 +139,6 @@ impl Report {
         )
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,9 @@ use crate::report::text::tick;
 /// Ticks that an axis of a small picture has room for.
 const TICKS_MAX: usize = 7;
 
+/// What is larger is no measurement; it lies at the end of the axis.
+const SHOWN_MAX: f64 = 1e15;
+
 pub struct Axis {
     /// What it shows, with its unit.
     pub label: String,
@@ -49,7 +52,7 @@ impl Axis {
     /// Powers of ten; values of 0 and below lie at its low end.
     pub fn log(label: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
-        let (low, high) = if low <= high { (low, high) } else { (1.0, 10.0) };
+        let (low, high) = if low <= high { (low.max(1.0 / SHOWN_MAX), high) } else { (1.0, 10.0) };
         let steps = log_steps(low, high);
         let low = steps
             .iter()
@@ -108,7 +111,7 @@ impl Axis {
 fn range(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     values
         .into_iter()
-        .filter(|value| value.is_finite())
+        .filter(|value| value.abs() <= SHOWN_MAX)
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
             (low.min(value), high.max(value))
         })
@@ -129,7 +132,7 @@ fn round_step(step: f64) -> f64 {
 
 /// Round numbers, from below `low` to above `high`.
 fn log_steps(low: f64, high: f64) -> Vec<f64> {
-    let first = (low.log10().floor() as i32).clamp(-12, 15);
+    let first = (low.log10().floor() as i32).clamp(-15, 15);
     let last = (high.log10().ceil() as i32).clamp(first + 1, 16);
     (first..=last)
         .flat_map(|power| [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0].map(|times| times * 10_f64.powi(power)))

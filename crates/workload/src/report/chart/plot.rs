@@ -129,7 +129,9 @@ impl Plot {
             Mark::Level { y, label } => {
                 let (_, y) = self.place((0.0, *y));
                 svg.line("rule", (LEFT, y), (RIGHT, y));
-                svg.text("rule-label", (LEFT + 4.0, y - 4.0), Anchor::Start, label);
+                // Above the line, or below it where it lies at the top.
+                let below = if y < TOP + 14.0 { 12.0 } else { -4.0 };
+                svg.text("rule-label", (LEFT + 4.0, y + below), Anchor::Start, label);
             }
             Mark::Limit { x, label } if self.x.contains(*x) => {
                 let (x, _) = self.place((*x, 0.0));

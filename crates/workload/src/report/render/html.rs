@@ -10,6 +10,9 @@ const STYLE: &str = include_str!("../report.css");
 /// What the file may do when a browser opens it: show itself. Where it is served, the server sends the same.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
+/// A cell with more characters gets a wide column: else a narrow window makes its row very tall.
+const LONG_CHARS_MIN: usize = 40;
+
 /// What the page needs beside its sections.
 pub struct Page<'a> {
     pub title: &'a str,
@@ -203,7 +206,9 @@ fn write_table(out: &mut String, table: &Table) {
             Tone::Chosen => "<tr class=\"chosen\">",
         });
         for (at, (cell, column)) in row.cells.iter().zip(&table.columns).enumerate() {
-            let (cell, class) = (escape(cell), class(column.is_number));
+            let is_long = cell.chars().count() > LONG_CHARS_MIN;
+            let class = if is_long { " class=\"long\"" } else { class(column.is_number) };
+            let cell = escape(cell);
             let _ = match at {
                 0 => write!(out, "<th scope=\"row\"{class}>{cell}</th>"),
                 _ => write!(out, "<td{class}>{cell}</td>"),
