@@ -92,16 +92,24 @@ struct Kind {
 
 fn read(path: &Path, args: &ReportArgs) -> anyhow::Result<Report> {
     let shown = path.display();
-    let bytes = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?.len();
-    anyhow::ensure!(bytes <= FILE_BYTES_MAX, "{shown} has {bytes} bytes; at most {FILE_BYTES_MAX} are read");
+    let bytes = std::fs::metadata(path)
+        .with_context(|| format!("cannot read {shown}"))?
+        .len();
+    anyhow::ensure!(
+        bytes <= FILE_BYTES_MAX,
+        "{shown} has {bytes} bytes; at most {FILE_BYTES_MAX} are read"
+    );
     let text = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
-    parse(&text, args).with_context(|| format!("{shown} is no report")).exit(Exit::Usage)
+    parse(&text, args)
+        .with_context(|| format!("{shown} is no report"))
+        .exit(Exit::Usage)
 }
 
 fn parse(text: &[u8], args: &ReportArgs) -> anyhow::Result<Report> {
     let kind: Kind = serde_json::from_slice(text).context("it is not a JSON object")?;
     if kind.shapes.is_some() {
-        let comparison: Comparison = serde_json::from_slice(text).context("it has `shapes`, but is not a comparison")?;
+        let comparison: Comparison =
+            serde_json::from_slice(text).context("it has `shapes`, but is not a comparison")?;
         return Ok(Report::of_comparison(comparison));
     }
     anyhow::ensure!(
@@ -127,10 +135,16 @@ fn fact<'a>(run: &'a Run, name: &str) -> Option<&'a str> {
 
 /// When the run began, as HTTP writes dates, in UTC.
 fn started(run: &Run) -> String {
-    let ms = run.environment.get("started_unix_ms").and_then(serde_json::Value::as_u64);
+    let ms = run
+        .environment
+        .get("started_unix_ms")
+        .and_then(serde_json::Value::as_u64);
     let at = ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
     // The calendar of HTTP ends with the year 9999.
-    let at = at.filter(|at| at.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < 253_402_300_800));
+    let at = at.filter(|at| {
+        at.duration_since(UNIX_EPOCH)
+            .is_ok_and(|since| since.as_secs() < 253_402_300_800)
+    });
     at.map_or_else(|| "date not recorded".to_owned(), httpdate::fmt_http_date)
 }
 
@@ -155,7 +169,11 @@ mod tests {
         let mut comparison = synthetic::comparison(EXAMPLE_SEED);
         comparison.shapes.remove(0);
         let run_file = dir.path().join("run.json");
-        std::fs::write(&run_file, serde_json::to_string(&comparison.shapes[0].runs[0].run).expect("JSON")).expect("written");
+        std::fs::write(
+            &run_file,
+            serde_json::to_string(&comparison.shapes[0].runs[0].run).expect("JSON"),
+        )
+        .expect("written");
         write(&Report::of_comparison(comparison), &first).expect("written");
         run(&args(&first.join("report.json"), &second)).expect("made again");
         for name in ["report.html", "report.md", "report.csv", "report.json"] {

@@ -29,6 +29,10 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
         .map(Refusal::to_string)
         .collect();
     refused.dedup();
+    let has_none = |shape: &&mut Shape| shape.contrasts.is_empty() && !refused.is_empty();
+    for shape in comparison.shapes.iter_mut().filter(has_none) {
+        shape.verdict = format!("No verdict: {}.", in_short(&refused));
+    }
     if refused.is_empty() {
         for index in 0..comparison.shapes.len() {
             if streams.contains(&comparison.shapes[index].name) {
@@ -44,6 +48,16 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
         }
     }
     refused
+}
+
+/// A client that was late in every run would fill a page.
+fn in_short(refused: &[String]) -> String {
+    const SHOWN_MAX: usize = 3;
+    let mut words = refused[..refused.len().min(SHOWN_MAX)].join("; ");
+    if refused.len() > SHOWN_MAX {
+        words.push_str(&format!("; and {} more reasons", refused.len() - SHOWN_MAX));
+    }
+    words
 }
 
 /// Judges the gaps of the running streams alone, and puts what follows in front of what all requests say.

@@ -158,7 +158,7 @@ fn order_and_repeats(comparison: &Comparison, conduct: &Conduct) -> Option<Strin
     };
     (fewest >= REPEATS_MIN).then(|| {
         format!(
-            "order {}, at least {fewest} repeats of each arm at each load, {processes}; 95 % intervals by bootstrap",
+            "order {}, at least {fewest} repeats of each arm at each load, {processes}; 95 % intervals from the repeats and from a bootstrap within them",
             conduct.order
         )
     })

@@ -84,9 +84,12 @@ pub fn empty() -> Comparison {
             ("parameters".to_owned(), json!(135_000_000)),
             ("flops_per_s".to_owned(), json!(2_200_000_000_000_u64)),
             ("link_bytes_per_s".to_owned(), json!(3_000_000_000_u64)),
-            ("predictions".to_owned(), json!([
-                {"what": "ITL p99 of the disaggregated arm", "predicted": 15.0, "measured": 15.7, "unit": "ms", "from": "made up"}
-            ])),
+            (
+                "predictions".to_owned(),
+                json!([
+                    {"what": "ITL p99 of the disaggregated arm", "predicted": 15.0, "measured": 15.7, "unit": "ms", "from": "made up"}
+                ]),
+            ),
         ]),
     }
 }

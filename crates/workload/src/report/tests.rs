@@ -39,7 +39,13 @@ fn hostile() -> Comparison {
         for run in &mut shape.runs {
             run.arm = format!("{}{HOSTILE}", run.arm);
             run.run.environment.insert("model".to_owned(), HOSTILE.into());
-            run.run.server.insert(evil(), crate::record::Usage { memory_bytes_max: 1, ..Default::default() });
+            run.run.server.insert(
+                evil(),
+                crate::record::Usage {
+                    memory_bytes_max: 1,
+                    ..Default::default()
+                },
+            );
             for record in &mut run.run.records {
                 record.id = evil();
                 if let Some(server) = &mut record.server {
@@ -66,7 +72,12 @@ fn outside_text_is_never_markup() {
     let mut comparison = hostile();
     comparison.shapes.truncate(1);
     let report = Report::of_comparison(comparison);
-    assert!(report.markdown().lines().all(|line| !line.contains("<img") || line.contains("\\<img") || line == HOSTILE));
+    assert!(
+        report
+            .markdown()
+            .lines()
+            .all(|line| !line.contains("<img") || line.contains("\\<img") || line == HOSTILE)
+    );
     assert!(report.csv().lines().count() > 1_000);
 }
 
@@ -103,9 +114,16 @@ fn a_missing_field_of_the_fairness_list_is_an_alert_and_forbids_the_verdict() {
     let with = Report::of_comparison(comparison.clone()).markdown();
     comparison.fairness.same_trace = None;
     let without = Report::of_comparison(comparison);
-    let start: String = verdict.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == ' ').collect();
+    let start: String = verdict
+        .chars()
+        .take_while(|c| c.is_ascii_alphanumeric() || *c == ' ')
+        .collect();
     assert!(with.contains(&start) && !without.markdown().contains(&start));
-    assert_eq!(without.html().matches("role=\"alert\"").count(), 2, "made-up data, and the gap");
+    assert_eq!(
+        without.html().matches("role=\"alert\"").count(),
+        2,
+        "made-up data, and the gap"
+    );
 }
 
 #[test]
@@ -123,7 +141,10 @@ fn nothing_measured_makes_sentences_and_no_axis() {
     assert!(!html.contains("NaN") && !html.contains("inf"), "no run with a request");
     comparison.shapes[0].runs.clear();
     let html = Report::of_comparison(comparison).html();
-    assert!(!html.contains("class=\"axis\"") && html.contains("class=\"empty\""), "no run");
+    assert!(
+        !html.contains("class=\"axis\"") && html.contains("class=\"empty\""),
+        "no run"
+    );
 }
 
 #[test]

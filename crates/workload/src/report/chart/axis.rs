@@ -52,7 +52,11 @@ impl Axis {
     /// Powers of ten; values of 0 and below lie at its low end.
     pub fn log(label: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
-        let (low, high) = if low <= high { (low.max(1.0 / SHOWN_MAX), high) } else { (1.0, 10.0) };
+        let (low, high) = if low <= high {
+            (low.max(1.0 / SHOWN_MAX), high)
+        } else {
+            (1.0, 10.0)
+        };
         let steps = log_steps(low, high);
         let low = steps
             .iter()

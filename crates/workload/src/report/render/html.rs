@@ -207,7 +207,11 @@ fn write_table(out: &mut String, table: &Table) {
         });
         for (at, (cell, column)) in row.cells.iter().zip(&table.columns).enumerate() {
             let is_long = cell.chars().count() > LONG_CHARS_MIN;
-            let class = if is_long { " class=\"long\"" } else { class(column.is_number) };
+            let class = if is_long {
+                " class=\"long\""
+            } else {
+                class(column.is_number)
+            };
             let cell = escape(cell);
             let _ = match at {
                 0 => write!(out, "<th scope=\"row\"{class}>{cell}</th>"),
