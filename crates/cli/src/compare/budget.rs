@@ -7,6 +7,10 @@ use anyhow::ensure;
 
 /// Start, readiness and drain of a cluster take about two seconds on two cores; the last answers of a run take the rest.
 const AROUND_A_RUN: Duration = Duration::from_secs(6);
+/// At the knee of one arm another one may be overloaded, and its last answers come late.
+const AROUND_A_MEASURED_RUN: Duration = Duration::from_secs(8);
+/// A run that has this much more is begun. It is cut if that was too little.
+const AROUND_A_RUN_MIN: Duration = Duration::from_secs(4);
 /// For the arithmetic and the files at the end.
 const RESERVE: Duration = Duration::from_secs(15);
 /// A run on which the costs of prefill and handoff are measured, one request after the other.
@@ -82,41 +86,51 @@ impl TimePlan {
         Ok(plan)
     }
 
-    /// What a run takes with its start and its end.
-    pub fn with_overhead(run: Duration) -> Duration {
-        run + AROUND_A_RUN
-    }
-
     pub fn total(&self) -> Duration {
-        let part = |(count, run): (u32, Duration)| Self::with_overhead(run) * count;
-        self.parts()
-            .into_iter()
-            .map(|(_, count, run)| part((count, run)))
-            .sum::<Duration>()
-            + RESERVE
+        let sum: Duration = self.parts().iter().map(Part::total).sum();
+        sum + RESERVE
     }
 
-    fn parts(&self) -> [(&'static str, u32, Duration); 4] {
+    /// How long each measured run may be when so much time is left: preparations may have been quicker or slower than planned.
+    pub fn measured_length(&self, left: Option<Duration>, measured_max: Duration) -> Duration {
+        let Some(left) = left else {
+            return self.lengths.measured;
+        };
+        let each = (left / self.counts.measured.max(1)).saturating_sub(AROUND_A_MEASURED_RUN);
+        each.max(MEASURED_RUN_MIN).min(measured_max)
+    }
+
+    fn parts(&self) -> [Part; 4] {
         let (counts, lengths) = (self.counts, self.lengths);
+        let part = |what, runs, run| Part {
+            what,
+            runs,
+            run,
+            around: AROUND_A_RUN,
+        };
         [
-            ("measure what prefill and handoff cost", counts.cost, lengths.cost),
-            ("tune the arms", counts.tuning, lengths.tuning),
-            ("find the knee", counts.knee, lengths.knee),
-            ("measure", counts.measured, lengths.measured),
+            part("measure what prefill and handoff cost", counts.cost, lengths.cost),
+            part("find the knee", counts.knee, lengths.knee),
+            part("tune the arms", counts.tuning, lengths.tuning),
+            Part {
+                around: AROUND_A_MEASURED_RUN,
+                ..part("measure", counts.measured, lengths.measured)
+            },
         ]
     }
 
     /// One line for each part, and the sum.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for (what, count, run) in self.parts().into_iter().filter(|(_, count, _)| *count > 0) {
-            let sum = Self::with_overhead(run) * count;
+        for part in self.parts().into_iter().filter(|part| part.runs > 0) {
             let _ = writeln!(
                 text,
-                "  {what}: {count} runs of {:.0} s with {} s around each, {:.1} min",
-                run.as_secs_f64(),
-                AROUND_A_RUN.as_secs(),
-                sum.as_secs_f64() / 60.0
+                "  {}: {} runs of {:.0} s with {} s around each, {:.1} min",
+                part.what,
+                part.runs,
+                part.run.as_secs_f64(),
+                part.around.as_secs(),
+                part.total().as_secs_f64() / 60.0
             );
         }
         let limit = match self.limit {
@@ -129,6 +143,22 @@ impl TimePlan {
             self.total().as_secs_f64() / 60.0
         );
         text
+    }
+}
+
+/// Runs of one kind.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    what: &'static str,
+    runs: u32,
+    run: Duration,
+    /// Start, warm-up, last answers and end of each.
+    around: Duration,
+}
+
+impl Part {
+    fn total(&self) -> Duration {
+        (self.run + self.around) * self.runs
     }
 }
 
@@ -159,7 +189,7 @@ impl Deadline {
 
     /// Whether another run of this length still fits.
     pub fn has_room_for(&self, run: Duration) -> bool {
-        self.left().is_none_or(|left| left >= TimePlan::with_overhead(run))
+        self.left().is_none_or(|left| left >= run + AROUND_A_RUN_MIN)
     }
 }
 
@@ -189,6 +219,12 @@ mod tests {
             plan.total()
         );
         assert!(plan.lengths.measured >= MEASURED_RUN_MIN);
+        let planned = plan.lengths.measured;
+        assert!(
+            plan.measured_length(Some(QUARTER), MINUTE) > planned,
+            "quick preparations give longer runs"
+        );
+        assert_eq!(plan.measured_length(Some(MINUTE), MINUTE), MEASURED_RUN_MIN);
         let text = plan.text();
         assert!(text.contains("18 runs") && text.contains("15.0 min"), "{text}");
     }
@@ -210,6 +246,7 @@ mod tests {
         let short = Duration::from_secs(2);
         let plan = TimePlan::new(quick(), short, None).expect("no limit");
         assert_eq!((plan.lengths.measured, plan.lengths.tuning), (short, short));
+        assert_eq!(plan.measured_length(None, MINUTE), short);
         assert!(Deadline::start(None).has_room_for(QUARTER));
         assert!(!Deadline::start(Some(MINUTE)).has_room_for(MINUTE));
         assert!(Deadline::start(Some(QUARTER)).has_room_for(MINUTE));

@@ -30,7 +30,10 @@ const MODEL: &str = "smollm2-135m";
 /// An answer that takes longer counts as failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// With a limit of time the answers may not delay the end of every run.
-const REQUEST_TIMEOUT_QUICK: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT_QUICK: Duration = Duration::from_secs(12);
+
+/// The loads of one shape: their names, and requests a second.
+type Rates = Vec<(String, f64)>;
 
 /// What is known before anything runs.
 struct Plan {
@@ -60,7 +63,7 @@ pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
         shown: Shown::new(counts.cost + counts.tuning + counts.knee + counts.measured),
     };
     let prepared = plan.prepare(args, &mut runner).await;
-    let (sweeps, shapes) = match prepared {
+    let (sweeps, rates) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             runner.shown.end();
@@ -76,7 +79,9 @@ pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
     }
     let points = plan.points(&sweeps, args)?;
     let targets: Vec<Target> = plan.targets(&points);
-    let manner = plan.manner(args);
+    let length = plan.time.measured_length(runner.deadline.left(), args.run_max());
+    let manner = plan.manner(args, length);
+    let shapes = plan.shapes(&rates, &sweeps, manner)?;
     let measured = measure(&mut runner, &targets, &shapes, manner).await;
     runner.shown.end();
     let finished = Finished {
@@ -165,7 +170,7 @@ impl Plan {
     }
 
     /// Everything before the measured runs.
-    async fn prepare(&self, args: &CompareArgs, runner: &mut Runner) -> anyhow::Result<(Sweeps, Vec<ShapePlan>)> {
+    async fn prepare(&self, args: &CompareArgs, runner: &mut Runner) -> anyhow::Result<(Sweeps, Vec<Rates>)> {
         let cores = self.machine.node_cores();
         let mut preparation = Preparation {
             runner,
@@ -181,7 +186,7 @@ impl Plan {
             None => TYPICAL,
         };
         let mut sweeps = self.stored.clone();
-        let mut shapes = Vec::new();
+        let mut all_rates = Vec::new();
         for traffic in &self.traffic {
             let start = sweeps
                 .as_ref()
@@ -200,9 +205,9 @@ impl Plan {
                 let load = (traffic, highest);
                 sweeps = Some(self.tune(&mut preparation, &kinds, load, costs).await?);
             }
-            shapes.push(self.shape(traffic, &rates, &costs, args.seed)?);
+            all_rates.push(rates);
         }
-        Ok((sweeps.context("there is no shape")?, shapes))
+        Ok((sweeps.context("there is no shape")?, all_rates))
     }
 
     async fn tune(
@@ -228,18 +233,25 @@ impl Plan {
         })
     }
 
-    fn shape(&self, traffic: &Traffic, rates: &[(String, f64)], costs: &Costs, seed: u64) -> anyhow::Result<ShapePlan> {
-        let offered = rates.iter().map(|(label, rate)| {
+    fn shapes(&self, rates: &[Rates], sweeps: &Sweeps, manner: Manner) -> anyhow::Result<Vec<ShapePlan>> {
+        let costs = sweeps.costs.unwrap_or(TYPICAL);
+        let offered = |traffic: &Traffic, (label, rate): &(String, f64)| {
             Ok(Offered {
                 label: label.clone(),
-                trace: traffic.trace(*rate, self.time.lengths.measured, seed, costs)?,
+                trace: traffic.trace(*rate, manner.length, manner.seed, &costs)?,
             })
-        });
-        Ok(ShapePlan {
-            name: traffic.name.clone(),
-            traffic: traffic.words(costs),
-            loads: offered.collect::<anyhow::Result<_>>()?,
-        })
+        };
+        let shape = |(traffic, rates): (&Traffic, &Rates)| {
+            Ok(ShapePlan {
+                name: traffic.name.clone(),
+                traffic: traffic.words(&costs),
+                loads: rates
+                    .iter()
+                    .map(|rate| offered(traffic, rate))
+                    .collect::<anyhow::Result<_>>()?,
+            })
+        };
+        self.traffic.iter().zip(rates).map(shape).collect()
     }
 
     /// The chosen point of each arm, with its name.
@@ -286,10 +298,10 @@ impl Plan {
         points.iter().map(arm).collect()
     }
 
-    fn manner(&self, args: &CompareArgs) -> Manner {
+    fn manner(&self, args: &CompareArgs, length: Duration) -> Manner {
         Manner {
             repeats: args.repeats,
-            length: self.time.lengths.measured,
+            length,
             request_timeout: match self.time.limit {
                 Some(_) => REQUEST_TIMEOUT_QUICK,
                 None => REQUEST_TIMEOUT,
