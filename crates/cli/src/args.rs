@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
+use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
 use crate::local_cluster::etcd::EtcdArgs;
@@ -43,6 +44,7 @@ Examples:
   baton bench transfer                    how fast KV moves between two processes here
   baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
   baton plan --help                       servers, cost, pools and KV transfers, each with its formula
+  baton compare --quick                   does disaggregation pay here? 15 minutes
   baton report --example --out report     what the report of a comparison looks like
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
@@ -95,6 +97,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Run a cluster of any size in virtual time, with measured costs.
     Simulate(Box<SimulateArgs>),
+    /// Say whether disaggregation pays for some traffic: the same load on several arms, with intervals and a verdict.
+    Compare(Box<CompareArgs>),
     /// Make the report of a comparison, or of one run, from its JSON.
     Report(ReportArgs),
     /// Print the version of this binary.
@@ -135,6 +139,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::Simulate(args) => crate::simulate::run(&args),
+        Command::Compare(args) => crate::compare::run(*args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Record(args) => crate::record::run(&args),
         Command::Plan(args) => crate::plan::run(&args),

@@ -6,6 +6,7 @@
 pub mod args;
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod completions;
 pub mod exit;
 pub mod http;

@@ -2,6 +2,7 @@
 
 mod block_ledger;
 mod cancel_storm;
+mod compare;
 mod device_memory;
 mod etcd;
 mod every_family;

@@ -38,6 +38,8 @@ pub struct LocalClusterOptions {
     pub decode_flags: Vec<OsString>,
     /// Further flags for single processes, by name.
     pub flags_by_name: BTreeMap<String, Vec<OsString>>,
+    /// Cores that single processes may use, by name. The others may use every core.
+    pub cores_by_name: BTreeMap<String, Vec<u32>>,
     /// Environment of every process, on top of the inherited one.
     pub environment: Vec<(String, String)>,
     /// With it the nodes of this start trust each other with their KV memory.
@@ -66,6 +68,7 @@ impl LocalClusterOptions {
             prefill_flags: Vec::new(),
             decode_flags: Vec::new(),
             flags_by_name: BTreeMap::new(),
+            cores_by_name: BTreeMap::new(),
             environment: Vec::new(),
             direct_secret: ClusterSecret::draw(),
             // Without such memory everything works, with more memory.
