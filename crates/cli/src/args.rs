@@ -35,6 +35,7 @@ Examples:
   baton drain decode-0                    take a node out of service without losing a request
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
+  baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
   baton bench transfer                    how fast KV moves between two processes here
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
@@ -79,7 +80,7 @@ pub enum Command {
     Role(RoleArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
-    /// Measure how fast parts of a cluster are on this machine.
+    /// Measure a server under load, or parts of a cluster on this machine.
     Bench(BenchArgs),
     /// Run a cluster of any size in virtual time, with measured costs.
     Simulate(Box<SimulateArgs>),

@@ -9,6 +9,7 @@ mod fault_matrix;
 mod fault_runs;
 mod goldens;
 mod incompatible_pairs;
+mod load;
 mod local_config;
 mod membership;
 mod own_models;
