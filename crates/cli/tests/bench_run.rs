@@ -12,7 +12,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 async fn bench(url: &str, flags: &str) -> Output {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
-    command.args(["bench", "run", "--base-url", url]).args(flags.split_whitespace());
+    command
+        .args(["bench", "run", "--base-url", url])
+        .args(flags.split_whitespace());
     let output = tokio::time::timeout(ENDS_WITHIN, command.kill_on_drop(true).output()).await;
     output.expect("it ends").expect("it starts")
 }
@@ -25,7 +27,9 @@ async fn scripted() -> ScriptedServer {
         end: End::Whole,
     };
     let address = "127.0.0.1:0".parse().expect("an address");
-    ScriptedServer::start(address, Arc::new(script), None).await.expect("a free port")
+    ScriptedServer::start(address, Arc::new(script), None)
+        .await
+        .expect("a free port")
 }
 
 #[tokio::test]
@@ -44,7 +48,13 @@ async fn results_have_the_keys_that_other_tools_read() {
     let output = bench(&server.url(), &flags).await;
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    for word in ["time to first token", "open loop", "goodput", "client lag", "CPU of client"] {
+    for word in [
+        "time to first token",
+        "open loop",
+        "goodput",
+        "client lag",
+        "CPU of client",
+    ] {
         assert!(shown.contains(word), "{word}: {shown}");
     }
     let result: Value = serde_json::from_slice(&std::fs::read(at("r.json")).expect("the result")).expect("JSON");
@@ -58,11 +68,25 @@ async fn results_have_the_keys_that_other_tools_read() {
     }
     assert_eq!((&result["completed"], &result["failed"]), (&7.into(), &1.into()));
     let lengths = result["input_lens"].as_array().expect("a list");
-    assert!(lengths.iter().all(|length| (15..=45).contains(&length.as_u64().unwrap_or(0))), "{lengths:?}");
+    assert!(
+        lengths
+            .iter()
+            .all(|length| (15..=45).contains(&length.as_u64().unwrap_or(0))),
+        "{lengths:?}"
+    );
     let run: Run = serde_json::from_slice(&std::fs::read(at("run.json")).expect("the run")).expect("a run");
     assert_eq!(run.records.len(), 8);
     assert_eq!(run.records[3].outcome, Outcome::Refused { status: 429 });
-    for fact in ["cores", "kernel", "load_average", "model", "trace_hash", "client_command", "gpus", "seed"] {
+    for fact in [
+        "cores",
+        "kernel",
+        "load_average",
+        "model",
+        "trace_hash",
+        "client_command",
+        "gpus",
+        "seed",
+    ] {
         assert!(run.environment.contains_key(fact), "{fact}");
     }
     let csv = std::fs::read_to_string(at("run.csv")).expect("the table");
@@ -80,9 +104,15 @@ async fn loops_scenarios_and_mistakes_are_told_apart() {
         (result["loop"].clone(), result["max_concurrency"].clone())
     };
     assert_eq!(loop_of("--max-concurrency 2").await, ("closed".into(), 2.into()));
-    assert_eq!(loop_of("--max-concurrency 2 --request-rate 500").await, ("open".into(), 2.into()));
+    assert_eq!(
+        loop_of("--max-concurrency 2 --request-rate 500").await,
+        ("open".into(), 2.into())
+    );
     assert_eq!(loop_of("--scenario single-stream").await, ("closed".into(), 1.into()));
-    assert_eq!(loop_of("--backend openai-chat --request-rate inf").await, ("open".into(), Value::Null));
+    assert_eq!(
+        loop_of("--backend openai-chat --request-rate inf").await,
+        ("open".into(), Value::Null)
+    );
     for (flags, code) in [
         ("--users 2 --request-rate 4", 2),
         ("--scenario server", 2),

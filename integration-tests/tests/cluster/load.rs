@@ -27,12 +27,18 @@ async fn a_run_tells_where_each_request_ran_and_what_was_cached() {
     assert_eq!(records.len(), 12);
     for record in records {
         assert_eq!(record["outcome"], "completed", "{record}");
-        assert_eq!((&record["prompt_tokens"], &record["output_tokens"]), (&512.into(), &8.into()));
+        assert_eq!(
+            (&record["prompt_tokens"], &record["output_tokens"]),
+            (&512.into(), &8.into())
+        );
         assert_eq!(record["tokens"].as_array().map(Vec::len), Some(8));
         // Sixteen blocks of the prefix; the last one may have to be computed again.
         assert!(record["cached_tokens"].as_u64() >= Some(240), "{record}");
         let server = &record["server"];
-        assert!(server["decode_node"].is_string() && server["stages"][0].is_array(), "{record}");
+        assert!(
+            server["decode_node"].is_string() && server["stages"][0].is_array(),
+            "{record}"
+        );
     }
     for process in ["coordinator", "prefill-0", "decode-0"] {
         assert!(run["server"][process].is_object(), "{process}: {}", run["server"]);
