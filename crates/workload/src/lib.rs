@@ -4,5 +4,6 @@
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
 pub mod comparison;
+pub mod flight_record;
 pub mod record;
 pub mod trace;
