@@ -42,6 +42,18 @@ pub struct FlightRecordTarget {
     bytes_max: ByteSize,
 }
 
+impl FlightRecordTarget {
+    /// A file of its own for one of several coordinators that were given the same path.
+    pub fn of_process(&self, name: &str) -> Self {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!(".{name}"));
+        Self {
+            path: path.into(),
+            bytes_max: self.bytes_max,
+        }
+    }
+}
+
 impl FromStr for FlightRecordTarget {
     type Err = String;
 

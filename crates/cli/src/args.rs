@@ -20,6 +20,7 @@ use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
+use crate::replay::ReplayArgs;
 use crate::serve::ServeArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -35,6 +36,7 @@ Examples:
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench transfer                    how fast KV moves between two processes here
+  baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -80,6 +82,8 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure how fast parts of a cluster are on this machine.
     Bench(BenchArgs),
+    /// Decide again what a flight record has, and compare every action.
+    Replay(ReplayArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -118,6 +122,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
+        Command::Replay(args) => crate::replay::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

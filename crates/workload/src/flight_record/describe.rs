@@ -3,10 +3,11 @@
 use std::fmt::Debug;
 
 use serving_core::cluster::{ClusterAction, ClusterEvent, LegEvent};
+use serving_core::ids::NodeId;
 use serving_core::request::Request;
 
 /// A node's whole list of prefixes would fill the screen.
-const LINE_CHARS_MAX: usize = 300;
+const LINE_CHARS_MAX: usize = 600;
 
 /// The name by which events are counted.
 pub(super) fn kind(event: &ClusterEvent) -> &'static str {
@@ -70,6 +71,16 @@ pub(super) fn event(event: &ClusterEvent) -> String {
 
 pub(super) fn action(action: &ClusterAction) -> String {
     match action {
+        ClusterAction::Place { key, placement } => format!(
+            "Place {{ request {}, attempt {}, prefill: {}, decode: {}, local: {:?}, because {}, queued for {:?} }}",
+            key.request,
+            key.attempt,
+            node(placement.prefill.as_ref()),
+            node(placement.decode.as_ref()),
+            placement.local,
+            placement.route_reason,
+            placement.queued_for
+        ),
         ClusterAction::StartOpen {
             key,
             request,
@@ -79,10 +90,11 @@ pub(super) fn action(action: &ClusterAction) -> String {
             permit_blocks,
             time_left,
         } => format!(
-            "StartOpen {{ attempt {}, {}, decode: {}, prefill: {prefill:?}, local: {local:?}, permit_blocks: {permit_blocks}, time_left: {time_left:?} }}",
+            "StartOpen {{ attempt {}, {}, decode: {}, prefill: {}, local: {local:?}, permit_blocks: {permit_blocks}, time_left: {time_left:?} }}",
             key.attempt,
             outline(request),
-            decode.node
+            decode.node,
+            node(prefill.as_ref())
         ),
         ClusterAction::StartPrefill {
             key,
@@ -102,6 +114,10 @@ pub(super) fn action(action: &ClusterAction) -> String {
         ),
         action => cut(action),
     }
+}
+
+fn node(node: Option<&NodeId>) -> String {
+    node.map_or("none".to_owned(), NodeId::to_string)
 }
 
 fn outline(request: &Request) -> String {

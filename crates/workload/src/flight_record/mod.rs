@@ -122,3 +122,8 @@ pub enum RecordError {
 fn checksum(body: &[u8]) -> u32 {
     XxHash3_64::oneshot(body) as u32
 }
+
+#[cfg(test)]
+mod test_world;
+#[cfg(test)]
+mod tests;

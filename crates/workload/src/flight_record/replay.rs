@@ -111,7 +111,7 @@ struct Course {
     options: ReplayOptions,
     first_at: Option<Time>,
     replay: Replay,
-    last: VecDeque<(u64, RecordedEvent)>,
+    last: VecDeque<Kept>,
     unfinished: UnfinishedTokens,
     actions: Vec<u8>,
 }
@@ -165,7 +165,7 @@ impl Course {
                 before: self.last_shown(CONTEXT_EVENTS),
             });
         }
-        self.last.push_back((index, recorded));
+        self.last.push_back(Kept::of(index, recorded));
         if self.last.len() > self.options.shown_max.max(CONTEXT_EVENTS) {
             self.last.pop_front();
         }
@@ -196,14 +196,61 @@ impl Course {
 
     fn last_shown(&self, shown_max: usize) -> Vec<Shown> {
         let skipped = self.last.len().saturating_sub(shown_max);
-        let last = self.last.iter().skip(skipped);
-        last.map(|(index, recorded)| self.shown(*index, recorded)).collect()
+        let shown = |kept: &Kept| Shown {
+            index: kept.index,
+            at: self.since_first(kept.at),
+            event: kept.event.text(),
+            actions: read::actions_as_text(&kept.actions),
+        };
+        self.last.iter().skip(skipped).map(shown).collect()
     }
 
     fn into_replay(mut self, ending: Option<Ending>) -> Replay {
         self.replay.shown = self.last_shown(self.options.shown_max);
         self.replay.ending = ending;
         self.replay
+    }
+}
+
+/// An event that may have to be shown.
+struct Kept {
+    index: u64,
+    at: Time,
+    event: KeptEvent,
+    actions: Vec<u8>,
+}
+
+/// Text costs time, and most events are never shown. A placeholder of a prompt costs memory.
+enum KeptEvent {
+    Whole(ClusterEvent),
+    Text(String),
+}
+
+impl Kept {
+    fn of(index: u64, recorded: RecordedEvent) -> Self {
+        let has_prompt = matches!(
+            recorded.event,
+            ClusterEvent::RequestArrived { .. } | ClusterEvent::AttemptEnded { .. }
+        );
+        let event = match has_prompt {
+            true => KeptEvent::Text(describe::event(&recorded.event)),
+            false => KeptEvent::Whole(recorded.event),
+        };
+        Self {
+            index,
+            at: recorded.at,
+            event,
+            actions: recorded.actions,
+        }
+    }
+}
+
+impl KeptEvent {
+    fn text(&self) -> String {
+        match self {
+            Self::Whole(event) => describe::event(event),
+            Self::Text(text) => text.clone(),
+        }
     }
 }
 

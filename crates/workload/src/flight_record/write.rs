@@ -46,7 +46,7 @@ impl Flavor for Append<'_> {
     }
 }
 
-fn append<T: Serialize + ?Sized>(value: &T, bytes: &mut Vec<u8>) -> postcard::Result<()> {
+pub(super) fn append<T: Serialize + ?Sized>(value: &T, bytes: &mut Vec<u8>) -> postcard::Result<()> {
     postcard::serialize_with_flavor(value, Append(bytes))
 }
 
