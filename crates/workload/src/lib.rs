@@ -3,7 +3,18 @@
 //! Who sends the load is not here: `cli/src/bench/` sends it to a server, `simulator` gives it to simulated nodes. Both
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
+pub mod arrivals;
 pub mod comparison;
 pub mod flight_record;
+pub mod knee;
+pub mod prompts;
 pub mod record;
+pub mod shapes;
+pub mod slowdown;
+pub mod statistics;
+pub mod summary;
+#[cfg(test)]
+mod test_kit;
+mod times;
 pub mod trace;
+pub mod verdict;
