@@ -36,6 +36,8 @@ pub enum ShapeError {
     Zero { what: &'static str },
     #[error("{what} is {count}, at most {max} is possible")]
     TooMany { what: &'static str, count: u64, max: u64 },
+    #[error("traces with blocks of {one} and of {other} tokens cannot be merged")]
+    BlockSizes { one: u32, other: u32 },
     #[error(
         "the shape needs a context of {needed} tokens, and the model has {context_tokens_max}: make the shape smaller"
     )]
