@@ -1,4 +1,8 @@
-//! `baton replay`: gives a flight record's events to a fresh core and compares every action.
+//! `baton replay`: gives a flight record's events to a fresh core and compares every action, or asks what a change would do.
+
+mod change;
+mod prediction;
+mod what_if;
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,6 +17,7 @@ use workload::flight_record::{
 };
 
 use crate::exit::{Exit, WithExit as _};
+use what_if::WhatIfArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,7 +25,10 @@ Examples:
   baton replay flight.record               decide everything again, and compare every action
   baton replay flight.record --until 12.5 --show 20
                                            the last 20 events up to 12.5 s after the first one
-  baton replay flight.record --json";
+  baton replay flight.record --json
+  baton replay flight.record --costs costs.json --what-if policy=round-robin
+  baton replay flight.record --costs costs.json --what-if nodes=+1d
+                                           the same traffic, simulated as it was and with one change";
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -36,6 +44,8 @@ pub struct ReplayArgs {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    what_if: WhatIfArgs,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -47,6 +57,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 pub fn run(args: &ReplayArgs) -> anyhow::Result<Exit> {
     let reader = open(&args.file)?;
+    if let Some(change) = &args.what_if.what_if {
+        return what_if::run(reader, change, (&args.what_if, args.json));
+    }
     let header = reader.header().clone();
     let options = ReplayOptions {
         until: args.until,

@@ -42,6 +42,16 @@ impl CachedPrefixes {
 pub struct PromptKeys(Arc<BTreeMap<u32, Vec<PrefixKey>>>);
 
 impl PromptKeys {
+    /// The keys of its whole blocks of this size, first block first.
+    pub fn of_blocks(&self, block_tokens: u32) -> &[PrefixKey] {
+        self.0.get(&block_tokens).map_or(&[], Vec::as_slice)
+    }
+
+    /// Over all sizes.
+    pub fn blocks(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
     /// Once for each prompt: a request that waits is looked at again at every event. A node that joins later with blocks of
     /// another size is a node that has nothing cached.
     pub(super) fn among(members: &Membership, request: &Request) -> Self {

@@ -14,10 +14,12 @@ use twox_hash::XxHash3_64;
 mod describe;
 mod read;
 mod replay;
+mod traffic;
 mod write;
 
 pub use read::{Ending, Entry, Reader, RecordedEvent};
 pub use replay::{Difference, Replay, ReplayError, ReplayOptions, Shown, replay};
+pub use traffic::{Traffic, TrafficError, traffic};
 pub use write::{Batch, EntryEncoder, NotEncodable, end_mark, file_start, frame_of};
 
 /// First bytes of a file.
