@@ -7,6 +7,7 @@ mod etcd;
 mod every_family;
 mod fault_matrix;
 mod fault_runs;
+mod flight_record;
 mod goldens;
 mod incompatible_pairs;
 mod local_config;

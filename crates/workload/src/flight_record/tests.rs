@@ -2,6 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serving_core::node::AssignedRole;
 use serving_core::routing::RoutingPolicy;
 use serving_core::time::Time;
 
@@ -134,6 +135,41 @@ fn foreign_files_other_schemas_and_cut_files_are_told_apart() {
     // A coordinator that was killed leaves half a frame: what is before it counts.
     let cut = replayed(&record[..record.len() - 7]).expect("read up to the cut");
     assert_eq!((cut.ending, cut.is_equal()), (Some(Ending::Cut), true));
+}
+
+#[test]
+fn the_traffic_of_a_record_has_its_arrivals_lengths_prefixes_and_nodes() {
+    let record = World::new(8, RoutingPolicy::PrefixAware).run(2_000);
+    let arrivals = replayed(&record).expect("whole").events_by_kind["request arrived"];
+    let traffic = traffic(Reader::open(record.as_slice()).expect("a record")).expect("traffic");
+    let requests = &traffic.trace.requests;
+    assert_eq!(requests.len() as u64, arrivals);
+    assert!(requests.is_sorted_by_key(|request| request.at) && requests[0].at == Duration::ZERO);
+    assert_eq!(traffic.node_count(AssignedRole::Decode), 3);
+    assert_eq!(traffic.node_count(AssignedRole::Prefill), 2);
+    assert!(
+        requests.iter().any(|request| request.output_tokens == 3),
+        "the note's length"
+    );
+    let starts: Vec<u64> = requests
+        .iter()
+        .filter_map(|r| r.prefix_blocks.first().copied())
+        .collect();
+    let mut different = starts.clone();
+    different.sort_unstable();
+    different.dedup();
+    assert!(different.len() < starts.len(), "prompts share their first blocks");
+    for request in requests.iter().filter(|request| !request.prefix_blocks.is_empty()) {
+        assert_eq!(request.prefix_blocks.len(), request.prompt_tokens.div_ceil(16) as usize);
+    }
+    assert!(!traffic.ttft_ms.is_empty() && traffic.faults > 0);
+}
+
+#[test]
+fn a_record_without_requests_or_nodes_has_no_traffic() {
+    let start = file_start(&test_world::header()).expect("a header");
+    let error = traffic(Reader::open(start.as_slice()).expect("a record")).expect_err("no traffic");
+    assert!(matches!(error, TrafficError::NoRequests));
 }
 
 /// Damage that a checksum finds, and damage by somebody who makes the checksum fit.

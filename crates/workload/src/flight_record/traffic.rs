@@ -165,7 +165,7 @@ impl Collected {
         let ttft_ms = self.requests.iter().filter_map(|(_, arrived)| ttft(arrived)).collect();
         let is_unknown = |(_, arrived): &&(RequestId, Arrived)| arrived.output_tokens.is_none();
         let of_unknown_length = self.requests.iter().filter(is_unknown).count();
-        let planned = |(id, arrived): (RequestId, Arrived)| arrived.planned(id, (start, block_tokens));
+        let planned = |(id, arrived): (RequestId, Arrived)| arrived.planned(id, (start, &capacity));
         let mut requests: Vec<TraceRequest> = self.requests.into_iter().map(planned).collect();
         // The loop's clock does not go back, but a file may say so.
         requests.sort_by_key(|request| request.at);
@@ -191,15 +191,18 @@ impl Collected {
 }
 
 impl Arrived {
-    fn planned(&self, id: RequestId, (start, block_tokens): (Time, u32)) -> TraceRequest {
+    fn planned(&self, id: RequestId, (start, capacity): (Time, &NodeCapacity)) -> TraceRequest {
         let longest = u64::from(self.max_tokens) * u64::from(self.choices.max(1));
         // The choices of a request run side by side; a trace knows one answer, as long as each of them.
         let output = self.output_tokens.unwrap_or(longest) / u64::from(self.choices.max(1));
+        // A request that was turned away may have been allowed more than a node takes.
+        let room = capacity.max_model_tokens.saturating_sub(self.prompt_tokens);
+        let output = u32::try_from(output).unwrap_or(u32::MAX).min(room);
         TraceRequest {
             at: self.at.since(start),
             prompt_tokens: self.prompt_tokens,
-            output_tokens: u32::try_from(output).unwrap_or(u32::MAX).max(1),
-            prefix_blocks: self.prefix_blocks(id, block_tokens),
+            output_tokens: output.max(1),
+            prefix_blocks: self.prefix_blocks(id, capacity.block_tokens),
             lane: self.lane,
             conversation: None,
         }
