@@ -22,6 +22,7 @@ use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
 use crate::replay::ReplayArgs;
 use crate::serve::ServeArgs;
+use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
 
@@ -84,6 +85,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Decide again what a flight record has, and compare every action.
     Replay(ReplayArgs),
+    /// Run a cluster of any size in virtual time, with measured costs.
+    Simulate(Box<SimulateArgs>),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -121,6 +124,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
+        Command::Simulate(args) => crate::simulate::run(&args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
         Command::Replay(args) => crate::replay::run(&args),
         Command::Version(args) => crate::version::run(&args),

@@ -17,6 +17,7 @@ pub mod operate;
 pub mod replay;
 mod serve;
 pub(crate) mod signals;
+pub mod simulate;
 pub mod sse;
 pub mod terminal;
 pub mod topology;

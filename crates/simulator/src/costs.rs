@@ -51,7 +51,7 @@ pub struct StepCosts {
 }
 
 /// What is in one step, as far as its time depends on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StepShape {
     pub prefill_tokens: u64,
     /// Sum over the tokens of chunks of the positions that each attends to.
