@@ -36,6 +36,7 @@ Examples:
   baton drain decode-0                    take a node out of service without losing a request
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
+  baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
   baton bench transfer                    how fast KV moves between two processes here
   baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
@@ -81,7 +82,7 @@ pub enum Command {
     Role(RoleArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
-    /// Measure how fast parts of a cluster are on this machine.
+    /// Measure a server under load, or parts of a cluster on this machine.
     Bench(BenchArgs),
     /// Decide again what a flight record has, and compare every action.
     Replay(ReplayArgs),

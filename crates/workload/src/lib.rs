@@ -4,11 +4,17 @@
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
 pub mod arrivals;
+pub mod causes;
 pub mod comparison;
+pub mod contract;
+pub mod diagnosis;
 pub mod flight_record;
 pub mod knee;
+pub mod lint;
+pub mod prediction;
 pub mod prompts;
 pub mod record;
+pub mod saturation;
 pub mod shapes;
 pub mod slowdown;
 pub mod statistics;

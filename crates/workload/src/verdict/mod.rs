@@ -19,6 +19,7 @@ use crate::record::Run;
 use crate::summary::Summary;
 use interval::{Interval, Pair, holm, interval};
 use metric::Observed;
+pub(crate) use metric::in_order;
 
 /// Loads that differ by less are one load: arms that got the same trace may count their requests over slightly different times.
 const SAME_LOAD_SHARE: f64 = 0.02;
