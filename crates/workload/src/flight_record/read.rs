@@ -22,7 +22,7 @@ pub enum Ending {
 
 #[derive(Debug)]
 pub enum Entry {
-    Event(RecordedEvent),
+    Event(Box<RecordedEvent>),
     Note { at: Time, note: Note },
 }
 
@@ -186,7 +186,7 @@ fn decode_entry(bytes: &[u8]) -> Result<(Entry, usize), &'static str> {
                 keys,
                 actions,
             };
-            Ok((Entry::Event(event), rest.len()))
+            Ok((Entry::Event(Box::new(event)), rest.len()))
         }
         Some((&NOTE, rest)) => {
             let ((at, note), rest) = postcard::take_from_bytes(rest).map_err(wrong)?;

@@ -100,7 +100,7 @@ pub fn replay<R: Read>(mut reader: Reader<R>, options: ReplayOptions) -> Result<
         if course.is_beyond(&event) {
             return Ok(course.into_replay(None));
         }
-        course.take(event)?;
+        course.take(*event)?;
     }
     Ok(course.into_replay(reader.ending()))
 }
@@ -222,7 +222,7 @@ struct Kept {
 
 /// Text costs time, and most events are never shown. A placeholder of a prompt costs memory.
 enum KeptEvent {
-    Whole(ClusterEvent),
+    Whole(Box<ClusterEvent>),
     Text(String),
 }
 
@@ -234,7 +234,7 @@ impl Kept {
         );
         let event = match has_prompt {
             true => KeptEvent::Text(describe::event(&recorded.event)),
-            false => KeptEvent::Whole(recorded.event),
+            false => KeptEvent::Whole(Box::new(recorded.event)),
         };
         Self {
             index,
