@@ -23,6 +23,7 @@ use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
 use crate::plan::PlanArgs;
 use crate::record::RecordArgs;
+use crate::replay::ReplayArgs;
 use crate::report::ReportArgs;
 use crate::serve::ServeArgs;
 use crate::simulate::SimulateArgs;
@@ -46,6 +47,7 @@ Examples:
   baton plan --help                       servers, cost, pools and KV transfers, each with its formula
   baton compare --quick                   does disaggregation pay here? 15 minutes
   baton report --example --out report     what the report of a comparison looks like
+  baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -95,6 +97,8 @@ pub enum Command {
     Record(RecordArgs),
     /// Plan a cluster: servers, cost, pools, KV transfers, with the formula of each figure.
     Plan(Box<PlanArgs>),
+    /// Decide again what a flight record has, and compare every action.
+    Replay(ReplayArgs),
     /// Run a cluster of any size in virtual time, with measured costs.
     Simulate(Box<SimulateArgs>),
     /// Say whether disaggregation pays for some traffic: the same load on several arms, with intervals and a verdict.
@@ -144,6 +148,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Record(args) => crate::record::run(&args),
         Command::Plan(args) => crate::plan::run(&args),
         Command::Report(args) => crate::report::run(&args),
+        Command::Replay(args) => crate::replay::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

@@ -8,6 +8,7 @@ mod etcd;
 mod every_family;
 mod fault_matrix;
 mod fault_runs;
+mod flight_record;
 mod goldens;
 mod incompatible_pairs;
 mod load;

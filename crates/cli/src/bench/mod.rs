@@ -1,6 +1,7 @@
 //! `baton bench`: measures a server under load, or parts of a cluster on this machine.
 
 mod arguments;
+pub mod engine;
 pub mod interference;
 pub mod load;
 pub mod matrix;
@@ -8,7 +9,6 @@ mod measure;
 mod point;
 pub mod slowest;
 pub mod sweep;
-pub mod engine;
 pub mod transfer;
 pub mod tune;
 
