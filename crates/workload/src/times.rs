@@ -1,0 +1,141 @@
+//! The times of one request, as every table, plot and verdict takes them: from when it was due, in milliseconds.
+
+use std::time::Duration;
+
+use crate::comparison::Slo;
+use crate::record::{Outcome, RequestRecord, RunPart};
+use crate::statistics::Samples;
+
+/// A gap is a stall when it is longer than this many times the request's median gap...
+const STALL_TIMES_MEDIAN: f64 = 4.0;
+/// ...and longer than one frame of a screen at 60 Hz. The coordinator's records use the same two limits.
+const STALL_MS_MIN: f64 = 17.0;
+
+/// Which limits of an SLO a request met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Met {
+    pub ttft: bool,
+    pub itl: bool,
+}
+
+impl Met {
+    pub fn both(self) -> bool {
+        self.ttft && self.itl
+    }
+}
+
+impl RequestRecord {
+    pub fn is_measured(&self) -> bool {
+        self.part == RunPart::Measured
+    }
+    pub fn is_completed(&self) -> bool {
+        self.outcome == Outcome::Completed
+    }
+    /// How long after its due time the client sent it.
+    pub fn lag_ms(&self) -> f64 {
+        ms(self.sent.saturating_sub(self.scheduled))
+    }
+    /// From the due time to the first token.
+    pub fn ttft_ms(&self) -> Option<f64> {
+        self.since_due(self.tokens.first())
+    }
+    /// From the due time to the second token. With disaggregation the second token comes from another node than the first.
+    pub fn second_token_ms(&self) -> Option<f64> {
+        self.since_due(self.tokens.get(1))
+    }
+    /// (last token - first token) / (output tokens - 1), as vLLM and OpenTelemetry divide.
+    pub fn tpot_ms(&self) -> Option<f64> {
+        let (first, last) = (self.tokens.first()?, self.tokens.last()?);
+        let gaps = f64::from(self.output_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?);
+        (self.tokens.len() > 1).then(|| ms(last.saturating_sub(*first)) / gaps)
+    }
+    /// Each gap between two events with a token.
+    pub fn gaps_ms(&self) -> impl Iterator<Item = f64> + '_ {
+        self.tokens.windows(2).map(|pair| ms(pair[1].saturating_sub(pair[0])))
+    }
+    /// From the due time to the last token; to the end of the answer when it had no token.
+    pub fn e2e_ms(&self) -> f64 {
+        ms(self.tokens.last().unwrap_or(&self.ended).saturating_sub(self.scheduled))
+    }
+    /// A request that did not complete meets nothing. An answer of one token has no gap, so it meets the limit for gaps.
+    pub fn met(&self, slo: &Slo) -> Met {
+        if !self.is_completed() {
+            return Met {
+                ttft: false,
+                itl: false,
+            };
+        }
+        let gaps = Samples::new(self.gaps_ms());
+        Met {
+            ttft: self.ttft_ms().is_some_and(|ttft| ttft <= slo.ttft_ms_max),
+            itl: !self.tokens.is_empty() && gaps.percentile(99.0).is_none_or(|gap| gap <= slo.itl_ms_max),
+        }
+    }
+    /// Lengths of the gaps that count as stalls.
+    pub fn stalls_ms(&self) -> Vec<f64> {
+        let Some(median) = Samples::new(self.gaps_ms()).percentile(50.0) else {
+            return Vec::new();
+        };
+        let limit = (STALL_TIMES_MEDIAN * median).max(STALL_MS_MIN);
+        self.gaps_ms().filter(|gap| *gap > limit).collect()
+    }
+    fn since_due(&self, at: Option<&Duration>) -> Option<f64> {
+        Some(ms(at?.saturating_sub(self.scheduled)))
+    }
+}
+
+pub(crate) fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_kit::{request, slo};
+
+    #[test]
+    fn times_count_from_the_due_time_and_not_from_the_moment_of_sending() {
+        let mut record = request(1, &[110, 130, 140]);
+        record.scheduled = Duration::from_millis(10);
+        record.sent = Duration::from_millis(60);
+        assert_eq!(record.lag_ms(), 50.0);
+        assert_eq!(record.ttft_ms(), Some(100.0));
+        assert_eq!(record.second_token_ms(), Some(120.0));
+        assert_eq!(record.tpot_ms(), Some(15.0));
+        assert_eq!(record.e2e_ms(), 130.0);
+        assert_eq!(record.gaps_ms().collect::<Vec<_>>(), [20.0, 10.0]);
+    }
+
+    #[test]
+    fn an_answer_of_one_token_has_no_tpot_and_one_without_tokens_meets_nothing() {
+        let one = request(1, &[50]);
+        assert_eq!(one.tpot_ms(), None);
+        assert!(one.met(&slo(50.0, 1.0)).both());
+        let none = request(2, &[]);
+        assert_eq!(
+            none.met(&slo(1e9, 1e9)),
+            Met {
+                ttft: false,
+                itl: false
+            }
+        );
+    }
+
+    #[test]
+    fn a_stall_is_long_beside_the_median_and_for_an_eye() {
+        // Median gap 2 ms. 12 ms is six times that, but nobody sees it.
+        assert_eq!(request(1, &[1, 3, 5, 17, 19]).stalls_ms(), Vec::<f64>::new());
+        assert_eq!(request(1, &[1, 3, 5, 23, 25]).stalls_ms(), [18.0]);
+        // Median gap 10 ms: 40 ms is not more than four times it.
+        assert_eq!(request(1, &[10, 20, 30, 70, 80]).stalls_ms(), Vec::<f64>::new());
+        assert_eq!(request(1, &[10, 20, 30, 71, 81]).stalls_ms(), [41.0]);
+    }
+
+    #[test]
+    fn a_request_that_was_cancelled_meets_no_limit() {
+        let mut record = request(1, &[10, 20]);
+        assert!(record.met(&slo(10.0, 10.0)).both());
+        record.outcome = Outcome::Cancelled;
+        assert!(!record.met(&slo(10.0, 10.0)).ttft);
+    }
+}
