@@ -9,6 +9,7 @@ mod config;
 pub mod control_handle;
 mod control_loop;
 mod dispatch;
+mod flight_recorder;
 mod insight;
 mod membership;
 mod metrics;
@@ -26,6 +27,7 @@ pub mod text;
 mod token_stream;
 
 pub use config::Config;
+pub use flight_recorder::FlightRecordTarget;
 pub use serve::{Coordinator, PROGRAM, run};
 pub use slo::SloProfile;
 

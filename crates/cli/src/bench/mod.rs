@@ -1,6 +1,7 @@
 //! `baton bench`: measures a server under load, or parts of a cluster on this machine.
 
 mod arguments;
+pub mod engine;
 pub mod interference;
 pub mod load;
 pub mod matrix;
@@ -35,6 +36,8 @@ enum BenchKind {
     Slowest(slowest::SlowestArgs),
     /// Tries the settings of a local cluster, one at a time.
     Tune(Box<tune::TuneArgs>),
+    /// How long the engine takes for a step here: the costs that `baton simulate` computes with.
+    Engine(engine::EngineArgs),
     /// How fast KV blocks move between two processes of this machine, beside a memcpy and a TCP stream.
     Transfer(transfer::TransferArgs),
 }
@@ -47,6 +50,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<Exit> {
         BenchKind::Interference(args) => interference::run(args),
         BenchKind::Slowest(args) => slowest::run(args),
         BenchKind::Tune(args) => tune::run(args),
+        BenchKind::Engine(args) => engine::run(args),
         BenchKind::Transfer(args) => transfer::run(args),
     }
 }

@@ -17,7 +17,7 @@ Examples:
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(super) server: ServerArgs,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use super::plan::{Endpoint, LoadPlan, Pace, Prompts};
 use super::target::Target;
 
 /// Facts of this machine at this moment.
-pub fn machine() -> BTreeMap<String, Value> {
+pub(crate) fn machine() -> BTreeMap<String, Value> {
     let cpu = text("/proc/cpuinfo");
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
     let model = model.map(|rest| rest.trim_start_matches([' ', '\t', ':']));

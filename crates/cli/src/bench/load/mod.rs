@@ -8,7 +8,7 @@ mod assemble;
 mod bodies;
 mod connections;
 mod csv_file;
-pub mod environment;
+pub(crate) mod environment;
 mod exchange;
 mod metrics;
 pub mod plan;
@@ -24,8 +24,8 @@ mod timer;
 mod traffic;
 mod verb;
 
-pub use args::RunArgs;
-pub use verb::verb;
+pub(crate) use args::RunArgs;
+pub(crate) use verb::verb;
 
 use std::time::Duration;
 

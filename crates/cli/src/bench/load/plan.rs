@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use workload::trace::Trace;
 
 /// A request that has not ended by then is given up. It is the limit of `vllm bench serve`.
-pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// One run of load. Make it with [`LoadPlan::new`] and change what differs.
 #[derive(Clone, Debug)]
@@ -138,7 +138,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn running(&self) -> usize {
+    pub(crate) fn running(&self) -> usize {
         self.sent.saturating_sub(self.completed + self.not_completed)
     }
 }

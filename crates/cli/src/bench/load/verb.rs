@@ -25,7 +25,7 @@ use crate::terminal::{Terminal, say};
 /// The limits of the chat profile, where the user gives none.
 const CHAT: (f64, f64) = (300.0, 50.0);
 
-pub fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
+pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     let mut args = args.clone();
     if args.pace.scenario == Some(Scenario::Interactive) && args.output.goodput.is_empty() {
         // MLPerf Inference, Llama-2-70B interactive.

@@ -1,0 +1,212 @@
+//! `baton bench engine`: how long this machine's engine takes for a step, as a function of what is in the step.
+//!
+//! The steps are those of the real scheduler and of the real engine, in this process and without a network. The fit is what
+//! `baton simulate` computes with.
+
+mod neighbour;
+mod report;
+mod rig;
+mod sweep;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use engine::{EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenOptions, OpenedEngine};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use service_runtime::config::ByteSize;
+use simulator::costs::{Costs, HostCosts, LinkCosts, Overheads};
+
+use crate::exit::Exit;
+use rig::Rig;
+use sweep::Sweep;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench engine --threads 1 --cores 0 --out costs.json
+  baton bench engine --threads 1 --cores 0,1 --neighbours 1 --link transfer.json --out costs.json
+  baton bench engine --quick --json
+
+The link comes from `baton bench transfer --json > transfer.json`, the overheads from benchmarks/simulator/overheads.";
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct EngineArgs {
+    /// A GGUF file, a Hugging Face folder, or a name, as `baton up` takes it.
+    #[arg(long, default_value = "smollm2-135m")]
+    model: String,
+    /// What runs the model.
+    #[arg(long, value_enum, default_value = "cpu")]
+    engine: EngineKind,
+    /// Arithmetic of the CPU engine.
+    #[arg(long, value_enum, default_value = "int8-blocks")]
+    numerics: Numerics,
+    /// Threads of the engine: as many as each node will have.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+    /// Cores that the engine may use, the first --threads of them; neighbours get the next ones. Default: all.
+    #[arg(long, value_delimiter = ',', value_name = "CORE,..")]
+    cores: Vec<u32>,
+    /// Also measure how much slower steps are while so many other nodes of this machine compute.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=7))]
+    neighbours: u32,
+    /// Memory for KV blocks. Batches that do not fit are left out.
+    #[arg(long, default_value = "512MiB")]
+    kv_cache_memory: ByteSize,
+    /// How often everything is measured; medians count.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Once, with few kinds of steps: half a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Output of `baton bench transfer --json`: the best transport between two nodes of this machine becomes the link.
+    #[arg(long, value_name = "FILE")]
+    link: Option<PathBuf>,
+    /// Output of benchmarks/simulator/overheads. Default: rough values, and the costs say so.
+    #[arg(long, value_name = "FILE")]
+    overheads: Option<PathBuf>,
+    /// Write the costs to this file.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print the costs as JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Rough values for loopback on one machine, for whoever has not measured; the costs then say so. `benchmarks/simulator/overheads`
+/// measures them.
+const OVERHEADS: Overheads = Overheads {
+    request_seconds: 0.000_9,
+    prompt_token_seconds: 0.000_000_6,
+    hop_seconds: 0.000_3,
+    hop_prompt_token_seconds: 0.000_000_02,
+    egress_seconds: 0.000_2,
+    loop_seconds: 0.000_15,
+    commit_seconds: 0.000_5,
+    role_change_seconds: 0.5,
+};
+
+/// Also rough: a sixth of what one `memcpy` moves (docs/measurements/transfer.md). `baton bench transfer` measures it.
+fn default_link() -> LinkCosts {
+    LinkCosts {
+        name: "shm-direct".to_owned(),
+        latency_seconds: 0.000_2,
+        bytes_per_second: 2.5e9,
+        is_streamed: false,
+    }
+}
+
+pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
+    let overheads = match &args.overheads {
+        Some(path) => serde_json::from_str(&read(path)?)
+            .with_context(|| format!("{} is no output of benchmarks/simulator/overheads", path.display()))?,
+        None => OVERHEADS,
+    };
+    let link = match &args.link {
+        Some(path) => report::link_of(&read(path)?).with_context(|| format!("cannot use {}", path.display()))?,
+        None => default_link(),
+    };
+    let opening = Opening::of(args)?;
+    pin(&args.cores, 0, args.threads)?;
+    let (mut rig, model_name) = opening.open()?;
+    let sweep = Sweep::new(args.quick, args.repeats);
+    eprintln!(
+        "measuring {model_name}: {} kinds of steps, {} times",
+        sweep.kinds(),
+        sweep.repeats()
+    );
+    let samples = sweep.measure(&mut rig)?;
+    let slowdown = neighbour::slowdown(&mut rig, (&opening, &args.cores), args.neighbours)?;
+    let measured = samples.medians();
+    let (mut step, fit) = simulator::fit::fit(&measured).context("the steps cannot be described")?;
+    step.variation = samples.variation();
+    let nodes_per_host = u32::try_from(slowdown.len()).unwrap_or(1);
+    let costs = Costs {
+        name: format!("{model_name}, {} threads, {}", args.threads, report::machine()),
+        origin: origin(args),
+        step,
+        overheads,
+        link,
+        host: HostCosts {
+            nodes_per_host,
+            slowdown,
+        },
+        kv_bytes_per_token: rig.kv_bytes_per_token(),
+        fit: Some(fit),
+        accuracy: None,
+    };
+    costs.check()?;
+    let json = serde_json::to_string_pretty(&costs)?;
+    if let Some(path) = &args.out {
+        std::fs::write(path, format!("{json}\n")).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    report::print(&costs, args.json.then_some(json.as_str()))?;
+    Ok(Exit::Ok)
+}
+
+/// The command, and what it did not measure.
+fn origin(args: &EngineArgs) -> String {
+    let mut origin = std::env::args().collect::<Vec<_>>().join(" ");
+    if args.overheads.is_none() {
+        origin += "; overheads: rough values, not measured";
+    }
+    if args.link.is_none() {
+        origin += "; link: rough values, not measured";
+    }
+    origin
+}
+
+fn read(path: &PathBuf) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Puts this thread, and those that it starts from now on, on its share of the cores.
+fn pin(cores: &[u32], number: u32, threads: u32) -> anyhow::Result<()> {
+    if cores.is_empty() {
+        return Ok(());
+    }
+    let first = (number * threads) as usize % cores.len();
+    let own = cores.iter().cycle().skip(first).take(threads as usize);
+    let mut set = CpuSet::new();
+    own.clone().for_each(|core| set.set(*core as usize));
+    sched_setaffinity(None, &set).with_context(|| format!("cannot use the cores {:?}", own.collect::<Vec<_>>()))
+}
+
+/// What opens one engine after the other, with the weights packed once.
+#[derive(Debug)]
+struct Opening<'a> {
+    args: &'a EngineArgs,
+    path: PathBuf,
+    kept: KeptWeights,
+}
+
+impl<'a> Opening<'a> {
+    fn of(args: &'a EngineArgs) -> anyhow::Result<Self> {
+        Ok(Self {
+            path: crate::model::resolve(&args.model)?.path,
+            kept: KeptWeights::default(),
+            args,
+        })
+    }
+
+    fn open(&self) -> anyhow::Result<(Rig, String)> {
+        let OpenedEngine { engine, model_name, .. } = engine::open_engine(OpenOptions {
+            kind: self.args.engine,
+            model: Some(&self.path),
+            numerics: self.args.numerics,
+            kernel: KernelChoice::Auto,
+            threads: self.args.threads as usize,
+            block_tokens: engine::BLOCK_TOKENS,
+            kv_bytes: self.args.kv_cache_memory.bytes(),
+            kv_backing: KvBacking::Private,
+            limits: EngineLimits {
+                max_batch_tokens: sweep::CHUNK_MAX,
+                max_sequences: sweep::BATCH_MAX,
+            },
+            protocol_version: 0,
+            kept_weights: self.kept.clone(),
+            progress: None,
+        })?;
+        Ok((Rig::new(engine), model_name))
+    }
+}

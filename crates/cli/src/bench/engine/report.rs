@@ -1,0 +1,180 @@
+//! The table of a measured engine, and the link out of another measurement.
+
+use std::io::Write as _;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use simulator::costs::{Costs, FitPoint, LinkCosts, StepShape};
+
+use crate::observe::table::Table;
+use crate::terminal::Terminal;
+
+/// Points of the table with the largest errors.
+const WORST_SHOWN: usize = 8;
+
+#[derive(Debug, Deserialize)]
+struct Transfer {
+    bytes: u64,
+    rows: Vec<TransferRow>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TransferRow {
+    way: String,
+    milliseconds_median: f64,
+    gigabytes_per_second_median: f64,
+}
+
+/// The best transport in the output of `baton bench transfer --json`. What a transfer takes beyond its bytes is not told apart
+/// there, so that a fifth of a millisecond stands for it: the message that ends a transfer, and its answer.
+pub(super) fn link_of(text: &str) -> anyhow::Result<LinkCosts> {
+    const LATENCY_SECONDS: f64 = 0.000_2;
+    let transfer: Transfer =
+        serde_json::from_str(text).context("this is no output of `baton bench transfer --json`")?;
+    for (way, name, is_streamed) in [
+        ("shm direct", "shm-direct", false),
+        ("shm staged", "shm", false),
+        ("grpc", "grpc", true),
+    ] {
+        let Some(row) = transfer.rows.iter().find(|row| row.way == way) else {
+            continue;
+        };
+        let moving = row.milliseconds_median / 1e3 - LATENCY_SECONDS;
+        let bytes_per_second = match moving > 0.0 {
+            true => transfer.bytes as f64 / moving,
+            false => row.gigabytes_per_second_median * 1e9,
+        };
+        return Ok(LinkCosts {
+            name: name.to_owned(),
+            latency_seconds: LATENCY_SECONDS,
+            bytes_per_second,
+            is_streamed,
+        });
+    }
+    bail!("it has no row of a transport; run `baton bench transfer --json` without --ways")
+}
+
+/// The processor's name, as far as the system tells.
+pub(super) fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!(
+        "{cores} cores of {}",
+        name.map_or("an unknown processor", |(_, name)| name.trim())
+    )
+}
+
+fn words(shape: &StepShape) -> String {
+    let mut words = Vec::new();
+    if shape.prefill_tokens > 0 {
+        let context = shape.prefill_pairs / shape.prefill_tokens;
+        words.push(format!("{} prompt tokens at {context}", shape.prefill_tokens));
+    }
+    if shape.decode_rows > 0 {
+        let context = shape.decode_context / shape.decode_rows;
+        words.push(format!("{} sequences at {context}", shape.decode_rows));
+    }
+    if shape.draws == 0 {
+        words.push("no draw".to_owned());
+    }
+    words.join(", ")
+}
+
+fn error(point: &FitPoint) -> f64 {
+    point.fitted_seconds / point.measured_seconds - 1.0
+}
+
+pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if let Some(json) = json {
+        writeln!(out, "{json}")?;
+        return Ok(());
+    }
+    let step = &costs.step;
+    writeln!(out, "{}", costs.name)?;
+    let mut table = Table::new(&["a step takes", ">each"]);
+    for (what, seconds, scale, unit) in [
+        ("in any case", step.fixed_seconds, 1e3, "ms"),
+        (
+            "for the output head, when a token is drawn",
+            step.draw_seconds,
+            1e3,
+            "ms",
+        ),
+        ("for a prompt's token", step.prefill_token_seconds, 1e6, "us"),
+        (
+            "for a prompt's token and a position before it",
+            step.prefill_pair_seconds,
+            1e9,
+            "ns",
+        ),
+        ("for a sequence that decodes", step.decode_row_seconds, 1e6, "us"),
+        (
+            "for a position of such a sequence",
+            step.decode_context_token_seconds,
+            1e9,
+            "ns",
+        ),
+    ] {
+        table.row(vec![what.into(), format!("{:.3} {unit}", seconds * scale).into()]);
+    }
+    out.write_all(table.render(Terminal::plain()).as_bytes())?;
+    writeln!(
+        out,
+        "steps vary by {:.1} % (coefficient of variation)",
+        step.variation * 100.0
+    )?;
+    if let [_, beside @ ..] = costs.host.slowdown.as_slice()
+        && !beside.is_empty()
+    {
+        let times: Vec<String> = beside.iter().map(|times| format!("{times:.2}")).collect();
+        writeln!(
+            out,
+            "beside 1, 2... computing neighbours a step takes {} times as long",
+            times.join(", ")
+        )?;
+    }
+    if let Some(fit) = &costs.fit {
+        writeln!(
+            out,
+            "the fit's error over {} kinds of steps: median {:.1} %, largest {:.1} %; the largest:",
+            fit.points.len(),
+            fit.error_median * 100.0,
+            fit.error_max * 100.0
+        )?;
+        let mut points = fit.points.clone();
+        points.sort_by(|a, b| error(b).abs().total_cmp(&error(a).abs()));
+        let mut table = Table::new(&["step", ">measured ms", ">fitted ms", ">error"]);
+        for point in points.iter().take(WORST_SHOWN) {
+            table.row(vec![
+                words(&point.shape).into(),
+                format!("{:.3}", point.measured_seconds * 1e3).into(),
+                format!("{:.3}", point.fitted_seconds * 1e3).into(),
+                format!("{:+.1} %", error(point) * 100.0).into(),
+            ]);
+        }
+        out.write_all(table.render(Terminal::plain()).as_bytes())?;
+    }
+    writeln!(out, "{}", costs.accuracy_sentence())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_transport_of_a_measurement_becomes_the_link() {
+        let text = r#"{"bytes": 47185920, "rows": [
+            {"way": "grpc", "milliseconds_median": 50.2, "gigabytes_per_second_median": 0.94},
+            {"way": "shm direct", "milliseconds_median": 10.2, "gigabytes_per_second_median": 4.6}]}"#;
+        let link = link_of(text).expect("a link");
+        assert_eq!((link.name.as_str(), link.is_streamed), ("shm-direct", false));
+        assert!((link.bytes_per_second / 4_718_592_000.0 - 1.0).abs() < 1e-9);
+        assert!(link_of("{}").is_err());
+        assert!(link_of(r#"{"bytes": 1, "rows": []}"#).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! `baton simulate`: a cluster in virtual time, of any size, with the product's own coordinator and scheduler.
+
+mod cluster;
+mod report;
+mod traffic;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use simulator::costs::Costs;
+use simulator::topology::SimulatedTopology;
+use simulator::{Scenario, simulate};
+use workload::comparison::Slo;
+use workload::summary::Summary;
+
+use crate::exit::{Exit, WithExit as _};
+use cluster::ClusterArgs;
+use traffic::TrafficArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench engine --threads 1 --cores 0,1 --neighbours 1 --out costs.json
+  baton simulate --costs costs.json --topology 1p1d --prompt-tokens 512 --output-tokens 64 --rate 1.5 --requests 200
+  baton simulate --costs costs.json --topology 2c --trace conversation_trace.jsonl --length-divisor 32 --rate-factor 0.1
+  baton simulate --costs costs.json --topology 4p4d --shape short --rate 5 --fail decode-3@20s --out run.json
+  baton simulate --costs h100.json --topology 100p100d --trace conversation_trace.jsonl --spread-steps 3s \\
+      --max-model-len 131072 --kv-cache-memory 64GiB --max-num-batched-tokens 8192 --max-num-seqs 128
+
+The same command gives the same bytes. docs/how-to/simulate-a-cluster.md says what is simulated and what is not.";
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct SimulateArgs {
+    /// What steps, messages and links cost: a file of `baton bench engine --out`, or one that was typed in.
+    #[arg(long, value_name = "FILE")]
+    costs: PathBuf,
+    /// Nodes: 1p1d, 100p100d, 2c (co-located).
+    #[arg(long, default_value = "1p1d")]
+    topology: SimulatedTopology,
+    #[command(flatten)]
+    traffic: TrafficArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Of made traffic, of the variation of steps, and of ids.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Limit of the time to the first token, for goodput.
+    #[arg(long, default_value_t = 2_000.0, value_name = "MS")]
+    slo_ttft_ms: f64,
+    /// Limit of the 99th percentile of a request's gaps, for goodput.
+    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    slo_itl_ms: f64,
+    /// Write the run, with a record for each request, as JSON: reports read it as they read a measured run.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write a line for each request as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print the figures as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &SimulateArgs) -> anyhow::Result<Exit> {
+    let costs = costs(&args.costs).exit(Exit::Usage)?;
+    let trace = args.traffic.trace(args.seed).exit(Exit::Usage)?;
+    let (warm_up, cool_down) = args.traffic.left_out();
+    let scenario = Scenario {
+        name: format!("simulated {}", args.topology),
+        topology: args.topology,
+        nodes: args.cluster.nodes(costs.kv_bytes_per_token),
+        cluster: args.cluster.policy(),
+        interventions: args.cluster.interventions(),
+        costs,
+        trace,
+        warm_up,
+        cool_down,
+        seed: args.seed,
+    };
+    let began = Instant::now();
+    let outcome = simulate(&scenario).exit(Exit::Usage)?;
+    let took = began.elapsed();
+    if let Some(path) = &args.out {
+        write(path, &serde_json::to_vec(&outcome.run)?)?;
+    }
+    if let Some(path) = &args.csv {
+        write(path, report::csv(&outcome.run).as_bytes())?;
+    }
+    let slo = Slo {
+        name: "custom".to_owned(),
+        ttft_ms_max: args.slo_ttft_ms,
+        itl_ms_max: args.slo_itl_ms,
+    };
+    let summary = Summary::of(&outcome.run, &slo);
+    match args.json {
+        true => report::print_json(&scenario, (&outcome, &summary))?,
+        false => report::print(&scenario, (&outcome, &summary), took)?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn costs(path: &Path) -> anyhow::Result<Costs> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Costs::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,217 @@
+//! Least squares for a few figures that cannot be negative: from measured steps to `StepCosts`.
+//!
+//! Errors count as shares of the measured time: a decode step must be as well described as a chunk that takes a hundred times as
+//! long. With six figures every subset can be tried, so the best solution without a negative one is found exactly.
+
+use thiserror::Error;
+
+use crate::costs::{FitPoint, FitReport, StepCosts, StepShape};
+
+const FIGURES: usize = 6;
+type Row = [f64; FIGURES];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FitError {
+    #[error("{points} measured steps are too few for {FIGURES} figures; measure at least {} kinds of steps", 2 * FIGURES)]
+    TooFew { points: usize },
+    #[error("a measured step took no time; measure on a machine whose clock is finer than its steps")]
+    NoTime,
+    #[error("the measured steps do not tell the figures apart; vary chunks, contexts and batches independently")]
+    Degenerate,
+}
+
+/// The costs that describe these steps best, and how well they do.
+///
+/// # Errors
+/// Too few points, or points that are too much alike.
+pub fn fit(measured: &[(StepShape, f64)]) -> Result<(StepCosts, FitReport), FitError> {
+    if measured.len() < 2 * FIGURES {
+        return Err(FitError::TooFew { points: measured.len() });
+    }
+    if measured
+        .iter()
+        .any(|(_, seconds)| !seconds.is_finite() || *seconds <= 0.0)
+    {
+        return Err(FitError::NoTime);
+    }
+    let rows: Vec<Row> = measured
+        .iter()
+        .map(|(shape, seconds)| counts(shape).map(|count| count / seconds))
+        .collect();
+    let figures = non_negative(&rows).ok_or(FitError::Degenerate)?;
+    let costs = StepCosts {
+        fixed_seconds: figures[0],
+        draw_seconds: figures[1],
+        prefill_token_seconds: figures[2],
+        prefill_pair_seconds: figures[3],
+        decode_row_seconds: figures[4],
+        decode_context_token_seconds: figures[5],
+        variation: 0.0,
+    };
+    let points: Vec<FitPoint> = measured
+        .iter()
+        .map(|(shape, seconds)| FitPoint {
+            shape: *shape,
+            measured_seconds: *seconds,
+            fitted_seconds: costs.seconds(shape),
+        })
+        .collect();
+    let error = |point: &FitPoint| (point.fitted_seconds / point.measured_seconds - 1.0).abs();
+    let mut errors: Vec<f64> = points.iter().map(error).collect();
+    errors.sort_by(f64::total_cmp);
+    let report = FitReport {
+        error_median: errors[errors.len() / 2],
+        error_max: errors[errors.len() - 1],
+        points,
+    };
+    Ok((costs, report))
+}
+
+/// In the order of the figures.
+fn counts(shape: &StepShape) -> Row {
+    [
+        1.0,
+        if shape.draws > 0 { 1.0 } else { 0.0 },
+        shape.prefill_tokens as f64,
+        shape.prefill_pairs as f64,
+        shape.decode_rows as f64,
+        shape.decode_context as f64,
+    ]
+}
+
+/// Minimises the sum of (row . x - 1)^2 over x >= 0.
+fn non_negative(rows: &[Row]) -> Option<Row> {
+    // Columns of like size make the equations well conditioned.
+    let scale: Row = std::array::from_fn(|i| rows.iter().map(|row| row[i] * row[i]).sum::<f64>().sqrt());
+    let scaled = |row: &Row| -> Row { std::array::from_fn(|i| if scale[i] > 0.0 { row[i] / scale[i] } else { 0.0 }) };
+    let rows: Vec<Row> = rows.iter().map(scaled).collect();
+    let mut best: Option<(f64, Row)> = None;
+    for subset in 1_u32..1 << FIGURES {
+        let used: Vec<usize> = (0..FIGURES).filter(|i| subset >> i & 1 == 1).collect();
+        let Some(solution) = solve(&rows, &used) else {
+            continue;
+        };
+        if solution.iter().any(|figure| *figure < 0.0) {
+            continue;
+        }
+        let residual = |row: &Row| row.iter().zip(&solution).map(|(a, x)| a * x).sum::<f64>() - 1.0;
+        let error: f64 = rows.iter().map(|row| residual(row).powi(2)).sum();
+        if best.as_ref().is_none_or(|(least, _)| error < *least) {
+            best = Some((error, solution));
+        }
+    }
+    let (_, solution) = best?;
+    Some(std::array::from_fn(|i| {
+        if scale[i] > 0.0 { solution[i] / scale[i] } else { 0.0 }
+    }))
+}
+
+/// The normal equations of these columns, by elimination with pivots. `None`: the columns depend on each other.
+fn solve(rows: &[Row], used: &[usize]) -> Option<Row> {
+    let n = used.len();
+    let product = |i: usize, j: usize| rows.iter().map(|row| row[used[i]] * row[used[j]]).sum::<f64>();
+    let mut equations: Vec<Vec<f64>> = (0..n)
+        .map(|i| {
+            let right = rows.iter().map(|row| row[used[i]]).sum::<f64>();
+            (0..n).map(|j| product(i, j)).chain([right]).collect()
+        })
+        .collect();
+    for column in 0..n {
+        let pivot = (column..n).max_by(|a, b| equations[*a][column].abs().total_cmp(&equations[*b][column].abs()))?;
+        // Of columns with length 1.
+        if equations[pivot][column].abs() < 1e-10 {
+            return None;
+        }
+        equations.swap(column, pivot);
+        let head = equations[column].clone();
+        for (_, equation) in equations.iter_mut().enumerate().filter(|(row, _)| *row != column) {
+            let share = equation[column] / head[column];
+            for (value, of_head) in equation.iter_mut().zip(&head) {
+                *value -= share * of_head;
+            }
+        }
+    }
+    let mut solution = [0.0; FIGURES];
+    for (i, column) in used.iter().enumerate() {
+        solution[*column] = equations[i][n] / equations[i][i];
+    }
+    Some(solution)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arithmetic::{factor, keyed};
+
+    const TRUTH: StepCosts = StepCosts {
+        fixed_seconds: 0.008,
+        prefill_token_seconds: 0.000_9,
+        prefill_pair_seconds: 4e-8,
+        decode_row_seconds: 0.001_2,
+        decode_context_token_seconds: 6e-7,
+        draw_seconds: 0.003,
+        variation: 0.0,
+    };
+
+    fn steps(variation: f64) -> Vec<(StepShape, f64)> {
+        let mut measured = Vec::new();
+        let mut add = |shape: StepShape| {
+            let noise = factor(keyed(3, 4, measured.len() as u64), variation);
+            measured.push((shape, TRUTH.seconds(&shape) * noise));
+        };
+        for context in [0, 256, 1_024] {
+            for chunk in [16, 64, 256, 1_024] {
+                for draws in [0, 1] {
+                    let mut shape = StepShape::default();
+                    shape.add(chunk, context, draws);
+                    add(shape);
+                }
+            }
+            for batch in [1, 4, 16] {
+                let mut shape = StepShape::default();
+                (0..batch).for_each(|_| shape.add(1, context, 1));
+                add(shape);
+            }
+        }
+        measured
+    }
+
+    #[test]
+    fn exact_steps_give_the_exact_costs() {
+        let (costs, report) = fit(&steps(0.0)).expect("a fit");
+        assert!(
+            (costs.fixed_seconds / TRUTH.fixed_seconds - 1.0).abs() < 1e-6,
+            "{costs:?}"
+        );
+        assert!((costs.prefill_pair_seconds / TRUTH.prefill_pair_seconds - 1.0).abs() < 1e-6);
+        assert!((costs.decode_context_token_seconds / TRUTH.decode_context_token_seconds - 1.0).abs() < 1e-6);
+        assert!(report.error_max < 1e-9, "{}", report.error_max);
+    }
+
+    #[test]
+    fn noise_moves_the_costs_little_and_shows_in_the_report() {
+        let (costs, report) = fit(&steps(0.05)).expect("a fit");
+        assert!((costs.prefill_token_seconds / TRUTH.prefill_token_seconds - 1.0).abs() < 0.1);
+        assert!((0.005..0.1).contains(&report.error_median), "{}", report.error_median);
+    }
+
+    #[test]
+    fn no_figure_is_negative_whatever_was_measured() {
+        // Longer contexts that are faster cannot be described; the figure is 0 then.
+        let odd = steps(0.0).into_iter().map(|(shape, seconds)| {
+            let speed_up = 1.0 + shape.decode_context as f64 * 1e-4;
+            (shape, seconds / speed_up)
+        });
+        let (costs, _) = fit(&odd.collect::<Vec<_>>()).expect("a fit");
+        assert_eq!(costs.decode_context_token_seconds, 0.0);
+        assert!(costs.fixed_seconds >= 0.0 && costs.decode_row_seconds >= 0.0);
+    }
+
+    #[test]
+    fn what_cannot_be_fitted_is_said() {
+        assert_eq!(fit(&[]), Err(FitError::TooFew { points: 0 }));
+        let mut none = steps(0.0);
+        none[3].1 = 0.0;
+        assert_eq!(fit(&none), Err(FitError::NoTime));
+    }
+}

@@ -1,0 +1,285 @@
+//! Simulated clusters whose figures can be worked out by hand, and promises that hold whatever happens.
+
+mod scenarios;
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use scenarios::{Planned, costs, scenario};
+use simulator::intervention::Intervention;
+use simulator::{Outcome, Scenario, simulate};
+use workload::record::{Outcome as Ended, RequestRecord};
+
+fn run(scenario: &Scenario) -> Outcome {
+    simulate(scenario).expect("a scenario that can be run")
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn ttft_ms(record: &RequestRecord) -> f64 {
+    ms(record.tokens[0].saturating_sub(record.scheduled))
+}
+
+fn gaps_ms(record: &RequestRecord) -> Vec<f64> {
+    let pairs = record.tokens.windows(2);
+    pairs.map(|pair| ms(pair[1].saturating_sub(pair[0]))).collect()
+}
+
+fn assert_close(got: f64, expected: f64, what: &str) {
+    assert!((got - expected).abs() < 0.01, "{what}: {got} ms, by hand {expected} ms");
+}
+
+#[test]
+fn one_request_on_a_co_located_node_takes_what_its_parts_take() {
+    let outcome = run(&scenario("1c", &[Planned::at(0).tokens(100, 4)]));
+    let record = &outcome.run.records[0];
+    assert_eq!(record.outcome, Ended::Completed);
+    assert_eq!(record.tokens.len(), 4);
+    // Edge 2 + 100 x 0.01; Open 1; loop 0.5 and one step of 100 tokens: 10 + 100 x 1 + 3 for the draw; back 1; egress 0.25.
+    assert_close(ttft_ms(record), 2.0 + 1.0 + 1.0 + 0.5 + 113.0 + 1.0 + 0.25, "TTFT");
+    // Loop 0.5; a step of one row: 10 + 2 + 3.
+    for gap in gaps_ms(record) {
+        assert_close(gap, 15.5, "ITL");
+    }
+    assert_eq!(outcome.totals.handoffs, 0);
+    assert_eq!(outcome.totals.local_prefills.get("co_located"), Some(&1));
+}
+
+#[test]
+fn one_request_over_two_nodes_pays_for_open_prefill_and_the_link() {
+    let outcome = run(&scenario("1p1d", &[Planned::at(0).tokens(100, 4)]));
+    let record = &outcome.run.records[0];
+    // As above, with Open and its answer, Prefill, and the token's way back.
+    let ttft = 2.0 + 1.0 + 2.0 + 1.0 + 0.5 + 113.0 + 1.0 + 0.25;
+    assert_close(ttft_ms(record), ttft, "TTFT");
+    // The push begins when the prompt is computed: 7 blocks of 16,000 bytes at 1 MB/s take 112 ms, then 1 ms of latency, 2 ms for the
+    // commit, and the decode node's first step.
+    let gaps = gaps_ms(record);
+    assert_close(gaps[0], 112.0 + 1.0 + 2.0 + 15.5, "first gap");
+    assert_close(gaps[1], 15.5, "ITL");
+    assert_eq!(outcome.totals.handoffs, 1);
+    let server = record.server.as_ref().expect("told by the coordinator");
+    assert_eq!(server.kv_bytes, Some(112_000));
+    assert_close(server.kv_transfer_ms.unwrap_or_default(), 112.0, "transfer");
+    let told: f64 = server
+        .stages
+        .iter()
+        .take_while(|(stage, _)| stage != "transfer_tail")
+        .map(|(_, ms)| ms)
+        .sum();
+    assert_close(told, ttft, "the stages add up to TTFT");
+}
+
+#[test]
+fn a_second_prompt_waits_for_the_first_and_a_shared_prefix_is_not_computed_again() {
+    let first = Planned::at(0).tokens(64, 2).blocks(&[1, 2, 3, 4]);
+    let again = Planned::at(5_000).tokens(64, 2).blocks(&[1, 2, 3, 5]);
+    let outcome = run(&scenario("1c", &[first, again]));
+    let [cold, warm] = &outcome.run.records[..] else {
+        panic!("two records");
+    };
+    assert_eq!((cold.cached_tokens, warm.cached_tokens), (Some(0), Some(48)));
+    assert_close(ttft_ms(cold) - ttft_ms(warm), 48.0, "48 tokens at 1 ms are saved");
+}
+
+#[test]
+fn nodes_of_one_machine_slow_each_other_down() {
+    let planned = [Planned::at(0).tokens(100, 1), Planned::at(0).tokens(100, 1)];
+    let mut shared = scenario("2c", &planned);
+    shared.costs.host.nodes_per_host = 2;
+    shared.costs.host.slowdown = vec![1.0, 1.5];
+    let (apart, shared) = (run(&scenario("2c", &planned)), run(&shared));
+    let loop_and_step = 113.5;
+    for (apart, shared) in apart.run.records.iter().zip(&shared.run.records) {
+        assert_close(
+            ttft_ms(shared) - ttft_ms(apart),
+            loop_and_step * 0.5,
+            "half as long again",
+        );
+    }
+}
+
+#[test]
+fn a_turn_waits_for_the_answer_before_it() {
+    let turns = [
+        Planned::at(0).tokens(100, 3).turn(0, 0),
+        Planned::at(1).tokens(20, 2).turn(1, 250),
+    ];
+    let outcome = run(&scenario("1c", &turns));
+    let [first, second] = &outcome.run.records[..] else {
+        panic!("two records");
+    };
+    assert_close(ms(second.scheduled - first.ended), 250.0, "the client thinks");
+}
+
+#[test]
+fn requests_of_a_node_that_fails_end_elsewhere() {
+    let planned: Vec<Planned> = (0..20).map(|i| Planned::at(i * 40).tokens(60, 60)).collect();
+    let mut with = scenario("2p2d", &planned);
+    with.interventions = vec![
+        Intervention::fail("decode-1@700ms+3s").expect("a failure"),
+        Intervention::fail("prefill-0@900ms").expect("a failure"),
+    ];
+    let outcome = run(&with);
+    check_promises(&with, &outcome);
+    assert!(
+        outcome
+            .run
+            .records
+            .iter()
+            .all(|record| record.outcome == Ended::Completed)
+    );
+    assert!(outcome.totals.migrations > 0, "{:?}", outcome.totals);
+    assert!(outcome.run.records.iter().all(|record| record.tokens.len() == 60));
+}
+
+#[test]
+fn a_standstill_shows_in_full_and_a_long_one_is_a_loss() {
+    let planned = [Planned::at(0).tokens(50, 100)];
+    let mut short = scenario("1c", &planned);
+    short.interventions = vec![Intervention::pause("decode-0@600ms+2s").expect("a pause")];
+    let outcome = run(&short);
+    let longest = gaps_ms(&outcome.run.records[0]).into_iter().fold(0.0, f64::max);
+    assert_close(longest, 2_000.0 + 15.5, "the longest gap");
+    let mut long = scenario("2c", &planned);
+    long.interventions = vec![Intervention::pause("decode-0@600ms+9s").expect("a pause")];
+    let outcome = run(&long);
+    check_promises(&long, &outcome);
+    assert_eq!(outcome.totals.nodes_lost, 1);
+    assert_eq!(outcome.run.records[0].outcome, Ended::Completed);
+    // The lease of 5 s runs from the last status.
+    let longest = gaps_ms(&outcome.run.records[0]).into_iter().fold(0.0, f64::max);
+    assert!((4_700.0..5_300.0).contains(&longest), "{longest}");
+}
+
+#[test]
+fn a_drain_and_a_change_of_role_lose_nothing() {
+    let planned: Vec<Planned> = (0..30).map(|i| Planned::at(i * 100).tokens(60, 20)).collect();
+    let mut with = scenario("2p2d", &planned);
+    with.interventions = vec![
+        Intervention::role("prefill-1=decode@500ms").expect("a role"),
+        Intervention::drain("decode-0@1500ms").expect("a drain"),
+    ];
+    let outcome = run(&with);
+    check_promises(&with, &outcome);
+    assert!(
+        outcome
+            .run
+            .records
+            .iter()
+            .all(|record| record.outcome == Ended::Completed)
+    );
+    assert_eq!(outcome.nodes[1].role, "decode");
+    assert_eq!(outcome.totals.nodes_lost, 0);
+}
+
+#[test]
+fn every_prompt_of_two_pools_is_handed_over_and_short_ones_are_not_where_they_need_not_be() {
+    let planned: Vec<Planned> = (0..12)
+        .map(|i| Planned::at(i * 50).tokens(if i % 3 == 0 { 20 } else { 200 }, 5))
+        .collect();
+    let outcome = run(&scenario("1p1d", &planned));
+    assert_eq!(outcome.totals.handoffs, 12);
+    let mut conditional = scenario("1p1d", &planned);
+    conditional.cluster.local_prefill_below_tokens = 64;
+    let outcome = run(&conditional);
+    assert_eq!(
+        (outcome.totals.handoffs, outcome.totals.local_prefills.get("short")),
+        (8, Some(&4))
+    );
+}
+
+#[test]
+fn a_scenario_that_cannot_be_run_says_why() {
+    let good = scenario("1p1d", &[Planned::at(0).tokens(10, 2)]);
+    let refused = |change: &dyn Fn(&mut Scenario)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        simulate(&bad).expect_err("refused").to_string()
+    };
+    assert!(refused(&|s| s.trace.requests.clear()).contains("no request"));
+    assert!(refused(&|s| s.trace.requests[0].prompt_tokens = 1_000_000).contains("--max-model-len"));
+    let unknown = Intervention::fail("decode-9@1s").expect("a failure");
+    assert!(refused(&|s| s.interventions.push(unknown.clone())).contains("decode-9"));
+    assert!(refused(&|s| s.costs.link.bytes_per_second = 0.0).contains("bytes_per_second"));
+    assert!(refused(&|s| s.nodes.limits.kv_blocks = 0).contains("KV blocks"));
+}
+
+/// What holds whatever happens: every request ends once, no block is left, and nothing is said twice.
+fn check_promises(scenario: &Scenario, outcome: &Outcome) {
+    assert_eq!(
+        outcome.run.records.len(),
+        scenario.trace.requests.len(),
+        "each request ends exactly once"
+    );
+    assert_eq!(outcome.totals.blocks_left, 0, "{:?}", outcome.totals);
+    assert_eq!(outcome.totals.violations, 0, "{:?}", outcome.totals);
+    for (record, planned) in outcome.run.records.iter().zip(&scenario.trace.requests) {
+        assert!(record.tokens.is_sorted());
+        assert!(record.tokens.iter().all(|at| *at <= record.ended), "{}", record.id);
+        assert!(record.tokens.len() <= planned.output_tokens as usize);
+        if record.outcome == Ended::Completed {
+            assert_eq!(record.tokens.len(), planned.output_tokens as usize, "{}", record.id);
+        }
+    }
+}
+
+fn any_planned() -> impl Strategy<Value = Vec<Planned>> {
+    let one = (0_u64..400, 1_u32..300, 1_u32..30, prop::option::of(0_u64..4));
+    prop::collection::vec(one, 1..30).prop_map(|requests| {
+        let mut at = 0;
+        let mut planned = Vec::new();
+        for (gap, prompt, output, prefix) in requests {
+            at += gap;
+            let one = Planned::at(at).tokens(prompt, output);
+            planned.push(match prefix {
+                Some(first) => one.blocks(&[first, first + 10]),
+                None => one,
+            });
+        }
+        planned
+    })
+}
+
+fn any_interventions() -> impl Strategy<Value = Vec<(u8, u8, u64, u64)>> {
+    prop::collection::vec((0_u8..5, 0_u8..4, 0_u64..4_000, 1_u64..9_000), 0..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_promises_hold_and_the_same_seed_gives_the_same_bytes(
+        planned in any_planned(),
+        interventions in any_interventions(),
+        seed in 0_u64..1_000,
+        is_streamed in any::<bool>(),
+        kv_blocks in 40_u32..200,
+    ) {
+        let mut with = scenario("2p2d", &planned);
+        with.seed = seed;
+        with.costs = costs();
+        with.costs.step.variation = 0.1;
+        with.costs.link.is_streamed = is_streamed;
+        with.costs.host.nodes_per_host = 2;
+        with.costs.host.slowdown = vec![1.0, 1.3];
+        with.nodes.limits.kv_blocks = kv_blocks;
+        for (kind, node, at, lasts) in interventions {
+            let node = ["prefill-0", "prefill-1", "decode-0", "decode-1"][node as usize];
+            let read = match kind {
+                0 => Intervention::fail(&format!("{node}@{at}ms+{lasts}ms")),
+                1 => Intervention::fail(&format!("{node}@{at}ms")),
+                2 => Intervention::pause(&format!("{node}@{at}ms+{lasts}ms")),
+                3 => Intervention::drain(&format!("{node}@{at}ms")),
+                _ => Intervention::role(&format!("{node}=decode@{at}ms")),
+            };
+            with.interventions.push(read.expect("a form that is read"));
+        }
+        let outcome = run(&with);
+        check_promises(&with, &outcome);
+        let bytes = |outcome: &Outcome| serde_json::to_vec(outcome).expect("JSON");
+        prop_assert_eq!(bytes(&outcome), bytes(&run(&with)));
+    }
+}
