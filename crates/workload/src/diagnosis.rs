@@ -172,7 +172,7 @@ fn interference(seen: &Observations) -> Diagnosis {
             .max_by(|a, b| spike(a).total_cmp(&spike(b)))?;
         let ttft = worst.ttft_ms?;
         let evidence = format!(
-            "at a load of {} p99 TTFT is {:.0} ms and p50 {:.0} ms; at the lowest load p50 is {:.0} ms",
+            "at a load of {:.2} p99 TTFT is {:.0} ms and p50 {:.0} ms; at the lowest load p50 is {:.0} ms",
             worst.offered, ttft.p99, ttft.p50, first.p50
         );
         Some((spike(worst) >= SPIKE_MIN, evidence))
@@ -190,7 +190,7 @@ fn batching(seen: &Observations) -> Diagnosis {
         let throughputs = [low, high].map(|summary| summary.throughput.output_tokens_per_s);
         let is_shown = throughputs[1] >= BATCHING_GROWTH_MIN * throughputs[0] && fast >= BATCHING_GROWTH_MIN * slow;
         let evidence = format!(
-            "from a load of {} to {} output tokens/s go from {:.1} to {:.1} and p50 TPOT from {slow:.1} to {fast:.1} ms",
+            "from a load of {:.2} to {:.2} output tokens/s go from {:.1} to {:.1} and p50 TPOT from {slow:.1} to {fast:.1} ms",
             low.offered, high.offered, throughputs[0], throughputs[1]
         );
         Some((is_shown, evidence))
