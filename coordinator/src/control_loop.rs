@@ -12,8 +12,8 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase,
-    PlacementFacts, Transition, WhenUnsplit,
+    Change, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase, PlacementFacts,
+    Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::control_handle::{ClientSignals, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels};
+use crate::flight_recorder::{FlightRecorder, RecordedCluster};
 use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
@@ -64,18 +65,19 @@ enum Woken {
 }
 
 /// The parts from which the loop is built.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct LoopParts {
     pub cluster: ClusterConfig,
     pub when_unsplit: WhenUnsplit,
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
     pub clocks: NodeClocks,
+    pub recorder: Option<FlightRecorder>,
 }
 
 #[derive(Debug)]
 pub(crate) struct ControlLoop {
-    cluster: Cluster,
+    cluster: RecordedCluster,
     membership: mpsc::Receiver<Input>,
     when_unsplit: WhenUnsplit,
     inbox: mpsc::Receiver<Input>,
@@ -99,7 +101,7 @@ impl ControlLoop {
         let (readiness, readiness_seen) = watch::channel(not_yet);
         let handle = ControlHandle::new((to_self.clone(), to_membership), signals.clone(), readiness_seen);
         let control = Self {
-            cluster: Cluster::new(parts.cluster),
+            cluster: RecordedCluster::new(parts.cluster, parts.recorder),
             membership,
             when_unsplit: parts.when_unsplit,
             inbox,
@@ -135,7 +137,10 @@ impl ControlLoop {
                 Woken::ClientSignals => self.take_signals(),
                 Woken::Input(input) => self.take(input),
                 Woken::Timer => self.handle(ClusterEvent::Tick),
-                Woken::Refresh => self.publish_nodes(),
+                Woken::Refresh => {
+                    self.publish_nodes();
+                    self.cluster.flush();
+                }
             }
         }
     }
@@ -453,6 +458,8 @@ impl ControlLoop {
         // A request may break before it was placed. Its submitter still gets a handle that says so.
         self.hand_out(id);
         if let Some(live) = self.live.remove(&id) {
+            self.cluster
+                .note_delivered(Clock::now(), id, || live.stream.delivered_tokens());
             drop(live.legs);
             tell(&live.stream);
         }

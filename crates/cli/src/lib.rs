@@ -6,6 +6,7 @@
 pub mod args;
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod completions;
 pub mod exit;
 pub mod http;
@@ -16,7 +17,10 @@ pub mod observe;
 pub mod operate;
 pub mod plan;
 pub mod record;
+pub mod replay;
+pub mod report;
 pub mod serve;
+mod serve;
 pub(crate) mod signals;
 pub mod simulate;
 pub mod sse;

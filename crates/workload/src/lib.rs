@@ -4,12 +4,20 @@
 //! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
 
 pub mod arrivals;
+pub mod causes;
 pub mod comparison;
+pub mod contract;
+pub mod diagnosis;
+pub mod flight_record;
 pub mod knee;
+pub mod lint;
 pub mod plan;
+pub mod prediction;
 pub mod prompts;
 pub mod record;
 pub mod recording;
+pub mod report;
+pub mod saturation;
 pub mod shapes;
 pub mod slowdown;
 pub mod statistics;

@@ -2,13 +2,16 @@
 
 mod block_ledger;
 mod cancel_storm;
+mod compare;
 mod device_memory;
 mod etcd;
 mod every_family;
 mod fault_matrix;
 mod fault_runs;
+mod flight_record;
 mod goldens;
 mod incompatible_pairs;
+mod load;
 mod local_config;
 mod membership;
 mod own_models;

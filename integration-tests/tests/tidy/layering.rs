@@ -27,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "proto",
             "model-files",
             "etcd-membership",
+            "workload",
             "service-runtime",
         ],
     ),

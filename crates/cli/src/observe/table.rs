@@ -38,16 +38,16 @@ pub enum Align {
 
 #[derive(Clone, Debug)]
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    columns: Vec<(String, Align)>,
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
     /// A heading that begins with `>` heads a column of numbers.
-    pub fn new(headings: &[&'static str]) -> Self {
-        let column = |heading: &&'static str| match heading.strip_prefix('>') {
-            Some(heading) => (heading, Align::Right),
-            None => (*heading, Align::Left),
+    pub fn new(headings: &[&str]) -> Self {
+        let column = |heading: &&str| match heading.strip_prefix('>') {
+            Some(heading) => (heading.to_owned(), Align::Right),
+            None => ((*heading).to_owned(), Align::Left),
         };
         Self {
             columns: headings.iter().map(column).collect(),

@@ -6,12 +6,14 @@
 
 mod interval;
 mod metric;
+mod of_arm;
 mod refusal;
 mod sentence;
 
 use std::collections::BTreeMap;
 
 pub use metric::Metric;
+pub use of_arm::{ArmFrame, ArmInterval, of_arm};
 pub use refusal::Refusal;
 
 use crate::comparison::{Arm, ArmRun, Comparison, Contrast, Finding, Shape, Slo};
@@ -19,6 +21,7 @@ use crate::record::Run;
 use crate::summary::Summary;
 use interval::{Interval, Pair, holm, interval};
 use metric::Observed;
+pub(crate) use metric::in_order;
 
 /// Loads that differ by less are one load: arms that got the same trace may count their requests over slightly different times.
 const SAME_LOAD_SHARE: f64 = 0.02;

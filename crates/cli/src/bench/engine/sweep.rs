@@ -78,13 +78,10 @@ impl Sweep {
         // Warm: memory is touched, the clock of the core is up.
         prompt(rig, (256, 512), &mut Samples::default())?;
         for _ in 0..self.repeats {
-            for chunk in self
-                .chunks
-                .iter()
-                .copied()
-                .filter(|(_, prompt)| rig.has_room(1, prompt + 2))
-            {
-                prompt(rig, chunk, &mut samples)?;
+            for (chunk, tokens) in self.chunks {
+                if rig.has_room(1, tokens + 2) {
+                    prompt(rig, (*chunk, *tokens), &mut samples)?;
+                }
             }
             for context in self.contexts {
                 decode(rig, *context, &mut samples)?;

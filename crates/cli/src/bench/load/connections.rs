@@ -1,0 +1,152 @@
+//! Connections to the server: one for each running stream, used again when the stream has ended.
+
+use std::future::{Ready, ready};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, header};
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::{ClientConfig, RootCertStore, crypto};
+use tower::Service;
+
+use super::plan::{Endpoint, Server};
+use crate::exit::{Exit, WithExit};
+use crate::http::base_url;
+
+/// A server that stands still may take as long to accept as it stands still, and this wait is measured.
+const CONNECT_WITHIN: Duration = Duration::from_secs(60);
+
+type Connector = HttpsConnector<HttpConnector<Resolved>>;
+
+/// Sends requests to one endpoint of one server.
+#[derive(Clone, Debug)]
+pub(super) struct Connections {
+    http: legacy::Client<Connector, Full<Bytes>>,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+impl Connections {
+    /// # Errors
+    /// The URL or a header cannot be used (usage), or the host has no address (unreachable).
+    pub(super) async fn open(server: &Server) -> anyhow::Result<Self> {
+        let base = base_url(&server.url);
+        let path = server.path.as_deref().unwrap_or(match server.endpoint {
+            Endpoint::Completions => "/v1/completions",
+            Endpoint::Chat => "/v1/chat/completions",
+        });
+        let uri: Uri = format!("{base}/{}", path.trim_start_matches('/'))
+            .parse()
+            .ok()
+            .filter(|uri: &Uri| uri.host().is_some() && matches!(uri.scheme_str(), Some("http" | "https")))
+            .with_context(|| format!("`{}` is no URL; write http://HOST:PORT", server.url))
+            .exit(Exit::Usage)?;
+        let addresses = resolve(&uri).await.exit(Exit::Unreachable)?;
+        let mut tcp = HttpConnector::new_with_resolver(Resolved(addresses));
+        tcp.set_connect_timeout(Some(CONNECT_WITHIN));
+        tcp.set_nodelay(true);
+        tcp.enforce_http(false);
+        let builder = HttpsConnectorBuilder::new();
+        let builder = match uri.scheme_str() {
+            // Without TLS no certificates are needed: the machine may have none.
+            Some("http") => builder.with_tls_config(without_certificates()?),
+            _ => builder
+                .with_provider_and_native_roots(crypto::ring::default_provider())
+                .context("cannot read this machine's certificates")?,
+        };
+        let connector = builder.https_or_http().enable_http1().wrap_connector(tcp);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Ok(Self {
+            http,
+            uri,
+            headers: headers(server)?,
+        })
+    }
+
+    pub(super) fn post(&self, id: &str, lane: Option<&'static str>, body: Bytes) -> legacy::ResponseFuture {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        if let Ok(id) = HeaderValue::from_str(id) {
+            request
+                .headers_mut()
+                .insert(HeaderName::from_static("x-request-id"), id);
+        }
+        if let Some(lane) = lane {
+            let lane = HeaderValue::from_static(lane);
+            request.headers_mut().insert(HeaderName::from_static("x-lane"), lane);
+        }
+        self.http.request(request)
+    }
+}
+
+fn without_certificates() -> anyhow::Result<ClientConfig> {
+    let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions()?;
+    Ok(config
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth())
+}
+
+fn headers(server: &Server) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
+    let key = server.api_key.iter();
+    let key = key.map(|key| ("authorization", format!("Bearer {key}")));
+    let more = server
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.clone()));
+    for (name, value) in key.chain(more) {
+        // The value may be a secret, so the error does not show it.
+        let parsed = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value));
+        let (Ok(name), Ok(value)) = parsed else {
+            return Err(anyhow::anyhow!(
+                "the header `{name}` has a name or a value that HTTP does not allow"
+            ))
+            .exit(Exit::Usage);
+        };
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+/// The addresses of the server, asked for once: a look-up for each connection would be measured, too.
+async fn resolve(uri: &Uri) -> anyhow::Result<Arc<[SocketAddr]>> {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+    let found = tokio::net::lookup_host((host, uri.port_u16().unwrap_or(usual))).await;
+    let found: Vec<SocketAddr> = found.with_context(|| format!("cannot find the host {host}"))?.collect();
+    Ok(found.into())
+}
+
+#[derive(Clone, Debug)]
+struct Resolved(Arc<[SocketAddr]>);
+
+impl Service<Name> for Resolved {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = io::Error;
+    type Future = Ready<Result<Self::Response, io::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Name) -> Self::Future {
+        ready(Ok(self.0.to_vec().into_iter()))
+    }
+}

@@ -1,0 +1,211 @@
+//! From the flags to a trace, its prompts and the pace: what `LoadPlan` needs.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use workload::arrivals::{Arrivals, Rate};
+use workload::prompts::datasets;
+use workload::shapes::conversations::Conversations;
+use workload::shapes::prefixes::SharedPrefixes;
+use workload::shapes::{Length, Mix};
+use workload::trace::scaling::{Scaling, StepSpread};
+use workload::trace::{ReadLimits, Trace};
+
+use super::args::{Cache, Dataset, PaceArgs, PromptForm, RampUp, Scenario, TrafficArgs};
+use super::plan::{Pace, Prompts};
+
+/// As many as `vllm bench serve` sends.
+const REQUESTS_DEFAULT: usize = 1000;
+/// The block size of baton and of vLLM.
+const BLOCK_TOKENS: u32 = 16;
+
+#[derive(Clone, Debug)]
+pub(super) struct Traffic {
+    pub trace: Trace,
+    pub prompts: Prompts,
+    pub pace: Pace,
+    /// Requests that bring the prefixes into the cache before the run.
+    pub prefixes: Option<Trace>,
+    pub seed: u64,
+    pub ignores_eos: bool,
+    /// `None`: the times are those of the trace.
+    pub request_rate: Option<f64>,
+}
+
+/// # Errors
+/// The flags contradict each other, or the file cannot be read.
+pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Traffic> {
+    let seed = match args.cache {
+        Cache::Cold => rand::random::<u32>().into(),
+        Cache::AsItIs | Cache::Warm => args.seed,
+    };
+    let (trace, prompts, prefixes) = content(args)?;
+    ensure!(
+        args.cache != Cache::Warm || prefixes.is_some(),
+        "--cache warm needs shared prefixes: --dataset-name prefix_repetition, or --random-prefix-len"
+    );
+    let has_own_times = args.dataset_name == Dataset::Trace;
+    let (pace_of_run, arrivals, request_rate) = pace_and_arrivals(pace, has_own_times)?;
+    let trace = match arrivals {
+        Some(arrivals) => arrivals.apply(trace, args.seed)?,
+        None => trace,
+    };
+    Ok(Traffic {
+        trace,
+        prompts,
+        pace: pace_of_run,
+        prefixes: prefixes.filter(|_| args.cache == Cache::Warm),
+        seed,
+        ignores_eos: !args.no_ignore_eos && (args.ignore_eos || args.dataset_name != Dataset::Custom),
+        request_rate,
+    })
+}
+
+/// The requests, what stands in them, and the requests that warm their prefixes.
+fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)> {
+    let drawn = match args.prompts {
+        PromptForm::Ids => Prompts::TokenIds,
+        PromptForm::Words => Prompts::Words,
+    };
+    let length = |tokens| Length {
+        tokens,
+        range_ratio: args.random_range_ratio,
+    };
+    let requests = args.num_prompts.unwrap_or(REQUESTS_DEFAULT);
+    let shared = |prefixes, prefix_tokens, rest: u32, output: u32| SharedPrefixes {
+        prefixes,
+        prefix_tokens,
+        block_tokens: BLOCK_TOKENS,
+        rest: length(rest),
+        output: length(output),
+    };
+    let shared = match args.dataset_name {
+        Dataset::Random if args.random_prefix_len > 0 => {
+            shared(1, args.random_prefix_len, args.random_input_len, args.random_output_len)
+        }
+        Dataset::Random => {
+            let mix = Mix::one(length(args.random_input_len), length(args.random_output_len));
+            return Ok((mix.trace(requests, args.seed)?, drawn, None));
+        }
+        Dataset::PrefixRepetition => shared(
+            args.prefix_repetition_num_prefixes,
+            args.prefix_repetition_prefix_len,
+            args.prefix_repetition_suffix_len,
+            args.prefix_repetition_output_len,
+        ),
+        Dataset::Conversations => return Ok((conversations(args, requests, length)?, drawn, None)),
+        Dataset::Custom => {
+            let path = path(args)?;
+            let (name, mut file) = open(path)?;
+            let output = (!args.no_ignore_eos && args.ignore_eos).then_some(args.random_output_len);
+            let mut set = datasets::read(&name, &mut file, &ReadLimits::default(), output)
+                .with_context(|| path.display().to_string())?;
+            set.trace.requests.truncate(args.num_prompts.unwrap_or(usize::MAX));
+            return Ok((set.trace, Prompts::Given(Arc::from(set.texts)), None));
+        }
+        Dataset::Trace => {
+            let path = path(args)?;
+            let (name, mut file) = open(path)?;
+            let trace = workload::trace::read(&name, &mut file, &ReadLimits::default())
+                .with_context(|| path.display().to_string())?;
+            return Ok((scaling(args)?.apply(&trace)?.trace, drawn, None));
+        }
+    };
+    Ok((shared.trace(requests, args.seed)?, drawn, Some(shared.warm_up()?)))
+}
+
+fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Length) -> anyhow::Result<Trace> {
+    ensure!(args.turns > 0, "a conversation has at least one turn");
+    let conversations = requests.div_ceil(args.turns as usize);
+    let shape = Conversations {
+        conversations: u32::try_from(conversations).context("too many conversations")?,
+        turns: args.turns,
+        system_tokens: args.random_prefix_len,
+        message: length(args.random_input_len),
+        output: length(args.random_output_len),
+        think_time: Duration::from_millis(args.think_time_ms),
+        block_tokens: BLOCK_TOKENS,
+        context_tokens_max: args.context_len,
+    };
+    Ok(shape.trace(args.seed)?)
+}
+
+fn scaling(args: &TrafficArgs) -> anyhow::Result<Scaling> {
+    let seconds = |value: Option<f64>, flag: &str| {
+        let value = value.map(Duration::try_from_secs_f64).transpose();
+        value.with_context(|| format!("{flag} is a number of seconds"))
+    };
+    let step = seconds(args.spread_steps_s, "--spread-steps-s")?;
+    Ok(Scaling {
+        length_divisor: args.length_scale,
+        spread: step.map(|step| StepSpread { step, seed: args.seed }),
+        rate_factor: args.time_scale,
+        duration_max: seconds(args.duration_s, "--duration-s")?,
+        requests_max: args.num_prompts,
+        context_tokens_max: args.context_len,
+    })
+}
+
+fn path(args: &TrafficArgs) -> anyhow::Result<&Path> {
+    let path = args.dataset_path.as_deref();
+    path.context("this dataset is a file: name it with --dataset-path")
+}
+
+/// The file's own name, for reports, and the file.
+fn open(path: &Path) -> anyhow::Result<(String, File)> {
+    let name = path
+        .file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned();
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok((name, file))
+}
+
+/// The pace, the arrivals that replace the trace's own times, and the rate as the user gave it.
+fn pace_and_arrivals(args: &PaceArgs, has_own_times: bool) -> anyhow::Result<(Pace, Option<Arrivals>, Option<f64>)> {
+    let open = Pace::Open {
+        max_concurrency: args.max_concurrency,
+    };
+    let all_at_once = (open, Some(Arrivals::AtOnce), Some(f64::INFINITY));
+    let users = match (args.users, args.scenario, args.max_concurrency) {
+        (None, Some(Scenario::SingleStream), _) => Some(1),
+        (None, None, Some(max)) if args.request_rate.is_none() && args.ramp_up_strategy.is_none() && !has_own_times => {
+            Some(max)
+        }
+        (users, _, _) => users,
+    };
+    if let Some(users) = users {
+        return Ok((Pace::Closed { users }, Some(Arrivals::AtOnce), None));
+    }
+    if let Some(strategy) = args.ramp_up_strategy {
+        let (Some(from), Some(to)) = (args.ramp_up_start_rps, args.ramp_up_end_rps) else {
+            bail!("a ramp needs --ramp-up-start-rps and --ramp-up-end-rps");
+        };
+        let rate = match strategy {
+            RampUp::Linear => Rate::Linear { from, to },
+            RampUp::Exponential => Rate::Exponential { from, to },
+        };
+        let burstiness = args.burstiness;
+        return Ok((open, Some(Arrivals::Gamma { rate, burstiness }), None));
+    }
+    match (args.request_rate, args.scenario) {
+        (_, Some(Scenario::Offline)) => Ok(all_at_once),
+        (None, Some(Scenario::Server | Scenario::Interactive)) if !has_own_times => {
+            bail!("this scenario has Poisson arrivals: give --request-rate")
+        }
+        (None, _) if has_own_times => Ok((open, None, None)),
+        (None, _) => Ok(all_at_once),
+        (Some(rate), _) if rate == f64::INFINITY => Ok(all_at_once),
+        (Some(rate), _) => {
+            let arrivals = Arrivals::Gamma {
+                rate: Rate::Fixed(rate),
+                burstiness: args.burstiness,
+            };
+            Ok((open, Some(arrivals), Some(rate)))
+        }
+    }
+}

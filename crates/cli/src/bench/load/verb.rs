@@ -1,0 +1,276 @@
+//! The verb: flags to a plan, a run, and its results on the screen and in files.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+use workload::comparison::Slo;
+use workload::summary::Summary;
+
+use super::args::{Backend, Metric, RunArgs, Scenario};
+use super::assemble::RunWithTexts;
+use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
+use super::result_json::{Labels, result};
+use super::traffic::{Traffic, traffic};
+use super::{csv_file, run_with_texts, screen};
+use crate::bench::arguments::{clause_lines, is_met};
+use crate::exit::{Exit, WithExit as _};
+use crate::terminal::Terminal;
+
+/// The limits of the chat profile, where the user gives none.
+const CHAT: (f64, f64) = (300.0, 50.0);
+
+pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
+    let mut args = args.clone();
+    if args.pace.scenario == Some(Scenario::Interactive) && args.output.goodput.is_empty() {
+        // MLPerf Inference, Llama-2-70B interactive.
+        args.output.goodput = vec![(Metric::Ttft, 450.0), (Metric::Tpot, 40.0)];
+    }
+    let judge = args.contract.judge(slo(&args))?;
+    let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
+    let plan = plan(&args, &traffic).exit(Exit::Usage)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime
+        .context("cannot start the runtime")?
+        .block_on(watched(&args, &plan))?;
+    let date = date();
+    let labels = Labels {
+        backend: args.server.backend.name(),
+        tokenizer: args.server.tokenizer.as_deref(),
+        request_rate: traffic.request_rate,
+        burstiness: args.pace.burstiness,
+        max_concurrency: match plan.pace {
+            Pace::Open { max_concurrency } => max_concurrency,
+            Pace::Closed { users } => Some(users),
+        },
+        scenario: args
+            .pace
+            .scenario
+            .map(|scenario| format!("{scenario:?}").to_lowercase()),
+        date,
+    };
+    write_files(&args, &done, &labels)?;
+    let summary = Summary::of(&done.run, &judge.slo);
+    let clauses = judge.clauses(&summary);
+    let mut out = std::io::stdout().lock();
+    if args.output.json {
+        writeln!(out, "{}", result(&done.run, &done.texts, &args.output, &labels))?;
+    } else {
+        let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
+        write!(out, "{text}{}", clause_lines(&clauses))?;
+    }
+    let is_interrupted = done.run.environment.get("interrupted") == Some(&json!(true));
+    let has_answer = done.run.records.iter().any(|record| record.is_completed());
+    Ok(match (is_interrupted, has_answer) {
+        (true, _) => Exit::Interrupted,
+        (false, true) if !is_met(&clauses) => Exit::NotMet,
+        (false, true) => Exit::Ok,
+        (false, false) => Exit::Failure,
+    })
+}
+
+/// Shows the progress, and ends the run early at Ctrl-C.
+async fn watched(args: &RunArgs, plan: &LoadPlan) -> anyhow::Result<RunWithTexts> {
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            token.cancel();
+        }
+    });
+    let bar = screen::bar(plan.trace.requests.len(), args.output.disable_tqdm);
+    let on_progress = |progress| bar.iter().for_each(|bar| screen::show(bar, progress));
+    let observer = Observer {
+        on_progress: Box::new(on_progress),
+        stop,
+    };
+    let done = run_with_texts(plan, observer).await;
+    bar.iter().for_each(indicatif::ProgressBar::finish_and_clear);
+    let mut done = done?;
+    done.run
+        .environment
+        .insert("hypothesis".to_owned(), json!(args.output.hypothesis));
+    Ok(done)
+}
+
+fn plan(args: &RunArgs, traffic: &Traffic) -> anyhow::Result<LoadPlan> {
+    let mut plan = LoadPlan::new(&args.server.base_url, traffic.trace.clone());
+    plan.server = server(args)?;
+    plan.prompts = traffic.prompts.clone();
+    plan.prefixes = traffic.prefixes.clone();
+    plan.pace = traffic.pace;
+    plan.seed = traffic.seed;
+    plan.ignore_eos = traffic.ignores_eos;
+    plan.warm_up_requests = args.pace.num_warmups;
+    plan.warm_up = seconds(args.pace.warm_up_s, "--warm-up-s")?;
+    plan.cool_down = seconds(args.pace.cool_down_s, "--cool-down-s")?;
+    plan.cancel_rate = args.pace.cancel_rate;
+    plan.request_timeout = seconds(args.pace.request_timeout_s, "--request-timeout-s")?;
+    plan.reads_server_records = !args.server.no_server_records;
+    plan.extra_body
+        .insert("temperature".to_owned(), json!(args.traffic.temperature));
+    if let Some(extra) = &args.traffic.extra_body {
+        let extra: Map<String, Value> = serde_json::from_str(extra).context("--extra-body is no JSON object")?;
+        plan.extra_body.extend(extra);
+    }
+    let shares = [args.pace.burstiness, args.traffic.time_scale, args.traffic.temperature];
+    ensure!(
+        shares.iter().all(|share| share.is_finite()),
+        "a flag has a number that is not finite"
+    );
+    let percents = &args.output.metric_percentiles;
+    ensure!(
+        percents.iter().all(|percent| (0.0..=100.0).contains(percent)),
+        "percentiles are 0 to 100"
+    );
+    Ok(plan)
+}
+
+fn server(args: &RunArgs) -> anyhow::Result<Server> {
+    let given = &args.server;
+    let says_chat = given.endpoint.as_deref().is_some_and(|path| path.contains("chat"));
+    let mut pids = BTreeMap::new();
+    for (name, pid) in &given.server_pid {
+        let pid = pid
+            .parse()
+            .with_context(|| format!("--server-pid {name}={pid}: the process id is no number"))?;
+        pids.insert(name.clone(), pid);
+    }
+    Ok(Server {
+        endpoint: match (given.backend, says_chat) {
+            (Backend::OpenaiChat, _) | (_, true) => Endpoint::Chat,
+            (Backend::Openai | Backend::Vllm, false) => Endpoint::Completions,
+        },
+        path: given.endpoint.clone(),
+        model: given.model.clone(),
+        api_key: given.api_key.clone().filter(|key| !key.is_empty()),
+        headers: given.header.clone(),
+        pids,
+        ..Server::new(&given.base_url)
+    })
+}
+
+fn seconds(value: f64, flag: &str) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(value).with_context(|| format!("{flag} is a number of seconds"))
+}
+
+/// The limits of the summary.
+fn slo(args: &RunArgs) -> Slo {
+    let of = |wanted: Metric| {
+        args.output
+            .goodput
+            .iter()
+            .find(|(metric, _)| *metric == wanted)
+            .map(|(_, limit)| *limit)
+    };
+    Slo {
+        name: if args.output.goodput.is_empty() {
+            "chat"
+        } else {
+            "custom"
+        }
+        .to_owned(),
+        ttft_ms_max: of(Metric::Ttft).unwrap_or(CHAT.0),
+        itl_ms_max: of(Metric::Itl).unwrap_or(CHAT.1),
+    }
+}
+
+fn write_files(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> anyhow::Result<()> {
+    let output = &args.output;
+    if output.save_result || output.save_detailed || output.append_result || output.result_filename.is_some() {
+        let path = result_path(args, done, labels);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let mut options = OpenOptions::new();
+        options
+            .create(true)
+            .write(true)
+            .append(output.append_result)
+            .truncate(!output.append_result);
+        let file = options
+            .open(&path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let mut file = BufWriter::new(file);
+        writeln!(file, "{}", result(&done.run, &done.texts, output, labels))?;
+        file.flush()
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &output.run_json {
+        let mut file = create(path)?;
+        serde_json::to_writer(&mut file, &done.run).with_context(|| format!("cannot write {}", path.display()))?;
+        file.flush()
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &output.csv {
+        csv_file::write(&done.run, create(path)?).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn create(path: &PathBuf) -> anyhow::Result<BufWriter<File>> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(BufWriter::new(file))
+}
+
+/// The name that `vllm bench serve` gives its results.
+fn result_path(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> PathBuf {
+    let folder = args.output.result_dir.clone().unwrap_or_default();
+    if let Some(name) = &args.output.result_filename {
+        return folder.join(name);
+    }
+    let rate = match labels.request_rate {
+        Some(rate) => format!("{rate}qps"),
+        None => done.run.offered.to_string(),
+    };
+    let concurrency = labels
+        .max_concurrency
+        .map(|max| format!("-concurrency{max}"))
+        .unwrap_or_default();
+    let model = done
+        .run
+        .environment
+        .get("model")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let model = model.rsplit('/').next().unwrap_or_default();
+    let label = args.output.label.as_deref().unwrap_or(labels.backend);
+    folder.join(format!("{label}-{rate}{concurrency}-{model}-{}.json", labels.date))
+}
+
+/// Now, in UTC, as `YYYYMMDD-HHMMSS`.
+fn date() -> String {
+    compact(&httpdate::fmt_http_date(SystemTime::now()))
+}
+
+/// `Sun, 06 Nov 1994 08:49:37 GMT` in digits.
+fn compact(date: &str) -> String {
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let fields: Vec<&str> = date.split_whitespace().collect();
+    let [_, day, month, year, time, _] = fields[..] else {
+        return String::new();
+    };
+    let month = MONTHS
+        .iter()
+        .position(|name| *name == month)
+        .map_or(0, |month| month + 1);
+    format!("{year}{month:02}{day}-{}", time.replace(':', ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_digits_that_sort() {
+        assert_eq!(compact("Sun, 06 Nov 1994 08:49:37 GMT"), "19941106-084937");
+        assert_eq!(date().len(), 15);
+    }
+}
