@@ -1,6 +1,6 @@
 //! When requests arrive: a pattern and a seed give times. The same pattern, count and seed give the same times everywhere.
 //!
-//! Burstiness, ramp-up and the exact mean rate are those of `vllm bench serve` (`vllm/benchmarks/serve.py`, `get_request`), so
+//! Burstiness, ramp-up and the exact mean rate are those of `vllm bench serve` (its function `get_request`), so
 //! that the same flags mean the same load. The random numbers differ, of course.
 
 use std::time::Duration;

@@ -94,7 +94,7 @@ fn three_numbers(text: &str, between: char) -> Option<[u64; 3]> {
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     const BEFORE_MONTH: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let before_month = BEFORE_MONTH.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let years = year.checked_sub(1)?;
     if !(1..=31).contains(&day) {
         return None;
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn columns_are_found_by_name_and_times_count_from_the_first_row() {
-        let text = "GeneratedTokens,TIMESTAMP,ContextTokens\r\n44,2023-12-31 23:59:59.6805900,374\r\n109,2024-01-01 00:00:00.9951690,396";
+        let text = "\u{feff}GeneratedTokens,TIMESTAMP,ContextTokens\r\n44,2023-12-31 23:59:59.6805900,374\r\n109,2024-01-01 00:00:00.9951690,396";
         let trace = read_text(text).expect("the published form, columns in another order");
         let second = &trace.requests[1];
         assert_eq!(trace.requests[0].at, Duration::ZERO);

@@ -12,7 +12,7 @@ use super::reading::{Lines, nanoseconds, read_rows, tokens};
 use super::{ReadLimits, Trace, TraceError, TraceRequest, Turn, block_count};
 
 /// Goes up when an old reader would misread a new file. A key that may be left out does not raise it.
-pub const FORMAT_NUMBER: u64 = 1;
+const FORMAT_NUMBER: u64 = 1;
 const FORMAT_NAME: &str = "baton's trace format";
 
 #[derive(Serialize, Deserialize)]
@@ -56,7 +56,7 @@ impl LaneName {
 }
 
 /// The first line of a trace, without its line end. A program that records live traffic writes it before the first request.
-pub fn header_line(name: Option<&str>, block_tokens: u32) -> String {
+fn header_line(name: Option<&str>, block_tokens: u32) -> String {
     let line = HeaderLine {
         baton_trace: FORMAT_NUMBER,
         name: name.map(str::to_owned),
@@ -66,7 +66,7 @@ pub fn header_line(name: Option<&str>, block_tokens: u32) -> String {
 }
 
 /// One request, without its line end. Requests are written in the order of `at`.
-pub fn request_line(request: &TraceRequest) -> String {
+fn request_line(request: &TraceRequest) -> String {
     let line = RequestLine {
         at_ns: whole_nanoseconds(request.at),
         prompt_tokens: request.prompt_tokens.into(),

@@ -29,19 +29,19 @@ impl Default for ReadLimits {
     }
 }
 
-/// A trace that cannot be read. `row` counts the lines of the file from 1.
+/// A trace that cannot be read. `row` counts the lines of the file from 1, or the entries of a list.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("line {row} of the trace cannot be read: {source}")]
+    #[error("row {row} of the trace cannot be read: {source}")]
     Read { row: usize, source: io::Error },
-    #[error("line {row} of the trace is longer than {bytes_max} bytes. Is this a trace?")]
+    #[error("row {row} of the trace is longer than {bytes_max} bytes. Is this a trace?")]
     LineTooLong { row: usize, bytes_max: usize },
     #[error("the trace has more than {rows_max} requests. Cut the file")]
     TooManyRows { rows_max: usize },
     #[error("the trace is larger than {bytes_max} bytes. Cut the file")]
     TooLarge { bytes_max: u64 },
     #[error(
-        "line {row} is no row of {format}: {}. If it is the last one, it may have been cut: delete it",
+        "row {row} is no row of {format}: {}. If it is the last one, it may have been cut: delete it",
         without_place(source)
     )]
     NotARow {
@@ -50,22 +50,22 @@ pub enum TraceError {
         source: serde_json::Error,
     },
     #[error(
-        "line {row} is no row of an Azure trace: {source}. Its columns are TIMESTAMP, ContextTokens and GeneratedTokens"
+        "row {row} is no row of an Azure trace: {source}. Its columns are TIMESTAMP, ContextTokens and GeneratedTokens"
     )]
     NotCsv { row: usize, source: csv::Error },
-    #[error("line {row}: {column} is {value}, at most {max} is possible")]
+    #[error("row {row}: {column} is {value}, at most {max} is possible")]
     TooHigh {
         row: usize,
         column: &'static str,
         value: u64,
         max: u64,
     },
-    #[error("line {row}: {column} is 0. A request has at least one token in its prompt and one in its answer")]
+    #[error("row {row}: {column} is 0. A request has at least one token in its prompt and one in its answer")]
     NoTokens { row: usize, column: &'static str },
-    #[error("line {row} is earlier than the line before it. Sort the file by time")]
+    #[error("row {row} is earlier than the row before it. Sort the file by time")]
     TimeGoesBack { row: usize },
     #[error(
-        "line {row}: a prompt of {prompt_tokens} tokens has {blocks} block ids, but {expected} blocks of {block_tokens} tokens. \
+        "row {row}: a prompt of {prompt_tokens} tokens has {blocks} block ids, but {expected} blocks of {block_tokens} tokens. \
          The block size is wrong, or the row is"
     )]
     WrongBlocks {
@@ -75,7 +75,7 @@ pub enum TraceError {
         blocks: usize,
         expected: usize,
     },
-    #[error("line {row}: {what}")]
+    #[error("row {row}: {what}")]
     BadRow { row: usize, what: &'static str },
     #[error(
         "the file does not begin with a header line like {{\"baton_trace\":1,\"block_tokens\":16}}, and is neither a Mooncake nor an Azure trace: {}",
@@ -145,7 +145,9 @@ impl<'a> Lines<'a> {
                 break;
             }
         }
-        Ok(Some((self.row, self.line.trim_ascii())))
+        // Spreadsheets and scripts on Windows begin a file with the byte order mark.
+        let line = self.line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.line);
+        Ok(Some((self.row, line.trim_ascii())))
     }
 }
 
