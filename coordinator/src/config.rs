@@ -14,6 +14,7 @@ use service_runtime::spans::flavor::{OtelConfig, OtelFlavor};
 use serving_core::cluster::{ClusterConfig, OnIllegalTransition, WhenUnsplit};
 use serving_core::routing::RoutingPolicy;
 
+use crate::flight_recorder::FlightRecordTarget;
 use crate::registry::MembershipKind;
 
 #[derive(Clone, Debug, clap::Args, Serialize)]
@@ -105,6 +106,15 @@ pub struct Config {
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
+    /// Folder of reports that the console shows, as `baton compare --out FOLDER/NAME` writes them; unset: none
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reports_dir: Option<PathBuf>,
+    /// File that keeps every event and action of the placement, without the content of requests, for `baton replay`; it ends
+    /// at its size [default size: 256MiB]. The file of the life before is kept as PATH.1
+    #[arg(long, value_name = "PATH[:SIZE]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flight_record: Option<FlightRecordTarget>,
     /// Origins whose web pages may use the whole HTTP API, /admin included: SCHEME://HOST[:PORT]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]

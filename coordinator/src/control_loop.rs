@@ -12,8 +12,8 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, Cluster, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase,
-    PlacementFacts, Transition, WhenUnsplit,
+    Change, ClusterAction, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase, PlacementFacts, Transition,
+    WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::control_handle::{ClientSignals, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels};
+use crate::flight_recorder::RecordedCluster;
 use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
@@ -64,9 +65,9 @@ enum Woken {
 }
 
 /// The parts from which the loop is built.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct LoopParts {
-    pub cluster: ClusterConfig,
+    pub cluster: RecordedCluster,
     pub when_unsplit: WhenUnsplit,
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
@@ -75,7 +76,7 @@ pub(crate) struct LoopParts {
 
 #[derive(Debug)]
 pub(crate) struct ControlLoop {
-    cluster: Cluster,
+    cluster: RecordedCluster,
     membership: mpsc::Receiver<Input>,
     when_unsplit: WhenUnsplit,
     inbox: mpsc::Receiver<Input>,
@@ -99,7 +100,7 @@ impl ControlLoop {
         let (readiness, readiness_seen) = watch::channel(not_yet);
         let handle = ControlHandle::new((to_self.clone(), to_membership), signals.clone(), readiness_seen);
         let control = Self {
-            cluster: Cluster::new(parts.cluster),
+            cluster: parts.cluster,
             membership,
             when_unsplit: parts.when_unsplit,
             inbox,
@@ -453,6 +454,7 @@ impl ControlLoop {
         // A request may break before it was placed. Its submitter still gets a handle that says so.
         self.hand_out(id);
         if let Some(live) = self.live.remove(&id) {
+            self.cluster.note_delivered(id, &live.stream);
             drop(live.legs);
             tell(&live.stream);
         }

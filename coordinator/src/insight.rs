@@ -1,6 +1,7 @@
 //! Everything about requests and nodes that can be looked at from outside: records, service levels, clocks, the cluster.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub struct Insight {
     /// Gives drain orders to nodes. `None` where there is no cluster behind the edge.
     pub nodes: Option<ControlHandle>,
     pub exporting: Exporting,
+    /// Reports that the console shows.
+    pub reports_dir: Option<PathBuf>,
 }
 
 /// Traces that are exported afterwards at the same time, at most. Further ones are skipped.

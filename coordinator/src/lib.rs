@@ -9,6 +9,7 @@ mod config;
 pub mod control_handle;
 mod control_loop;
 mod dispatch;
+mod flight_recorder;
 mod insight;
 mod membership;
 mod metrics;
@@ -26,7 +27,9 @@ pub mod text;
 mod token_stream;
 
 pub use config::Config;
+pub use flight_recorder::FlightRecordTarget;
 pub use serve::{Coordinator, PROGRAM, run};
+pub use slo::SloProfile;
 
 /// The commit of the sources. A packager sets it when building; a build from a checkout has none.
 pub const BUILD_COMMIT: Option<&str> = option_env!("BATON_BUILD_COMMIT");

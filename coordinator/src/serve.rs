@@ -23,6 +23,7 @@ use crate::api::{self, ApiLimits, AppParts, AppState};
 use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
+use crate::flight_recorder::{FlightRecorder, RecordStart, RecordedCluster};
 use crate::insight::{Insight, node_client};
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
@@ -55,7 +56,7 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// # Errors
-    /// The membership address cannot be bound.
+    /// The membership address cannot be bound, or the flight record cannot be written.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
@@ -70,8 +71,9 @@ impl Coordinator {
             lease: config.lease(),
             status_interval: config.status_interval(),
         };
+        let (recorder, record) = start_recorder(config)?.unzip();
         let (control, handle) = ControlLoop::new(LoopParts {
-            cluster: config.cluster(),
+            cluster: RecordedCluster::new(config.cluster(), recorder),
             when_unsplit: config.when_unsplit(),
             terms,
             metrics: metrics.clone(),
@@ -90,11 +92,12 @@ impl Coordinator {
         };
         let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.membership(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
-        let tasks = vec![
+        let mut tasks = vec![
             tokio::spawn(control.run(drain, stop.clone())),
             tokio::spawn(follow_readiness(handle.clone(), health.clone())),
             tokio::spawn(serve_control(listener, Routes::new(endpoint), ops, stop.clone())),
         ];
+        tasks.extend(record);
         Ok(Self {
             handle,
             metrics,
@@ -116,6 +119,21 @@ impl Coordinator {
             let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
         }
     }
+}
+
+/// The flight recorder, if one is wanted, and what ends when its file is complete.
+fn start_recorder(config: &Config) -> anyhow::Result<Option<(FlightRecorder, JoinHandle<()>)>> {
+    let Some(target) = &config.flight_record else {
+        return Ok(None);
+    };
+    let start = RecordStart {
+        target,
+        coordinator: &config.name,
+        cluster: config.cluster(),
+    };
+    FlightRecorder::start(start)
+        .map(Some)
+        .with_context(|| format!("--flight-record {target}"))
 }
 
 /// The first name stays the first one. A name that is given twice is listed once.
@@ -209,6 +227,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
             .unwrap_or_else(|| coordinator.control_address.to_string()),
         http: node_client(),
         drain: shutdown.clone(),
+        reports_dir: config.reports_dir.clone(),
         ..Insight::default()
     };
     let closing = insight.records.closing.clone();

@@ -262,6 +262,12 @@ impl RequestStream {
         }
     }
 
+    /// Over all choices and attempts.
+    pub fn delivered_tokens(&self) -> u64 {
+        let s = self.state();
+        s.choices.iter().map(|choice| u64::from(choice.next_index)).sum()
+    }
+
     /// The facts for the record of the request.
     pub fn leg_failed(&self, what: String) {
         self.state().summary.failed_legs.push(what);

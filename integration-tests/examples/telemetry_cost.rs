@@ -1,12 +1,14 @@
-//! What telemetry costs: clusters with the same work in turns, each new, every other one with spans, records and an OTLP
-//! collector, the others without any (`OTEL_SDK_DISABLED=true`, `--request-records 0`). CPU seconds of all their processes,
-//! TTFT of the clients.
+//! What telemetry costs, or the flight recorder: clusters with the same work in turns, each new, every other one with it.
+//! Telemetry is spans, records and an OTLP collector; without it is `OTEL_SDK_DISABLED=true` and `--request-records 0`. With and
+//! without the flight recorder everything else is at its default. CPU seconds of the processes, TTFT of the clients.
 //!
-//! `cargo run --release -p integration-tests --example telemetry_cost -- [rounds] [streams] [requests a stream] [model|stand-in]`
+//! `cargo run --release -p integration-tests --example telemetry_cost -- [rounds] [streams] [requests a stream] [model|stand-in] [telemetry|flight-record]`
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cli::local_cluster::LocalCluster;
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -25,6 +27,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Default)]
 struct Round {
     cpu_ms_per_1000_tokens: f64,
+    /// Of the coordinator alone.
+    coordinator_ms_per_1000_tokens: f64,
     ttft_ms: f64,
 }
 
@@ -47,15 +51,14 @@ async fn main() -> Result<()> {
         ["model", "stand-in"].contains(&engine.as_str()),
         "the engine is `model` or `stand-in`"
     );
+    let what = std::env::args().nth(5).unwrap_or_else(|| "telemetry".to_owned());
     let _machine = lock_machine().await?;
     let collector = Collector::start().await?;
-    let on = Telemetry {
-        environment: ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint().to_owned()),
-        coordinator_flags: &[],
-    };
-    let off = Telemetry {
-        environment: ("OTEL_SDK_DISABLED", "true".to_owned()),
-        coordinator_flags: &["--request-records=0"],
+    let folder = tempfile::tempdir()?;
+    let (on, off) = match what.as_str() {
+        "telemetry" => telemetry(&collector),
+        "flight-record" => flight_record(folder.path()),
+        _ => bail!("what is compared is `telemetry` or `flight-record`"),
     };
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for turn in 0..rounds {
@@ -65,12 +68,12 @@ async fn main() -> Result<()> {
         } else {
             both.into_iter().rev().collect()
         };
-        for (telemetry, seen) in in_turn {
-            seen.push(round(&engine, telemetry, &load).await?);
+        for (arm, seen) in in_turn {
+            seen.push(round(&engine, arm, &load).await?);
         }
     }
     println!(
-        "{engine}, 1p1d, {rounds} rounds in turns, {} streams of {} requests, prompts of {PROMPT_WORDS} words, {OUTPUT_TOKENS} tokens each",
+        "{what}: {engine}, 1p1d, {rounds} rounds in turns, {} streams of {} requests, prompts of {PROMPT_WORDS} words, {OUTPUT_TOKENS} tokens each",
         load.streams, load.requests_per_stream
     );
     report(&with, &without);
@@ -78,21 +81,45 @@ async fn main() -> Result<()> {
 }
 
 /// What differs between the two.
-struct Telemetry {
-    environment: (&'static str, String),
-    coordinator_flags: &'static [&'static str],
+#[derive(Default)]
+struct Arm {
+    environment: Vec<(String, String)>,
+    coordinator_flags: Vec<OsString>,
+}
+
+fn telemetry(collector: &Collector) -> (Arm, Arm) {
+    let variable = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let on = Arm {
+        environment: variable("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint()),
+        coordinator_flags: Vec::new(),
+    };
+    let off = Arm {
+        environment: variable("OTEL_SDK_DISABLED", "true"),
+        coordinator_flags: vec!["--request-records=0".into()],
+    };
+    (on, off)
+}
+
+/// Each cluster's record replaces the one of the cluster before.
+fn flight_record(folder: &Path) -> (Arm, Arm) {
+    let mut flag = OsString::from("--flight-record=");
+    flag.push(folder.join("flight.record"));
+    let on = Arm {
+        environment: Vec::new(),
+        coordinator_flags: vec![flag],
+    };
+    (on, Arm::default())
 }
 
 /// On a cluster of its own: two clusters of the same settings differ by more in their time to a first token (where their
 /// memory lies, how their loops fall in step) than any telemetry costs, so no pair of them may stand for all.
-async fn round(engine: &str, telemetry: &Telemetry, load: &Load) -> Result<Round> {
+async fn round(engine: &str, arm: &Arm, load: &Load) -> Result<Round> {
     let mut options = options("1p1d")?;
     if engine == "stand-in" {
         options.settings.engine = Some(engine.to_owned());
     }
-    let (name, value) = &telemetry.environment;
-    options.environment = vec![((*name).to_owned(), value.clone())];
-    options.coordinator_flags = telemetry.coordinator_flags.iter().map(Into::into).collect();
+    options.environment = arm.environment.clone();
+    options.coordinator_flags = arm.coordinator_flags.clone();
     let cluster = LocalCluster::start(options).await?;
     let client = reqwest::Client::builder().tcp_nodelay(true).build()?;
     let warm_up = Load {
@@ -105,12 +132,17 @@ async fn round(engine: &str, telemetry: &Telemetry, load: &Load) -> Result<Round
     Ok(round)
 }
 
-fn cpu(cluster: &LocalCluster) -> Result<Duration> {
-    cluster
-        .processes()
-        .iter()
-        .map(|process| Ok(cpu_time(process.pid)?))
-        .sum()
+/// Of the coordinator, and of all processes.
+fn cpu(cluster: &LocalCluster) -> Result<(Duration, Duration)> {
+    let mut spent = (Duration::ZERO, Duration::ZERO);
+    for process in cluster.processes() {
+        let time = cpu_time(process.pid)?;
+        spent.1 += time;
+        if process.role == "coordinator" {
+            spent.0 += time;
+        }
+    }
+    Ok(spent)
 }
 
 async fn measure(client: &reqwest::Client, cluster: &LocalCluster, load: &Load, turn: usize) -> Result<Round> {
@@ -124,10 +156,12 @@ async fn measure(client: &reqwest::Client, cluster: &LocalCluster, load: &Load, 
         anyhow::Ok(ttfts)
     });
     let mut ttfts: Vec<f64> = try_join_all(streams).await?.into_iter().flatten().collect();
-    let spent = cpu(cluster)?.saturating_sub(before);
+    let after = cpu(cluster)?;
     let tokens = ttfts.len() * OUTPUT_TOKENS;
+    let per_1000 = |after: Duration, before| after.saturating_sub(before).as_secs_f64() * 1e6 / tokens as f64;
     Ok(Round {
-        cpu_ms_per_1000_tokens: spent.as_secs_f64() * 1e6 / tokens as f64,
+        cpu_ms_per_1000_tokens: per_1000(after.1, before.1),
+        coordinator_ms_per_1000_tokens: per_1000(after.0, before.0),
         ttft_ms: median(&mut ttfts),
     })
 }
@@ -182,6 +216,13 @@ fn report(with: &[Round], without: &[Round]) {
         "| CPU ms per 1,000 tokens | {:.0} | {:.0} | {ratio:+.2} % | {least:+.2} to {most:+.2} % | +2 % |",
         of(with, |r| r.cpu_ms_per_1000_tokens),
         of(without, |r| r.cpu_ms_per_1000_tokens)
+    );
+    let (ratio, least, most) =
+        of_pairs(|a, b| (a.coordinator_ms_per_1000_tokens / b.coordinator_ms_per_1000_tokens - 1.0) * 1e2);
+    println!(
+        "| of the coordinator | {:.1} | {:.1} | {ratio:+.2} % | {least:+.2} to {most:+.2} % | +1 % (flight record) |",
+        of(with, |r| r.coordinator_ms_per_1000_tokens),
+        of(without, |r| r.coordinator_ms_per_1000_tokens)
     );
     let (later, least, most) = of_pairs(|a, b| a.ttft_ms - b.ttft_ms);
     println!(

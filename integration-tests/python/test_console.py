@@ -563,3 +563,17 @@ def test_a_slow_reader_reads_the_list_again(at, page, server):
     with page.expect_request(re.compile("/admin/requests")):
         server.post("/mock/lagged")
     expect(page.locator(".list-notice")).to_contain_text("too slow for 321 events")
+
+
+@mock_only
+def test_reports_are_listed_and_shown_in_a_frame_that_runs_nothing(context, server):
+    # Not the fixture `page`: that the browser blocks the report's script is an error there.
+    page = context.new_page()
+    page.goto(f"{server.url}/ui/#/cluster")
+    expect(page.locator("#nav [aria-current]")).to_have_text("Cluster")
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    expect(page.locator("#nav [aria-current]")).to_have_text("Reports")
+    page.get_by_role("link", name="a <b>report</b>").click()
+    expect(page.frame_locator("iframe.report-frame").locator("p")).to_have_text("figures")
+    assert page.frames[1].title() == "r", "its script did not run"

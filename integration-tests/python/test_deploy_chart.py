@@ -7,13 +7,14 @@ import functools
 import itertools
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import jsonschema
 import pytest
 import referencing
 import yaml
-from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, configuration, fetched, flags, joins, load, port, ports, run, version
+from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, baton, configuration, fetched, flags, joins, load, port, ports, run, version
 
 CHART = DEPLOY / "helm/baton"
 EXAMPLES = ("cpu-dev", "1p1d", "2p1d", "colocated")
@@ -96,6 +97,9 @@ def test_helm_takes_the_chart(name):
         ("etcd.endpoints=[]", "needs etcd"),
         ("etcd.tls.clientCertificate=true", "secretName"),
         ("prefill.enabled=false", "co_located"),
+        ("compare.enabled=true", "two clusters"),
+        ('compare={"enabled": true, "arms": [{"name": "a", "url": "http://a"}, {"name": "b", "url": "http://b"}]}', "compare.facts"),
+        ('compare.shapes=["mooncake"]', "shapes"),
     ],
 )
 def test_wrong_values_are_refused(setting, complaint):
@@ -386,6 +390,46 @@ def test_the_baseline_has_the_resources_of_the_split_cluster():
     assert set(pods(rendered("colocated"))) == {"coordinator", "decode"}
     one, other = (pods(rendered(name))["coordinator"][1]["spec"]["containers"][0]["resources"] for name in ("colocated", "1p1d"))
     assert one == other
+
+
+@functools.cache
+def comparing():
+    """The release `baton` of 1p1d.yaml with the Job of examples/compare.yaml."""
+    return rendered("1p1d", "compare=" + json.dumps(load("helm/baton/examples/compare.yaml")["compare"]))
+
+
+def test_the_job_compares_the_two_examples(tmp_path):
+    assert not of_kind(rendered("1p1d"), "Job")
+    [job] = of_kind(comparing(), "Job").values()
+    spec = job["spec"]["template"]["spec"]
+    verb, *words = spec["containers"][0]["args"]
+    assert verb == "compare" and {word.split("=")[0] for word in words} <= flags("compare")
+    # The Services of the releases that the example's own comment installs.
+    urls = {word.split("=")[1]: word.split("=", 2)[2] for word in words if word.startswith("--arm=")}
+    assert urls == {"whole": "http://whole-baton:8000", "split": "http://split-baton:8000"}
+    [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "facts"]
+    facts = tmp_path / "facts.toml"
+    facts.write_text(of_kind(comparing(), "ConfigMap")["baton-compare"]["data"]["facts.toml"])
+    words = [f"--facts={facts}" if word.startswith("--facts=") else word for word in words]
+    assert f"--facts={mount['mountPath']}/facts.toml" in spec["containers"][0]["args"]
+    done = run(baton(), verb, *words, "--plan-only")
+    assert done.returncode == 0 and "2 deployed clusters" in done.stderr, done.stderr
+
+
+@pytest.mark.kubernetes_schemas
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+def test_kubernetes_takes_the_job(kubernetes):
+    assert not [error for each in comparing() if each["kind"] == "Job" for error in schema_errors(kubernetes, each)]
+
+
+def test_the_facts_of_the_example_are_those_of_the_clusters():
+    facts = tomllib.loads(load("helm/baton/examples/compare.yaml")["compare"]["facts"])
+    for arm, name in (("whole", "colocated"), ("split", "1p1d")):
+        nodes = [each for role, each in pods(rendered(name)).items() if role != "coordinator"]
+        each = [(workload["spec"]["replicas"], pod["spec"]["containers"][0]["resources"]) for workload, pod in nodes]
+        assert facts["arms"][arm]["cores"] == sum(count * int(resources["requests"]["cpu"]) for count, resources in each)
+        memory = sum(count * bytes_of(resources["limits"]["memory"]) for count, resources in each)
+        assert facts["arms"][arm]["memory"] == f"{memory >> 30}GiB"
 
 
 @every_example

@@ -3,7 +3,7 @@
 import { h, replace } from "./dom.js";
 import { link } from "./router.js";
 
-const JUMPS = { c: "cluster", r: "requests", l: "latency", k: "kv", p: "playground" };
+const JUMPS = { c: "cluster", r: "requests", l: "latency", k: "kv", p: "playground", o: "reports" };
 const JUMP_MS_MAX = 1500;
 
 const HELP = [
@@ -19,6 +19,7 @@ const HELP = [
       ["g l", "latency"],
       ["g k", "KV"],
       ["g p", "playground"],
+      ["g o", "reports"],
     ],
   ],
   [

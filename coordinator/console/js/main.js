@@ -12,6 +12,7 @@ import { mountCluster } from "./views/cluster.js";
 import { mountKv } from "./views/kv.js";
 import { mountLatency } from "./views/latency.js";
 import { mountPlayground } from "./views/playground.js";
+import { mountReports } from "./views/reports.js";
 import { mountRequest } from "./views/request.js";
 import { mountRequests } from "./views/requests.js";
 
@@ -21,6 +22,7 @@ const NAV = [
   ["latency", "Latency", "l"],
   ["kv", "KV", "k"],
   ["playground", "Playground", "p"],
+  ["reports", "Reports", "o"],
 ];
 const MOUNTS = {
   cluster: mountCluster,
@@ -29,6 +31,7 @@ const MOUNTS = {
   latency: mountLatency,
   kv: mountKv,
   playground: mountPlayground,
+  reports: mountReports,
 };
 
 const byId = (id) => document.getElementById(id);

@@ -1,6 +1,6 @@
 // Deep links: `#/requests/ID`, `#/requests?breached=true`; parsing, building and following them.
 
-export const VIEWS = ["cluster", "requests", "latency", "kv", "playground"];
+export const VIEWS = ["cluster", "requests", "latency", "kv", "playground", "reports"];
 
 function decoded(part) {
   try {

@@ -36,8 +36,19 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 }
 
 pub async fn requests(State(state): State<Arc<AppState>>, Asked(listing): Asked<Listing>) -> Json<Page> {
-    state.insight.records.closing.settled().await;
-    Json(state.insight.records.list(&listing))
+    let records = &state.insight.records;
+    records.closing.settled().await;
+    let recording = listing
+        .prefixes
+        .then(|| records.prefixes.asked(Instant::now(), rand::random()));
+    let mut page = match listing.ended_from {
+        Some(from) => records.ended_from(&listing, from),
+        None => records.list(&listing),
+    };
+    if let (Some(prefixes), Some(recording)) = (&mut page.prefixes, recording) {
+        prefixes.recording = recording;
+    }
+    Json(page)
 }
 
 pub async fn request(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Result<Response, ApiError> {

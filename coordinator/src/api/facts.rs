@@ -1,5 +1,6 @@
 //! What is known of one HTTP request: as it came, and as a generation that runs or has ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serving_core::request::Lane;
@@ -7,6 +8,7 @@ use serving_core::stage::{Stage, StageTimings};
 use tracing::Span;
 
 use super::trace_context::TraceContext;
+use crate::records::prefixes::PrefixShape;
 use crate::records::prompts::PromptRecord;
 use crate::records::shape::ms;
 use crate::records::stalls::Gaps;
@@ -56,6 +58,8 @@ pub struct Generation {
     /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
     /// first.
     pub prompts: Vec<PromptRecord>,
+    /// While a recording is made: the fingerprints of the prompts.
+    pub prefixes: Arc<[PrefixShape]>,
     pub tokenized_at: Option<Instant>,
     /// Stages measured at the edge: parse, tokenize, both egress stages.
     pub edge: StageTimings,
@@ -85,6 +89,7 @@ impl Generation {
             placement: None,
             summary: RequestSummary::default(),
             prompts: Vec::new(),
+            prefixes: Arc::default(),
             tokenized_at: None,
             edge: StageTimings::default(),
             ttft: None,

@@ -167,6 +167,7 @@ impl Call {
         let prompt_tokens: u32 = requests.iter().map(|request| request.client_prompt_tokens).sum();
         self.record
             .update(|generation| generation.prompt_tokens = prompt_tokens);
+        self.fingerprint(requests);
         let Some(request) = requests.first() else { return };
         let span = &self.span;
         span.record("otel.name", format!("{} {}", self.endpoint.operation(), plan.model));
@@ -182,6 +183,16 @@ impl Call {
         span.record("gen_ai.request.n", i64::from(request.choice_count));
         if let Some(top_k) = request.sampling.top_k {
             span.record("gen_ai.request.top_k", i64::from(top_k));
+        }
+    }
+
+    /// While somebody records the traffic: which blocks the prompts share with others.
+    fn fingerprint(&self, requests: &[Arc<Request>]) {
+        let seq = self.record.facts().generation.as_ref().map(|generation| generation.seq);
+        let (book, now) = (&self.record.insight().records.prefixes, Instant::now());
+        let of = |request: &Arc<Request>| book.fingerprint(seq?, &request.prompt, now);
+        if let Some(prefixes) = requests.iter().map(of).collect() {
+            self.record.update(|generation| generation.prefixes = prefixes);
         }
     }
 

@@ -30,6 +30,7 @@ mod prompt;
 mod record;
 mod remember;
 mod reply;
+mod reports;
 mod request;
 mod run;
 mod server;
@@ -177,6 +178,8 @@ pub fn router(state: AppState) -> Router {
         .route("/ui/{*path}", get(console::file))
         .route("/admin/slo", get(admin::slo))
         .route("/admin/events", get(events::events))
+        .route("/admin/reports", get(reports::list))
+        .route("/admin/reports/{name}", get(reports::one))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(move |_| {

@@ -84,6 +84,7 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
         failed_legs: g.summary.failed_legs.clone(),
         prompts: g.prompts.iter().map(PromptRecord::shape).collect(),
         clocks: Vec::new(),
+        prefixes: g.prefixes.clone(),
         summary,
     };
     detail.clocks = clocks(known.insight, &detail);

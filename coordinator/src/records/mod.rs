@@ -5,6 +5,7 @@
 
 pub(crate) mod closing;
 pub mod pages;
+pub mod prefixes;
 pub(crate) mod prompts;
 pub mod shape;
 pub(crate) mod stalls;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use closing::ClosingRecords;
+use prefixes::{PrefixBook, PrefixShape};
 use shape::{Detail, RecordState, Summary};
 
 /// Events that a follower may be behind: ten seconds of a hundred requests a second, with three events each.
@@ -65,6 +67,7 @@ pub struct RecordStore {
     limits: RecordLimits,
     ring: Mutex<Ring>,
     pub closing: ClosingRecords,
+    pub prefixes: PrefixBook,
     events: broadcast::Sender<Arc<Summary>>,
 }
 
@@ -103,10 +106,17 @@ pub struct Listing {
     pub stalled: Option<bool>,
     pub running: Option<bool>,
     pub slower_than_ms: Option<f64>,
+    /// Only ended records, in the order of their ends, from this number on. The first record of the process that ended has
+    /// number 0.
+    pub ended_from: Option<u64>,
+    /// With `ended_from`: the fingerprints of the prompts as well.
+    pub prefixes: bool,
 }
 
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
+/// Fingerprints on one page, and those of one more record: 3 MB of JSON.
+const PAGE_BLOCKS_MAX: usize = 131_072;
 
 impl Listing {
     pub fn admits(&self, s: &Summary) -> bool {
@@ -137,6 +147,22 @@ pub struct Page {
     pub now_unix_ms: f64,
     pub kept: usize,
     pub forgotten: u64,
+    /// With `ended_from`: where the next page begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_ended_from: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefixes: Option<PrefixPage>,
+}
+
+/// The fingerprints of the prompts on a page.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PrefixPage {
+    pub block_tokens: u32,
+    /// Fingerprints of two recordings cannot be compared.
+    pub recording: String,
+    /// By the number of the record: one for each prompt. A record that began before the recording has none.
+    pub requests: BTreeMap<u64, Vec<PrefixShape>>,
 }
 
 impl RecordStore {
@@ -145,6 +171,7 @@ impl RecordStore {
             limits,
             ring: Mutex::default(),
             closing: ClosingRecords::default(),
+            prefixes: PrefixBook::default(),
             events: broadcast::channel(EVENTS_BEHIND_MAX).0,
         }
     }
@@ -241,7 +268,42 @@ impl RecordStore {
             now_unix_ms: shape::now_unix_ms(),
             kept: ring.ended.len(),
             forgotten: ring.forgotten,
+            ..Page::default()
         }
+    }
+
+    /// The records that ended from number `from` on, oldest end first. Numbers below `forgotten` are no longer kept, so a reader
+    /// that follows the ends knows exactly how many it has missed.
+    pub fn ended_from(&self, listing: &Listing, from: u64) -> Page {
+        let ring = self.ring();
+        let first = ring.forgotten;
+        let from = from.clamp(first, first + ring.ended.len() as u64);
+        let limit = listing.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+        let mut page = Page {
+            now_unix_ms: shape::now_unix_ms(),
+            kept: ring.ended.len(),
+            forgotten: first,
+            ..Page::default()
+        };
+        let (mut next, mut blocks) = (from, 0);
+        let mut prefixes = PrefixPage {
+            block_tokens: prefixes::BLOCK_TOKENS as u32,
+            ..PrefixPage::default()
+        };
+        for detail in ring.ended.iter().skip((from - first) as usize) {
+            if page.records.len() >= limit || blocks >= PAGE_BLOCKS_MAX {
+                break;
+            }
+            next += 1;
+            if listing.admits(&detail.summary) {
+                blocks += detail.prefixes.iter().map(|prompt| prompt.blocks.len()).sum::<usize>();
+                page.records.push(detail.summary.clone());
+                prefixes.requests.insert(detail.summary.seq, detail.prefixes.to_vec());
+            }
+        }
+        page.next_ended_from = Some(next);
+        page.prefixes = listing.prefixes.then_some(prefixes);
+        page
     }
 
     /// Finds a request by request id, response id, trace id or number; the newest when several have the id.

@@ -2,6 +2,7 @@
 //! reference. A reader takes a missing member for its default, because the server may be of another version.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde_json::{Map, Value};
 use serving_core::ids::NodeName;
 use serving_core::stage::{Stage, StageTimings};
 
+use super::prefixes::PrefixShape;
 use super::stalls::Stall;
 use crate::request_handle::{Placement, RequestSummary};
 
@@ -191,6 +193,9 @@ pub struct Detail {
     /// Empty for one prompt, because the fields above describe it.
     pub prompts: Vec<PromptShape>,
     pub clocks: Vec<ClockShape>,
+    /// Only on the page for recordings. Empty unless one was made.
+    #[serde(skip)]
+    pub prefixes: Arc<[PrefixShape]>,
 }
 
 /// A trace, ready to draw: `/admin/traces/{id}?view=waterfall`.
@@ -282,7 +287,8 @@ impl Detail {
             .iter()
             .map(|clock| size_of::<ClockShape>() + clock.node.len())
             .sum();
-        size_of::<Self>() + s.id.len() + s.trace_id.len() + texts + stages + prompts + stalls + legs + clocks
+        let prefixes: usize = self.prefixes.iter().map(PrefixShape::bytes).sum();
+        size_of::<Self>() + s.id.len() + s.trace_id.len() + texts + stages + prompts + stalls + legs + clocks + prefixes
     }
 }
 

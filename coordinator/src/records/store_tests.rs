@@ -48,6 +48,7 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
         failed_legs: Vec::new(),
         prompts: Vec::new(),
         clocks: Vec::new(),
+        prefixes: Arc::default(),
     }
 }
 
@@ -182,4 +183,80 @@ fn a_follower_hears_of_ends_and_of_what_it_has_missed() {
         Err(broadcast::error::TryRecvError::Lagged(5))
     ));
     assert_eq!(events.try_recv().map(|summary| summary.seq), Ok(5));
+}
+
+#[test]
+fn a_follower_of_the_ends_gets_each_once_and_knows_what_it_has_missed() {
+    let few = RecordLimits {
+        records_max: 4,
+        ..RecordLimits::default()
+    };
+    let store = store(3, few);
+    let page = |from, limit| store.ended_from(&listing(limit, None), from);
+    let first = page(0, 2);
+    assert_eq!((seqs(&first), first.next_ended_from), (vec![1, 2], Some(2)));
+    let rest = page(2, 2);
+    assert_eq!((seqs(&rest), rest.next_ended_from), (vec![3], Some(3)));
+    assert_eq!(page(3, 2).next_ended_from, Some(3), "nothing new");
+    // The record that began later ends first.
+    for seq in [6, 5, 4, 7] {
+        store.ended(detail(seq, 1.0));
+    }
+    let later = page(2, 10);
+    assert_eq!((seqs(&later), later.forgotten), (vec![6, 5, 4, 7], 3));
+    assert_eq!(later.next_ended_from, Some(7), "number 2 was missed");
+    assert_eq!(page(99, 10).next_ended_from, Some(7), "a number of an earlier process");
+}
+
+#[test]
+fn fingerprints_are_on_their_own_page_only_and_count_as_bytes() {
+    use prefixes::PrefixShape;
+    let prompt = PrefixShape {
+        prompt_tokens: 20,
+        blocks: vec![7, 8],
+        continues: None,
+    };
+    let with = |blocks: usize| Detail {
+        prefixes: Arc::from([PrefixShape {
+            blocks: vec![7; blocks],
+            ..prompt.clone()
+        }]),
+        ..detail(1, 1.0)
+    };
+    assert_eq!(with(1_000).bytes() - with(0).bytes(), 8_000);
+    let store = store(0, RecordLimits::default());
+    store.ended(with(2));
+    let asked = Listing {
+        prefixes: true,
+        ..listing(10, None)
+    };
+    let page = serde_json::to_value(store.ended_from(&asked, 0)).expect("JSON");
+    assert_eq!(
+        page["prefixes"]["requests"]["1"][0]["blocks"],
+        serde_json::json!([7, 7])
+    );
+    for other in [store.ended_from(&listing(10, None), 0), store.list(&asked)] {
+        assert!(serde_json::to_value(other).expect("JSON").get("prefixes").is_none());
+    }
+    let detail = serde_json::to_value(&*store.find("1").expect("kept")).expect("JSON");
+    assert!(detail.get("prefixes").is_none());
+}
+
+#[test]
+fn a_page_of_fingerprints_is_limited() {
+    let store = store(0, RecordLimits::default());
+    for seq in 1..=5 {
+        let blocks = vec![seq; PAGE_BLOCKS_MAX / 2];
+        let prompt = prefixes::PrefixShape {
+            prompt_tokens: 1,
+            blocks,
+            continues: None,
+        };
+        store.ended(Detail {
+            prefixes: Arc::from([prompt]),
+            ..detail(seq, 1.0)
+        });
+    }
+    let page = store.ended_from(&listing(10, None), 0);
+    assert_eq!((page.records.len(), page.next_ended_from), (2, Some(2)));
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -235,6 +236,14 @@ const REACH: Reach = Reach {
 
 impl Server {
     pub async fn start(play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
+        Self::start_with_reports(play, None).await
+    }
+
+    /// With a folder of reports for `/admin/reports`.
+    pub async fn start_with_reports(
+        play: impl Fn(&Request) -> Script + Send + Sync + 'static,
+        reports_dir: Option<PathBuf>,
+    ) -> Self {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let metrics = Arc::new(Recorded::default());
         let control = Arc::new(Loop {
@@ -249,7 +258,7 @@ impl Server {
             (MODEL.into(), "root-of-tiny".into()),
             "fp-1".into(),
         );
-        let state = AppState::new(AppParts {
+        let mut parts = AppParts {
             submit: control.clone(),
             text: Arc::new(text),
             served_models: vec![MODEL.to_owned(), "org/alias".to_owned()],
@@ -262,7 +271,11 @@ impl Server {
             insight: Arc::default(),
             guard: HttpGuard::default().with_origins(&chosen),
             cors_origins: chosen,
-        });
+        };
+        if let Some(insight) = Arc::get_mut(&mut parts.insight) {
+            insight.reports_dir = reports_dir;
+        }
+        let state = AppState::new(parts);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let (stop, stopped) = oneshot::channel::<()>();

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::client::{get, post, request, send};
-use super::harness::{MODEL, Server};
+use super::harness::{MODEL, Script, Server};
 
 #[tokio::test]
 async fn models_are_listed_and_found() {
@@ -92,4 +92,54 @@ async fn unknown_routes_and_methods_are_json_errors() {
     assert_eq!(wrong.header("allow"), "POST");
     let wrong = send(server.address, &request("DELETE", "/v1/models", &[], b"")).await;
     assert_eq!(wrong.status, 405);
+}
+
+#[tokio::test]
+async fn reports_of_the_folder_are_listed_and_shown_without_scripts_and_nothing_else_is() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("reports");
+    std::fs::create_dir_all(folder.join("a b")).expect("made");
+    std::fs::write(folder.join("a b").join("report.html"), "<p>figures</p>").expect("written");
+    std::fs::write(dir.path().join("secret.html"), "secret").expect("written");
+    let server = Server::start_with_reports(|_| Script::Play(Vec::new()), Some(folder)).await;
+    let list = get(server.address, "/admin/reports").await.json();
+    assert_eq!(
+        (
+            &list["is_enabled"],
+            &list["reports"][0]["name"],
+            &list["reports"][0]["bytes"]
+        ),
+        (&json!(true), &json!("a b"), &json!(14))
+    );
+    let report = get(server.address, "/admin/reports/a%20b").await;
+    assert_eq!((report.status, report.text().as_str()), (200, "<p>figures</p>"));
+    let policy = report.header("content-security-policy");
+    assert!(
+        policy.starts_with("sandbox;") && policy.contains("default-src 'none'"),
+        "{policy}"
+    );
+    for name in [
+        "none",
+        "..%2Fsecret",
+        "..",
+        "%2Fetc%2Fpasswd",
+        "a%20b%2Freport",
+        "..%5Csecret",
+        "%00",
+    ] {
+        let answer = get(server.address, &format!("/admin/reports/{name}")).await;
+        assert!(
+            answer.status == 404 || answer.status == 400,
+            "{name}: {}",
+            answer.status
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_a_folder_there_are_no_reports() {
+    let server = Server::saying("x").await;
+    let list = get(server.address, "/admin/reports").await.json();
+    assert_eq!((&list["is_enabled"], &list["reports"]), (&json!(false), &json!([])));
+    assert_eq!(get(server.address, "/admin/reports/x").await.status, 404);
 }

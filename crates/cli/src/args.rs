@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
+use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
 use crate::exit::EXIT_STATUS_HELP;
 use crate::local_cluster::etcd::EtcdArgs;
@@ -20,6 +21,10 @@ use crate::observe::top::TopArgs;
 use crate::observe::trace::TraceArgs;
 use crate::operate::drain::DrainArgs;
 use crate::operate::role::RoleArgs;
+use crate::plan::PlanArgs;
+use crate::record::RecordArgs;
+use crate::replay::ReplayArgs;
+use crate::report::ReportArgs;
 use crate::serve::ServeArgs;
 use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
@@ -36,7 +41,13 @@ Examples:
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
   baton bench run --request-rate 4        load for any OpenAI-compatible server, with the times of its tokens
+  baton bench sweep --find-knee 2         the last rate at which the SLO holds
   baton bench transfer                    how fast KV moves between two processes here
+  baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
+  baton plan --help                       servers, cost, pools and KV transfers, each with its formula
+  baton compare --quick                   does disaggregation pay here? 15 minutes
+  baton report --example --out report     what the report of a comparison looks like
+  baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
@@ -82,8 +93,18 @@ pub enum Command {
     Model(ModelArgs),
     /// Measure a server under load, or parts of a cluster on this machine.
     Bench(BenchArgs),
+    /// Record live traffic as a trace without content, to replay or to plan with.
+    Record(RecordArgs),
+    /// Plan a cluster: servers, cost, pools, KV transfers, with the formula of each figure.
+    Plan(Box<PlanArgs>),
+    /// Decide again what a flight record has, and compare every action.
+    Replay(ReplayArgs),
     /// Run a cluster of any size in virtual time, with measured costs.
     Simulate(Box<SimulateArgs>),
+    /// Say whether disaggregation pays for some traffic: the same load on several arms, with intervals and a verdict.
+    Compare(Box<CompareArgs>),
+    /// Make the report of a comparison, or of one run, from its JSON.
+    Report(ReportArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -122,7 +143,12 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::Simulate(args) => crate::simulate::run(&args),
+        Command::Compare(args) => crate::compare::run(*args),
         Command::BenchTransferPeer(args) => crate::bench::transfer::peer::run(&args),
+        Command::Record(args) => crate::record::run(&args),
+        Command::Plan(args) => crate::plan::run(&args),
+        Command::Report(args) => crate::report::run(&args),
+        Command::Replay(args) => crate::replay::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),

@@ -13,13 +13,15 @@ pub enum Exit {
     NotMet = 3,
     /// No server answered at the given address.
     Unreachable = 4,
+    /// A comparison has no verdict: it is incomplete, or a field of its fairness list is missing.
+    NoVerdict = 5,
     /// Ended by Ctrl-C: 128 + SIGINT, as shells expect.
     Interrupted = 130,
 }
 
 /// The text under `--help` that documents the statuses.
 pub const EXIT_STATUS_HELP: &str = "Exit status: 0 ok, 1 failure, 2 usage, 3 contract or SLO not met, \
-     4 server unreachable, 130 interrupted.";
+     4 server unreachable, 5 no verdict, 130 interrupted.";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {

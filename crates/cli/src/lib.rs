@@ -6,6 +6,7 @@
 pub mod args;
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod completions;
 pub mod exit;
 pub mod http;
@@ -14,6 +15,10 @@ pub mod man;
 pub mod model;
 pub mod observe;
 pub mod operate;
+pub mod plan;
+pub mod record;
+pub mod replay;
+pub mod report;
 pub mod serve;
 pub(crate) mod signals;
 pub mod simulate;

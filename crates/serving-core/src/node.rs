@@ -182,7 +182,7 @@ pub struct PairHealth {
 }
 
 /// What a coordinator tells a node that it shares with others. Totals are of the stream, as in [`NodeStatus`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermitNote {
     /// Permits that the request next in turn takes of this node; 0 when none waits for permits.
     pub wanted: u64,

@@ -156,12 +156,23 @@ class Handler(BaseHTTPRequestHandler):
         pages = {
             "/admin/requests": lambda: self.world.select(query),
             "/admin/cluster": self.world.page,
+            "/admin/reports": lambda: {
+                "is_enabled": True,
+                "reports": [{"name": "a <b>report</b>", "bytes": 21, "modified_unix_ms": 1_764_000_000_000}],
+            },
             "/admin/slo": lambda: fake_cluster.slo(self.world.records),
             "/v1/models": lambda: {
                 "object": "list",
                 "data": [{"id": fake_requests.MODEL, "object": "model", "owned_by": "baton", "max_model_len": 2048}],
             },
         }
+        if parts == ["admin", "reports", "a <b>report</b>"]:
+            return self.send(
+                200,
+                b"<!doctype html><title>r</title><script>document.title = 'ran'</script><p>figures",
+                "text/html; charset=utf-8",
+                content_security_policy="sandbox; default-src 'none'; frame-ancestors 'self'",
+            )
         if path == "/metrics":
             return self.send(
                 200,

@@ -2,11 +2,13 @@
 
 mod block_ledger;
 mod cancel_storm;
+mod compare;
 mod device_memory;
 mod etcd;
 mod every_family;
 mod fault_matrix;
 mod fault_runs;
+mod flight_record;
 mod goldens;
 mod incompatible_pairs;
 mod load;
@@ -15,6 +17,7 @@ mod membership;
 mod own_models;
 mod prefix_directory;
 mod ready_means;
+mod recorded_traffic;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod shared_weights;

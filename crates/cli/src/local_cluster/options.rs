@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
+use coordinator::FlightRecordTarget;
 use engine::WeightsFile;
 use service_runtime::announce::Listening;
 
@@ -38,6 +39,8 @@ pub struct LocalClusterOptions {
     pub decode_flags: Vec<OsString>,
     /// Further flags for single processes, by name.
     pub flags_by_name: BTreeMap<String, Vec<OsString>>,
+    /// Cores that single processes may use, by name. The others may use every core.
+    pub cores_by_name: BTreeMap<String, Vec<u32>>,
     /// Environment of every process, on top of the inherited one.
     pub environment: Vec<(String, String)>,
     /// With it the nodes of this start trust each other with their KV memory.
@@ -66,6 +69,7 @@ impl LocalClusterOptions {
             prefill_flags: Vec::new(),
             decode_flags: Vec::new(),
             flags_by_name: BTreeMap::new(),
+            cores_by_name: BTreeMap::new(),
             environment: Vec::new(),
             direct_secret: ClusterSecret::draw(),
             // Without such memory everything works, with more memory.
@@ -151,6 +155,10 @@ pub struct ClusterSettings {
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
+    /// File that keeps every event and action of the placement for `baton replay`, without the content of requests; it ends at
+    /// SIZE [default size: 256MiB]. With several coordinators each one's name is added to the path.
+    #[arg(long, value_name = "FILE[:SIZE]")]
+    pub flight_record: Option<FlightRecordTarget>,
     /// Naming conventions of span attributes: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
     #[arg(long, value_name = "NAMES")]
     pub otel_flavor: Option<String>,
@@ -315,6 +323,15 @@ impl LocalClusterOptions {
 
     fn coordinator(&self, name: String, listen: &str) -> ProcessSpec {
         let mut flags = self.flags_of_all(&name, listen);
+        let record = self
+            .settings
+            .flight_record
+            .as_ref()
+            .map(|target| match self.coordinator_count {
+                1 => target.clone(),
+                _ => target.of_process(&name),
+            });
+        flags.set_some("flight-record", &record);
         if let LocalMembership::Etcd(address) = &self.membership {
             flags.set("membership", address);
         }

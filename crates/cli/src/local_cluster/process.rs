@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use service_runtime::announce::{Announcement, Listening};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -69,7 +70,8 @@ impl Process {
             }
             None => None,
         };
-        let mut child = Command::new(&options.executable)
+        let mut command = Command::new(&options.executable);
+        command
             .args(&spec.arguments)
             .envs(options.environment.iter().cloned())
             .envs(options.variables(spec.kind))
@@ -78,8 +80,9 @@ impl Process {
             .stderr(Stdio::piped())
             // A process group of its own: Ctrl-C at the terminal reaches the launcher only, which then drains in order.
             .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
+            .kill_on_drop(true);
+        let cores = options.cores_by_name.get(&spec.name).map(Vec::as_slice);
+        let mut child = spawn_on(&mut command, cores)
             .with_context(|| format!("cannot start {} ({})", spec.name, options.executable.display()))?;
         let pid = child.id().context("the process was gone before it could be watched")?;
         let (state, watched) = watch::channel(ProcessState::default());
@@ -131,6 +134,31 @@ impl Process {
     pub fn last_lines(&self) -> Vec<String> {
         locked(&self.last_lines).iter().cloned().collect()
     }
+}
+
+/// A process inherits the cores of the thread that starts it. So a thread of its own narrows itself down and starts the process;
+/// nothing has to run between fork and exec, where almost nothing may.
+fn spawn_on(command: &mut Command, cores: Option<&[u32]>) -> anyhow::Result<Child> {
+    let Some(cores) = cores else {
+        return Ok(command.spawn()?);
+    };
+    let mut set = CpuSet::new();
+    for core in cores {
+        let core = *core as usize;
+        anyhow::ensure!(core < CpuSet::MAX_CPU, "there is no core {core}");
+        set.set(core);
+    }
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::scope(|threads| {
+        let started = threads.spawn(|| {
+            sched_setaffinity(None, &set).with_context(|| format!("cannot use the cores {cores:?}"))?;
+            let _guard = runtime.enter();
+            Ok(command.spawn()?)
+        });
+        started
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that starts it panicked")))
+    })
 }
 
 impl Watcher {

@@ -84,6 +84,6 @@ fn pull(args: &PullArgs) -> anyhow::Result<Exit> {
 }
 
 /// The error with the status that it ends a verb with.
-fn with_exit(error: PullError) -> anyhow::Error {
+pub(crate) fn with_exit(error: PullError) -> anyhow::Error {
     ExitError::new(error.exit(), error.into()).into()
 }

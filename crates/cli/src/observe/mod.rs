@@ -90,7 +90,7 @@ pub(crate) fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>)
 
 /// # Errors
 /// Stdout is closed.
-fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;

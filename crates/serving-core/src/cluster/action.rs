@@ -1,22 +1,27 @@
 //! Everything the cluster can ask its shell to do, as one closed list. Actions are carried out in order.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, RequestId};
 use crate::node::{AssignedRole, NodeRecord, PermitNote, Ticket};
 use crate::request::{AttemptKey, LocalPrefillReason, RejectReason, Request, RequestError};
 
+use super::content_free;
 use super::event::{Leg, LegError, StreamId};
 
 /// A node to call: who it must be, and where it listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     pub node: NodeId,
     pub address: String,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// Written down, it has no content of requests (`content_free.rs`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClusterAction {
     /// Nodes were chosen for this attempt. Always comes before the attempt's first `StartOpen` or `StartPrefill`.
     Place {
@@ -25,6 +30,7 @@ pub enum ClusterAction {
     },
     StartOpen {
         key: AttemptKey,
+        #[serde(with = "content_free::request")]
         request: Arc<Request>,
         decode: Target,
         /// The node that will push KV; `None` with local prefill.
@@ -35,6 +41,7 @@ pub enum ClusterAction {
     },
     StartPrefill {
         key: AttemptKey,
+        #[serde(with = "content_free::request")]
         request: Arc<Request>,
         prefill: Target,
         /// `None`: the request ends at its first token.
@@ -111,7 +118,7 @@ pub enum ClusterAction {
 }
 
 /// Why a node's life is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DropCause {
     /// It said goodbye after its drain.
     Left,
@@ -122,7 +129,7 @@ pub enum DropCause {
 }
 
 /// What is told about a placement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementFacts {
     pub prefill: Option<NodeId>,
     pub decode: Option<NodeId>,
@@ -133,7 +140,7 @@ pub struct PlacementFacts {
 }
 
 /// Why a node may not join. The names are the wire labels of `RegisterRefused.reason`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinRefusal {
     /// Another process with this name is connected and its lease is live.
     NameTaken,
@@ -142,7 +149,7 @@ pub enum JoinRefusal {
         got: String,
     },
     Invalid {
-        field: &'static str,
+        field: Cow<'static, str>,
     },
 }
 

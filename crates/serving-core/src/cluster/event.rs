@@ -4,18 +4,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{ChoiceIndex, NodeName, RequestId, TokenId};
 use crate::kv::prefix_log::PrefixReport;
 use crate::node::{AssignedRole, NodeRecord, NodeStatus, Ticket};
 use crate::request::{AttemptKey, Request, RequestError};
 use crate::time::Time;
 
+use super::content_free;
+
 /// One connection of one node to the membership endpoint. Minted by the shell, never reused: permits live and die with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StreamId(pub u64);
 
 /// The two streams a request can have open: to its prefill node and to its decode node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Leg {
     Prefill,
     Decode,
@@ -30,9 +34,11 @@ impl Leg {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// Written down, it has no content of requests (`content_free.rs`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClusterEvent {
     RequestArrived {
+        #[serde(with = "content_free::request")]
         request: Arc<Request>,
     },
     /// The client closed its connection, or dropped its handle.
@@ -113,7 +119,7 @@ impl ClusterEvent {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishedBy {
     /// The node set a finish reason; its leg ends by itself.
     Node,
@@ -122,9 +128,10 @@ pub enum FinishedBy {
 }
 
 /// What the client has had when an attempt was ended.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Delivered {
     /// Output tokens delivered by that attempt, in order; meaningful for one choice only.
+    #[serde(with = "content_free::tokens")]
     pub tokens: Vec<TokenId>,
     /// Tokens delivered over all choices by that attempt.
     pub token_count: u64,
@@ -132,7 +139,7 @@ pub struct Delivered {
     pub is_complete: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum LegEvent {
     /// The decode node reserved its blocks; no ticket with local prefill.
     Opened {
@@ -167,13 +174,13 @@ pub enum LegEvent {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrefillOutcome {
     HandedOver,
     EndedAtFirstToken,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RefuseReason {
     NoCapacity,
     StaleEpoch,
@@ -206,7 +213,7 @@ impl RefuseReason {
 }
 
 /// How a leg broke.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LegError {
     /// No connection was made: the node never saw the work.
     Unreachable { detail: String },
@@ -226,7 +233,7 @@ pub enum LegError {
     Protocol { detail: String },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NodeFault {
     Engine,
     Transfer,
@@ -237,7 +244,7 @@ pub enum NodeFault {
 }
 
 /// The coordinator's timers on a leg (PROTOCOL, timers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TimedWait {
     Open,
     PrefillStart,

@@ -1,5 +1,6 @@
 //! The nodes this coordinator knows: leases, lives, permits, suspicion.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -293,7 +294,7 @@ impl Membership {
             };
         } else if self.nodes.len() >= NODES_MAX {
             return Err(JoinRefusal::Invalid {
-                field: "name: too many nodes",
+                field: Cow::Borrowed("name: too many nodes"),
             });
         }
         let name = record.id.name.clone();
@@ -333,7 +334,9 @@ impl Membership {
             (record.role == NodeRole::Prefill && record.is_co_located, "co_located"),
         ];
         if let Some((_, field)) = invalid.iter().find(|(is_wrong, _)| *is_wrong) {
-            return Err(JoinRefusal::Invalid { field });
+            return Err(JoinRefusal::Invalid {
+                field: Cow::Borrowed(*field),
+            });
         }
         match &self.model_name {
             Some(expected) if *expected != record.model_name => Err(JoinRefusal::IncompatibleModel {

@@ -76,7 +76,7 @@ fn wrong_records_are_refused_with_the_field() {
     let mut record = node_record("d0", 1, NodeRole::Decode);
     record.capacity.block_tokens = 0;
     let refusal = JoinRefusal::Invalid {
-        field: "capacity.block_tokens",
+        field: "capacity.block_tokens".into(),
     };
     assert_eq!(m.join(ms(0), record, StreamId(1)), Err(refusal));
     let mut other = node_record("d0", 1, NodeRole::Decode);

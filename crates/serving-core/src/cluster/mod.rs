@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{ChoiceIndex, RequestId};
 use crate::request::{Lane, RejectReason, RequestError};
 use crate::routing::{Router, RoutingPolicy};
@@ -11,6 +13,7 @@ use crate::time::Time;
 mod action;
 mod admission;
 mod capacity;
+mod content_free;
 mod event;
 mod handoff;
 mod legs;
@@ -30,12 +33,14 @@ mod transition;
 mod trust;
 
 pub use action::{ClusterAction, DropCause, JoinRefusal, PlacementFacts, Target};
+pub use content_free::WRITTEN_TOKENS_MAX;
 pub use event::{
     ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault, PrefillOutcome, RefuseReason, StreamId,
     TimedWait,
 };
 pub use handoff::Phase;
 pub use membership::{DrainOrder, Life, Membership, Node, NodeHealth};
+pub use prefix_directory::PromptKeys;
 pub use readiness::{LastDecodeNode, Reach, Unsplit, WhenUnsplit};
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 pub use transition::{Change, Transition};
@@ -43,13 +48,12 @@ pub use transition::{Change, Transition};
 use admission::{Enqueued, WaitingQueue};
 use handoff::AdmittedRequest;
 use pair_breaker::PairBreaker;
-use prefix_directory::PromptKeys;
 use recovery::RetryBudget;
 use saving::Saving;
 use stats::count;
 
 /// Limits and switches of the brain. Every wait has its limit here.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterConfig {
     /// Requests that may wait, over both lanes.
     pub queue_requests_max: usize,
@@ -82,7 +86,7 @@ pub struct ClusterConfig {
 }
 
 /// An illegal transition is a bug of this crate. Tests stop at it; a service counts it and fails the one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnIllegalTransition {
     Panic,
     FailRequest,
@@ -130,6 +134,9 @@ pub struct Cluster {
     stats: ClusterStats,
     is_draining: bool,
     peers_changed: bool,
+    /// Keys for the prompt that the event in hand looks at, when the prompt itself is not known.
+    foretold: Option<PromptKeys>,
+    looked_up: Option<PromptKeys>,
     actions: Vec<ClusterAction>,
     transitions: Vec<Transition>,
 }
@@ -148,6 +155,8 @@ impl Cluster {
             stats: ClusterStats::default(),
             is_draining: false,
             peers_changed: false,
+            foretold: None,
+            looked_up: None,
             actions: Vec::new(),
             transitions: Vec::new(),
             config,
@@ -157,6 +166,7 @@ impl Cluster {
     /// The only way anything changes. Same events at the same times, same actions.
     pub fn apply(&mut self, now: Time, event: ClusterEvent) -> Vec<ClusterAction> {
         self.transitions.clear();
+        self.looked_up = None;
         let is_of_membership = event.is_of_membership();
         match event {
             ClusterEvent::RequestArrived { request } => self.request_arrived(now, request),
@@ -188,6 +198,28 @@ impl Cluster {
         self.share_permits(now);
         self.publish_peers();
         std::mem::take(&mut self.actions)
+    }
+
+    /// `apply` for an event that was written down and read again: its prompt has lost its tokens, and `keys` is what
+    /// [`Cluster::looked_up`] said of it then.
+    pub fn apply_again(&mut self, now: Time, event: ClusterEvent, keys: Option<PromptKeys>) -> Vec<ClusterAction> {
+        self.foretold = keys;
+        let actions = self.apply(now, event);
+        self.foretold = None;
+        actions
+    }
+
+    /// The keys of the prompt that the last event looked at. With its length they are all that decisions rest on.
+    pub fn looked_up(&self) -> Option<&PromptKeys> {
+        self.looked_up.as_ref()
+    }
+
+    /// An event looks at one prompt at most.
+    fn look_up(&mut self, request: &crate::request::Request) -> PromptKeys {
+        let foretold = self.foretold.take();
+        let keys = foretold.unwrap_or_else(|| PromptKeys::among(&self.members, request));
+        self.looked_up = Some(keys.clone());
+        keys
     }
 
     /// When `Tick` is due at the latest.
@@ -238,7 +270,7 @@ impl Cluster {
             let retry_after = (reason == RejectReason::NodeAway).then_some(RETRY_AFTER_MIN);
             return self.reject(id, reason, retry_after);
         }
-        let keys = PromptKeys::among(&self.members, &request);
+        let keys = self.look_up(&request);
         let tracked = AdmittedRequest::new((request.clone(), keys), now, self.config.queue_wait_max);
         match self.queue.push_new(&request, now) {
             Enqueued::Waiting => {}

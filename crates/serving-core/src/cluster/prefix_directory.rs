@@ -2,6 +2,9 @@
 //! after every start and on every stream, never asked for more than where to send a request.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport, prefix_keys};
 use crate::request::Request;
@@ -34,14 +37,24 @@ impl CachedPrefixes {
     }
 }
 
-/// A request's prompt, block by block, for each size of block in the cluster.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PromptKeys(BTreeMap<u32, Vec<PrefixKey>>);
+/// A request's prompt, block by block, for each size of block in the cluster. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptKeys(Arc<BTreeMap<u32, Vec<PrefixKey>>>);
 
 impl PromptKeys {
+    /// The keys of its whole blocks of this size, first block first.
+    pub fn of_blocks(&self, block_tokens: u32) -> &[PrefixKey] {
+        self.0.get(&block_tokens).map_or(&[], Vec::as_slice)
+    }
+
+    /// Over all sizes.
+    pub fn blocks(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
     /// Once for each prompt: a request that waits is looked at again at every event. A node that joins later with blocks of
     /// another size is a node that has nothing cached.
-    pub fn among(members: &Membership, request: &Request) -> Self {
+    pub(super) fn among(members: &Membership, request: &Request) -> Self {
         Self::of(request, members.iter().map(|node| node.record.capacity.block_tokens))
     }
 
@@ -54,11 +67,11 @@ impl PromptKeys {
         // The last token is computed in any case: its logits are the first answer.
         let prompt = request.prompt.split_last().map_or(&[][..], |(_, before)| before);
         let keys = |size| (size, prefix_keys(prompt, size).collect());
-        Self(sizes.into_iter().map(keys).collect())
+        Self(Arc::new(sizes.into_iter().map(keys).collect()))
     }
 
     /// Prompt tokens that a node need not compute: whole blocks from the start on.
-    pub fn cached_tokens(&self, cached: &CachedPrefixes, block_tokens: u32) -> u32 {
+    pub(super) fn cached_tokens(&self, cached: &CachedPrefixes, block_tokens: u32) -> u32 {
         let keys = self.0.get(&block_tokens).into_iter().flatten();
         let blocks = keys.take_while(|key| cached.0.contains(key)).count();
         u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(block_tokens)
@@ -68,7 +81,7 @@ impl PromptKeys {
 impl PromptKeys {
     /// Whether so many of the prompt's tokens are cached there. One look where they are not: this is asked of every decode
     /// node at every event while a request waits.
-    pub fn has_cached(&self, tokens: u32, (cached, block_tokens): (&CachedPrefixes, u32)) -> bool {
+    pub(super) fn has_cached(&self, tokens: u32, (cached, block_tokens): (&CachedPrefixes, u32)) -> bool {
         let blocks = tokens.div_ceil(block_tokens.max(1)) as usize;
         let keys = self.0.get(&block_tokens).and_then(|keys| keys.get(..blocks));
         keys.is_some_and(|keys| {

@@ -13,7 +13,6 @@ use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
 use super::handoff::{AdmittedRequest, Phase, Retry};
 use super::membership::Life;
-use super::prefix_directory::PromptKeys;
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
 
 /// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.
@@ -305,11 +304,10 @@ impl Cluster {
 
     fn requeue(&mut self, now: Time, key: AttemptKey, (retry, delivered): (Retry, Delivered)) {
         let queue_wait = self.config.queue_wait_max;
+        if delivered.token_count > 0 {
+            self.migrate(key.request, &delivered);
+        }
         if let Some(tracked) = self.requests.get_mut(&key.request) {
-            if delivered.token_count > 0 {
-                tracked.request = Arc::new(migrated(&tracked.request, &delivered));
-                tracked.prompt_keys = PromptKeys::among(&self.members, &tracked.request);
-            }
             // A refusal does not restart the queue's clock: a node that refuses for ever must not hold a request for ever.
             if retry != Retry::Refused {
                 tracked.queued_since = now;
@@ -320,6 +318,18 @@ impl Cluster {
         if let Some(tracked) = self.requests.get(&key.request) {
             self.queue.push_returned(&tracked.request, tracked.arrived_at);
             self.set_wait(key.request, None);
+        }
+    }
+
+    fn migrate(&mut self, request: RequestId, delivered: &Delivered) {
+        let before = self.requests.get(&request);
+        let Some(next) = before.map(|tracked| Arc::new(migrated(&tracked.request, delivered))) else {
+            return;
+        };
+        let keys = self.look_up(&next);
+        if let Some(tracked) = self.requests.get_mut(&request) {
+            tracked.request = next;
+            tracked.prompt_keys = keys;
         }
     }
 

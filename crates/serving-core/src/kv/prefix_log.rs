@@ -71,7 +71,7 @@ impl PrefixChanges {
 }
 
 /// What a coordinator is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrefixReport {
     /// Everything; what was told before is void.
     Whole(BTreeSet<PrefixKey>),

@@ -21,9 +21,9 @@ use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 use super::metric::Observed;
 
 /// Enough for a standard error (Efron and Tibshirani 1993, chapter 6: rarely more than 200).
-const RESAMPLES: usize = 200;
+pub(super) const RESAMPLES: usize = 200;
 /// Of a 95 % interval to miss the truth.
-const CHANCE: f64 = 0.05;
+pub(super) const CHANCE: f64 = 0.05;
 
 /// What the pairs say of candidate by baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -181,7 +181,7 @@ fn resample(pairs: &[Pair], random: &mut StdRng) -> Option<f64> {
 }
 
 /// How often each of `count` requests was drawn, in blocks that go round.
-fn blocks(count: usize, random: &mut StdRng) -> Vec<u32> {
+pub(super) fn blocks(count: usize, random: &mut StdRng) -> Vec<u32> {
     let mut times = vec![0; count];
     let length = (count as f64).sqrt().ceil() as usize;
     let mut drawn = 0;
@@ -196,7 +196,7 @@ fn blocks(count: usize, random: &mut StdRng) -> Vec<u32> {
 }
 
 /// Divided by n - 1. 0 for fewer than two values.
-fn variance(values: &[f64]) -> f64 {
+pub(super) fn variance(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
     }
@@ -254,6 +254,33 @@ mod tests {
             ..errors
         };
         assert_eq!((exact.chance(0.0), exact.chance(0.1)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn quantiles_of_students_t_are_those_of_scipy() {
+        #[derive(serde::Deserialize)]
+        struct Golden {
+            quantiles: Vec<Quantile>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Quantile {
+            degrees: f64,
+            chance: f64,
+            quantile: f64,
+        }
+        let golden: Golden = serde_json::from_str(include_str!("../../tests/data/statistics.json")).unwrap();
+        for Quantile {
+            degrees,
+            chance,
+            quantile,
+        } in golden.quantiles
+        {
+            let found = StudentsT::new(0.0, 1.0, degrees).unwrap().inverse_cdf(chance);
+            assert!(
+                (found - quantile).abs() < 1e-6 * quantile,
+                "{degrees} degrees, {chance}: {found} is not {quantile}"
+            );
+        }
     }
 
     #[test]

@@ -6,12 +6,14 @@
 
 mod interval;
 mod metric;
+mod of_arm;
 mod refusal;
 mod sentence;
 
 use std::collections::BTreeMap;
 
 pub use metric::Metric;
+pub use of_arm::{ArmFrame, ArmInterval, of_arm};
 pub use refusal::Refusal;
 
 use crate::comparison::{Arm, ArmRun, Comparison, Contrast, Finding, Shape, Slo};

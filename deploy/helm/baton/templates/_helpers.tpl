@@ -106,6 +106,12 @@ manifest.
 {{- if and (not .Values.prefill.enabled) (not (get .Values.decode.config "co_located")) }}
 {{- fail "without prefill nodes the decode nodes must do both phases: set decode.config.co_located=true, or prefill.enabled=true." }}
 {{- end }}
+{{- if and .Values.compare.enabled (lt (len .Values.compare.arms) 2) }}
+{{- fail "compare.enabled needs two clusters: set compare.arms to their names and addresses." }}
+{{- end }}
+{{- if and .Values.compare.enabled (empty .Values.compare.facts) }}
+{{- fail "compare.enabled needs compare.facts: cores, GPUs and memory of each arm, as TOML." }}
+{{- end }}
 {{- end }}
 
 {{/* The pod of any role. Takes (dict "root" $ "role" "decode" "verb" "serve-decode"). */}}

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::bench::arguments::ContractArgs;
+
 const EXAMPLES: &str = "\
 Examples:
   baton bench run --num-prompts 200 --request-rate 4 --random-input-len 512 --random-output-len 64
@@ -24,6 +26,8 @@ pub(crate) struct RunArgs {
     pub(super) pace: PaceArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
+    #[command(flatten, next_help_heading = "Contract")]
+    pub(super) contract: ContractArgs,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -18,6 +18,7 @@ use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
 use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
+use crate::bench::arguments::{clause_lines, is_met};
 use crate::exit::{Exit, WithExit as _};
 use crate::terminal::Terminal;
 
@@ -30,6 +31,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         // MLPerf Inference, Llama-2-70B interactive.
         args.output.goodput = vec![(Metric::Ttft, 450.0), (Metric::Tpot, 40.0)];
     }
+    let judge = args.contract.judge(slo(&args))?;
     let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
     let plan = plan(&args, &traffic).exit(Exit::Usage)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -53,18 +55,20 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         date,
     };
     write_files(&args, &done, &labels)?;
+    let summary = Summary::of(&done.run, &judge.slo);
+    let clauses = judge.clauses(&summary);
     let mut out = std::io::stdout().lock();
     if args.output.json {
         writeln!(out, "{}", result(&done.run, &done.texts, &args.output, &labels))?;
     } else {
-        let summary = Summary::of(&done.run, &slo(&args));
         let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
-        write!(out, "{text}")?;
+        write!(out, "{text}{}", clause_lines(&clauses))?;
     }
     let is_interrupted = done.run.environment.get("interrupted") == Some(&json!(true));
     let has_answer = done.run.records.iter().any(|record| record.is_completed());
     Ok(match (is_interrupted, has_answer) {
         (true, _) => Exit::Interrupted,
+        (false, true) if !is_met(&clauses) => Exit::NotMet,
         (false, true) => Exit::Ok,
         (false, false) => Exit::Failure,
     })

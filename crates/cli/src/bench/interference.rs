@@ -1,0 +1,304 @@
+//! `baton bench interference`: what running streams feel of long prompts that arrive.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use workload::record::Run;
+use workload::shapes::interference::Interference;
+use workload::statistics::Samples;
+
+use super::arguments::{ServerArgs, positive};
+use super::measure::{is_cut, measure, until_interrupted};
+use crate::exit::{Exit, WithExit as _};
+use crate::observe::table::{Cell, Table};
+use crate::terminal::{Paint, Terminal, say};
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench interference                             8, 16, 32 and 64 streams, beside them prompts of 1,500 tokens
+  baton bench interference --streams 4,8 --long-input-len 800 --stream-output-len 256
+  baton bench interference --url http://127.0.0.1:8000 --beside http://127.0.0.1:8001   two servers, one table
+Start the servers with `baton up --topology 2c` and `baton up --topology 1p1d` to compare co-located with disaggregated nodes,
+one after the other where they would share cores.";
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct InterferenceArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Another server that gets the same load afterwards; may be given several times.
+    #[arg(long, value_name = "URL")]
+    beside: Vec<String>,
+    /// Running streams.
+    #[arg(long, value_delimiter = ',', default_value = "8,16,32,64", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    streams: Vec<u32>,
+    #[arg(long, default_value_t = 32, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    stream_input_len: u32,
+    /// Long enough to outlive the last long prompt; a warning says when it is not.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    stream_output_len: u32,
+    #[arg(long, default_value_t = 1500, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    long_input_len: u32,
+    /// How many long prompts arrive.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    long_prompts: u32,
+    /// Seconds between them.
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = positive)]
+    long_every: f64,
+    /// Seconds between the start of the last stream and the first long prompt.
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS", value_parser = positive)]
+    quiet: f64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One row: the gaps of the streams, before the first long prompt and beside the long prompts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Row {
+    url: String,
+    streams: u32,
+    quiet_itl_ms_p50: Option<f64>,
+    quiet_itl_ms_p99: Option<f64>,
+    itl_ms_p50: Option<f64>,
+    itl_ms_p99: Option<f64>,
+    itl_ms_max: Option<f64>,
+    /// p99 by p50.
+    ratio: Option<f64>,
+    gaps: usize,
+    long_ttft_ms_p50: Option<f64>,
+    /// Streams that had ended when the last long prompt got its first token.
+    streams_ended_early: usize,
+    /// Streams and long prompts without a whole answer.
+    not_completed: usize,
+    lag_ms_p99: f64,
+}
+
+pub fn run(args: &InterferenceArgs) -> anyhow::Result<Exit> {
+    let (rows, is_whole) = until_interrupted(async |stop| rows(args, stop).await)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    } else {
+        print!("{}", text(&rows, Terminal::stdout()));
+    }
+    Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
+}
+
+async fn rows(args: &InterferenceArgs, stop: CancellationToken) -> anyhow::Result<(Vec<Row>, bool)> {
+    let mut rows = Vec::new();
+    for url in std::iter::once(&args.server.url).chain(&args.beside) {
+        for streams in args.streams.iter().copied() {
+            let shape = args.shape(streams);
+            let server = ServerArgs {
+                url: url.clone(),
+                ..args.server.clone()
+            };
+            let plan = server.plan(shape.trace().exit(Exit::Usage)?);
+            let run = measure(&plan, &stop).await?;
+            if is_cut(&run) {
+                return Ok((rows, false));
+            }
+            say!("{streams} streams at {url} are measured");
+            rows.push(Row::of(url, &shape, &run));
+        }
+    }
+    Ok((rows, true))
+}
+
+impl InterferenceArgs {
+    fn shape(&self, streams: u32) -> Interference {
+        let stream_every = Duration::from_millis(50);
+        let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        Interference {
+            streams,
+            stream_prompt_tokens: self.stream_input_len,
+            stream_output_tokens: self.stream_output_len,
+            stream_every,
+            long_prompts: self.long_prompts,
+            long_prompt_tokens: self.long_input_len,
+            // A few tokens: the prompt is what disturbs.
+            long_output_tokens: 4,
+            long_from: (stream_every * streams).saturating_add(seconds(self.quiet)),
+            long_every: seconds(self.long_every),
+        }
+    }
+}
+
+impl Row {
+    fn of(url: &str, shape: &Interference, run: &Run) -> Self {
+        let (long, streams): (Vec<_>, Vec<_>) = run
+            .records
+            .iter()
+            .partition(|record| record.scheduled >= shape.long_from);
+        let all_run = streams
+            .iter()
+            .filter_map(|record| record.tokens.first())
+            .max()
+            .copied()
+            .unwrap_or_default();
+        let long_until = long
+            .iter()
+            .filter_map(|record| record.tokens.first())
+            .max()
+            .copied()
+            .unwrap_or(shape.long_from);
+        let gaps = |from: Duration, until: Duration| {
+            let pairs = streams.iter().flat_map(|record| record.tokens.windows(2));
+            // A gap counts where a part of it lies in the time.
+            let within = pairs.filter(move |pair| pair[1] > from && pair[0] < until);
+            Samples::new(within.map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3))
+        };
+        let quiet = gaps(all_run.min(shape.long_from), shape.long_from);
+        let beside = gaps(shape.long_from, long_until);
+        let (p50, p99) = (beside.percentile(50.0), beside.percentile(99.0));
+        let ended_early = |record: &&&workload::record::RequestRecord| record.ended < long_until;
+        Self {
+            url: url.to_owned(),
+            streams: shape.streams,
+            quiet_itl_ms_p50: quiet.percentile(50.0),
+            quiet_itl_ms_p99: quiet.percentile(99.0),
+            itl_ms_p50: p50,
+            itl_ms_p99: p99,
+            itl_ms_max: beside.percentile(100.0),
+            ratio: p50.zip(p99).filter(|(p50, _)| *p50 > 0.0).map(|(p50, p99)| p99 / p50),
+            gaps: beside.count(),
+            long_ttft_ms_p50: Samples::new(long.iter().filter_map(|record| record.ttft_ms())).percentile(50.0),
+            streams_ended_early: streams.iter().filter(ended_early).count(),
+            not_completed: run.records.iter().filter(|record| !record.is_completed()).count(),
+            lag_ms_p99: workload::summary::Lag::of(run).ms_p99,
+        }
+    }
+    fn notes(&self) -> String {
+        let early = self.streams_ended_early;
+        let notes = [
+            if early > 0 {
+                format!("{early} streams ended early: raise --stream-output-len")
+            } else {
+                String::new()
+            },
+            if self.not_completed > 0 {
+                format!("{} requests without a whole answer", self.not_completed)
+            } else {
+                String::new()
+            },
+            if self.lag_ms_p99 > workload::summary::LAG_MS_P99_MAX {
+                format!("invalid: the client sent late, p99 {:.1} ms", self.lag_ms_p99)
+            } else {
+                String::new()
+            },
+        ];
+        notes
+            .into_iter()
+            .filter(|note| !note.is_empty())
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+}
+
+fn text(rows: &[Row], terminal: Terminal) -> String {
+    let mut table = Table::new(&[
+        "server",
+        ">streams",
+        ">quiet p50 ms",
+        ">quiet p99",
+        ">ITL P50 ms",
+        ">ITL P99",
+        ">ITL max",
+        ">ratio",
+        ">long TTFT p50",
+        "notes",
+    ]);
+    for row in rows {
+        let ms = |value: Option<f64>| -> Cell { value.map_or("-".to_owned(), |value| format!("{value:.1}")).into() };
+        table.row(vec![
+            row.url.as_str().into(),
+            row.streams.to_string().into(),
+            ms(row.quiet_itl_ms_p50),
+            ms(row.quiet_itl_ms_p99),
+            ms(row.itl_ms_p50),
+            ms(row.itl_ms_p99),
+            ms(row.itl_ms_max),
+            ms(row.ratio),
+            ms(row.long_ttft_ms_p50),
+            Cell::new(row.notes()).paint(Paint::Warn),
+        ]);
+    }
+    let words = "ITL: gaps of the streams from the first long prompt to the first token of the last one. quiet: before them. ratio: P99 by P50.\n";
+    table.render(terminal) + words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use workload::record::{LoopKind, Outcome, RequestRecord, RunPart, Usage};
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn record(at: u64, tokens: Vec<Duration>) -> RequestRecord {
+        RequestRecord {
+            id: format!("r-{at}"),
+            part: RunPart::Measured,
+            lane: serving_core::request::Lane::Interactive,
+            prompt_tokens: 1,
+            cached_tokens: None,
+            output_tokens: tokens.len() as u32,
+            scheduled: ms(at),
+            sent: ms(at),
+            ended: *tokens.last().expect("tokens"),
+            tokens,
+            outcome: Outcome::Completed,
+            output_hash: None,
+            server: None,
+        }
+    }
+
+    /// Two streams with a token each 10 ms. A long prompt comes at 1,000 ms and stops both for 200 ms.
+    #[test]
+    fn gaps_beside_long_prompts_are_told_from_quiet_ones() {
+        let shape = Interference {
+            streams: 2,
+            stream_prompt_tokens: 1,
+            stream_output_tokens: 200,
+            stream_every: ms(50),
+            long_prompts: 1,
+            long_prompt_tokens: 1000,
+            long_output_tokens: 1,
+            long_from: ms(1000),
+            long_every: ms(1000),
+        };
+        let stream = |at: u64| {
+            let before = (at + 10..=1000).step_by(10).map(ms);
+            record(at, before.chain((1200..2000).step_by(10).map(ms)).collect())
+        };
+        let records = vec![stream(0), stream(50), record(1000, vec![ms(1210)])];
+        let run = Run {
+            name: "a".to_owned(),
+            loop_kind: LoopKind::Open,
+            offered: 1.0,
+            records,
+            measured: ms(2000),
+            client: Usage::default(),
+            server: BTreeMap::new(),
+            environment: BTreeMap::new(),
+        };
+        let row = Row::of("http://a", &shape, &run);
+        assert_eq!((row.quiet_itl_ms_p50, row.quiet_itl_ms_p99), (Some(10.0), Some(10.0)));
+        assert_eq!((row.itl_ms_max, row.gaps), (Some(200.0), 4));
+        assert_eq!(row.long_ttft_ms_p50, Some(210.0));
+        assert_eq!((row.streams_ended_early, row.not_completed), (0, 0));
+        let lines = text(&[row.clone()], Terminal::plain());
+        for heading in ["streams", "ITL P50 ms", "ITL P99", "ratio"] {
+            assert!(lines.contains(heading), "{lines}");
+        }
+        let short = Row {
+            streams_ended_early: 2,
+            ..row
+        };
+        assert!(text(&[short], Terminal::plain()).contains("raise --stream-output-len"));
+    }
+}

@@ -1,0 +1,62 @@
+//! One run of load after another on one thread, until all are done or somebody ends it.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use workload::record::Run;
+
+use super::load;
+use super::load::plan::{LoadPlan, Observer};
+use crate::signals::Signals;
+
+/// Runs the work on a thread of its own runtime, with a token that Ctrl-C cancels.
+pub(super) fn until_interrupted<T>(
+    work: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(async {
+        let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let listener = tokio::spawn(async move {
+            signals.next().await;
+            stopped.cancel();
+        });
+        let outcome = work(stop).await;
+        listener.abort();
+        outcome
+    })
+}
+
+/// # Errors
+/// As the load client's.
+pub(super) async fn measure(plan: &LoadPlan, stop: &CancellationToken) -> anyhow::Result<Run> {
+    let observer = Observer {
+        stop: stop.clone(),
+        ..Observer::silent()
+    };
+    load::run(plan, observer).await
+}
+
+/// Whether Ctrl-C ended this run.
+pub(super) fn is_cut(run: &Run) -> bool {
+    run.environment.get("interrupted") == Some(&json!(true))
+}
+
+/// # Errors
+/// The folder or the file cannot be written.
+pub(super) fn write_json(folder: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value).with_context(|| format!("{name} cannot be written as JSON"))?;
+    write_text(folder, name, &(text + "\n"))
+}
+
+/// # Errors
+/// As [`write_json`].
+pub(super) fn write_text(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = folder.join(name);
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,295 @@
+//! `baton bench slowest`: the slowest requests of a run, and what made each of them slow.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use coordinator::records::Page;
+use coordinator::records::shape::{Detail, Summary as Record};
+use serde_json::{Value, json};
+use serving_core::request::Lane;
+use workload::causes::{Usual, slowest};
+use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRecord, Usage};
+
+use super::measure::until_interrupted;
+use crate::exit::{Exit, WithExit as _};
+use crate::observe::client::AdminClient;
+use crate::observe::table::Table;
+use crate::terminal::Terminal;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench slowest                                  the ten slowest requests that the coordinator still knows
+  baton bench slowest 5 --run sweep/point-03.json      of a run that a sweep or a matrix has kept
+  baton bench slowest --json";
+
+/// A run of a million requests has about this size.
+const RUN_BYTES_MAX: u64 = 2 << 30;
+/// Newest requests that show what is usual at a coordinator.
+const USUAL_OF: usize = 100;
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct SlowestArgs {
+    #[arg(default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    count: u16,
+    /// A file with the records of a run, instead of a coordinator.
+    #[arg(long, value_name = "FILE")]
+    run: Option<PathBuf>,
+    /// The coordinator.
+    #[arg(long, default_value = "http://127.0.0.1:8000", value_name = "URL")]
+    url: String,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
+    let count = usize::from(args.count);
+    let run = match &args.run {
+        Some(path) => {
+            let at = || format!("{} cannot be read as a run", path.display());
+            read(path).with_context(at).exit(Exit::Usage)?
+        }
+        None => until_interrupted(async |_| ask(&args.url, count).await)?,
+    };
+    let usual = Usual::of(&run);
+    let found: Vec<_> = slowest(&run, count)
+        .into_iter()
+        .map(|record| (record, usual.cause(record)))
+        .collect();
+    if args.json {
+        let found: Vec<Value> = found
+            .iter()
+            .map(|(record, cause)| json!({"id": record.id, "e2e_ms": record.e2e_ms(), "ttft_ms": record.ttft_ms(), "prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens, "cause": cause}))
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&found)?);
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&[
+        ">#",
+        "request",
+        ">prompt",
+        ">output",
+        ">TTFT ms",
+        ">e2e ms",
+        "slow because",
+    ]);
+    for (rank, (record, cause)) in (1..).zip(&found) {
+        table.row(vec![
+            format!("{rank}").into(),
+            record.id.as_str().into(),
+            record.prompt_tokens.to_string().into(),
+            record.output_tokens.to_string().into(),
+            record
+                .ttft_ms()
+                .map_or("-".to_owned(), |ttft| format!("{ttft:.1}"))
+                .into(),
+            format!("{:.1}", record.e2e_ms()).into(),
+            cause.words.as_str().into(),
+        ]);
+    }
+    print!("{}", table.render(Terminal::stdout()));
+    println!(
+        "{} of {} requests; the cause is the part that exceeds its usual length most",
+        found.len(),
+        run.records.len()
+    );
+    Ok(Exit::Ok)
+}
+
+/// A run, alone or as the member `run` of an object.
+fn read(path: &Path) -> anyhow::Result<Run> {
+    let length = std::fs::metadata(path)?.len();
+    anyhow::ensure!(length <= RUN_BYTES_MAX, "it has {length} bytes, more than any run");
+    let mut value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
+    if let Some(run) = value.get_mut("run") {
+        value = run.take();
+    }
+    Ok(serde_json::from_value(value)?)
+}
+
+/// The slowest requests that a coordinator keeps, and its newest ones, which show what is usual.
+async fn ask(url: &str, count: usize) -> anyhow::Result<Run> {
+    let client = AdminClient::new(url)?;
+    let mut records: BTreeMap<u64, RequestRecord> = BTreeMap::new();
+    let newest = [("limit", USUAL_OF.to_string()), ("outcome", "ok".to_owned())];
+    let slow = [
+        ("limit", count.to_string()),
+        ("outcome", "ok".to_owned()),
+        ("slowest", "true".to_owned()),
+    ];
+    for query in [&newest[..], &slow[..]] {
+        let page: Page = client.read(&["admin", "requests"], query).await?;
+        for found in page
+            .records
+            .into_iter()
+            .filter(|found| !records.contains_key(&found.seq))
+            .collect::<Vec<_>>()
+        {
+            let seq = found.seq.to_string();
+            // A record may be forgotten between the two questions.
+            let Some(detail) = client.find(&["admin", "requests", &seq], &[]).await? else {
+                continue;
+            };
+            let detail: Detail = crate::observe::client::parse(&["admin", "requests"], &detail)?;
+            records.insert(found.seq, record_of(&detail));
+        }
+    }
+    Ok(Run {
+        name: url.to_owned(),
+        loop_kind: LoopKind::Open,
+        offered: 0.0,
+        records: records.into_values().collect(),
+        measured: Duration::ZERO,
+        client: Usage::default(),
+        server: BTreeMap::new(),
+        environment: BTreeMap::new(),
+    })
+}
+
+/// A request as the coordinator saw it. Its tokens are put where their mean gap puts them, with the longest gap last: a record
+/// does not keep the time of each.
+fn record_of(detail: &Detail) -> RequestRecord {
+    let Record {
+        ttft_ms,
+        tpot_ms,
+        itl_max_ms,
+        e2e_ms,
+        serving,
+        id,
+        ..
+    } = &detail.summary;
+    let ms = |ms: f64| Duration::try_from_secs_f64(ms.max(0.0) / 1e3).unwrap_or_default();
+    let gaps = serving.output_tokens.saturating_sub(1);
+    let (first, gap) = (ttft_ms.unwrap_or(*e2e_ms), tpot_ms.unwrap_or(0.0));
+    let longest = itl_max_ms.unwrap_or(gap).min(gap * f64::from(gaps));
+    let others = gaps.saturating_sub(1);
+    let other = if others > 0 {
+        (gap * f64::from(gaps) - longest) / f64::from(others)
+    } else {
+        0.0
+    };
+    let before_last = (0..=others).map(|token| first + other * f64::from(token));
+    let last = (gaps > 0).then(|| first + gap * f64::from(gaps));
+    let tokens: Vec<Duration> = before_last.chain(last).map(ms).collect();
+    RequestRecord {
+        id: id.clone(),
+        part: RunPart::Measured,
+        lane: Lane::Interactive,
+        prompt_tokens: serving.prompt_tokens,
+        cached_tokens: Some(serving.cached_tokens),
+        output_tokens: serving.output_tokens,
+        scheduled: Duration::ZERO,
+        sent: Duration::ZERO,
+        ended: ms(*e2e_ms),
+        tokens,
+        outcome: Outcome::Completed,
+        output_hash: None,
+        server: Some(ServerRecord {
+            prefill_node: serving.prefill_node.clone(),
+            decode_node: serving.decode_node.clone(),
+            local_prefill: serving.local_prefill.as_ref().map(|reason| reason.to_string()),
+            kv_bytes: serving.transport.is_some().then_some(serving.kv_bytes),
+            kv_transfer_ms: serving.kv_transfer_ms,
+            stages: detail
+                .stages
+                .iter()
+                .map(|stage| (stage.stage.to_string(), stage.ms))
+                .collect(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coordinator::records::shape::{Serving, StageShape};
+    use workload::causes::CauseKind;
+
+    fn detail(queue_ms: f64, itl_max_ms: f64, tpot_ms: f64) -> Detail {
+        let ttft = 100.0 + queue_ms;
+        Detail {
+            stages: [("queue", queue_ms), ("prefill_forward", 100.0)]
+                .map(|(stage, ms)| StageShape {
+                    stage: stage.into(),
+                    ms,
+                    ..StageShape::default()
+                })
+                .to_vec(),
+            summary: Record {
+                ttft_ms: Some(ttft),
+                tpot_ms: Some(tpot_ms),
+                itl_max_ms: Some(itl_max_ms),
+                e2e_ms: ttft + 10.0 * tpot_ms,
+                serving: Serving {
+                    prompt_tokens: 50,
+                    output_tokens: 11,
+                    ..Serving::default()
+                },
+                ..Record::default()
+            },
+            ..Detail::default()
+        }
+    }
+
+    #[test]
+    fn a_coordinators_record_keeps_its_times_and_gives_its_cause() {
+        let mut records: Vec<RequestRecord> = (0..20).map(|_| record_of(&detail(5.0, 12.0, 10.0))).collect();
+        let usual = &records[0];
+        assert_eq!(usual.tokens.len(), 11);
+        assert!((usual.tpot_ms().unwrap() - 10.0).abs() < 1e-3 && (usual.e2e_ms() - 205.0).abs() < 1e-3);
+        assert!((usual.gaps_ms().fold(0.0, f64::max) - 12.0).abs() < 1e-3);
+        records.push(RequestRecord {
+            id: "queued".to_owned(),
+            ..record_of(&detail(500.0, 12.0, 10.0))
+        });
+        records.push(RequestRecord {
+            id: "stalled".to_owned(),
+            ..record_of(&detail(5.0, 300.0, 40.0))
+        });
+        let run = Run {
+            records,
+            ..read_json(json!({"run": empty()})).unwrap()
+        };
+        let usual = Usual::of(&run);
+        let causes: Vec<(&str, CauseKind)> = slowest(&run, 2)
+            .into_iter()
+            .map(|record| (record.id.as_str(), usual.cause(record).kind))
+            .collect();
+        assert_eq!(
+            causes,
+            [("queued", CauseKind::Queue), ("stalled", CauseKind::SlowTokens)]
+        );
+    }
+
+    fn empty() -> Run {
+        Run {
+            name: String::new(),
+            loop_kind: LoopKind::Open,
+            offered: 0.0,
+            records: Vec::new(),
+            measured: Duration::ZERO,
+            client: Usage::default(),
+            server: BTreeMap::new(),
+            environment: BTreeMap::new(),
+        }
+    }
+
+    fn read_json(value: Value) -> anyhow::Result<Run> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("run.json");
+        std::fs::write(&file, value.to_string())?;
+        read(&file)
+    }
+
+    #[test]
+    fn a_run_is_read_alone_or_within_an_object_and_other_files_are_refused() {
+        assert_eq!(read_json(json!(empty())).unwrap(), empty());
+        assert_eq!(read_json(json!({"row": "A", "run": empty()})).unwrap(), empty());
+        assert!(read_json(json!({"records": 3})).is_err());
+        assert!(read(Path::new("/no/such/file")).is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! `baton bench sweep`: the same traffic at several loads, and where the SLO stops holding.
+
+mod plan;
+mod report;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+use workload::knee::{Knee, KneePlan, KneeSearch, Probe, held};
+use workload::record::Run;
+
+use super::arguments::{Judge, JudgeArgs, ServerArgs, positive};
+use super::load::plan::LoadPlan;
+use super::measure::{is_cut, measure, until_interrupted, write_json};
+use super::point::Point;
+use crate::exit::{Exit, WithExit as _};
+use crate::terminal::say;
+use plan::{Load, Setting};
+use report::SweepReport;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench sweep                                    1, 5, 10 and 20 users, and where the bend is
+  baton bench sweep --rates 1,2,4,8 --slo rag          requests a second, whatever the server does
+  baton bench sweep --find-knee 2 --out sweep          the last rate at which the SLO holds, to 5 %; each run is kept
+  baton bench sweep --random-input-len 128,512,2048    one user, three lengths of prompts
+  baton bench sweep --hypothesis 'prefill is the limit above 2 requests/s' --contract contract.toml
+
+Exit status: 0; 3 when no load meets the contract (with --find-knee: when the knee does not); 130 after Ctrl-C.";
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct SweepArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    judge: JudgeArgs,
+    /// Users of a closed loop: each sends its next request when its answer has ended [default: 1,5,10,20].
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    users: Vec<u32>,
+    /// Requests a second of an open loop, with Poisson arrivals.
+    #[arg(long, value_delimiter = ',', value_name = "RATE,..", value_parser = positive, conflicts_with = "users")]
+    rates: Vec<f64>,
+    /// Look for the last rate at which the SLO holds, beginning here.
+    #[arg(long, value_name = "RATE", value_parser = positive, conflicts_with_all = ["users", "rates"])]
+    find_knee: Option<f64>,
+    /// The share of requests that must meet both limits for the SLO to hold.
+    #[arg(long, default_value_t = 0.99, value_name = "SHARE")]
+    attainment: f64,
+    /// Prompt tokens; several lengths are a knob of their own.
+    #[arg(long, value_delimiter = ',', default_value = "256", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
+    random_input_len: Vec<u32>,
+    /// Output tokens.
+    #[arg(long, value_delimiter = ',', default_value = "64", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
+    random_output_len: Vec<u32>,
+    /// Lengths vary evenly by this share, 0 to below 1.
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
+    random_range_ratio: f64,
+    /// Requests of each run. A rate gets more of them when they would take less than --seconds.
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    num_prompts: u32,
+    /// The shortest run of a rate. Its first and last tenth are not measured.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = positive)]
+    seconds: f64,
+    /// 1 is a Poisson process, below 1 is burstier.
+    #[arg(long, default_value_t = 1.0, value_name = "SHAPE", value_parser = positive)]
+    burstiness: f64,
+    /// What you expect, stored with the result.
+    #[arg(long, value_name = "TEXT")]
+    hypothesis: Option<String>,
+    /// Allow more than one knob with several values. The result does not say which of them mattered.
+    #[arg(long)]
+    force: bool,
+    /// Keep `sweep.json` and the records of each run here.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &SweepArgs) -> anyhow::Result<Exit> {
+    let judge = args.judge.read()?;
+    check(args).exit(Exit::Usage)?;
+    let sweep = until_interrupted(async |stop: CancellationToken| {
+        let send = async |plan: LoadPlan| measure(&plan, &stop).await;
+        match args.find_knee {
+            Some(first) => find_knee(args, &judge, first, send).await,
+            None => settings(args, &judge, send).await,
+        }
+    })?;
+    let report = SweepReport::of(args, &judge, &sweep);
+    if let Some(folder) = &args.out {
+        write_json(folder, "sweep.json", &report)?;
+        for (at, (_, run)) in sweep.points.iter().enumerate() {
+            write_json(folder, &format!("point-{at:02}.json"), run)?;
+        }
+    }
+    report.print(args.json)?;
+    Ok(match (sweep.is_cut, report.is_met()) {
+        (true, _) => Exit::Interrupted,
+        (false, true) => Exit::Ok,
+        (false, false) => Exit::NotMet,
+    })
+}
+
+fn check(args: &SweepArgs) -> anyhow::Result<()> {
+    let knobs = [
+        ("--users", args.users.len()),
+        ("--rates", args.rates.len()),
+        ("--find-knee", usize::from(args.find_knee.is_some()) * 2),
+        ("--random-input-len", args.random_input_len.len()),
+        ("--random-output-len", args.random_output_len.len()),
+    ];
+    let turned: Vec<&str> = knobs
+        .into_iter()
+        .filter(|(_, count)| *count > 1)
+        .map(|(name, _)| name)
+        .collect();
+    anyhow::ensure!(
+        turned.len() < 2 || args.force,
+        "{} change at once, so the result would not say which of them mattered; change one, or say --force",
+        turned.join(" and ")
+    );
+    anyhow::ensure!(
+        (0.0..=1.0).contains(&args.attainment),
+        "--attainment is a share, 0 to 1"
+    );
+    anyhow::ensure!(
+        (0.0..1.0).contains(&args.random_range_ratio),
+        "--random-range-ratio is a share, 0 to below 1"
+    );
+    Ok(())
+}
+
+/// What was measured, in its order.
+#[derive(Debug, Default)]
+struct Sweep {
+    points: Vec<(Point, Run)>,
+    settings: Vec<Setting>,
+    knee: Option<Knee>,
+    /// Ctrl-C ended it.
+    is_cut: bool,
+}
+
+impl Sweep {
+    /// `None`: it was cut short, and this run does not count.
+    async fn add(
+        &mut self,
+        args: &SweepArgs,
+        setting: Setting,
+        judge: &Judge,
+        send: &mut impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
+    ) -> anyhow::Result<Option<&Point>> {
+        let run = send(setting.plan(args)?).await?;
+        if is_cut(&run) {
+            self.is_cut = true;
+            return Ok(None);
+        }
+        let point = Point::of(setting.label(args), &run, judge);
+        say!(
+            "{}: {:.0} % met the SLO",
+            point.label,
+            point.summary.attainment.both * 100.0
+        );
+        self.points.push((point, run));
+        self.settings.push(setting);
+        Ok(self.points.last().map(|(point, _)| point))
+    }
+}
+
+/// Each setting once. Higher rates than one that is over-saturated are not tried: they show only longer queues.
+async fn settings(
+    args: &SweepArgs,
+    judge: &Judge,
+    mut send: impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
+) -> anyhow::Result<Sweep> {
+    let mut sweep = Sweep::default();
+    for setting in Setting::all(args) {
+        let is_over = sweep.points.iter().zip(&sweep.settings).any(|((point, _), before)| {
+            point.over_saturation.is_some() && before.is_same_shape(&setting) && before.load.is_below(setting.load)
+        });
+        if is_over {
+            say!(
+                "{}: left out, because a lower rate is over-saturated",
+                setting.label(args)
+            );
+            continue;
+        }
+        if sweep.add(args, setting, judge, &mut send).await?.is_none() {
+            break;
+        }
+    }
+    Ok(sweep)
+}
+
+/// # Errors
+/// The client was too slow at a rate: then it would be the client's knee.
+async fn find_knee(
+    args: &SweepArgs,
+    judge: &Judge,
+    first: f64,
+    mut send: impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
+) -> anyhow::Result<Sweep> {
+    let mut sweep = Sweep::default();
+    let mut search = KneeSearch::new(KneePlan::around(first));
+    loop {
+        let rate = match search.next() {
+            Ok(rate) => rate,
+            Err(knee) => {
+                sweep.knee = Some(knee);
+                return Ok(sweep);
+            }
+        };
+        let setting = Setting {
+            load: Load::Rate(rate),
+            ..Setting::first(args)
+        };
+        let Some(point) = sweep.add(args, setting, judge, &mut send).await? else {
+            return Ok(sweep);
+        };
+        anyhow::ensure!(
+            point.summary.lag.is_valid,
+            "at {rate:.2} requests/s the client sent late (p99 {:.1} ms), so this would be the client's knee; give it a core of its \
+             own, or begin at a lower rate",
+            point.summary.lag.ms_p99
+        );
+        let held = held(&point.summary, args.attainment) && point.over_saturation.is_none();
+        search.record(Probe { rate, held });
+    }
+}
+
+#[cfg(test)]
+#[path = "sweep_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+//! The settings of a sweep, and the load that each of them is.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use workload::arrivals::{Arrivals, Rate};
+use workload::shapes::named::USERS;
+use workload::shapes::{Length, Mix};
+
+use super::SweepArgs;
+use crate::bench::load::plan::{LoadPlan, Pace};
+use crate::exit::{Exit, WithExit as _};
+
+/// Of an open loop: this share of its time at either end is not measured.
+const EDGE_SHARE: f64 = 0.1;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Load {
+    Users(u32),
+    /// Requests a second.
+    Rate(f64),
+}
+
+impl Load {
+    pub fn is_below(self, other: Load) -> bool {
+        matches!((self, other), (Load::Rate(one), Load::Rate(other)) if one < other)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Setting {
+    pub load: Load,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+}
+
+impl Setting {
+    /// The loads are those of the flags. Without any they are the usual users; beside several lengths it is one user, so that
+    /// one knob changes.
+    pub fn all(args: &SweepArgs) -> Vec<Setting> {
+        let users = |users: &[u32]| users.iter().copied().map(Load::Users).collect::<Vec<_>>();
+        let lengths = args.random_input_len.len() * args.random_output_len.len();
+        let loads = match (args.rates.is_empty(), args.users.is_empty()) {
+            (false, _) => args.rates.iter().copied().map(Load::Rate).collect(),
+            (true, false) => users(&args.users),
+            (true, true) if lengths > 1 => vec![Load::Users(1)],
+            (true, true) => users(&USERS),
+        };
+        let mut settings = Vec::new();
+        for prompt_tokens in args.random_input_len.iter().copied() {
+            for output_tokens in args.random_output_len.iter().copied() {
+                settings.extend(loads.iter().map(|load| Setting {
+                    load: *load,
+                    prompt_tokens,
+                    output_tokens,
+                }));
+            }
+        }
+        settings
+    }
+    pub fn first(args: &SweepArgs) -> Setting {
+        let first = |lengths: &[u32]| lengths.first().copied().unwrap_or(1);
+        Setting {
+            load: Load::Users(1),
+            prompt_tokens: first(&args.random_input_len),
+            output_tokens: first(&args.random_output_len),
+        }
+    }
+    pub fn is_same_shape(&self, other: &Setting) -> bool {
+        (self.prompt_tokens, self.output_tokens) == (other.prompt_tokens, other.output_tokens)
+    }
+    pub fn label(&self, args: &SweepArgs) -> String {
+        let load = match self.load {
+            Load::Users(1) => "1 user".to_owned(),
+            Load::Users(users) => format!("{users} users"),
+            Load::Rate(rate) => format!("{rate:.3} req/s"),
+        };
+        match args.random_input_len.len() * args.random_output_len.len() {
+            1 => load,
+            _ => format!("{load}, {}/{} tokens", self.prompt_tokens, self.output_tokens),
+        }
+    }
+    /// # Errors
+    /// Lengths or rates that are impossible.
+    pub fn plan(&self, args: &SweepArgs) -> anyhow::Result<LoadPlan> {
+        let length = |tokens| Length {
+            tokens,
+            range_ratio: args.random_range_ratio,
+        };
+        let seconds = match self.load {
+            Load::Users(_) => 0.0,
+            Load::Rate(_) => args.seconds,
+        };
+        let rate = match self.load {
+            Load::Users(_) => 0.0,
+            Load::Rate(rate) => rate,
+        };
+        let requests = args.num_prompts.max((rate * seconds).ceil() as u32);
+        let mix = Mix::one(length(self.prompt_tokens), length(self.output_tokens));
+        let arrivals = match self.load {
+            Load::Users(_) => Arrivals::AtOnce,
+            Load::Rate(rate) => Arrivals::Gamma {
+                rate: Rate::Fixed(rate),
+                burstiness: args.burstiness,
+            },
+        };
+        let trace = mix.trace(requests as usize, args.server.seed).exit(Exit::Usage)?;
+        let trace = arrivals.apply(trace, args.server.seed).exit(Exit::Usage)?;
+        let mut plan = args.server.plan(trace);
+        plan.name = self.label(args);
+        match self.load {
+            Load::Users(users) => plan.pace = Pace::Closed { users },
+            Load::Rate(rate) => {
+                let edge = Duration::try_from_secs_f64(f64::from(requests) / rate * EDGE_SHARE);
+                plan.warm_up = edge.context("the rate is too low").exit(Exit::Usage)?;
+                plan.cool_down = plan.warm_up;
+            }
+        }
+        Ok(plan)
+    }
+}

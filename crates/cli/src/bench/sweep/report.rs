@@ -1,0 +1,179 @@
+//! What a sweep found: its table, its bend, its patterns, one next step, and warnings.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use workload::comparison::Slo;
+use workload::diagnosis::{Diagnosis, NextStep, Observations, Shown, diagnose, next_step};
+use workload::knee::{Knee, held};
+use workload::lint::{Context, Warning, lint};
+
+use super::plan::Load;
+use super::{Sweep, SweepArgs};
+use crate::bench::arguments::{Judge, is_met};
+use crate::bench::point::{Point, table};
+use crate::terminal::Terminal;
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct SweepReport {
+    hypothesis: Option<String>,
+    slo: Slo,
+    /// The share of requests that must meet both limits.
+    attainment_min: f64,
+    points: Vec<Point>,
+    /// Of `--find-knee`.
+    knee: Option<Knee>,
+    /// The label of the last load at which the SLO held, when a higher one did not.
+    bend: Option<String>,
+    diagnosis: Vec<Diagnosis>,
+    /// With a contract.
+    next_step: Option<NextStep>,
+    warnings: Vec<Warning>,
+    has_contract: bool,
+}
+
+impl SweepReport {
+    pub fn of(args: &SweepArgs, judge: &Judge, sweep: &Sweep) -> Self {
+        let points: Vec<Point> = sweep.points.iter().map(|(point, _)| point.clone()).collect();
+        let runs: Vec<_> = sweep.points.iter().map(|(_, run)| run).collect();
+        let several = |name: &str, count: usize| (count > 1).then(|| name.to_owned());
+        let knobs = [
+            several("random_input_len", args.random_input_len.len()),
+            several("random_output_len", args.random_output_len.len()),
+            several("load", args.users.len().max(args.rates.len())),
+        ];
+        let context = Context {
+            changed_settings: knobs.into_iter().flatten().collect::<BTreeSet<_>>(),
+            has_prediction: args.hypothesis.is_some(),
+        };
+        let held_at: Vec<bool> = points
+            .iter()
+            .map(|point| held(&point.summary, args.attainment))
+            .collect();
+        let bend = held_at.windows(2).position(|pair| pair[0] && !pair[1]);
+        let best = contract_point(sweep).map(|point| &point.contract);
+        Self {
+            hypothesis: args.hypothesis.clone(),
+            slo: judge.slo.clone(),
+            attainment_min: args.attainment,
+            knee: sweep.knee,
+            bend: bend.filter(|_| sweep.knee.is_none()).map(|at| points[at].label.clone()),
+            diagnosis: diagnose(&observations(sweep), &judge.slo),
+            next_step: best
+                .filter(|clauses| !clauses.is_empty())
+                .map(|clauses| next_step(clauses)),
+            warnings: lint(&runs, &context),
+            has_contract: judge.contract.is_some(),
+            points,
+        }
+    }
+
+    /// Whether some load (the knee, where one was looked for) meets the contract. True without a contract.
+    pub fn is_met(&self) -> bool {
+        match self.knee {
+            _ if !self.has_contract => true,
+            Some(Knee::At { rate, .. } | Knee::Above { rate }) => self
+                .points
+                .iter()
+                .any(|point| point.summary_is_at(rate) && is_met(&point.contract)),
+            Some(_) => false,
+            None => self.points.iter().any(|point| is_met(&point.contract)),
+        }
+    }
+
+    pub fn print(&self, as_json: bool) -> anyhow::Result<()> {
+        if as_json {
+            println!("{}", serde_json::to_string_pretty(self)?);
+            return Ok(());
+        }
+        print!("{}", self.text(Terminal::stdout()));
+        Ok(())
+    }
+
+    fn text(&self, terminal: Terminal) -> String {
+        let mark = |point: &Point| match (&self.bend, self.knee) {
+            (Some(bend), _) if *bend == point.label => "<- the SLO holds up to here",
+            (_, Some(Knee::At { rate, .. })) if point.summary_is_at(rate) => "<- the knee",
+            _ => "",
+        };
+        let mut lines = vec![table(&self.points, mark, terminal)];
+        let slo = &self.slo;
+        lines.push(format!(
+            "SLO {}: TTFT at most {} ms and p99 of a request's gaps at most {} ms, for {:.1} % of requests.",
+            slo.name,
+            slo.ttft_ms_max,
+            slo.itl_ms_max,
+            self.attainment_min * 100.0
+        ));
+        lines.extend(self.knee.map(knee_words));
+        lines.extend(
+            self.hypothesis
+                .as_ref()
+                .map(|hypothesis| format!("Hypothesis: {hypothesis}")),
+        );
+        for row in self.diagnosis.iter().filter(|row| row.shown == Shown::Shown) {
+            lines.push(format!("{:?}: {}. {}", row.pattern, row.evidence, row.first_response));
+        }
+        lines.extend(self.next_step.as_ref().map(|step| format!("Next: {}", step.words())));
+        lines.extend(self.warnings.iter().map(|warning| format!("Warning: {warning}.")));
+        lines.join("\n") + "\n"
+    }
+}
+
+impl Point {
+    fn summary_is_at(&self, rate: f64) -> bool {
+        self.label == format!("{rate:.3} req/s")
+    }
+}
+
+/// The point by which a next step is chosen: the last one at which the contract is met, or else the first one.
+fn contract_point(sweep: &Sweep) -> Option<&Point> {
+    let points = || sweep.points.iter().map(|(point, _)| point);
+    points().rfind(|point| is_met(&point.contract)).or(points().next())
+}
+
+fn knee_words(knee: Knee) -> String {
+    match knee {
+        Knee::At { rate, failed_at } => {
+            format!("Knee: the SLO holds at {rate:.3} requests/s, twice, and not at {failed_at:.3}.")
+        }
+        Knee::Above { rate } => format!("Knee: above {rate:.3} requests/s, the highest rate that was tried."),
+        Knee::Below { rate } => format!("Knee: below {rate:.3} requests/s, the lowest rate that was tried."),
+        Knee::Between { held, failed_at } => {
+            let words = |rate: Option<f64>| rate.map_or("none".to_owned(), |rate| format!("{rate:.3} requests/s"));
+            format!(
+                "Knee: not found in the runs allowed. The SLO held at {}, failed at {}.",
+                words(held),
+                words(failed_at)
+            )
+        }
+    }
+}
+
+/// A sweep over lengths shows prefill; one over loads shows queues and batching; one user shows decode.
+fn observations(sweep: &Sweep) -> Observations<'_> {
+    let pairs = || {
+        sweep
+            .points
+            .iter()
+            .map(|(point, _)| &point.summary)
+            .zip(&sweep.settings)
+    };
+    let Some((_, first)) = pairs().next() else {
+        return Observations::default();
+    };
+    let mut by_load: Vec<_> = pairs().filter(|(_, setting)| setting.is_same_shape(first)).collect();
+    by_load.sort_by(|a, b| a.0.offered.total_cmp(&b.0.offered));
+    let is_alone = |load: Load| load == Load::Users(1);
+    let by_prompt = pairs().filter(|(_, setting)| setting.load == first.load && is_alone(setting.load));
+    Observations {
+        alone: pairs()
+            .find(|(_, setting)| is_alone(setting.load))
+            .map(|(summary, _)| summary),
+        by_prompt: by_prompt
+            .filter_map(|(summary, setting)| Some((f64::from(setting.prompt_tokens), summary.ttft_ms?.p50)))
+            .collect(),
+        by_load: by_load.into_iter().map(|(summary, _)| summary).collect(),
+        ..Observations::default()
+    }
+}

@@ -1,0 +1,278 @@
+//! `baton bench tune`: tries the settings of a cluster, one at a time, each on a fresh cluster of this machine.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use workload::arrivals::Arrivals;
+use workload::comparison::{Slo, TuningPoint};
+use workload::record::Run;
+use workload::shapes::{Length, Mix};
+use workload::summary::Summary;
+
+use super::arguments::{SloArg, positive};
+use super::load::plan::LoadPlan;
+use super::measure::{is_cut, measure, until_interrupted, write_json};
+use crate::exit::{Exit, ExitError, WithExit as _};
+use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};
+use crate::observe::table::{Cell, Table};
+use crate::terminal::{Paint, Terminal, say};
+use crate::topology::Topology;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton bench tune --rate 4                            both knobs on 1p1d with smollm2-135m
+  baton bench tune --topology 2c --rate 4 --try-max-num-batched-tokens 64,128,256,512
+  baton bench tune --engine stand-in --rate 20 --out tuning
+First each value of max_num_batched_tokens is tried, then, with the best of them, each value of max_num_seqs. A point is better
+when its goodput is more than 5 % higher; else the one whose p99s are farther below their limits. Rejected points are kept.";
+
+/// Goodputs that differ by less are equal. One request more or less is as much in a short run.
+const EQUAL_SHARE: f64 = 0.05;
+/// Of the run's time: requests that are due in it, at either end, are not measured.
+const EDGE_SHARE: f64 = 0.1;
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct TuneArgs {
+    #[arg(long, default_value = "1p1d", value_name = "NpMd|Nc")]
+    topology: Topology,
+    /// As `baton up` takes it. The stand-in engine needs none.
+    #[arg(long, default_value = "smollm2-135m", value_name = "PATH|NAME")]
+    model: String,
+    #[command(flatten)]
+    settings: ClusterSettings,
+    #[arg(long, value_delimiter = ',', default_value = "64,128,256,512", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
+    try_max_num_batched_tokens: Vec<u32>,
+    #[arg(long, value_delimiter = ',', default_value = "4,8,16", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
+    try_max_num_seqs: Vec<u32>,
+    /// Requests a second that are offered, with Poisson arrivals.
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    rate: f64,
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = positive)]
+    seconds: f64,
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    random_input_len: u32,
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    random_output_len: u32,
+    #[arg(long, default_value = "chat", value_name = "NAME|TTFT:ITL")]
+    slo: SloArg,
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Keep `tuning.json` here.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The knobs, each with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Knobs {
+    max_num_batched_tokens: Option<u32>,
+    max_num_seqs: Option<u32>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Tuning {
+    topology: String,
+    rate: f64,
+    slo: Slo,
+    points: Vec<TuningPoint>,
+}
+
+pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
+    let model = model_of(args)?;
+    let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
+    let options = LocalClusterOptions::new(executable, args.topology, model);
+    let (points, is_whole) = until_interrupted(async |stop: CancellationToken| {
+        let measured = async |knobs: Knobs| one(args, options.clone(), knobs, &stop).await;
+        tune(args, measured).await
+    })?;
+    let tuning = Tuning {
+        topology: args.topology.to_string(),
+        rate: args.rate,
+        slo: args.slo.0.clone(),
+        points,
+    };
+    if let Some(folder) = &args.out {
+        write_json(folder, "tuning.json", &tuning)?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&tuning)?);
+    } else {
+        print!("{}", text(&tuning, Terminal::stdout()));
+    }
+    Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
+}
+
+fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
+    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+    Ok(model.path)
+}
+
+/// One knob after the other. The best value of the first stays while the second is turned. False: Ctrl-C ended it.
+async fn tune(
+    args: &TuneArgs,
+    mut measured: impl AsyncFnMut(Knobs) -> anyhow::Result<Option<Run>>,
+) -> anyhow::Result<(Vec<TuningPoint>, bool)> {
+    let slo = &args.slo.0;
+    let mut points: Vec<(Knobs, TuningPoint)> = Vec::new();
+    let start = Knobs {
+        max_num_batched_tokens: args.settings.max_num_batched_tokens,
+        max_num_seqs: args.settings.max_num_seqs,
+    };
+    let mut is_whole = true;
+    for is_first in [true, false] {
+        let from = best(&points, slo).map_or(start, |at| points[at].0);
+        let values = if is_first {
+            &args.try_max_num_batched_tokens
+        } else {
+            &args.try_max_num_seqs
+        };
+        for value in values.iter().copied() {
+            let knobs = match is_first {
+                true => Knobs {
+                    max_num_batched_tokens: Some(value),
+                    ..from
+                },
+                false => Knobs {
+                    max_num_seqs: Some(value),
+                    ..from
+                },
+            };
+            if points.iter().any(|(before, _)| *before == knobs) {
+                continue;
+            }
+            let Some(run) = measured(knobs).await? else {
+                is_whole = false;
+                break;
+            };
+            let point = point(knobs, &run, slo);
+            say!("{}: goodput {:.2} requests/s", words(&point.settings), point.goodput);
+            points.push((knobs, point));
+        }
+    }
+    let chosen = best(&points, slo);
+    let points = points.into_iter().enumerate();
+    Ok((
+        points
+            .map(|(at, (_, point))| TuningPoint {
+                is_chosen: Some(at) == chosen,
+                ..point
+            })
+            .collect(),
+        is_whole,
+    ))
+}
+
+fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
+    let summary = Summary::of(run, slo);
+    let settings = [
+        ("max_num_batched_tokens", knobs.max_num_batched_tokens),
+        ("max_num_seqs", knobs.max_num_seqs),
+    ];
+    TuningPoint {
+        settings: settings
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.into())))
+            .collect(),
+        goodput: summary.goodput_per_s,
+        // Nothing was answered, which the goodput of 0 tells. JSON has no infinity.
+        ttft_ms_p99: summary.ttft_ms.map_or(0.0, |ttft| ttft.p99),
+        itl_ms_p99: summary.itl_ms.map_or(0.0, |itl| itl.p99),
+        is_chosen: false,
+    }
+}
+
+/// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit.
+fn best(points: &[(Knobs, TuningPoint)], slo: &Slo) -> Option<usize> {
+    let highest = points.iter().map(|(_, point)| point.goodput).fold(0.0, f64::max);
+    let strain = |point: &TuningPoint| (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max);
+    let near = points
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, point))| point.goodput >= highest * (1.0 - EQUAL_SHARE));
+    near.min_by(|a, b| strain(&a.1.1).total_cmp(&strain(&b.1.1)))
+        .map(|(at, _)| at)
+}
+
+/// A fresh cluster with these settings, its load, and away with it. `None`: Ctrl-C cut it short.
+async fn one(
+    args: &TuneArgs,
+    mut options: LocalClusterOptions,
+    knobs: Knobs,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<Run>> {
+    options.settings = ClusterSettings {
+        max_num_batched_tokens: knobs.max_num_batched_tokens,
+        max_num_seqs: knobs.max_num_seqs,
+        ..args.settings.clone()
+    };
+    let started = tokio::select! {
+        started = LocalCluster::start(options) => started,
+        () = stop.cancelled() => return Ok(None),
+    };
+    let cluster = started.with_context(|| format!("a cluster with {knobs:?} does not start"))?;
+    let mut plan = plan(args, cluster.base_url())?;
+    plan.server.pids = cluster
+        .processes()
+        .into_iter()
+        .map(|process| (process.name, process.pid))
+        .collect();
+    let run = measure(&plan, stop).await;
+    cluster.stop(STOP_WITHIN).await;
+    let run = run?;
+    Ok((!is_cut(&run)).then_some(run))
+}
+
+fn plan(args: &TuneArgs, url: &str) -> anyhow::Result<LoadPlan> {
+    let requests = (args.rate * args.seconds).ceil().clamp(1.0, 1e6) as usize;
+    let mix = Mix::one(
+        Length::exactly(args.random_input_len),
+        Length::exactly(args.random_output_len),
+    );
+    let trace = mix.trace(requests, args.seed).exit(Exit::Usage)?;
+    let trace = Arrivals::poisson(args.rate).apply(trace, args.seed).exit(Exit::Usage)?;
+    let mut plan = LoadPlan::new(url, trace);
+    plan.seed = args.seed;
+    plan.warm_up_requests = 4;
+    let edge = Duration::try_from_secs_f64(requests as f64 / args.rate * EDGE_SHARE);
+    plan.warm_up = edge.context("the rate is too low").exit(Exit::Usage)?;
+    plan.cool_down = plan.warm_up;
+    Ok(plan)
+}
+
+fn words(settings: &BTreeMap<String, serde_json::Value>) -> String {
+    let words: Vec<String> = settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    words.join(", ")
+}
+
+fn text(tuning: &Tuning, terminal: Terminal) -> String {
+    let mut table = Table::new(&["settings", ">goodput/s", ">TTFT p99 ms", ">ITL p99 ms", ""]);
+    for point in &tuning.points {
+        let paint = if point.is_chosen { Paint::Good } else { Paint::Dim };
+        table.row(vec![
+            Cell::new(words(&point.settings)).paint(paint),
+            format!("{:.2}", point.goodput).into(),
+            format!("{:.1}", point.ttft_ms_p99).into(),
+            format!("{:.1}", point.itl_ms_p99).into(),
+            Cell::new(if point.is_chosen { "<- chosen" } else { "" }).paint(paint),
+        ]);
+    }
+    let offered = format!(
+        "{} at {} requests/s offered, SLO {}\n",
+        tuning.topology, tuning.rate, tuning.slo.name
+    );
+    table.render(terminal) + &offered
+}
+
+#[cfg(test)]
+#[path = "tune_tests.rs"]
+mod tests;

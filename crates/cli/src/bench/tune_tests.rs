@@ -1,0 +1,110 @@
+//! One knob at a time: which points are tried, which is chosen, and that rejected ones stay.
+
+use clap::Parser;
+use workload::record::{LoopKind, Outcome, RequestRecord, RunPart, Usage};
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    tune: TuneArgs,
+}
+
+fn args(words: &[&str]) -> TuneArgs {
+    Cli::try_parse_from([&["tune", "--rate", "4"], words].concat())
+        .expect("usable words")
+        .tune
+}
+
+/// Ten requests in ten seconds, `good` of which meet the SLO of chat; each has its first token after `ttft_ms`.
+fn run(good: u32, ttft_ms: u64) -> Run {
+    let record = |at: u32| {
+        let scheduled = Duration::from_secs(u64::from(at));
+        let ms = if at < good { ttft_ms } else { 5000 };
+        let first = scheduled + Duration::from_millis(ms);
+        RequestRecord {
+            id: format!("r-{at}"),
+            part: RunPart::Measured,
+            lane: serving_core::request::Lane::Interactive,
+            prompt_tokens: 1,
+            cached_tokens: None,
+            output_tokens: 1,
+            scheduled,
+            sent: scheduled,
+            tokens: vec![first],
+            ended: first,
+            outcome: Outcome::Completed,
+            output_hash: None,
+            server: None,
+        }
+    };
+    Run {
+        name: "tune".to_owned(),
+        loop_kind: LoopKind::Open,
+        offered: 1.0,
+        records: (0..10).map(record).collect(),
+        measured: Duration::from_secs(10),
+        client: Usage::default(),
+        server: BTreeMap::new(),
+        environment: BTreeMap::new(),
+    }
+}
+
+#[tokio::test]
+async fn the_second_knob_is_turned_at_the_best_value_of_the_first_and_rejected_points_stay() {
+    let args = args(&[
+        "--try-max-num-batched-tokens",
+        "64,128,256",
+        "--try-max-num-seqs",
+        "4,8",
+    ]);
+    let mut tried = Vec::new();
+    let (points, is_whole) = tune(&args, async |knobs: Knobs| {
+        tried.push((knobs.max_num_batched_tokens, knobs.max_num_seqs));
+        Ok(Some(match (knobs.max_num_batched_tokens, knobs.max_num_seqs) {
+            (Some(128), Some(8)) => run(10, 100),
+            (Some(128), _) => run(8, 100),
+            _ => run(5, 100),
+        }))
+    })
+    .await
+    .expect("points");
+    let budget = |tokens| (Some(tokens), None);
+    assert_eq!(
+        tried,
+        [
+            budget(64),
+            budget(128),
+            budget(256),
+            (Some(128), Some(4)),
+            (Some(128), Some(8))
+        ]
+    );
+    assert!(is_whole);
+    assert_eq!(
+        points.iter().map(|point| point.is_chosen).collect::<Vec<_>>(),
+        [false, false, false, false, true]
+    );
+    assert_eq!(points[4].settings["max_num_seqs"], 8);
+    assert_eq!(points[4].goodput, 1.0);
+}
+
+#[tokio::test]
+async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_what_was_measured() {
+    let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4"]);
+    let (points, is_whole) = tune(&args, async |knobs: Knobs| {
+        Ok(match (knobs.max_num_batched_tokens, knobs.max_num_seqs) {
+            (_, Some(_)) => None,
+            (Some(64), _) => Some(run(10, 250)),
+            _ => Some(run(10, 100)),
+        })
+    })
+    .await
+    .expect("points");
+    assert!(!is_whole);
+    assert_eq!(
+        points.iter().map(|point| point.is_chosen).collect::<Vec<_>>(),
+        [false, true]
+    );
+}

@@ -1,0 +1,112 @@
+//! Makes the comparison out of what was measured: the fairness list, the contrasts and the verdict of each shape.
+
+use workload::comparison::{Comparison, Contrast, Shape};
+use workload::record::RequestRecord;
+use workload::verdict::{self, Metric, Refusal, VerdictPlan};
+
+use super::fairness::{self, Conduct, REPEATS_MIN};
+use super::traffic::is_stream;
+
+/// Why there is no verdict on a shape, as its sentence has it. Empty: there is one on each.
+pub(super) type Refused = Vec<String>;
+
+/// Fills fairness, contrasts and verdicts. `streams`: the names of shapes in which the gaps of the running streams decide.
+pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: &[String]) -> Refused {
+    comparison.fairness = fairness::assess(comparison, conduct);
+    let Some(baseline) = comparison.arms.first().map(|arm| arm.name.clone()) else {
+        return vec!["there is no arm".to_owned()];
+    };
+    if comparison.shapes.iter().all(|shape| shape.runs.is_empty()) {
+        return vec!["nothing was measured".to_owned()];
+    }
+    let mut plan = VerdictPlan::against(&baseline);
+    plan.repeats_min = REPEATS_MIN as usize;
+    if comparison.arms.iter().all(|arm| arm.resources.gpus > 0) {
+        plan.primary = Metric::GoodputPerGpu;
+    }
+    let mut refused: Vec<String> = verdict::conclude(comparison, &plan)
+        .iter()
+        .map(Refusal::to_string)
+        .collect();
+    refused.dedup();
+    let has_none = |shape: &&mut Shape| shape.contrasts.is_empty() && !refused.is_empty();
+    for shape in comparison.shapes.iter_mut().filter(has_none) {
+        shape.verdict = format!("No verdict: {}.", in_short(&refused));
+    }
+    if refused.is_empty() {
+        for index in 0..comparison.shapes.len() {
+            if streams.contains(&comparison.shapes[index].name) {
+                put_streams_first(comparison, index, &plan);
+            }
+        }
+    }
+    if let Some(why) = &conduct.incomplete {
+        refused.insert(0, format!("the comparison is incomplete: {why}"));
+        for shape in &mut comparison.shapes {
+            shape.contrasts.clear();
+            shape.verdict = format!("No verdict: the comparison is incomplete: {why}.");
+        }
+    }
+    refused
+}
+
+/// A client that was late in every run would fill a page.
+fn in_short(refused: &[String]) -> String {
+    const SHOWN_MAX: usize = 3;
+    let mut words = refused[..refused.len().min(SHOWN_MAX)].join("; ");
+    if refused.len() > SHOWN_MAX {
+        words.push_str(&format!("; and {} more reasons", refused.len() - SHOWN_MAX));
+    }
+    words
+}
+
+/// Judges the gaps of the running streams alone, and puts what follows in front of what all requests say.
+fn put_streams_first(comparison: &mut Comparison, index: usize, plan: &VerdictPlan) {
+    let shape = &comparison.shapes[index];
+    let mut streams = Comparison {
+        shapes: vec![of_streams(shape)],
+        ..without_shapes(comparison)
+    };
+    let plan = VerdictPlan {
+        primary: Metric::Itl { percent: 99 },
+        secondary: vec![Metric::Itl { percent: 50 }, Metric::Ttft { percent: 99 }],
+        ..plan.clone()
+    };
+    if !verdict::conclude(&mut streams, &plan).is_empty() {
+        return;
+    }
+    let Some(judged) = streams.shapes.pop() else { return };
+    let named = judged.contrasts.into_iter().map(|contrast| Contrast {
+        metric: format!("streams_{}", contrast.metric),
+        ..contrast
+    });
+    let shape = &mut comparison.shapes[index];
+    shape.contrasts.splice(0..0, named);
+    shape.verdict = format!("Running streams: {} All requests: {}", judged.verdict, shape.verdict);
+}
+
+fn of_streams(shape: &Shape) -> Shape {
+    let mut streams = shape.clone();
+    for run in &mut streams.runs {
+        run.run.records.retain(|record: &RequestRecord| is_stream(record));
+    }
+    streams
+}
+
+/// The records are large, and only those of one shape are wanted.
+fn without_shapes(comparison: &Comparison) -> Comparison {
+    Comparison {
+        date: comparison.date.clone(),
+        command: comparison.command.clone(),
+        hypothesis: None,
+        slo: comparison.slo.clone(),
+        arms: comparison.arms.clone(),
+        shapes: Vec::new(),
+        fairness: comparison.fairness.clone(),
+        environment: comparison.environment.clone(),
+    }
+}
+
+#[cfg(test)]
+#[path = "conclude_tests.rs"]
+mod tests;

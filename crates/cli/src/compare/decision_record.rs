@@ -1,0 +1,220 @@
+//! The decision record: what was accepted and what was rejected, on which figures, at what cost, and why the search stopped.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context;
+use workload::comparison::{Comparison, Contrast, Finding, Shape};
+use workload::summary::Summary;
+
+use super::conclude::Refused;
+
+/// # Errors
+/// The file cannot be written.
+pub(super) fn write(comparison: &Comparison, refused: &Refused, path: &Path) -> anyhow::Result<()> {
+    std::fs::write(path, text(comparison, refused)).with_context(|| format!("cannot write --record {}", path.display()))
+}
+
+fn text(comparison: &Comparison, refused: &Refused) -> String {
+    let mut text = format!("# Decision of {}: co-located or disaggregated\n\n", comparison.date);
+    let _ = writeln!(text, "Made by `{}`.\n", comparison.command);
+    if let Some(hypothesis) = &comparison.hypothesis {
+        let _ = writeln!(text, "Expected before the first run: {hypothesis}\n");
+    }
+    text.push_str("## Decision\n\n");
+    for shape in &comparison.shapes {
+        let _ = writeln!(
+            text,
+            "- {}: {}\n  {}",
+            shape.name,
+            accepted(comparison, shape),
+            shape.verdict
+        );
+    }
+    points(&mut text, comparison);
+    percentiles(&mut text, comparison);
+    cost(&mut text, comparison);
+    text.push_str("\n## Why it stopped\n\n");
+    match refused.as_slice() {
+        [] => text.push_str("Every planned run was made and every field of the fairness list is filled.\n"),
+        reasons => reasons.iter().for_each(|why| {
+            let _ = writeln!(text, "- {why}");
+        }),
+    }
+    text
+}
+
+/// The arm that the primary metric speaks for at the highest load.
+fn accepted(comparison: &Comparison, shape: &Shape) -> String {
+    let Some(first) = shape.contrasts.first() else {
+        return "nothing is decided".to_owned();
+    };
+    let highest = shape.contrasts.iter().map(|contrast| contrast.load).fold(0.0, f64::max);
+    let primary = shape
+        .contrasts
+        .iter()
+        .filter(|contrast| contrast.metric == first.metric && contrast.load >= highest);
+    let winners = primary.filter(|contrast| contrast.finding == Finding::Wins);
+    let gain = |contrast: &&Contrast| contrast.ratio.max(1.0 / contrast.ratio.max(1e-9));
+    match winners.max_by(|a, b| gain(a).total_cmp(&gain(b))) {
+        Some(winner) => format!("accepted: {}, on {}", winner.candidate, first.metric),
+        None => {
+            let baseline = comparison.arms.first().map_or("the baseline", |arm| arm.name.as_str());
+            format!("accepted: {baseline}; no other arm wins on {}", first.metric)
+        }
+    }
+}
+
+fn points(text: &mut String, comparison: &Comparison) {
+    text.push_str("\n## Accepted and rejected settings\n\n");
+    text.push_str("| arm | settings | good requests/s | TTFT p99 ms | ITL p99 ms | |\n|---|---|---|---|---|---|\n");
+    for arm in &comparison.arms {
+        for point in &arm.tuning {
+            let settings: Vec<String> = point
+                .settings
+                .iter()
+                .map(|(name, value)| format!("{name} {value}"))
+                .collect();
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.2} | {:.0} | {:.0} | {} |",
+                arm.name,
+                settings.join(", "),
+                point.goodput,
+                point.ttft_ms_p99,
+                point.itl_ms_p99,
+                if point.is_chosen { "accepted" } else { "rejected" }
+            );
+        }
+        if arm.tuning.is_empty() {
+            let _ = writeln!(text, "| {} | not tuned | | | | |", arm.name);
+        }
+    }
+}
+
+fn percentiles(text: &mut String, comparison: &Comparison) {
+    text.push_str("\n## Percentiles of each run\n\n");
+    text.push_str("| shape | arm | requests/s | repeat | TTFT p50, p95, p99 ms | ITL p50, p95, p99 ms | good requests/s |\n|---|---|---|---|---|---|---|\n");
+    for shape in &comparison.shapes {
+        for run in &shape.runs {
+            let summary = Summary::of(&run.run, &comparison.slo);
+            let times = |of: Option<workload::statistics::Distribution>| {
+                of.map_or("-".to_owned(), |of| {
+                    format!("{:.1}, {:.1}, {:.1}", of.p50, of.p95, of.p99)
+                })
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.2} | {} | {} | {} | {:.2} |",
+                shape.name,
+                run.arm,
+                run.run.offered,
+                run.repeat + 1,
+                times(summary.ttft_ms),
+                times(summary.itl_ms),
+                summary.goodput_per_s
+            );
+        }
+    }
+}
+
+fn cost(text: &mut String, comparison: &Comparison) {
+    text.push_str("\n## Cost\n\n");
+    for arm in &comparison.arms {
+        let own = &arm.resources;
+        let whose = if own.is_measured {
+            ""
+        } else {
+            " (declared, not measured)"
+        };
+        let price = match own.price_per_hour {
+            Some(price) => format!("{price:.2} US dollars an hour"),
+            None => "no price was given".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "- {}: {} cores, {} GPUs, {price}{whose}{}",
+            arm.name,
+            own.cores,
+            own.gpus,
+            each_token(comparison, &arm.name)
+        );
+    }
+}
+
+/// Dollars for a million accepted tokens, over all runs of the arm.
+fn each_token(comparison: &Comparison, arm: &str) -> String {
+    let Some(price) = comparison
+        .arms
+        .iter()
+        .find(|one| one.name == arm)
+        .and_then(|arm| arm.resources.price_per_hour)
+    else {
+        return String::new();
+    };
+    let runs = comparison
+        .shapes
+        .iter()
+        .flat_map(|shape| &shape.runs)
+        .filter(|run| run.arm == arm);
+    let (mut tokens, mut seconds) = (0_u64, 0.0);
+    for run in runs {
+        let summary = Summary::of(&run.run, &comparison.slo);
+        tokens += summary.accepted_tokens;
+        seconds += summary.duration_s;
+    }
+    match tokens {
+        0 => "; no token was accepted".to_owned(),
+        tokens => {
+            let dollars = price * seconds / 3600.0 / tokens as f64 * 1e6;
+            format!("; {dollars:.2} US dollars for a million tokens of good requests")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::test_kit;
+
+    #[test]
+    fn the_record_has_what_was_accepted_and_rejected_and_why_it_stopped() {
+        let mut comparison = test_kit::comparison();
+        comparison.arms[1].resources.price_per_hour = Some(3.6);
+        let text = text(&comparison, &vec!["two repeats only".to_owned()]);
+        for wanted in [
+            "accepted |",
+            "rejected |",
+            "two repeats only",
+            "3.60 US dollars",
+            "TTFT p50",
+            "not tuned",
+            "million",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in {text}");
+        }
+    }
+
+    #[test]
+    fn the_winner_at_the_highest_load_is_accepted_and_else_the_baseline() {
+        let mut comparison = test_kit::comparison();
+        let contrast = |load, finding, ratio| Contrast {
+            metric: "goodput_per_core".to_owned(),
+            load,
+            baseline: "whole".to_owned(),
+            candidate: "split".to_owned(),
+            baseline_value: 1.0,
+            candidate_value: ratio,
+            ratio,
+            ratio_low: ratio,
+            ratio_high: ratio,
+            finding,
+        };
+        let decided = |comparison: &Comparison| accepted(comparison, &comparison.shapes[0]);
+        assert_eq!(decided(&comparison), "nothing is decided");
+        comparison.shapes[0].contrasts = vec![contrast(1.0, Finding::Wins, 1.5), contrast(2.0, Finding::Loses, 0.5)];
+        assert!(decided(&comparison).contains("accepted: whole"));
+        comparison.shapes[0].contrasts[1] = contrast(2.0, Finding::Wins, 1.4);
+        assert!(decided(&comparison).contains("accepted: split"));
+    }
+}

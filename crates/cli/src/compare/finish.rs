@@ -1,0 +1,172 @@
+//! The end of every comparison: verdict, files, terminal, exit status.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use workload::comparison::{Arm, Comparison, Fairness};
+use workload::summary::Summary;
+
+use super::args::CompareArgs;
+use super::conclude::conclude;
+use super::fairness::Conduct;
+use super::measure::Measured;
+use super::{decision_record, output};
+use crate::bench::load::environment;
+use crate::exit::Exit;
+use crate::signals::Signals;
+use crate::terminal::say;
+
+/// What the parts before have left.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub measured: Measured,
+    pub arms: Vec<Arm>,
+    pub conduct: Conduct,
+    /// Shapes in which the gaps of running streams decide.
+    pub streams: Vec<String>,
+    pub environment: BTreeMap<String, Value>,
+    pub took: Duration,
+}
+
+/// # Errors
+/// A file cannot be written.
+pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &CancellationToken) -> anyhow::Result<Exit> {
+    let Finished {
+        measured,
+        arms,
+        mut conduct,
+        streams,
+        environment,
+        took,
+    } = finished;
+    conduct.incomplete = measured.incomplete;
+    let machine = environment::machine();
+    let command = machine.get("client_command").and_then(Value::as_str);
+    let mut comparison = Comparison {
+        date: today(),
+        command: command.unwrap_or("baton compare").to_owned(),
+        hypothesis: args.hypothesis.clone(),
+        slo: args.slo(),
+        arms,
+        shapes: measured.shapes,
+        fairness: Fairness::default(),
+        environment: machine,
+    };
+    comparison.environment.extend(environment);
+    comparison
+        .environment
+        .insert("took_s".to_owned(), json!(took.as_secs()));
+    comparison
+        .environment
+        .insert("handoffs".to_owned(), handoffs(&comparison));
+    comparison
+        .environment
+        .insert("incomplete".to_owned(), json!(conduct.incomplete));
+    let refused = conclude(&mut comparison, &conduct, &streams);
+    // Everything is printed before a file can fail.
+    use std::io::Write as _;
+    write!(std::io::stdout().lock(), "{}", output::text(&comparison, &refused))?;
+    if let Some(path) = &args.record {
+        decision_record::write(&comparison, &refused, path)?;
+        say!("decision record: {}", path.display());
+    }
+    if let Some(folder) = &args.out {
+        output::write(comparison, folder)?;
+        say!("report: {}", folder.display());
+    }
+    say!("took {:.1} min", took.as_secs_f64() / 60.0);
+    Ok(match (stop.is_cancelled(), refused.is_empty()) {
+        (true, _) => Exit::Interrupted,
+        (false, true) => Exit::Ok,
+        (false, false) => Exit::NoVerdict,
+    })
+}
+
+/// For each arm: requests whose KV was handed off, and those that the decode node prefilled, by reason.
+fn handoffs(comparison: &Comparison) -> Value {
+    let of = |arm: &Arm| {
+        let runs = comparison
+            .shapes
+            .iter()
+            .flat_map(|shape| &shape.runs)
+            .filter(|run| run.arm == arm.name);
+        let mut handed_off = 0;
+        let mut local: BTreeMap<String, usize> = BTreeMap::new();
+        for run in runs {
+            let handoffs = Summary::of(&run.run, &comparison.slo).handoffs;
+            handed_off += handoffs.handed_off;
+            for (reason, count) in handoffs.local_prefill {
+                *local.entry(reason).or_default() += count;
+            }
+        }
+        (
+            arm.name.clone(),
+            json!({"handed_off": handed_off, "local_prefill": local}),
+        )
+    };
+    comparison.arms.iter().map(of).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// The first Ctrl-C ends the comparison with what is there.
+pub(super) fn stop_on_signals() -> anyhow::Result<CancellationToken> {
+    let mut signals = Signals::install()?;
+    let stop = CancellationToken::new();
+    let told = stop.clone();
+    tokio::spawn(async move {
+        signals.next().await;
+        say!("stopping: what was measured is written, without a verdict");
+        told.cancel();
+        signals.next().await;
+        // The second one: at once. The nodes end with this process.
+        std::process::exit(Exit::Interrupted as i32);
+    });
+    Ok(stop)
+}
+
+/// `YYYY-MM-DD`, in UTC.
+pub(super) fn today() -> String {
+    iso(&httpdate::fmt_http_date(SystemTime::now()))
+}
+
+/// The calendar of HTTP's headers, `Wed, 25 Nov 2026 00:00:00 GMT`, in another order.
+fn iso(date: &str) -> String {
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let parts: Vec<&str> = date.split(' ').collect();
+    let [_, day, month, year, ..] = parts[..] else {
+        return date.to_owned();
+    };
+    let month = MONTHS
+        .iter()
+        .position(|name| *name == month)
+        .map_or(0, |index| index + 1);
+    format!("{year}-{month:02}-{day}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::test_kit;
+
+    #[test]
+    fn dates_are_written_year_first() {
+        assert_eq!(iso("Wed, 25 Nov 2026 00:10:25 GMT"), "2026-11-25");
+        assert_eq!(today().len(), 10);
+    }
+
+    #[test]
+    fn handoffs_are_counted_for_each_arm() {
+        let mut comparison = test_kit::comparison();
+        let record = &mut comparison.shapes[0].runs[1].run.records[0];
+        if let Some(server) = &mut record.server {
+            server.local_prefill = Some("short".to_owned());
+        }
+        let counts = handoffs(&comparison);
+        assert_eq!(counts["whole"]["handed_off"], 9);
+        assert_eq!(counts["split"]["handed_off"], 8);
+        assert_eq!(counts["split"]["local_prefill"]["short"], 1);
+    }
+}

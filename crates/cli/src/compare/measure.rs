@@ -1,0 +1,208 @@
+//! The measured runs: every shape at every load, all arms in a balanced order.
+
+use std::time::Duration;
+
+use workload::comparison::{ArmRun, Shape};
+use workload::trace::Trace;
+use workload::trace::own_format;
+
+use super::order;
+use super::runner::{Load, Runner, Target};
+use crate::bench::load::plan::Pace;
+
+/// Shares of a run that do not count, at its begin and at its end.
+const WARM_UP_SHARE: f64 = 0.1;
+const COOL_DOWN_SHARE: f64 = 0.05;
+/// Longer ones waste time in long runs.
+const WARM_UP_MAX: Duration = Duration::from_secs(15);
+
+/// One load of a shape: the same trace for every arm and repeat.
+#[derive(Clone, Debug)]
+pub(super) struct Offered {
+    /// `low`, `knee`, or the rate.
+    pub label: String,
+    pub trace: Trace,
+}
+
+/// A shape that is to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct ShapePlan {
+    pub name: String,
+    pub traffic: String,
+    pub loads: Vec<Offered>,
+}
+
+/// How often, how long and with which prompts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    pub repeats: u32,
+    pub length: Duration,
+    pub request_timeout: Duration,
+    pub seed: u64,
+    /// Clusters that are not started afresh must not know the prompts of the repeat before.
+    pub has_new_prompts_each_repeat: bool,
+    /// When the plan of time says that everything ends.
+    pub planned: Duration,
+}
+
+impl Manner {
+    pub fn warm_up(&self) -> Duration {
+        self.length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX)
+    }
+
+    pub fn cool_down(&self) -> Duration {
+        self.length.mul_f64(COOL_DOWN_SHARE)
+    }
+}
+
+/// What was measured, and why not everything was, if so.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub shapes: Vec<Shape>,
+    pub incomplete: Option<String>,
+}
+
+/// # Errors
+/// A cluster does not start, or answers nothing.
+pub(super) async fn measure(
+    runner: &mut Runner,
+    targets: &[Target],
+    plans: &[ShapePlan],
+    manner: Manner,
+) -> anyhow::Result<Measured> {
+    let rounds = order::rounds(targets.len(), manner.repeats);
+    let count = plans.iter().map(|plan| plan.loads.len()).sum::<usize>() * targets.len() * rounds.len();
+    let mut done = 0;
+    let mut shapes = Vec::new();
+    for plan in plans {
+        let mut shape = begun(plan, manner.seed);
+        for load in &plan.loads {
+            for (repeat, row) in rounds.iter().enumerate() {
+                for target in row.iter().filter_map(|index| targets.get(*index)) {
+                    if let Some(why) = stopped(runner, manner.length) {
+                        shapes.push(shape);
+                        return Ok(Measured {
+                            shapes,
+                            incomplete: Some(format!("{why} after {done} of {count} measured runs")),
+                        });
+                    }
+                    let left = manner.planned.saturating_sub(runner.deadline.elapsed());
+                    let what = format!(
+                        "{} at {} ({}), repeat {}",
+                        target.name,
+                        load.label,
+                        plan.name,
+                        repeat + 1
+                    );
+                    runner.shown.begin(&what, left);
+                    let mut run = runner.run(target, manner.load(&load.trace, repeat as u64)).await?;
+                    if Runner::is_cut(&run) {
+                        continue;
+                    }
+                    run.offered = offered(&load.trace, &manner);
+                    run.environment.insert("load".to_owned(), load.label.clone().into());
+                    done += 1;
+                    shape.runs.push(ArmRun {
+                        arm: target.name.clone(),
+                        repeat: repeat as u32,
+                        run,
+                    });
+                }
+            }
+        }
+        shapes.push(shape);
+    }
+    let incomplete = (done < count).then(|| format!("{done} of {count} measured runs are whole"));
+    Ok(Measured { shapes, incomplete })
+}
+
+fn begun(plan: &ShapePlan, seed: u64) -> Shape {
+    let hashes = plan
+        .loads
+        .iter()
+        .map(|load| format!("{} at {}", own_format::hash(&load.trace), load.label));
+    Shape {
+        name: plan.name.clone(),
+        traffic: plan.traffic.clone(),
+        trace_hash: format!("{} (seed {seed})", hashes.collect::<Vec<_>>().join(", ")),
+        runs: Vec::new(),
+        contrasts: Vec::new(),
+        verdict: String::new(),
+    }
+}
+
+fn stopped(runner: &Runner, length: Duration) -> Option<&'static str> {
+    if runner.stop.is_cancelled() {
+        return Some("stopped by Ctrl-C");
+    }
+    (!runner.deadline.has_room_for(length)).then_some("the time was up")
+}
+
+impl Manner {
+    fn load(&self, trace: &Trace, repeat: u64) -> Load {
+        Load {
+            trace: trace.clone(),
+            pace: Pace::Open { max_concurrency: None },
+            seed: match self.has_new_prompts_each_repeat {
+                true => self.seed.wrapping_add(repeat),
+                false => self.seed,
+            },
+            warm_up: self.warm_up(),
+            cool_down: self.cool_down(),
+            request_timeout: self.request_timeout,
+        }
+    }
+}
+
+/// Requests a second of the part that counts, out of the trace: the same number for every arm, although arms may be late.
+fn offered(trace: &Trace, manner: &Manner) -> f64 {
+    let last = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
+    let (from, to) = (manner.warm_up(), last.saturating_sub(manner.cool_down()));
+    let counted = trace
+        .requests
+        .iter()
+        .filter(|request| request.at >= from && request.at <= to);
+    counted.count() as f64 / to.saturating_sub(from).as_secs_f64().max(1e-3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::traffic::{ShapeName, TYPICAL, Traffic};
+
+    fn manner() -> Manner {
+        Manner {
+            repeats: 3,
+            length: Duration::from_secs(40),
+            request_timeout: Duration::from_secs(20),
+            seed: 7,
+            has_new_prompts_each_repeat: false,
+            planned: Duration::from_secs(900),
+        }
+    }
+
+    #[test]
+    fn the_offered_load_is_that_of_the_part_that_counts() {
+        let traffic = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048).expect("made");
+        let trace = traffic
+            .trace(5.0, Duration::from_secs(40), 1, &TYPICAL)
+            .expect("a trace");
+        let rate = offered(&trace, &manner());
+        assert!((3.0..7.0).contains(&rate), "{rate}");
+        assert_eq!(rate.to_bits(), offered(&trace, &manner()).to_bits());
+    }
+
+    #[test]
+    fn prompts_are_new_in_each_repeat_only_where_caches_would_know_them() {
+        let trace = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048)
+            .and_then(|traffic| traffic.trace(5.0, Duration::from_secs(4), 1, &TYPICAL))
+            .expect("a trace");
+        assert_eq!(manner().load(&trace, 2).seed, 7);
+        let deployed = Manner {
+            has_new_prompts_each_repeat: true,
+            ..manner()
+        };
+        assert_eq!(deployed.load(&trace, 2).seed, 9);
+        assert_eq!(deployed.load(&trace, 2).warm_up, Duration::from_secs(4));
+    }
+}

@@ -1,0 +1,98 @@
+//! The files of a comparison, and what the terminal shows of it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context;
+use workload::comparison::{Arm, Comparison, Shape};
+use workload::report::Report;
+use workload::summary::Summary;
+
+use super::conclude::Refused;
+use crate::observe::table::Table;
+use crate::terminal::Terminal;
+
+/// # Errors
+/// The folder or a file cannot be written.
+pub(super) fn write(comparison: Comparison, folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let report = Report::of_comparison(comparison);
+    file("report.html", &report.html())?;
+    file("report.md", &report.markdown())?;
+    file("report.csv", &report.csv())?;
+    file("report.json", &report.json()?)
+}
+
+/// The medians over the repeats of each arm at each load, the handoffs, the verdicts, and the fairness list where it has gaps.
+pub(super) fn text(comparison: &Comparison, refused: &Refused) -> String {
+    let mut text = String::new();
+    for shape in &comparison.shapes {
+        let _ = writeln!(text, "\n{} ({})\ntrace {}", shape.name, shape.traffic, shape.trace_hash);
+        text.push_str(&table(comparison, shape).render(Terminal::plain()));
+        let _ = writeln!(text, "{}", shape.verdict);
+    }
+    let missing = comparison.fairness.missing();
+    if !missing.is_empty() {
+        let _ = writeln!(text, "\nMissing in the fairness list: {}", missing.join(", "));
+    }
+    // Where a shape was measured, its sentence says why it has no verdict.
+    for why in refused.iter().filter(|_| comparison.shapes.is_empty()) {
+        let _ = writeln!(text, "No verdict: {why}");
+    }
+    text
+}
+
+fn table(comparison: &Comparison, shape: &Shape) -> Table {
+    let mut table = Table::new(&[
+        "arm",
+        ">requests/s",
+        ">runs",
+        ">good/s",
+        ">TTFT p50 ms",
+        ">TTFT p99 ms",
+        ">ITL p99 ms",
+        ">not answered",
+        ">handed off",
+        ">prefilled locally",
+    ]);
+    for arm in &comparison.arms {
+        for (load, runs) in by_load(comparison, shape, arm) {
+            let median = |of: fn(&Summary) -> f64| {
+                let mut values: Vec<f64> = runs.iter().map(of).filter(|value| value.is_finite()).collect();
+                values.sort_by(f64::total_cmp);
+                values
+                    .get(values.len() / 2)
+                    .map_or("-".to_owned(), |value| format!("{value:.2}"))
+            };
+            let sum = |of: fn(&Summary) -> usize| runs.iter().map(of).sum::<usize>().to_string();
+            table.row(vec![
+                arm.name.as_str().into(),
+                format!("{:.2}", f64::from_bits(load)).into(),
+                runs.len().to_string().into(),
+                median(|run| run.goodput_per_s).into(),
+                median(|run| run.ttft_ms.map_or(f64::NAN, |times| times.p50)).into(),
+                median(|run| run.ttft_ms.map_or(f64::NAN, |times| times.p99)).into(),
+                median(|run| run.itl_ms.map_or(f64::NAN, |times| times.p99)).into(),
+                sum(|run| run.counts.measured - run.counts.completed).into(),
+                sum(|run| run.handoffs.handed_off).into(),
+                sum(|run| run.handoffs.local_prefill.values().sum()).into(),
+            ]);
+        }
+    }
+    table
+}
+
+/// The runs of an arm by load, rising. The rates are above 0, so their bits rise as they do.
+fn by_load(comparison: &Comparison, shape: &Shape, arm: &Arm) -> BTreeMap<u64, Vec<Summary>> {
+    let mut loads: BTreeMap<u64, Vec<Summary>> = BTreeMap::new();
+    for run in shape.runs.iter().filter(|run| run.arm == arm.name) {
+        let summary = Summary::of(&run.run, &comparison.slo);
+        loads.entry(run.run.offered.to_bits()).or_default().push(summary);
+    }
+    loads
+}

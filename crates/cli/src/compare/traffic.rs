@@ -1,0 +1,369 @@
+//! The shapes of traffic that are compared: from a generator or from a trace file, at any rate.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+use workload::arrivals::Arrivals;
+use workload::record::RequestRecord;
+use workload::shapes::conversations::Conversations;
+use workload::shapes::{Length, Mix, merged};
+use workload::trace::scaling::{Scaling, StepSpread};
+use workload::trace::{self, ReadLimits, Trace, TraceRequest, mooncake};
+
+use super::costs::Costs;
+use crate::exit::{Exit, WithExit};
+
+/// Shapes that have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(super) enum ShapeName {
+    /// Prompts of 1,500 tokens arrive beside running streams.
+    LongBesideStreams,
+    /// Short prompts and short answers only.
+    Short,
+    /// Conversations of several turns; the prompt of each turn has the turns before it.
+    Conversations,
+    /// The Azure 2023 conversation trace, lengths divided.
+    AzureConversation,
+    /// The Mooncake conversation trace, lengths divided.
+    Mooncake,
+    /// All of them.
+    All,
+}
+
+impl ShapeName {
+    pub const EVERY: [ShapeName; 5] = [
+        ShapeName::LongBesideStreams,
+        ShapeName::Short,
+        ShapeName::Conversations,
+        ShapeName::AzureConversation,
+        ShapeName::Mooncake,
+    ];
+}
+
+/// Lengths of the public traces are divided by this, so that a model of 135 M parameters on two cores can bear their mix.
+const AZURE_DIVISOR: u32 = 4;
+const MOONCAKE_DIVISOR: u32 = 32;
+const AZURE_FILE: &str = "azure2023/AzureLLMInferenceTrace_conv.csv";
+const MOONCAKE_FILE: &str = "mooncake/conversation_trace.jsonl";
+
+const LONG_PROMPT_TOKENS: u32 = 1500;
+const LONG_OUTPUT_TOKENS: u32 = 16;
+const STREAM_PROMPT_TOKENS: u32 = 32;
+const STREAM_OUTPUT_TOKENS: u32 = 128;
+/// Streams that run beside the long prompts.
+const STREAMS_AT_A_TIME: u32 = 4;
+/// Several streams share a step, which then takes longer than a lonely one's.
+const SHARED_STEP_TIMES: f64 = 1.5;
+
+const SHORT_PROMPT_TOKENS: u32 = 64;
+const SHORT_OUTPUT_TOKENS: u32 = 64;
+
+const TURNS: u32 = 4;
+const SYSTEM_TOKENS: u32 = 128;
+const MESSAGE_TOKENS: u32 = 64;
+const ANSWER_TOKENS: u32 = 48;
+const THINK_TIME: Duration = Duration::from_secs(1);
+/// The nodes' default.
+const BLOCK_TOKENS: u32 = 16;
+
+/// Costs of a core of a small machine, for plans that are made before anything is measured.
+pub(super) const TYPICAL: Costs = Costs {
+    first_ms: 5.0,
+    per_prompt_token_ms: 0.8,
+    per_output_token_ms: 10.0,
+    handoff_ms: 5.0,
+    requests: 0,
+};
+
+/// One shape of traffic that can be sent at any rate.
+#[derive(Clone, Debug)]
+pub(super) struct Traffic {
+    pub name: String,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    File(Trace),
+    LongBesideStreams,
+    Short,
+    Conversations { context_tokens: u32 },
+}
+
+/// How a trace file is made to fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fit {
+    pub length_divisor: u32,
+    /// Requests of one step of the trace are spread over it.
+    pub spread: Option<StepSpread>,
+    pub context_tokens: u32,
+}
+
+impl Traffic {
+    /// # Errors
+    /// A trace file is not there or is none.
+    pub fn named(name: ShapeName, folder: &Path, context_tokens: u32) -> anyhow::Result<Self> {
+        let file = |file: &str, length_divisor, spread, name: &str| {
+            let fit = Fit {
+                length_divisor,
+                spread,
+                context_tokens,
+            };
+            let mut traffic = Self::of_file(&folder.join(file), fit)?;
+            name.clone_into(&mut traffic.name);
+            anyhow::Ok(traffic)
+        };
+        let made = |name: &str, source| Self {
+            name: name.to_owned(),
+            source,
+        };
+        match name {
+            ShapeName::LongBesideStreams => Ok(made("long prompts beside running streams", Source::LongBesideStreams)),
+            ShapeName::Short => Ok(made("short prompts only", Source::Short)),
+            ShapeName::AzureConversation => file(AZURE_FILE, AZURE_DIVISOR, None, "Azure conversations"),
+            ShapeName::Mooncake => {
+                let spread = StepSpread {
+                    step: mooncake::STEP,
+                    seed: 0,
+                };
+                file(MOONCAKE_FILE, MOONCAKE_DIVISOR, Some(spread), "Mooncake conversations")
+            }
+            ShapeName::Conversations => Ok(made("conversations", Source::Conversations { context_tokens })),
+            ShapeName::All => anyhow::bail!("`all` is not one shape"),
+        }
+    }
+
+    /// Any trace that baton reads. Lengths are divided; what is longer than the context is shortened.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no trace, or cannot be divided so.
+    pub fn of_file(path: &Path, fit: Fit) -> anyhow::Result<Self> {
+        let read = || -> anyhow::Result<Trace> {
+            let mut file = File::open(path)?;
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            let trace = trace::read(&name.unwrap_or_default(), &mut file, &ReadLimits::default())?;
+            let scaling = Scaling {
+                length_divisor: fit.length_divisor,
+                spread: fit.spread,
+                context_tokens_max: Some(fit.context_tokens),
+                ..Scaling::default()
+            };
+            Ok(scaling.apply(&trace)?.trace)
+        };
+        let trace = read()
+            .with_context(|| {
+                format!(
+                    "cannot use the trace {}; --traces names the folder of the known traces, --trace a file",
+                    path.display()
+                )
+            })
+            .exit(Exit::Usage)?;
+        Ok(Self {
+            name: trace.name.clone(),
+            source: Source::File(trace),
+        })
+    }
+
+    /// The requests of one run: about `rate` a second for so long. In the shape of running streams `rate` counts the long prompts.
+    ///
+    /// # Errors
+    /// The trace has fewer requests, or the rate is none.
+    pub fn trace(&self, rate: f64, length: Duration, seed: u64, costs: &Costs) -> anyhow::Result<Trace> {
+        ensure!(
+            rate.is_finite() && rate > 0.0,
+            "{rate} is no rate: give requests a second, above 0"
+        );
+        let count = ((rate * length.as_secs_f64()).round() as usize).max(1);
+        match &self.source {
+            Source::File(trace) => first_requests(trace, count, length),
+            Source::Short => {
+                let short = exactly(SHORT_PROMPT_TOKENS, SHORT_OUTPUT_TOKENS).trace(count, seed)?;
+                Ok(Arrivals::poisson(rate).apply(short, seed)?)
+            }
+            Source::LongBesideStreams => {
+                let long = exactly(LONG_PROMPT_TOKENS, LONG_OUTPUT_TOKENS).trace(count, seed)?;
+                let long = Arrivals::poisson(rate).apply(long, seed)?;
+                let stream_rate = streams_a_second(costs);
+                let streams = (stream_rate * length.as_secs_f64()).round().max(1.0) as usize;
+                let streams = exactly(STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS).trace(streams, seed)?;
+                let streams = Arrivals::Constant { rate: stream_rate }.apply(streams, seed)?;
+                Ok(merged(&self.name, vec![long, streams])?)
+            }
+            Source::Conversations { context_tokens } => {
+                let conversations = conversations(count.div_ceil(TURNS as usize), *context_tokens).trace(seed)?;
+                let rate = rate / f64::from(TURNS);
+                let mut trace = Arrivals::poisson(rate).apply(conversations, seed)?;
+                // Turns after the end would make the run longer than planned.
+                trace.requests.retain(|request| request.at <= length);
+                Ok(trace)
+            }
+        }
+    }
+
+    /// Lengths, arrivals and prefixes in words.
+    pub fn words(&self, costs: &Costs) -> String {
+        match &self.source {
+            Source::File(trace) => format!("{}, replayed at other rates in the order of the file", trace.name),
+            Source::Short => {
+                format!("{SHORT_PROMPT_TOKENS} prompt and {SHORT_OUTPUT_TOKENS} output tokens, Poisson arrivals")
+            }
+            Source::Conversations { .. } => format!(
+                "{TURNS} turns with messages of {MESSAGE_TOKENS} and answers of {ANSWER_TOKENS} tokens behind a shared beginning of {SYSTEM_TOKENS}; a user thinks {} s on average; Poisson arrivals of conversations",
+                THINK_TIME.as_secs()
+            ),
+            Source::LongBesideStreams => format!(
+                "about {STREAMS_AT_A_TIME} streams at a time ({STREAM_PROMPT_TOKENS} prompt and {STREAM_OUTPUT_TOKENS} output tokens, {:.2} new ones a second, evenly), and prompts of {LONG_PROMPT_TOKENS} tokens with {LONG_OUTPUT_TOKENS} output tokens, Poisson arrivals; rates count the long prompts",
+                streams_a_second(costs)
+            ),
+        }
+    }
+
+    /// Whether the interesting requests are the streams that others disturb.
+    pub fn has_streams(&self) -> bool {
+        matches!(self.source, Source::LongBesideStreams)
+    }
+
+    /// A rate that so many cores may just bear, for the search of the knee to begin with.
+    pub fn rate_guess(&self, costs: &Costs, cores: u32) -> f64 {
+        match &self.source {
+            Source::File(trace) => {
+                let count = trace.requests.len().max(1) as f64;
+                let mean = |of: fn(&TraceRequest) -> u32| {
+                    trace.requests.iter().map(|one| f64::from(of(one))).sum::<f64>() / count
+                };
+                costs.rate_guess(cores, mean(|one| one.prompt_tokens), mean(|one| one.output_tokens))
+            }
+            Source::Short => costs.rate_guess(cores, f64::from(SHORT_PROMPT_TOKENS), f64::from(SHORT_OUTPUT_TOKENS)),
+            Source::Conversations { .. } => costs.rate_guess(
+                cores,
+                f64::from(MESSAGE_TOKENS + ANSWER_TOKENS),
+                f64::from(ANSWER_TOKENS),
+            ),
+            // The streams have about half of the machine.
+            Source::LongBesideStreams => {
+                costs.rate_guess(cores, f64::from(LONG_PROMPT_TOKENS), f64::from(LONG_OUTPUT_TOKENS)) / 2.0
+            }
+        }
+    }
+}
+
+/// Whether a record is one of the streams that run beside long prompts.
+pub(super) fn is_stream(record: &RequestRecord) -> bool {
+    record.prompt_tokens < LONG_PROMPT_TOKENS / 2
+}
+
+fn streams_a_second(costs: &Costs) -> f64 {
+    let stream_ms = costs.per_output_token_ms.max(0.1) * SHARED_STEP_TIMES * f64::from(STREAM_OUTPUT_TOKENS);
+    f64::from(STREAMS_AT_A_TIME) * 1000.0 / stream_ms
+}
+
+fn exactly(prompt_tokens: u32, output_tokens: u32) -> Mix {
+    Mix::one(Length::exactly(prompt_tokens), Length::exactly(output_tokens))
+}
+
+fn conversations(count: usize, context_tokens: u32) -> Conversations {
+    Conversations {
+        conversations: u32::try_from(count).unwrap_or(u32::MAX),
+        turns: TURNS,
+        system_tokens: SYSTEM_TOKENS,
+        message: Length {
+            tokens: MESSAGE_TOKENS,
+            range_ratio: 0.5,
+        },
+        output: Length {
+            tokens: ANSWER_TOKENS,
+            range_ratio: 0.5,
+        },
+        think_time: THINK_TIME,
+        block_tokens: BLOCK_TOKENS,
+        context_tokens_max: Some(context_tokens),
+    }
+}
+
+/// The first `count` requests, their times stretched or shrunk to `length`.
+fn first_requests(trace: &Trace, count: usize, length: Duration) -> anyhow::Result<Trace> {
+    let next = trace.requests.get(count).with_context(|| {
+        format!(
+            "{} has {} requests, and {} would be sent in one run: take shorter runs or lower rates",
+            trace.name,
+            trace.requests.len(),
+            count
+        )
+    })?;
+    let scaling = Scaling {
+        requests_max: Some(count),
+        rate_factor: (next.at.as_secs_f64() / length.as_secs_f64().max(1e-3)).max(1e-9),
+        ..Scaling::default()
+    };
+    Ok(scaling.apply(trace)?.trace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn named(name: ShapeName) -> Traffic {
+        Traffic::named(name, Path::new("/no/such/folder"), 2048).expect("made without a file")
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_requests_and_the_rate_that_was_asked_for() {
+        for name in [ShapeName::Short, ShapeName::LongBesideStreams, ShapeName::Conversations] {
+            let traffic = named(name);
+            let of = |seed| traffic.trace(2.0, MINUTE, seed, &TYPICAL).expect("a trace");
+            assert_eq!(of(1), of(1));
+            assert_ne!(of(1).requests, of(2).requests);
+            assert!(of(1).requests.is_sorted_by_key(|request| request.at));
+            let last = of(1).requests.last().expect("requests").at;
+            assert!(last <= MINUTE + Duration::from_secs(2), "{last:?}");
+        }
+        let trace = named(ShapeName::Short)
+            .trace(2.0, MINUTE, 1, &TYPICAL)
+            .expect("a trace");
+        assert_eq!(trace.requests.len(), 120);
+        assert!(named(ShapeName::Short).trace(f64::NAN, MINUTE, 1, &TYPICAL).is_err());
+    }
+
+    #[test]
+    fn streams_and_long_prompts_are_told_apart() {
+        let trace = named(ShapeName::LongBesideStreams);
+        assert!(trace.has_streams());
+        let trace = trace.trace(0.5, MINUTE, 1, &TYPICAL).expect("a trace");
+        let long = trace
+            .requests
+            .iter()
+            .filter(|request| request.prompt_tokens == LONG_PROMPT_TOKENS);
+        assert_eq!(long.count(), 30);
+        // Four at a time, each for 128 steps of 15 ms.
+        assert_eq!(trace.requests.len() - 30, 125);
+        let mut record = crate::compare::test_kit::record(0, &[1.0]);
+        record.prompt_tokens = STREAM_PROMPT_TOKENS + 1;
+        assert!(is_stream(&record));
+        record.prompt_tokens = LONG_PROMPT_TOKENS;
+        assert!(!is_stream(&record));
+    }
+
+    #[test]
+    fn the_first_requests_of_a_file_arrive_at_the_rate_that_was_asked_for() {
+        let mut all = exactly(10, 5).trace(11, 1).expect("a trace");
+        for (index, request) in all.requests.iter_mut().enumerate() {
+            request.at = Duration::from_secs(10 * index as u64);
+        }
+        let cut = first_requests(&all, 5, Duration::from_secs(10)).expect("enough");
+        let times: Vec<u64> = cut.requests.iter().map(|request| request.at.as_secs()).collect();
+        assert_eq!(times, [0, 2, 4, 6, 8]);
+        assert!(first_requests(&all, 11, MINUTE).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_missing_is_named() {
+        let error = Traffic::named(ShapeName::Mooncake, Path::new("/no/such/folder"), 2048).expect_err("no file");
+        assert!(format!("{error:#}").contains("--traces"), "{error:#}");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
+    }
+}

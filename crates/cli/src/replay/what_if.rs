@@ -1,0 +1,223 @@
+//! `baton replay --what-if`: the traffic of a record, simulated on the cluster as it was and with one change.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serving_core::node::AssignedRole;
+use simulator::costs::Costs;
+use simulator::scenario::SimulatedNodes;
+use simulator::topology::SimulatedTopology;
+use simulator::{Scenario, simulate};
+use workload::comparison::Slo;
+use workload::flight_record::{Ending, Reader, Traffic, traffic};
+use workload::statistics::Samples;
+use workload::summary::Summary;
+
+use super::change::{Change, FORMS};
+use super::prediction::{Prediction, Row};
+use crate::exit::{Exit, WithExit as _};
+
+/// Each simulation draws the variation of steps anew. An odd number has a median.
+const SEEDS: u64 = 5;
+
+#[derive(Debug, Args)]
+pub(super) struct WhatIfArgs {
+    /// Simulate the record's traffic as it was and with one change, and show the difference.
+    #[arg(long, value_name = "CHANGE", requires = "costs", long_help = long_help())]
+    pub(super) what_if: Option<String>,
+    /// What steps, messages and links cost: a file of `baton bench engine --out`, or one that was typed in.
+    #[arg(long, value_name = "FILE", requires = "what_if")]
+    costs: Option<PathBuf>,
+    /// Limit of the time to the first token, for goodput.
+    #[arg(long, default_value_t = 2_000.0, value_name = "MS")]
+    slo_ttft_ms: f64,
+    /// Limit of the 99th percentile of a request's gaps, for goodput.
+    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    slo_itl_ms: f64,
+}
+
+fn long_help() -> String {
+    format!("Simulate the record's traffic as it was and with one change, and show the difference: {FORMS}.")
+}
+
+pub(super) fn run<R: Read>(reader: Reader<R>, change: &str, (args, json): (&WhatIfArgs, bool)) -> anyhow::Result<Exit> {
+    let change: Change = change.parse().exit(Exit::Usage)?;
+    let traffic = traffic(reader)?;
+    let costs = costs(args).exit(Exit::Usage)?;
+    let base = scenario(&traffic, costs)?;
+    let mut changed = base.clone();
+    changed.name = change.to_string();
+    change.apply(&mut changed).exit(Exit::Usage)?;
+    let slo = Slo {
+        name: "custom".to_owned(),
+        ttft_ms_max: args.slo_ttft_ms,
+        itl_ms_max: args.slo_itl_ms,
+    };
+    let prediction = Prediction::of(&summaries(&base, &slo)?, &summaries(&changed, &slo)?);
+    let text = match json {
+        true => as_json((&base, &changed), &traffic, &prediction)?,
+        false => as_text((&base, &changed), &traffic, &prediction),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Exit::Ok)
+}
+
+fn costs(args: &WhatIfArgs) -> anyhow::Result<Costs> {
+    let path = args.costs.as_ref().context("--what-if needs --costs FILE")?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Costs::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
+}
+
+/// The cluster as it was recorded: all its nodes from the start, no faults.
+fn scenario(traffic: &Traffic, costs: Costs) -> anyhow::Result<Scenario> {
+    let of = |role| traffic.node_count(role);
+    let topology = SimulatedTopology {
+        prefill: of(AssignedRole::Prefill),
+        decode: of(AssignedRole::Decode),
+        co_located: of(AssignedRole::CoLocated),
+    };
+    ensure!(
+        topology.to_string().parse() == Ok(topology),
+        "the record has {} prefill, {} decode and {} co-located nodes; only split or co-located clusters can be simulated",
+        topology.prefill,
+        topology.decode,
+        topology.co_located
+    );
+    let capacity = &traffic.capacity;
+    let mut nodes = SimulatedNodes::of_kv_bytes(costs.kv_bytes_per_token);
+    nodes.limits.kv_blocks = capacity.kv_blocks;
+    nodes.limits.block_tokens = capacity.block_tokens;
+    nodes.limits.max_batch_tokens = capacity.max_batch_tokens;
+    nodes.limits.max_sequences = capacity.max_sequences;
+    nodes.limits.max_model_tokens = capacity.max_model_tokens;
+    Ok(Scenario {
+        name: "as it was".to_owned(),
+        topology,
+        nodes,
+        cluster: traffic.config.clone(),
+        costs,
+        trace: traffic.trace.clone(),
+        interventions: Vec::new(),
+        warm_up: Duration::ZERO,
+        cool_down: Duration::ZERO,
+        seed: 1,
+    })
+}
+
+fn summaries(scenario: &Scenario, slo: &Slo) -> anyhow::Result<Vec<Summary>> {
+    let of_seed = |seed| {
+        let scenario = Scenario {
+            seed,
+            ..scenario.clone()
+        };
+        let outcome = simulate(&scenario).with_context(|| format!("cannot simulate {}", scenario.name))?;
+        Ok(Summary::of(&outcome.run, slo))
+    };
+    (1..=SEEDS).map(of_seed).collect()
+}
+
+/// What the record itself says of the base: how far the simulation of the past is from the past.
+fn recorded_ttft(traffic: &Traffic) -> Vec<(&'static str, Option<f64>)> {
+    let samples = Samples::new(traffic.ttft_ms.iter().copied());
+    let percentiles = [("ttft_ms_p50", 50.0), ("ttft_ms_p90", 90.0), ("ttft_ms_p99", 99.0)];
+    percentiles
+        .into_iter()
+        .map(|(name, percent)| (name, samples.percentile(percent)))
+        .collect()
+}
+
+fn as_json(
+    (base, changed): (&Scenario, &Scenario),
+    traffic: &Traffic,
+    prediction: &Prediction,
+) -> anyhow::Result<String> {
+    let recorded: serde_json::Map<String, serde_json::Value> = recorded_ttft(traffic)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
+    let value = serde_json::json!({
+        "change": changed.name,
+        "topology": base.topology.to_string(),
+        "topology_changed": changed.topology.to_string(),
+        "requests": traffic.trace.requests.len(),
+        "requests_of_unknown_length": traffic.of_unknown_length,
+        "faults_not_simulated": traffic.faults,
+        "recorded": recorded,
+        "simulations": SEEDS,
+        "prediction": prediction,
+        "costs": base.costs.name,
+        "error": base.costs.accuracy_sentence(),
+    });
+    Ok(format!("{}\n", serde_json::to_string_pretty(&value)?))
+}
+
+/// Writing to a string cannot fail.
+fn as_text((base, changed): (&Scenario, &Scenario), traffic: &Traffic, prediction: &Prediction) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{} requests in {:.1} s on {}; what if {}?\n\
+         medians of {SEEDS} simulations, with the costs of {}\n",
+        traffic.trace.requests.len(),
+        traffic.span().as_secs_f64(),
+        base.topology,
+        changed.name,
+        base.costs.name,
+    );
+    let _ = writeln!(
+        out,
+        "{:<28}{:>12}{:>12}{:>14}",
+        "", "as it was", "changed", "difference"
+    );
+    for row in &prediction.rows {
+        let _ = writeln!(out, "{}", line_of(row));
+    }
+    let _ = writeln!(out, "\nerror of simulated figures: {}", base.costs.accuracy_sentence());
+    for (name, recorded) in recorded_ttft(traffic) {
+        let simulated = prediction.rows.iter().find(|row| row.metric == name);
+        if let (Some(recorded), Some(simulated)) = (recorded, simulated.and_then(|row| row.base)) {
+            let error = 100.0 * (simulated - recorded) / recorded.max(1e-9);
+            let _ = writeln!(
+                out,
+                "{name}: {recorded:.1} in the record at the coordinator, {simulated:.1} simulated at the client ({error:+.0} %)"
+            );
+        }
+    }
+    if traffic.faults > 0 {
+        let _ = writeln!(
+            out,
+            "{} faults of the record are not simulated: all nodes live.",
+            traffic.faults
+        );
+    }
+    if traffic.of_unknown_length > 0 {
+        let _ = writeln!(
+            out,
+            "{} requests did not end or were turned away; they are taken to be as long as their limit.",
+            traffic.of_unknown_length
+        );
+    }
+    if traffic.ending == Ending::Cut {
+        out.push_str("The record has no end mark: its last requests may be missing.\n");
+    }
+    out
+}
+
+fn line_of(row: &Row) -> String {
+    let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+    let difference = match row.difference {
+        Some(share) => format!("{:+.1} % {}", 100.0 * share, row.direction.sign()),
+        None => "-".to_owned(),
+    };
+    format!(
+        "{:<28}{:>12}{:>12}{:>14}",
+        row.metric,
+        shown(row.base),
+        shown(row.changed),
+        difference
+    )
+}

@@ -1,0 +1,243 @@
+//! What a record says of the traffic and of the cluster, in the form in which they can be simulated again, changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::time::Duration;
+
+use serving_core::cluster::{ClusterConfig, ClusterEvent, LegEvent, PromptKeys};
+use serving_core::ids::{NodeName, RequestId};
+use serving_core::kv::prefix_log::PrefixKey;
+use serving_core::node::{AssignedRole, NodeCapacity, NodeRecord};
+use serving_core::request::{AttemptKey, Request};
+use serving_core::time::Time;
+
+use super::{Ending, Entry, Note, Reader, RecordError, describe};
+use crate::trace::{Trace, TraceRequest, block_count};
+
+/// Requests that are kept in memory, each with 8 bytes for each of its blocks.
+const REQUESTS_MAX: usize = 2_000_000;
+const BLOCKS_MAX: usize = 64 << 20;
+
+/// The traffic of one life of a coordinator, and what served it.
+#[derive(Clone, Debug)]
+pub struct Traffic {
+    pub trace: Trace,
+    /// Names of the nodes that joined in this life, by the role in which each joined first.
+    pub nodes: BTreeMap<AssignedRole, BTreeSet<NodeName>>,
+    /// The first decode node's; all are taken to be alike.
+    pub capacity: NodeCapacity,
+    pub config: ClusterConfig,
+    /// From a request's arrival at the loop to its first token there, in milliseconds; of the requests that had one.
+    pub ttft_ms: Vec<f64>,
+    /// Events that are not simulated again: something broke, or somebody went away.
+    pub faults: u64,
+    /// Requests without a note of their length: they had not ended, or had been turned away. They are taken to be as long as they
+    /// were allowed to be.
+    pub of_unknown_length: usize,
+    pub ending: Ending,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrafficError {
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("no request arrived in this record: there is no traffic to simulate")]
+    NoRequests,
+    #[error("no decode node joined in this record: there is no cluster to simulate")]
+    NoDecodeNode,
+    #[error("the record has more than {REQUESTS_MAX} requests, or more than {BLOCKS_MAX} blocks of prompts")]
+    TooLarge,
+}
+
+/// Reads a record to its end.
+///
+/// # Errors
+/// The record is damaged, or holds no traffic.
+pub fn traffic<R: Read>(mut reader: Reader<R>) -> Result<Traffic, TrafficError> {
+    let mut collected = Collected::default();
+    while let Some(entry) = reader.next_entry()? {
+        match entry {
+            Entry::Event(recorded) => collected.take(recorded.at, &recorded.event, recorded.keys.as_ref())?,
+            Entry::Note { note, .. } => collected.note(&note),
+        }
+    }
+    let name = format!("flight record of {}", reader.header().coordinator);
+    let config = reader.header().config.clone();
+    collected.into_traffic((name, config), reader.ending().unwrap_or(Ending::Cut))
+}
+
+#[derive(Debug)]
+struct Arrived {
+    at: Time,
+    prompt_tokens: u32,
+    max_tokens: u32,
+    choices: u32,
+    lane: serving_core::request::Lane,
+    keys: Option<PromptKeys>,
+    first_token: Option<Time>,
+    output_tokens: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Collected {
+    requests: Vec<(RequestId, Arrived)>,
+    index: BTreeMap<RequestId, usize>,
+    blocks: usize,
+    nodes: BTreeMap<NodeName, AssignedRole>,
+    capacity: Option<NodeCapacity>,
+    faults: u64,
+}
+
+impl Collected {
+    fn take(&mut self, at: Time, event: &ClusterEvent, keys: Option<&PromptKeys>) -> Result<(), TrafficError> {
+        self.faults += u64::from(describe::is_fault(event));
+        match event {
+            ClusterEvent::RequestArrived { request } => self.arrived(at, request, keys)?,
+            ClusterEvent::NodeJoined { record, .. } => self.joined(record),
+            ClusterEvent::Leg {
+                key,
+                event: LegEvent::FirstToken { .. },
+            } => self.first_token(at, *key),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, at: Time, request: &Request, keys: Option<&PromptKeys>) -> Result<(), TrafficError> {
+        self.blocks += keys.map_or(0, PromptKeys::blocks);
+        if self.requests.len() >= REQUESTS_MAX || self.blocks > BLOCKS_MAX {
+            return Err(TrafficError::TooLarge);
+        }
+        self.index.insert(request.id, self.requests.len());
+        let arrived = Arrived {
+            at,
+            prompt_tokens: request.prompt_tokens().max(1),
+            max_tokens: request.stop.max_tokens,
+            choices: request.choice_count,
+            lane: request.lane,
+            keys: keys.cloned(),
+            first_token: None,
+            output_tokens: None,
+        };
+        self.requests.push((request.id, arrived));
+        Ok(())
+    }
+
+    fn joined(&mut self, record: &NodeRecord) {
+        let role = record.assigned_role();
+        self.nodes.entry(record.id.name.clone()).or_insert(role);
+        if role != AssignedRole::Prefill {
+            self.capacity.get_or_insert(record.capacity);
+        }
+    }
+
+    fn of(&mut self, request: RequestId) -> Option<&mut Arrived> {
+        let index = *self.index.get(&request)?;
+        self.requests.get_mut(index).map(|(_, arrived)| arrived)
+    }
+
+    fn first_token(&mut self, at: Time, key: AttemptKey) {
+        if let Some(arrived) = self.of(key.request) {
+            arrived.first_token.get_or_insert(at);
+        }
+    }
+
+    fn note(&mut self, note: &Note) {
+        let Note::Delivered { request, output_tokens } = note;
+        if let Some(arrived) = self.of(*request) {
+            arrived.output_tokens = Some(*output_tokens);
+        }
+    }
+
+    fn into_traffic(self, (name, config): (String, ClusterConfig), ending: Ending) -> Result<Traffic, TrafficError> {
+        let start = self
+            .requests
+            .first()
+            .map(|(_, first)| first.at)
+            .ok_or(TrafficError::NoRequests)?;
+        let capacity = self.capacity.ok_or(TrafficError::NoDecodeNode)?;
+        let block_tokens = capacity.block_tokens;
+        let blocks = self.requests.iter().map(|(_, arrived)| arrived.blocks(block_tokens));
+        if blocks.fold(0, usize::saturating_add) > BLOCKS_MAX {
+            return Err(TrafficError::TooLarge);
+        }
+        let ttft = |arrived: &Arrived| Some(arrived.first_token?.since(arrived.at).as_secs_f64() * 1_000.0);
+        let ttft_ms = self.requests.iter().filter_map(|(_, arrived)| ttft(arrived)).collect();
+        let is_unknown = |(_, arrived): &&(RequestId, Arrived)| arrived.output_tokens.is_none();
+        let of_unknown_length = self.requests.iter().filter(is_unknown).count();
+        let planned = |(id, arrived): (RequestId, Arrived)| arrived.planned(id, (start, &capacity));
+        let mut requests: Vec<TraceRequest> = self.requests.into_iter().map(planned).collect();
+        // The loop's clock does not go back, but a file may say so.
+        requests.sort_by_key(|request| request.at);
+        let mut nodes: BTreeMap<AssignedRole, BTreeSet<NodeName>> = BTreeMap::new();
+        for (name, role) in self.nodes {
+            nodes.entry(role).or_default().insert(name);
+        }
+        Ok(Traffic {
+            trace: Trace {
+                name,
+                block_tokens,
+                requests,
+            },
+            nodes,
+            capacity,
+            config,
+            ttft_ms,
+            faults: self.faults,
+            of_unknown_length,
+            ending,
+        })
+    }
+}
+
+impl Arrived {
+    fn planned(&self, id: RequestId, (start, capacity): (Time, &NodeCapacity)) -> TraceRequest {
+        let longest = u64::from(self.max_tokens) * u64::from(self.choices.max(1));
+        // The choices of a request run side by side; a trace knows one answer, as long as each of them.
+        let output = self.output_tokens.unwrap_or(longest) / u64::from(self.choices.max(1));
+        // A request that was turned away may have been allowed more than a node takes.
+        let room = capacity.max_model_tokens.saturating_sub(self.prompt_tokens);
+        let output = u32::try_from(output).unwrap_or(u32::MAX).min(room);
+        TraceRequest {
+            at: self.at.since(start),
+            prompt_tokens: self.prompt_tokens,
+            output_tokens: output.max(1),
+            prefix_blocks: self.prefix_blocks(id, capacity.block_tokens),
+            lane: self.lane,
+            conversation: None,
+        }
+    }
+
+    fn known_keys(&self, block_tokens: u32) -> &[PrefixKey] {
+        self.keys.as_ref().map_or(&[], |keys| keys.of_blocks(block_tokens))
+    }
+
+    fn blocks(&self, block_tokens: u32) -> usize {
+        match self.known_keys(block_tokens) {
+            [] => 0,
+            _ => block_count(self.prompt_tokens, block_tokens),
+        }
+    }
+
+    /// Keys name whole blocks before the last token. What comes after them is like no other prompt's.
+    fn prefix_blocks(&self, id: RequestId, block_tokens: u32) -> Vec<u64> {
+        let known = self.known_keys(block_tokens);
+        let blocks = self.blocks(block_tokens);
+        let own = |block: usize| (id.0 as u64).rotate_left(17) ^ block as u64;
+        (0..blocks)
+            .map(|block| known.get(block).map_or_else(|| own(block), |PrefixKey(key)| *key))
+            .collect()
+    }
+}
+
+impl Traffic {
+    pub fn node_count(&self, role: AssignedRole) -> u32 {
+        let names = self.nodes.get(&role).map_or(0, BTreeSet::len);
+        u32::try_from(names).unwrap_or(u32::MAX)
+    }
+
+    /// From the first arrival to the last one.
+    pub fn span(&self) -> Duration {
+        self.trace.requests.last().map_or(Duration::ZERO, |last| last.at)
+    }
+}

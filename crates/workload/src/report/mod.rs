@@ -1,0 +1,144 @@
+//! The report of a comparison: one HTML file, and its twins in Markdown, CSV and JSON. Pure: data in, text out.
+//!
+//! `view` looks at the data, `sections` say what there is to say as plain text and pictures, `render` makes markup of it.
+
+mod chart;
+mod document;
+mod render;
+mod sections;
+pub mod synthetic;
+mod text;
+mod view;
+
+use std::collections::BTreeMap;
+
+use crate::comparison::{ArmRun, Comparison, Fairness, Shape, Slo};
+use crate::record::{LoopKind, Run};
+
+use document::Section;
+use view::{Subject, View};
+
+/// A report that can be written in each form.
+#[derive(Clone, Debug)]
+pub struct Report {
+    comparison: Comparison,
+    subject: Subject,
+}
+
+/// What a single run is judged by and shown with.
+#[derive(Clone, Debug)]
+pub struct RunFrame {
+    pub slo: Slo,
+    /// `YYYY-MM-DD`.
+    pub date: String,
+    /// The command that made it, if it is known.
+    pub command: String,
+}
+
+impl Report {
+    pub fn of_comparison(comparison: Comparison) -> Report {
+        Report {
+            comparison,
+            subject: Subject::Comparison,
+        }
+    }
+
+    /// Runs of one arm without a comparison: of the load client, or of the simulator.
+    pub fn of_run(run: Run, frame: RunFrame) -> Report {
+        let hash = run.environment.get("trace_hash").map(text::value);
+        let shape = Shape {
+            name: match run.loop_kind {
+                LoopKind::Simulated => "one simulated run".to_owned(),
+                LoopKind::Open | LoopKind::Closed => "one run".to_owned(),
+            },
+            traffic: run
+                .environment
+                .get("traffic")
+                .map_or_else(|| "not described".to_owned(), text::value),
+            trace_hash: hash.unwrap_or_else(|| "not recorded".to_owned()),
+            contrasts: Vec::new(),
+            verdict: String::new(),
+            runs: vec![ArmRun {
+                arm: run.name.clone(),
+                repeat: 0,
+                run,
+            }],
+        };
+        let comparison = Comparison {
+            date: frame.date,
+            command: frame.command,
+            hypothesis: None,
+            slo: frame.slo,
+            arms: Vec::new(),
+            shapes: vec![shape],
+            fairness: Fairness::default(),
+            environment: BTreeMap::new(),
+        };
+        Report {
+            comparison,
+            subject: Subject::Run,
+        }
+    }
+
+    /// One file that needs nothing else.
+    pub fn html(&self) -> String {
+        let view = View::new(&self.comparison, self.subject);
+        render::html::page(&render::html::Page {
+            title: &self.title(),
+            subtitle: &self.subtitle(),
+            alerts: &sections::alerts(&view),
+            sections: &sections::all(&view),
+            data: &render::json::embedded(&self.comparison),
+        })
+    }
+
+    /// The same without pictures.
+    pub fn markdown(&self) -> String {
+        let view = View::new(&self.comparison, self.subject);
+        let sections: Vec<Section> = sections::all(&view);
+        render::markdown::page(&self.title(), &self.subtitle(), &sections::alerts(&view), &sections)
+    }
+
+    /// One line for each request.
+    pub fn csv(&self) -> String {
+        render::csv::lines(&self.comparison)
+    }
+
+    /// Everything, for [`crate::comparison::Comparison`]'s readers. It is what a report can be made of again.
+    ///
+    /// # Errors
+    /// A figure is not finite: JSON has no such number.
+    pub fn json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(&self.comparison)
+    }
+
+    fn title(&self) -> String {
+        let arms = self.comparison.arms.len();
+        match self.subject {
+            Subject::Run => "One run, not a comparison".to_owned(),
+            Subject::Comparison => format!("Comparison of {arms} arms"),
+        }
+    }
+
+    fn subtitle(&self) -> String {
+        let comparison = &self.comparison;
+        let runs = comparison.shapes.iter().flat_map(|shape| &shape.runs);
+        let is_simulated = runs.clone().any(|run| run.run.loop_kind == LoopKind::Simulated);
+        let requests: usize = runs.clone().map(|run| run.run.records.len()).sum();
+        let source = if is_simulated {
+            "simulated in virtual time"
+        } else {
+            "measured"
+        };
+        format!(
+            "{}; shapes of traffic: {}, runs: {}, requests: {requests}; {source}. Made by: {}",
+            comparison.date,
+            comparison.shapes.len(),
+            runs.count(),
+            comparison.command
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The summary: exactly three numbers for each arm, for three readers, and the verdict in one sentence.
+
+use super::{each_shape, fairness, kind};
+use crate::report::document::{Block, Card, CardNumber, Section};
+use crate::report::text::{maybe, number, short};
+use crate::report::view::{ArmView, LoadView, Per, Subject, View};
+use crate::verdict::Metric;
+
+pub fn section(view: &View<'_>) -> Section {
+    let mut section = Section::new("summary", "Summary");
+    if let Some(hypothesis) = &view.comparison.hypothesis {
+        section.text(format!("Hypothesis, written before the measurement: {hypothesis}"));
+    }
+    each_shape(view, &mut section, |shape, section| {
+        let Some(load) = shape.headline() else { return };
+        for sentence in verdict(view, &shape.shape.verdict) {
+            section.blocks.push(Block::Verdict(sentence));
+        }
+        let traffic = short(&shape.shape.traffic);
+        section.text(format!("At {}. Traffic: {traffic}", load.words()));
+        section.blocks.push(Block::Summary(cards(load)));
+    });
+    section
+}
+
+/// The verdict, a sentence for each paragraph.
+fn verdict(view: &View<'_>, verdict: &str) -> Vec<String> {
+    match view.subject {
+        Subject::Run => vec!["One run. It compares nothing, so there is no verdict.".to_owned()],
+        Subject::Comparison if !fairness::missing(view.comparison).is_empty() => {
+            vec!["No verdict: the fairness list has gaps.".to_owned()]
+        }
+        Subject::Comparison if verdict.is_empty() => vec!["No verdict was recorded for this shape.".to_owned()],
+        Subject::Comparison => sentences(verdict),
+    }
+}
+
+/// Cut where a full stop is followed by a capital letter.
+fn sentences(text: &str) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut rest = text.trim();
+    while let Some(end) = rest
+        .match_indices(". ")
+        .map(|(at, _)| at + 1)
+        .find(|end| rest[*end..].trim_start().starts_with(char::is_uppercase))
+    {
+        sentences.push(rest[..end].to_owned());
+        rest = rest[end..].trim_start();
+    }
+    sentences.push(rest.to_owned());
+    sentences
+}
+
+fn cards(load: &LoadView<'_>) -> Vec<Card> {
+    load.arms.iter().map(card).collect()
+}
+
+fn card(arm: &ArmView<'_>) -> Card {
+    let topology = arm
+        .declared
+        .map(|declared| format!("{}, {}", kind(declared), short(&declared.topology)));
+    let runs = match arm.runs.len() {
+        1 => "1 run".to_owned(),
+        count => format!("{count} runs"),
+    };
+    let (output, what) = match arm.per() {
+        Per::Gpu(_) => (Metric::OutputTokensPerGpu, "output tokens/s per GPU"),
+        Per::Core(_) => (Metric::OutputTokensPerCore, "output tokens/s per core"),
+        Per::Arm => (Metric::OutputTokensPerCore, "output tokens/s of the arm"),
+    };
+    let number = |reader: &'static str, what: &'static str, metric: Metric, unit: &'static str| {
+        let found = arm.interval(metric);
+        CardNumber {
+            reader,
+            what,
+            value: maybe(found.map(|found| found.value)),
+            unit,
+            interval: found.map_or_else(
+                || "no interval".to_owned(),
+                |found| format!("95 %: {} to {}", number(found.low), number(found.high)),
+            ),
+        }
+    };
+    Card {
+        name: short(arm.name),
+        arm: arm.arm,
+        note: topology.map_or_else(|| runs.clone(), |topology| format!("{topology}; {runs}")),
+        numbers: [
+            number("User", "TTFT, p99", Metric::Ttft { percent: 99 }, "ms"),
+            number("Tail engineer", "ITL, p99", Metric::Itl { percent: 99 }, "ms"),
+            number("Operator", what, output, "tokens/s"),
+        ],
+    }
+}
+
+/// What stands above everything else, because it changes how the rest is to be read.
+pub fn alerts(view: &View<'_>) -> Vec<String> {
+    let mut alerts = Vec::new();
+    let missing = fairness::missing(view.comparison);
+    if view.subject == Subject::Comparison && !missing.is_empty() {
+        alerts.push(format!(
+            "No verdict: the fairness list lacks {}. The figures below may compare unequal things.",
+            missing.join("; ")
+        ));
+    }
+    let is_late = |summary: &crate::summary::Summary| !summary.lag.is_valid;
+    let late: Vec<&str> = view
+        .shapes
+        .iter()
+        .flat_map(|shape| &shape.loads)
+        .flat_map(|load| &load.arms)
+        .filter(|arm| arm.runs.iter().any(|(_, summary)| is_late(summary)))
+        .map(|arm| arm.name)
+        .collect();
+    if let Some(name) = late.first() {
+        alerts.push(format!(
+            "The load client was late in {} of the arm-and-load pairs (first: {}): its p99 lag exceeds {} ms, so these runs \
+             say nothing about the server.",
+            late.len(),
+            short(name),
+            number(crate::summary::LAG_MS_P99_MAX)
+        ));
+    }
+    if view
+        .comparison
+        .environment
+        .get("made_up")
+        .is_some_and(|value| value == true)
+    {
+        alerts
+            .push("Made-up data: a generator wrote these figures to show the report. They measure nothing.".to_owned());
+    }
+    alerts
+}

@@ -1,0 +1,185 @@
+//! The verdict: all headline figures of each arm, and each contrast with its interval.
+
+use super::{each_shape, kind};
+use crate::comparison::{Contrast, Finding};
+use crate::record::Outcome;
+use crate::report::document::{Block, Section, Table, Tone};
+use crate::report::text::{maybe, number, percent, short, tick};
+use crate::report::view::{ArmView, LoadView, Subject, View, is_same_load};
+
+pub fn section(view: &View<'_>) -> Section {
+    let mut section = Section::new("verdict", "Verdict table");
+    each_shape(view, &mut section, |shape, section| {
+        let Some(load) = shape.headline() else { return };
+        section.blocks.push(Block::Table(arms(load)));
+        section.text(
+            "Percentiles are those of completed requests. All figures are means over the repeats. \
+             Refused, failed and cancelled requests meet no limit. The price is that of the whole arm.",
+        );
+        if view.subject == Subject::Comparison {
+            let none = "No two arms were contrasted on this shape.";
+            let (here, elsewhere): (Vec<&Contrast>, Vec<&Contrast>) = shape
+                .shape
+                .contrasts
+                .iter()
+                .partition(|contrast| is_same_load(contrast.load, load.offered));
+            let caption = format!("What the intervals say of each candidate at {}", load.words());
+            section.table_or(contrasts(&caption, &here), none);
+            if !elsewhere.is_empty() {
+                section
+                    .blocks
+                    .push(Block::Figures(contrasts("Contrasts at the other loads", &elsewhere)));
+            }
+            section.text(
+                "Findings count for all contrasts together (Holm 1979), and effects that are too small to matter count as none. So \
+                 the interval of one contrast can exclude 1 where no difference is shown.",
+            );
+        }
+        let errors = errors(load);
+        if !errors.rows.is_empty() {
+            section.blocks.push(Block::Table(errors));
+        }
+    });
+    section
+}
+
+fn arms(load: &LoadView<'_>) -> Table {
+    let unit = load.unit();
+    let mut table = Table::new(
+        format!("Each arm at {}", load.words()),
+        &[
+            "arm",
+            "#TTFT p99, ms",
+            "#ITL p99, ms",
+            &format!("#output tokens/s per {unit}"),
+            &format!("#goodput, requests/s per {unit}"),
+            "#both limits met",
+            "#$ per 1M accepted tokens",
+            "#completed",
+            "#refused",
+            "#failed",
+            "#cancelled",
+            "#client lag p99, ms",
+        ],
+    );
+    for arm in &load.arms {
+        let kind = arm.declared.map(kind).filter(|kind| *kind != arm.name);
+        let kind = kind.map_or_else(String::new, |kind| format!(" ({kind})"));
+        let count = |of: fn(&crate::summary::Counts) -> usize| arm.sum(|summary| of(&summary.counts)).to_string();
+        table.row(vec![
+            format!("{}{kind}", short(arm.name)),
+            maybe(arm.ttft_p99()),
+            maybe(arm.itl_p99()),
+            number(arm.output_per()),
+            number(arm.goodput_per()),
+            percent(arm.mean(|summary| summary.attainment.both)),
+            maybe(dollars(arm)),
+            count(|counts| counts.completed),
+            count(|counts| counts.refused),
+            count(|counts| counts.failed),
+            count(|counts| counts.cancelled),
+            number(
+                arm.runs
+                    .iter()
+                    .map(|(_, summary)| summary.lag.ms_p99)
+                    .fold(0.0, f64::max),
+            ),
+        ]);
+    }
+    table
+}
+
+/// US dollars for a million output tokens that met both limits, over all repeats.
+fn dollars(arm: &ArmView<'_>) -> Option<f64> {
+    let resources = &arm.declared?.resources;
+    let each: Vec<f64> = arm
+        .runs
+        .iter()
+        .filter_map(|(_, summary)| summary.per_resource(resources).dollars_per_million_accepted_tokens)
+        .collect();
+    (!each.is_empty()).then(|| each.iter().sum::<f64>() / each.len() as f64)
+}
+
+fn contrasts(caption: &str, contrasts: &[&Contrast]) -> Table {
+    let mut table = Table::new(
+        caption,
+        &[
+            "metric",
+            "#load, requests/s",
+            "candidate",
+            "baseline",
+            "#candidate",
+            "#baseline",
+            "#ratio",
+            "95 % interval of the ratio",
+            "finding",
+        ],
+    );
+    for contrast in contrasts {
+        let (tone, finding) = match contrast.finding {
+            Finding::Wins => (Tone::Good, "✓ candidate wins"),
+            Finding::Loses => (Tone::Bad, "✗ candidate loses"),
+            Finding::NoDifferenceShown => (Tone::Plain, "= no difference shown"),
+        };
+        table.toned(
+            tone,
+            vec![
+                metric(&contrast.metric),
+                tick(contrast.load),
+                short(&contrast.candidate),
+                short(&contrast.baseline),
+                number(contrast.candidate_value),
+                number(contrast.baseline_value),
+                number(contrast.ratio),
+                format!("{} to {}", number(contrast.ratio_low), number(contrast.ratio_high)),
+                finding.to_owned(),
+            ],
+        );
+    }
+    table
+}
+
+/// The name of a metric in words, with its unit.
+fn metric(name: &str) -> String {
+    let latency = name
+        .split_once("_ms_p")
+        .map(|(what, percent)| (what.to_uppercase(), percent));
+    match (name, latency) {
+        (_, Some((what, percent))) => format!("{} p{}, ms", short(&what), short(percent)),
+        ("goodput", _) => "goodput, requests/s".to_owned(),
+        ("goodput_per_core", _) => "goodput, requests/s per core".to_owned(),
+        ("goodput_per_gpu", _) => "goodput, requests/s per GPU".to_owned(),
+        ("output_tokens_per_s_per_core", _) => "output tokens/s per core".to_owned(),
+        ("output_tokens_per_s_per_gpu", _) => "output tokens/s per GPU".to_owned(),
+        (other, _) => short(other),
+    }
+}
+
+/// Kinds of errors that a table lists.
+const ERRORS_MAX: usize = 12;
+
+/// The errors that requests had, each with its count.
+fn errors(load: &LoadView<'_>) -> Table {
+    let mut table = Table::new("Requests that were not served", &["arm", "#requests", "what happened"]);
+    for arm in &load.arms {
+        let mut counts = std::collections::BTreeMap::<String, usize>::new();
+        for record in arm.measured() {
+            let what = match &record.outcome {
+                Outcome::Completed | Outcome::Cancelled => continue,
+                Outcome::Refused { status } => format!("refused with status {status}"),
+                Outcome::Failed { error } => short(error),
+            };
+            *counts.entry(what).or_default() += 1;
+        }
+        let mut counts: Vec<_> = counts.into_iter().collect();
+        counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let further: usize = counts.iter().skip(ERRORS_MAX).map(|(_, count)| count).sum();
+        for (what, count) in counts.into_iter().take(ERRORS_MAX) {
+            table.row(vec![short(arm.name), count.to_string(), what]);
+        }
+        if further > 0 {
+            table.row(vec![short(arm.name), further.to_string(), "other errors".to_owned()]);
+        }
+    }
+    table
+}
