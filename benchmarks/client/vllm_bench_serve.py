@@ -124,7 +124,8 @@ def run_vllm(serve, url: str, args, seed: int) -> dict:
         base_url=url,
         model_id="scripted",
         model_name="scripted",
-        tokenizer=None,
+        # It would count tokens if the server did not.
+        tokenizer=object(),
         input_requests=requests,
         logprobs=None,
         request_rate=args.rate,

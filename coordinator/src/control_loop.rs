@@ -12,8 +12,8 @@ use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, ClusterAction, ClusterConfig, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase, PlacementFacts,
-    Transition, WhenUnsplit,
+    Change, ClusterAction, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase, PlacementFacts, Transition,
+    WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::control_handle::{ClientSignals, ControlHandle, Input, NodeOrder, Reply};
 use crate::dispatch::{self, Channels};
-use crate::flight_recorder::{FlightRecorder, RecordedCluster};
+use crate::flight_recorder::RecordedCluster;
 use crate::membership::{NodeStreams, Terms, tell_dropped};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
@@ -67,12 +67,11 @@ enum Woken {
 /// The parts from which the loop is built.
 #[derive(Debug)]
 pub(crate) struct LoopParts {
-    pub cluster: ClusterConfig,
+    pub cluster: RecordedCluster,
     pub when_unsplit: WhenUnsplit,
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
     pub clocks: NodeClocks,
-    pub recorder: Option<FlightRecorder>,
 }
 
 #[derive(Debug)]
@@ -101,7 +100,7 @@ impl ControlLoop {
         let (readiness, readiness_seen) = watch::channel(not_yet);
         let handle = ControlHandle::new((to_self.clone(), to_membership), signals.clone(), readiness_seen);
         let control = Self {
-            cluster: RecordedCluster::new(parts.cluster, parts.recorder),
+            cluster: parts.cluster,
             membership,
             when_unsplit: parts.when_unsplit,
             inbox,
@@ -137,10 +136,7 @@ impl ControlLoop {
                 Woken::ClientSignals => self.take_signals(),
                 Woken::Input(input) => self.take(input),
                 Woken::Timer => self.handle(ClusterEvent::Tick),
-                Woken::Refresh => {
-                    self.publish_nodes();
-                    self.cluster.flush();
-                }
+                Woken::Refresh => self.publish_nodes(),
             }
         }
     }
@@ -458,8 +454,7 @@ impl ControlLoop {
         // A request may break before it was placed. Its submitter still gets a handle that says so.
         self.hand_out(id);
         if let Some(live) = self.live.remove(&id) {
-            self.cluster
-                .note_delivered(Clock::now(), id, || live.stream.delivered_tokens());
+            self.cluster.note_delivered(id, &live.stream);
             drop(live.legs);
             tell(&live.stream);
         }

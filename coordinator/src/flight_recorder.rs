@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use serde::{Serialize, Serializer};
+use service_runtime::clock::Clock;
 use service_runtime::config::ByteSize;
 use serving_core::cluster::{Cluster, ClusterAction, ClusterConfig, ClusterEvent};
 use serving_core::ids::RequestId;
@@ -24,8 +25,12 @@ use workload::flight_record::{
     Batch, EndMark, EndReason, EntryEncoder, Header, MAGIC, Note, end_mark, file_start, frame_of,
 };
 
-/// Entries are handed to the writer when they have so many bytes, and at each refresh of the loop.
+use crate::token_stream::RequestStream;
+
+/// Entries are handed to the writer when they have so many bytes, or at the first event after so much time. Nodes report several times
+/// a second.
 const BATCH_BYTES: usize = 64 << 10;
+const BATCH_TIME: Duration = Duration::from_millis(250);
 /// Batches that wait for the disk: about 4 MiB. A full queue ends the record, and never makes the loop wait.
 const QUEUE_BATCHES: usize = 64;
 /// Room for 100,000 requests of 1,000 tokens.
@@ -126,16 +131,10 @@ impl RecordedCluster {
         }
     }
 
-    pub(crate) fn note_delivered(&mut self, now: Time, request: RequestId, output_tokens: impl FnOnce() -> u64) {
+    /// The request has ended.
+    pub(crate) fn note_delivered(&mut self, request: RequestId, stream: &RequestStream) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.note_delivered(now, request, output_tokens());
-        }
-    }
-
-    /// Hands what was recorded to the writer. Never waits.
-    pub(crate) fn flush(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.flush();
+            recorder.note_delivered(request, stream.delivered_tokens());
         }
     }
 }
@@ -153,6 +152,7 @@ pub(crate) struct FlightRecorder {
     encoder: EntryEncoder,
     to_writer: SyncSender<Batch>,
     shared: Arc<Shared>,
+    flushed_at: Time,
 }
 
 impl FlightRecorder {
@@ -186,6 +186,7 @@ impl FlightRecorder {
             encoder: EntryEncoder::default(),
             to_writer,
             shared,
+            flushed_at: Time::ZERO,
         };
         let complete = tokio::spawn(async move {
             let _ = is_done.await;
@@ -208,18 +209,21 @@ impl FlightRecorder {
         if self.encoder.finish(cluster.looked_up(), &actions).is_err() {
             self.lose(1);
         }
-        if self.encoder.waiting_bytes() >= BATCH_BYTES {
+        if self.encoder.waiting_bytes() >= BATCH_BYTES || now.since(self.flushed_at) >= BATCH_TIME {
+            self.flushed_at = now;
             self.flush();
         }
         actions
     }
 
-    fn note_delivered(&mut self, now: Time, request: RequestId, output_tokens: u64) {
+    fn note_delivered(&mut self, request: RequestId, output_tokens: u64) {
         if self.is_recording() {
-            self.encoder.note(now, &Note::Delivered { request, output_tokens });
+            self.encoder
+                .note(Clock::now(), &Note::Delivered { request, output_tokens });
         }
     }
 
+    /// Never waits.
     fn flush(&mut self) {
         if self.encoder.waiting_bytes() == 0 {
             return;

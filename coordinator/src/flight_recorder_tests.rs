@@ -27,9 +27,8 @@ async fn recorded(target: &FlightRecordTarget, events: u64) -> anyhow::Result<()
         let name = NodeName::new("no-such-node");
         let event_now = Time::from_millis(event);
         brain.apply(event_now, ClusterEvent::DrainNode { name, next_role: None });
-        if event % 50 == 0 {
-            brain.note_delivered(event_now, RequestId(1), || 7);
-            brain.flush();
+        if let (0, Some(recorder)) = (event % 50, &mut brain.recorder) {
+            recorder.note_delivered(RequestId(1), 7);
         }
     }
     drop(brain);
@@ -93,11 +92,11 @@ fn a_full_queue_ends_the_record_and_counts_what_is_lost() {
         encoder: EntryEncoder::default(),
         to_writer,
         shared: shared.clone(),
+        flushed_at: Time::ZERO,
     };
     let mut brain = RecordedCluster::new(ClusterConfig::default(), Some(recorder));
-    for event in 0..5 {
-        brain.apply(Time::from_millis(event), ClusterEvent::Tick);
-        brain.flush();
+    for second in 1..6 {
+        brain.apply(Time::from_millis(1_000 * second), ClusterEvent::Tick);
     }
     assert_eq!(shared.lost_events.load(Ordering::Relaxed), 4);
     let taken: u64 = batches.try_iter().map(|batch| batch.events).sum();

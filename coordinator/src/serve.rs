@@ -23,7 +23,7 @@ use crate::api::{self, ApiLimits, AppParts, AppState};
 use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
-use crate::flight_recorder::{FlightRecorder, RecordStart};
+use crate::flight_recorder::{FlightRecorder, RecordStart, RecordedCluster};
 use crate::insight::{Insight, node_client};
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
@@ -73,12 +73,11 @@ impl Coordinator {
         };
         let (recorder, record) = start_recorder(config)?.unzip();
         let (control, handle) = ControlLoop::new(LoopParts {
-            cluster: config.cluster(),
+            cluster: RecordedCluster::new(config.cluster(), recorder),
             when_unsplit: config.when_unsplit(),
             terms,
             metrics: metrics.clone(),
             clocks: clocks.clone(),
-            recorder,
         });
         let stop = Shutdown::new();
         let health = Health::new("no node has joined yet");

@@ -20,7 +20,6 @@ pub mod record;
 pub mod replay;
 pub mod report;
 pub mod serve;
-mod serve;
 pub(crate) mod signals;
 pub mod simulate;
 pub mod sse;

@@ -72,6 +72,8 @@ const FLAT_GROWTH_MAX: f64 = 1.5;
 const BATCHING_GROWTH_MIN: f64 = 1.2;
 /// A warm cache that saves less than a tenth of TTFT does not work.
 const WARM_BY_COLD_MIN: f64 = 0.9;
+/// A server that finds this share of its prompt tokens in its cache does not miss.
+const HIT_SHARE_MIN: f64 = 0.5;
 
 /// All six rows, in the order of `Pattern`.
 pub fn diagnose(seen: &Observations, slo: &Slo) -> Vec<Diagnosis> {
@@ -205,7 +207,9 @@ fn cache(seen: &Observations) -> Diagnosis {
             None => "the server does not tell its hits".to_owned(),
         };
         let evidence = format!("p50 TTFT is {cold_ttft:.0} ms cold and {warm_ttft:.0} ms warm; {hits}");
-        Some((warm_ttft >= WARM_BY_COLD_MIN * cold_ttft, evidence))
+        // With many hits an equal TTFT means that the prompt is not what takes the time.
+        let is_missed = warm.cached_share.is_none_or(|share| share < HIT_SHARE_MIN);
+        Some((is_missed && warm_ttft >= WARM_BY_COLD_MIN * cold_ttft, evidence))
     };
     row(
         Pattern::CacheMiss,

@@ -8,7 +8,7 @@ use crate::compare::test_kit;
 fn conduct() -> Conduct {
     Conduct {
         has_fresh_processes: true,
-        order: "A-B-B-A",
+        order: "A-B-B-A".to_owned(),
         tuned: Some("six points each".to_owned()),
         same_edge: Some("one binary".to_owned()),
         arrivals: "Poisson arrivals".to_owned(),

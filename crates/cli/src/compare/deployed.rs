@@ -146,7 +146,7 @@ fn conduct(args: &CompareArgs, facts: &Facts, runner: &Runner, manner: Manner) -
         .map(|words| format!("{words}; {}", runner.placement.words()));
     Conduct {
         has_fresh_processes: false,
-        order: order::words(args.arm.len()),
+        order: order::words(args.arm.len(), args.repeats),
         incomplete: None,
         tuned: tuned.map(|words| format!("{} ({DECLARED})", words.join("; "))),
         same_edge: declared(&facts.same_edge),

@@ -18,7 +18,7 @@ pub(super) const REPEATS_MIN: u32 = 3;
 pub(super) struct Conduct {
     /// Each run had processes of its own.
     pub has_fresh_processes: bool,
-    pub order: &'static str,
+    pub order: String,
     /// Why runs are missing, if any are.
     pub incomplete: Option<String>,
     /// How the arms were tuned, or who says that they were.

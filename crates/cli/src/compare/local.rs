@@ -163,7 +163,7 @@ impl Plan {
             self.machine.node_cores(),
             self.machine.model.display(),
             shapes.join("; "),
-            order::words(self.arms.len()),
+            order::words(self.arms.len(), args.repeats),
             args.repeats,
             self.time.text().trim_end()
         )
@@ -324,7 +324,7 @@ impl Plan {
         };
         Conduct {
             has_fresh_processes: true,
-            order: order::words(self.arms.len()),
+            order: order::words(self.arms.len(), args.repeats),
             incomplete: None,
             tuned: (!args.untuned).then_some(tuned),
             same_edge: Some(format!(

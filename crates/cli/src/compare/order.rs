@@ -24,11 +24,12 @@ pub(super) fn rounds(arms: usize, repeats: u32) -> Vec<Vec<usize>> {
 }
 
 /// The order in words, for the report.
-pub(super) fn words(arms: usize) -> &'static str {
-    match arms {
-        0 | 1 => "one arm only",
-        2 => "A-B-B-A",
-        _ => "Latin square (Williams)",
+pub(super) fn words(arms: usize, repeats: u32) -> String {
+    match (arms, repeats as usize) {
+        (0 | 1, _) => "one arm only".to_owned(),
+        (2, _) => "A-B-B-A".to_owned(),
+        (_, repeats) if repeats % arms == 0 => "Latin square (Williams)".to_owned(),
+        (_, repeats) => format!("{} of {arms} rows of a Latin square (Williams)", repeats % arms),
     }
 }
 
@@ -41,6 +42,8 @@ mod tests {
     #[test]
     fn two_arms_run_a_b_b_a() {
         assert_eq!(rounds(2, 4), [[0, 1], [1, 0], [0, 1], [1, 0]]);
+        assert_eq!(words(2, 3), "A-B-B-A");
+        assert!(words(3, 3).starts_with("Latin") && words(4, 3).starts_with("3 of 4"));
         assert_eq!(rounds(1, 2), [[0], [0]]);
         assert!(rounds(0, 2).iter().all(Vec::is_empty));
     }

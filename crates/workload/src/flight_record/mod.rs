@@ -126,6 +126,4 @@ fn checksum(body: &[u8]) -> u32 {
 }
 
 #[cfg(test)]
-mod test_world;
-#[cfg(test)]
 mod tests;

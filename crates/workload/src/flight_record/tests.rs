@@ -8,8 +8,10 @@ use serving_core::node::AssignedRole;
 use serving_core::routing::RoutingPolicy;
 use serving_core::time::Time;
 
-use super::test_world::{TOKEN_BASE, World};
 use super::*;
+use world::{TOKEN_BASE, World};
+
+mod world;
 
 const FULL: u64 = 12_000;
 
@@ -167,7 +169,7 @@ fn the_traffic_of_a_record_has_its_arrivals_lengths_prefixes_and_nodes() {
 
 #[test]
 fn a_record_without_requests_or_nodes_has_no_traffic() {
-    let start = file_start(&test_world::header()).expect("a header");
+    let start = file_start(&world::header()).expect("a header");
     let error = traffic(Reader::open(start.as_slice()).expect("a record")).expect_err("no traffic");
     assert!(matches!(error, TrafficError::NoRequests));
 }
@@ -210,11 +212,11 @@ fn frame_body_bytes(record: &[u8], at: usize) -> usize {
 /// Another number here means that older records are read wrongly: raise [`SCHEMA`].
 #[test]
 fn the_schema_has_not_changed() {
-    let mut bytes = file_start(&test_world::header()).expect("a header");
+    let mut bytes = file_start(&world::header()).expect("a header");
     let mut encoder = EntryEncoder::default();
-    for event in test_world::one_of_each_event() {
+    for event in world::one_of_each_event() {
         encoder.begin(Time::from_millis(1), &event);
-        let actions = test_world::one_of_each_action();
+        let actions = world::one_of_each_action();
         encoder.finish(None, &actions).expect("it can be encoded");
     }
     bytes.extend(frame_of(&encoder.take()));

@@ -147,10 +147,14 @@ impl<'a> Session<'a> {
         let exchanges = self.exchanges();
         let mut tasks = JoinSet::new();
         let mut outcomes = Vec::new();
+        let prefixes = self.plan.prefixes.as_ref().map_or(0, |trace| trace.requests.len());
         let mut before = self.bodies.before().into_iter().enumerate();
         loop {
             let next = before.next();
-            while tasks.len() >= WARM_UPS_AT_ONCE || (next.is_none() && !tasks.is_empty()) {
+            // Prefixes one after the other, so that each is computed by itself.
+            let is_prefix = next.as_ref().is_some_and(|(number, _)| *number < prefixes);
+            let at_once = if is_prefix { 1 } else { WARM_UPS_AT_ONCE };
+            while tasks.len() >= at_once || (next.is_none() && !tasks.is_empty()) {
                 let done = tokio::select! {
                     () = observer.stop.cancelled() => return Ok(()),
                     done = tasks.join_next() => done,

@@ -23,7 +23,7 @@ use serving_core::request::{
 use serving_core::routing::RoutingPolicy;
 use serving_core::time::Time;
 
-use super::{EntryEncoder, Header, Note, file_start, frame_of};
+use crate::flight_record::{EntryEncoder, Header, Note, file_start, frame_of};
 
 /// Every token of a prompt is above it. So is no other number of the world, so that a token in a record would be found.
 pub(super) const TOKEN_BASE: u32 = 0xabc0_0000;
