@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use simulator::costs::{Costs, FitPoint, LinkCosts, StepShape};
+use simulator::costs::{Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
@@ -138,27 +138,33 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
         )?;
     }
     if let Some(fit) = &costs.fit {
-        writeln!(
-            out,
-            "the fit's error over {} kinds of steps: median {:.1} %, largest {:.1} %; the largest:",
-            fit.points.len(),
-            fit.error_median * 100.0,
-            fit.error_max * 100.0
-        )?;
-        let mut points = fit.points.clone();
-        points.sort_by(|a, b| error(b).abs().total_cmp(&error(a).abs()));
-        let mut table = Table::new(&["step", ">measured ms", ">fitted ms", ">error"]);
-        for point in points.iter().take(WORST_SHOWN) {
-            table.row(vec![
-                words(&point.shape).into(),
-                format!("{:.3}", point.measured_seconds * 1e3).into(),
-                format!("{:.3}", point.fitted_seconds * 1e3).into(),
-                format!("{:+.1} %", error(point) * 100.0).into(),
-            ]);
-        }
-        out.write_all(table.render(Terminal::plain()).as_bytes())?;
+        print_fit(&mut out, fit)?;
     }
     writeln!(out, "{}", costs.accuracy_sentence())?;
+    Ok(())
+}
+
+/// How good the fit is, and where it is worst.
+fn print_fit(out: &mut dyn std::io::Write, fit: &FitReport) -> anyhow::Result<()> {
+    writeln!(
+        out,
+        "the fit's error over {} kinds of steps: median {:.1} %, largest {:.1} %; the largest:",
+        fit.points.len(),
+        fit.error_median * 100.0,
+        fit.error_max * 100.0
+    )?;
+    let mut points = fit.points.clone();
+    points.sort_by(|a, b| error(b).abs().total_cmp(&error(a).abs()));
+    let mut table = Table::new(&["step", ">measured ms", ">fitted ms", ">error"]);
+    for point in points.iter().take(WORST_SHOWN) {
+        table.row(vec![
+            words(&point.shape).into(),
+            format!("{:.3}", point.measured_seconds * 1e3).into(),
+            format!("{:.3}", point.fitted_seconds * 1e3).into(),
+            format!("{:+.1} %", error(point) * 100.0).into(),
+        ]);
+    }
+    out.write_all(table.render(Terminal::plain()).as_bytes())?;
     Ok(())
 }
 
