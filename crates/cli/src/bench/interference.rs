@@ -291,7 +291,7 @@ mod tests {
         assert_eq!((row.itl_ms_max, row.gaps), (Some(200.0), 4));
         assert_eq!(row.long_ttft_ms_p50, Some(210.0));
         assert_eq!((row.streams_ended_early, row.not_completed), (0, 0));
-        let lines = text(&[row.clone()], Terminal::plain());
+        let lines = text(std::slice::from_ref(&row), Terminal::plain());
         for heading in ["streams", "ITL P50 ms", "ITL P99", "ratio"] {
             assert!(lines.contains(heading), "{lines}");
         }
