@@ -9,8 +9,9 @@ use workload::record::Run;
 use workload::shapes::interference::Interference;
 use workload::statistics::Samples;
 
-use super::arguments::{ServerArgs, positive};
+use super::arguments::positive;
 use super::measure::{is_cut, measure, until_interrupted};
+use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal, say};
