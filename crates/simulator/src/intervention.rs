@@ -90,6 +90,15 @@ impl Intervention {
         }
     }
 
+    /// When a standstill is over or the next life begins; of others, when they begin. From the start of the trace.
+    pub(crate) fn ends(&self) -> Duration {
+        match self.what {
+            What::Pause { lasts } => self.at + lasts,
+            What::Fail { back_after } => self.at + back_after.unwrap_or_default(),
+            What::Drain | What::Role { .. } => self.at,
+        }
+    }
+
     /// # Errors
     /// As [`Intervention::fail`].
     pub fn drain(text: &str) -> Result<Self, InterventionError> {

@@ -24,6 +24,7 @@ use serving_core::ids::{RequestId, TransferId};
 use serving_core::request::AttemptKey;
 use serving_core::time::Time;
 
+use crate::intervention::Intervention;
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 use agenda::{Agenda, Event, Place, ToNode};
@@ -35,7 +36,7 @@ use request::Live;
 
 /// Nodes join so long before the trace begins: a cluster that has just started gives new decode nodes their share slowly.
 const RUN_UP: Duration = Duration::from_secs(15);
-/// After the last request's end, until what is under way has landed.
+/// After the last request's end and the last standstill, until what is under way has landed.
 const RUN_OUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -102,7 +103,9 @@ impl<'a> World<'a> {
             }
             self.happen(event);
             if ends_at.is_none() && self.clients.are_all_done() {
-                ends_at = Some(self.agenda.now() + RUN_OUT);
+                // A node that stands still holds its blocks until it hears that they are not wanted.
+                let calm = self.scenario.interventions.iter().map(Intervention::ends).max();
+                ends_at = Some(self.agenda.now().max(start() + calm.unwrap_or_default()) + RUN_OUT);
             }
         }
         self.outcome()
