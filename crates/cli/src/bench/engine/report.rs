@@ -69,12 +69,10 @@ pub(super) fn machine() -> String {
 
 fn words(shape: &StepShape) -> String {
     let mut words = Vec::new();
-    if shape.prefill_tokens > 0 {
-        let context = shape.prefill_pairs / shape.prefill_tokens;
+    if let Some(context) = shape.prefill_pairs.checked_div(shape.prefill_tokens) {
         words.push(format!("{} prompt tokens at {context}", shape.prefill_tokens));
     }
-    if shape.decode_rows > 0 {
-        let context = shape.decode_context / shape.decode_rows;
+    if let Some(context) = shape.decode_context.checked_div(shape.decode_rows) {
         words.push(format!("{} sequences at {context}", shape.decode_rows));
     }
     if shape.draws == 0 {
