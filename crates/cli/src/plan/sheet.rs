@@ -88,9 +88,10 @@ fn grouped(value: f64, decimals: usize) -> String {
 
 /// A number in JSON, without the noise of its last bits.
 fn number(value: f64) -> Value {
-    match value.fract() == 0.0 && value.abs() < 1e15 {
-        true => json!(value as i64),
-        false => json!((value * 1e9).round() / 1e9),
+    let rounded = (value * 1e9).round() / 1e9;
+    match rounded.fract() == 0.0 && rounded.abs() < 1e15 {
+        true => json!(rounded as i64),
+        false => json!(rounded),
     }
 }
 
