@@ -219,7 +219,8 @@ fn line_of(row: &Row) -> String {
     let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
     let difference = match row.difference {
         Some(share) => format!("{:+.1} % {}", 100.0 * share, row.direction.sign()),
-        None => "-".to_owned(),
+        // Nothing became something.
+        None => format!("- {}", row.direction.sign()),
     };
     format!(
         "{:<28}{:>12}{:>12}{:>14}",
