@@ -53,9 +53,6 @@ pub struct Config {
     /// Longest wait for a place; then 429
     #[arg(long, default_value_t = 60_000)]
     pub queue_wait_ms_max: u64,
-    /// How long a request that lacks room may be overtaken by smaller ones on the decode node that saves up for it
-    #[arg(long, default_value_t = 2_000)]
-    pub overtake_ms_max: u64,
     /// Time from arrival to last token where the client does not say otherwise
     #[arg(long, default_value_t = 600_000)]
     pub request_time_limit_ms: u64,
@@ -175,7 +172,6 @@ impl Config {
         ClusterConfig {
             queue_requests_max: self.max_queue_requests,
             queue_wait_max: Duration::from_millis(self.queue_wait_ms_max),
-            overtake_max: Duration::from_millis(self.overtake_ms_max),
             lease: self.lease(),
             model_name: self.served_model_name.first().cloned(),
             local_prefill_below_tokens: self.local_prefill_below_tokens,
@@ -187,6 +183,8 @@ impl Config {
             retries_free_per_minute: self.retries_free_per_minute,
             routing: self.routing,
             on_illegal_transition: OnIllegalTransition::FailRequest,
+            // Nobody has had a reason to choose another time.
+            overtake_max: ClusterConfig::default().overtake_max,
         }
     }
 }

@@ -191,6 +191,14 @@ pub fn run(config: Config, shutdown: Shutdown) -> Running {
 /// A coordinator that runs. It is boxed, so that it is compiled and optimised in this crate, not in a program's.
 pub type Running = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
+/// The store of the requests that are remembered.
+fn records(config: &Config) -> Arc<RecordStore> {
+    Arc::new(RecordStore::new(RecordLimits {
+        records_max: config.request_records,
+        ..RecordLimits::default()
+    }))
+}
+
 async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let (model, max_model_len) = (config.model.clone(), config.max_model_len);
     let text = tokio::task::spawn_blocking(move || TextModel::open(&model, max_model_len)).await?;
@@ -210,10 +218,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
         registry: registry.as_ref().map(Registry::view).unwrap_or_default(),
-        records: Arc::new(RecordStore::new(RecordLimits {
-            records_max: config.request_records,
-            ..RecordLimits::default()
-        })),
+        records: records(&config),
         slo_rules,
         slo: Arc::default(),
         node_clocks: coordinator.clocks.clone(),

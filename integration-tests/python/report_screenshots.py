@@ -1,6 +1,6 @@
 """Takes pictures of a report: narrow and wide, light and dark, and its pages on A4.
 
-    python3 integration-tests/python/report_screenshots.py report/report.html docs/comparison/pictures [--full]
+    python3 integration-tests/python/report_screenshots.py DIR/report.html FOLDER [--full]
 
 Writes NAME-narrow-light.png, NAME-narrow-dark.png, NAME-wide-light.png, NAME-wide-dark.png and NAME-paper.pdf, and
 NAME-paper-1.png .. when pdftoppm (Debian: poppler-utils) is there. NAME is that of the report's folder. Without --full a

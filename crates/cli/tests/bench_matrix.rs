@@ -58,19 +58,15 @@ async fn a_matrix_is_a_folder_that_explains_itself() {
     std::fs::write(&contract, "e2e_ms_p99_max = 60000\n").expect("a file");
     let server = server().await;
     let contract = contract.to_str().expect("a path");
-    let met = matrix(
-        &server,
-        folder.path(),
-        &[
-            "--context",
-            "128",
-            "--contract",
-            contract,
-            "--hypothesis",
-            "B is slower",
-        ],
-    );
-    let (status, stderr) = met.await;
+    let flags = [
+        "--context",
+        "128",
+        "--contract",
+        contract,
+        "--hypothesis",
+        "B is slower",
+    ];
+    let (status, stderr) = matrix(&server, folder.path(), &flags).await;
     assert_eq!(status, Some(0), "{stderr}");
     let out = folder.path().join("matrix");
     let mut files: Vec<String> = std::fs::read_dir(&out)

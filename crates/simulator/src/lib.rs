@@ -14,4 +14,13 @@ pub mod topology;
 mod world;
 
 pub use outcome::Outcome;
-pub use scenario::{Scenario, simulate};
+pub use scenario::Scenario;
+
+/// Runs a scenario until every request has ended.
+///
+/// # Errors
+/// [`scenario::ScenarioError`]: the scenario's fault; nothing was run.
+pub fn simulate(scenario: &Scenario) -> Result<Outcome, scenario::ScenarioError> {
+    scenario.check()?;
+    Ok(world::World::new(scenario).run())
+}

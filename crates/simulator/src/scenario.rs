@@ -9,9 +9,7 @@ use workload::trace::Trace;
 
 use crate::costs::{Costs, CostsError};
 use crate::intervention::Intervention;
-use crate::outcome::Outcome;
 use crate::topology::SimulatedTopology;
-use crate::world::World;
 
 /// One simulation. The same scenario gives the same outcome, to the byte.
 #[derive(Clone, Debug)]
@@ -104,7 +102,7 @@ const REQUESTS_MAX: usize = 5_000_000;
 impl Scenario {
     /// # Errors
     /// What makes it impossible to run, named.
-    pub fn check(&self) -> Result<(), ScenarioError> {
+    pub(crate) fn check(&self) -> Result<(), ScenarioError> {
         self.costs.check()?;
         let limits = &self.nodes.limits;
         if !(1..=4_096).contains(&limits.block_tokens) {
@@ -155,13 +153,4 @@ impl Scenario {
             None => Ok(()),
         }
     }
-}
-
-/// Runs a scenario until every request has ended.
-///
-/// # Errors
-/// [`ScenarioError`]: the scenario's fault; nothing was run.
-pub fn simulate(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
-    scenario.check()?;
-    Ok(World::new(scenario).run())
 }

@@ -8,7 +8,7 @@ use serving_core::node::AssignedRole;
 use thiserror::Error;
 
 /// A coordinator remembers at most 1,024 names of nodes (`serving_core::cluster`); some are left for later joins.
-pub const NODES_MAX: u32 = 1_000;
+const NODES_MAX: u32 = 1_000;
 
 /// As a local cluster's, with a limit of its own: nodes are not processes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -72,6 +72,8 @@ const FLAT_GROWTH_MAX: f64 = 1.5;
 const BATCHING_GROWTH_MIN: f64 = 1.2;
 /// A warm cache that saves less than a tenth of TTFT does not work.
 const WARM_BY_COLD_MIN: f64 = 0.9;
+/// A server that finds this share of its prompt tokens in its cache does not miss.
+const HIT_SHARE_MIN: f64 = 0.5;
 
 /// All six rows, in the order of `Pattern`.
 pub fn diagnose(seen: &Observations, slo: &Slo) -> Vec<Diagnosis> {
@@ -170,7 +172,7 @@ fn interference(seen: &Observations) -> Diagnosis {
             .max_by(|a, b| spike(a).total_cmp(&spike(b)))?;
         let ttft = worst.ttft_ms?;
         let evidence = format!(
-            "at a load of {} p99 TTFT is {:.0} ms and p50 {:.0} ms; at the lowest load p50 is {:.0} ms",
+            "at a load of {:.2} p99 TTFT is {:.0} ms and p50 {:.0} ms; at the lowest load p50 is {:.0} ms",
             worst.offered, ttft.p99, ttft.p50, first.p50
         );
         Some((spike(worst) >= SPIKE_MIN, evidence))
@@ -188,7 +190,7 @@ fn batching(seen: &Observations) -> Diagnosis {
         let throughputs = [low, high].map(|summary| summary.throughput.output_tokens_per_s);
         let is_shown = throughputs[1] >= BATCHING_GROWTH_MIN * throughputs[0] && fast >= BATCHING_GROWTH_MIN * slow;
         let evidence = format!(
-            "from a load of {} to {} output tokens/s go from {:.1} to {:.1} and p50 TPOT from {slow:.1} to {fast:.1} ms",
+            "from a load of {:.2} to {:.2} output tokens/s go from {:.1} to {:.1} and p50 TPOT from {slow:.1} to {fast:.1} ms",
             low.offered, high.offered, throughputs[0], throughputs[1]
         );
         Some((is_shown, evidence))
@@ -205,7 +207,9 @@ fn cache(seen: &Observations) -> Diagnosis {
             None => "the server does not tell its hits".to_owned(),
         };
         let evidence = format!("p50 TTFT is {cold_ttft:.0} ms cold and {warm_ttft:.0} ms warm; {hits}");
-        Some((warm_ttft >= WARM_BY_COLD_MIN * cold_ttft, evidence))
+        // With many hits an equal TTFT means that the prompt is not what takes the time.
+        let is_missed = warm.cached_share.is_none_or(|share| share < HIT_SHARE_MIN);
+        Some((is_missed && warm_ttft >= WARM_BY_COLD_MIN * cold_ttft, evidence))
     };
     row(
         Pattern::CacheMiss,

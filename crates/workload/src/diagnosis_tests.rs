@@ -138,6 +138,17 @@ fn a_warm_cache_that_saves_nothing_misses() {
         }),
         []
     );
+    let hits = Summary {
+        cached_share: Some(0.74),
+        ..warm
+    };
+    assert_eq!(
+        shown(&Observations {
+            cold_and_warm: Some([&cold, &hits]),
+            ..Observations::default()
+        }),
+        []
+    );
 }
 
 #[test]

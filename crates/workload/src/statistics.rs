@@ -36,19 +36,6 @@ impl Samples {
         let sum: f64 = self.0.iter().map(|value| (value - mean).powi(2)).sum();
         Some((sum / self.0.len() as f64).sqrt())
     }
-    /// Points of the cumulative distribution: the value, and the share of samples that are not above it. At most `points_max`
-    /// of them, evenly spread over the shares; the smallest and the largest sample are always there.
-    pub fn cdf(&self, points_max: usize) -> Vec<(f64, f64)> {
-        let count = self.0.len();
-        let points = points_max.max(2).min(count);
-        let place = |point: usize| match points {
-            1 => 0,
-            _ => point * (count - 1) / (points - 1),
-        };
-        (0..points)
-            .map(|point| (self.0[place(point)], (place(point) + 1) as f64 / count as f64))
-            .collect()
-    }
     pub fn distribution(&self) -> Option<Distribution> {
         Some(Distribution {
             count: self.0.len(),
@@ -93,7 +80,6 @@ mod tests {
         let none = Samples::new([f64::NAN, f64::INFINITY]);
         assert_eq!(none.percentile(50.0), None);
         assert_eq!(none.distribution(), None);
-        assert!(none.cdf(10).is_empty());
     }
 
     #[test]
@@ -112,16 +98,6 @@ mod tests {
             let (low, high) = (samples.percentile(a.min(b)).unwrap(), samples.percentile(a.max(b)).unwrap());
             prop_assert!(low <= high);
             prop_assert!(samples.percentile(0.0).unwrap() <= low && high <= samples.percentile(100.0).unwrap());
-        }
-
-        #[test]
-        fn a_cdf_rises_to_one_and_keeps_both_ends(values in prop::collection::vec(0.0..1e6_f64, 1..300), points in 0_usize..50) {
-            let samples = Samples::new(values.iter().copied());
-            let cdf = samples.cdf(points);
-            prop_assert!(cdf.len() <= points.max(2));
-            prop_assert!(cdf.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 < pair[1].1));
-            prop_assert_eq!(cdf[0].0, samples.percentile(0.0).unwrap());
-            prop_assert_eq!(cdf.last().copied().unwrap().1, 1.0);
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct Counts {
 
 impl Counts {
     /// The share of measured requests that got no whole answer.
-    pub fn unserved_share(&self) -> f64 {
+    pub(crate) fn unserved_share(&self) -> f64 {
         share(self.measured - self.completed, self.measured).unwrap_or(0.0)
     }
 }

@@ -27,7 +27,7 @@ const ENDS: &[&str] = &[
 /// A word without a slash is a file's name when it has one of these ends. (`answer.json` is a call, `keda.sh` a host.)
 const ENDS_OF_NAMES: &[&str] = &[".rs", ".md", ".py"];
 /// Pages of other projects that comments name.
-const OTHER_PROJECTS: &[&str] = &["gguf.md"];
+const OTHER_PROJECTS: &[&str] = &["gguf.md", "vllm/benchmarks/serve.py"];
 
 /// Every path of the repository, and every end of one: `src/main.rs` of `coordinator/src/main.rs`.
 #[derive(Debug, Default)]

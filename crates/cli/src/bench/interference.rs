@@ -9,8 +9,9 @@ use workload::record::Run;
 use workload::shapes::interference::Interference;
 use workload::statistics::Samples;
 
-use super::arguments::{ServerArgs, positive};
+use super::arguments::positive;
 use super::measure::{is_cut, measure, until_interrupted};
+use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal, say};
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!((row.itl_ms_max, row.gaps), (Some(200.0), 4));
         assert_eq!(row.long_ttft_ms_p50, Some(210.0));
         assert_eq!((row.streams_ended_early, row.not_completed), (0, 0));
-        let lines = text(&[row.clone()], Terminal::plain());
+        let lines = text(std::slice::from_ref(&row), Terminal::plain());
         for heading in ["streams", "ITL P50 ms", "ITL P99", "ratio"] {
             assert!(lines.contains(heading), "{lines}");
         }

@@ -14,10 +14,11 @@ use workload::record::Run;
 use workload::shapes::named::MatrixRow;
 use workload::trace::Trace;
 
-use super::arguments::{Judge, JudgeArgs, ServerArgs, is_met, positive};
+use super::arguments::{Judge, JudgeArgs, is_met, positive};
 use super::load::plan::{LoadPlan, Pace};
 use super::measure::{is_cut, measure, until_interrupted};
 use super::point::{Point, table};
+use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::http;
 use crate::terminal::{Terminal, say};
@@ -78,7 +79,7 @@ pub struct MatrixArgs {
     /// What you expect, stored with the result.
     #[arg(long, value_name = "TEXT")]
     hypothesis: Option<String>,
-    /// The folder of the results: hardware.md, server-flags.md, row-*.json, interpretation.md.
+    /// The folder of the results: the hardware, the flags of the server, row-*.json, and an interpretation.
     #[arg(long, default_value = "matrix", value_name = "DIR")]
     out: PathBuf,
 }

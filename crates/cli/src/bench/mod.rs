@@ -7,6 +7,7 @@ pub mod load;
 pub mod matrix;
 mod measure;
 mod point;
+mod server;
 pub mod slowest;
 pub mod sweep;
 pub mod transfer;

@@ -19,6 +19,8 @@ pub(super) struct Point {
     pub summary: Summary,
     pub per_resource: PerResource,
     pub over_saturation: Option<OverSaturation>,
+    /// End-to-end time by that on an idle server, where a run with one user was measured as well.
+    pub slowdown: Option<Distribution>,
     /// Empty without a contract.
     pub contract: Vec<Clause>,
 }
@@ -33,6 +35,7 @@ impl Point {
                 LoopKind::Closed => None,
                 _ => OverSaturation::of(run),
             },
+            slowdown: None,
             contract: judge.clauses(&summary),
             summary,
         }
@@ -87,6 +90,7 @@ pub(super) fn table(points: &[Point], marks: impl Fn(&Point) -> &'static str, te
         ">out tok/s",
         ">goodput/s",
         ">SLO met",
+        ">slowdown p99",
         "notes",
     ]);
     for point in points {
@@ -119,6 +123,7 @@ pub(super) fn table(points: &[Point], marks: impl Fn(&Point) -> &'static str, te
             format!("{:.1}", throughput.output_tokens_per_s).into(),
             format!("{:.2}", point.summary.goodput_per_s).into(),
             Cell::new(format!("{:.0} %", attained * 100.0)).paint(paint),
+            at(&point.slowdown, |times| times.p99),
             point.notes(marks(point)).into(),
         ]);
     }

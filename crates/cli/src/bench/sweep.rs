@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use workload::knee::{Knee, KneePlan, KneeSearch, Probe, held};
 use workload::record::Run;
 
-use super::arguments::{Judge, JudgeArgs, ServerArgs, positive};
+use super::arguments::{Judge, JudgeArgs, positive};
 use super::load::plan::LoadPlan;
 use super::measure::{is_cut, measure, until_interrupted, write_json};
 use super::point::Point;
+use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::terminal::say;
 use plan::{Load, Setting};

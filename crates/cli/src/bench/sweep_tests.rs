@@ -113,6 +113,10 @@ async fn without_flags_there_are_four_loads_and_each_run_warns_of_its_closed_loo
     let report = SweepReport::of(&args, &judge(&args), &sweep);
     let json = serde_json::to_value(&report).expect("JSON");
     assert_eq!(json["points"][3]["label"], "20 users");
+    let alone = json["points"][0]["slowdown"]["p50"]
+        .as_f64()
+        .expect("a run with one user");
+    assert!((alone - 1.0).abs() < 1e-6, "{alone}");
     assert_eq!(json["warnings"][0]["warning"], "closed_loop");
 }
 

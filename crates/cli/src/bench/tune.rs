@@ -42,7 +42,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 pub struct TuneArgs {
     #[arg(long, default_value = "1p1d", value_name = "NpMd|Nc")]
     topology: Topology,
-    /// As `baton up` takes it. The stand-in engine needs none.
+    /// As `baton up` takes it.
     #[arg(long, default_value = "smollm2-135m", value_name = "PATH|NAME")]
     model: String,
     #[command(flatten)]
@@ -91,6 +91,9 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
     let model = model_of(args)?;
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
     let options = LocalClusterOptions::new(executable, args.topology, model);
+    options
+        .check_memory()
+        .with_context(|| format!("{} of {} does not fit this machine", args.topology, args.model))?;
     let (points, is_whole) = until_interrupted(async |stop: CancellationToken| {
         let measured = async |knobs: Knobs| one(args, options.clone(), knobs, &stop).await;
         tune(args, measured).await

@@ -1,3 +1,5 @@
+//! Tests of what is concluded from runs.
+
 use std::time::Duration;
 
 use workload::comparison::Finding;

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, ArmKind};
 
 use super::args::CompareArgs;
 use super::budget::{Counts, Deadline, TimePlan};
 use super::facts::{ArmFacts, DECLARED, Facts};
 use super::fairness::Conduct;
-use super::finish::{Finished, finish, stop_on_signals};
+use super::finish::{Finished, finish};
 use super::measure::{Manner, Offered, ShapePlan, measure};
 use super::order;
 use super::progress::Shown;
@@ -20,7 +21,7 @@ use super::traffic::{TYPICAL, Traffic};
 use crate::exit::{Exit, WithExit};
 use crate::terminal::say;
 
-pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
+pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyhow::Result<Exit> {
     let path = args.facts.as_deref().context("--arm needs --facts")?;
     let facts = Facts::read(path)?;
     let (arms, targets) = arms(args, &facts)?;
@@ -39,7 +40,6 @@ pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
     if args.plan_only {
         return Ok(Exit::Ok);
     }
-    let stop = stop_on_signals()?;
     let mut runner = Runner {
         machine: None,
         model: args.model.clone(),

@@ -1,3 +1,5 @@
+//! Tests of the fairness list.
+
 use super::*;
 use crate::compare::test_kit::comparison;
 

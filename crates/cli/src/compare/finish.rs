@@ -109,20 +109,29 @@ fn handoffs(comparison: &Comparison) -> Value {
     comparison.arms.iter().map(of).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// The first Ctrl-C ends the comparison with what is there.
-pub(super) fn stop_on_signals() -> anyhow::Result<CancellationToken> {
+/// What the user's signals ask for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stops {
+    /// The first one: end with what is there.
+    pub soon: CancellationToken,
+    /// The second one. Nothing is written, and the nodes end with this process.
+    pub at_once: CancellationToken,
+}
+
+/// # Errors
+/// The system does not tell of signals.
+pub(super) fn stop_on_signals() -> anyhow::Result<Stops> {
     let mut signals = Signals::install()?;
-    let stop = CancellationToken::new();
-    let told = stop.clone();
+    let stops = Stops::default();
+    let told = stops.clone();
     tokio::spawn(async move {
         signals.next().await;
-        say!("stopping: what was measured is written, without a verdict");
-        told.cancel();
+        say!("stopping: what was measured is written, without a verdict; again stops at once");
+        told.soon.cancel();
         signals.next().await;
-        // The second one: at once. The nodes end with this process.
-        std::process::exit(Exit::Interrupted as i32);
+        told.at_once.cancel();
     });
-    Ok(stop)
+    Ok(stops)
 }
 
 /// `YYYY-MM-DD`, in UTC.

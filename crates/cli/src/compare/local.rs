@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, ArmKind, Slo};
 
 use super::args::{ArmName, CompareArgs};
@@ -12,7 +13,7 @@ use super::budget::{Counts, Deadline, TimePlan};
 use super::cores::{self, Cores};
 use super::costs::Costs;
 use super::fairness::Conduct;
-use super::finish::{Finished, finish, stop_on_signals, today};
+use super::finish::{Finished, finish, today};
 use super::machine::Machine;
 use super::measure::{Manner, Offered, ShapePlan, measure};
 use super::order;
@@ -45,13 +46,12 @@ struct Plan {
     slo: Slo,
 }
 
-pub(super) async fn compare(args: &CompareArgs) -> anyhow::Result<Exit> {
+pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyhow::Result<Exit> {
     let plan = Plan::make(args)?;
     say!("{}", plan.text(args));
     if args.plan_only {
         return Ok(Exit::Ok);
     }
-    let stop = stop_on_signals()?;
     let counts = plan.time.counts;
     let mut runner = Runner {
         machine: Some(plan.machine.clone()),

@@ -43,9 +43,16 @@ pub fn run(args: CompareArgs) -> anyhow::Result<Exit> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        match args.arm.is_empty() {
-            true => local::compare(&args).await,
-            false => deployed::compare(&args).await,
+        let stops = finish::stop_on_signals()?;
+        let work = async {
+            match args.arm.is_empty() {
+                true => local::compare(&args, stops.soon.clone()).await,
+                false => deployed::compare(&args, stops.soon.clone()).await,
+            }
+        };
+        tokio::select! {
+            outcome = work => outcome,
+            () = stops.at_once.cancelled() => Ok(Exit::Interrupted),
         }
     })
 }

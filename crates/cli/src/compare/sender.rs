@@ -39,7 +39,8 @@ impl Placement {
     fn take() -> Self {
         // No safe call sets a thread's policy; the program of util-linux does.
         let thread = gettid().as_raw_nonzero().to_string();
-        let words = ["--rr", "--reset-on-fork", "--pid", REAL_TIME_PRIORITY, &thread];
+        // Threads that it starts have it too: the load client has one for its times.
+        let words = ["--rr", "--pid", REAL_TIME_PRIORITY, &thread];
         let done = Command::new("chrt").args(words).stderr(Stdio::null()).status();
         if done.is_ok_and(|status| status.success()) {
             return Self::RealTime;

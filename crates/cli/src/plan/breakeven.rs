@@ -6,12 +6,14 @@ use workload::plan::kv::{LINKS, rate_of_gbit};
 
 use super::model::{ModelNumbers, numbers};
 use super::sheet::{Item, Sheet, Unit};
+use super::times::{Measured, TimesArgs};
 
 const EXAMPLES: &str = "\
 Examples:
   baton plan breakeven --model smollm2-135m --prefill-us-per-token 500 --step-ms 6 --itl-ms-max 50
   baton plan breakeven --kv-bytes-per-token 131072 --prefill-us-per-token 60 --step-ms 12 --itl-ms-max 50 --chunk-tokens 2048
-  baton plan breakeven --kv-bytes-per-token 131072 --prefill-us-per-token 60 --step-ms 12 --itl-ms-max 50 --no-chunks";
+  baton plan breakeven --kv-bytes-per-token 131072 --prefill-us-per-token 60 --step-ms 12 --itl-ms-max 50 --no-chunks
+  baton plan breakeven --costs costs.json --itl-ms-max 50";
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
@@ -20,14 +22,13 @@ pub(super) struct BreakevenArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "kv_bytes_per_token")]
     model: Option<String>,
     /// KV bytes of a token (`baton plan kv`).
-    #[arg(long, value_name = "BYTES", required_unless_present = "model")]
+    #[arg(long, value_name = "BYTES", required_unless_present_any = ["model", "costs"])]
     kv_bytes_per_token: Option<f64>,
-    /// Measured time of a node for one prompt token (`baton bench engine`).
-    #[arg(long, value_name = "US")]
-    prefill_us_per_token: f64,
+    #[command(flatten)]
+    times: TimesArgs,
     /// Measured time of a step of the running streams alone: their usual gap.
-    #[arg(long, value_name = "MS")]
-    step_ms: f64,
+    #[arg(long, value_name = "MS", required_unless_present = "costs")]
+    step_ms: Option<f64>,
     /// The longest gap between tokens that is allowed.
     #[arg(long, value_name = "MS", default_value_t = 50.0)]
     itl_ms_max: f64,
@@ -62,13 +63,17 @@ impl BreakevenArgs {
     pub fn sheet(&self) -> anyhow::Result<Sheet> {
         let model = self.model.as_deref().map(numbers).transpose()?;
         let of_model = model.as_ref().map(ModelNumbers::kv_bytes_per_token).transpose()?;
+        let measured = self.times.measured()?;
+        let of_file = |figure: fn(&Measured) -> f64| measured.as_ref().map(figure);
+        let kv_of_file = of_file(|measured| measured.kv_bytes_per_token);
+        let step_ms = self.step_ms.or(of_file(|measured| measured.step_ms));
         let costs = Costs {
-            prefill_s: self.prefill_us_per_token / 1e6,
-            step_s: self.step_ms / 1e3,
+            prefill_s: self.times.prefill_us_per_token(measured.as_ref()) / 1e6,
+            step_s: step_ms.unwrap_or(f64::NAN) / 1e3,
             chunk_tokens: (!self.no_chunks).then_some(self.chunk_tokens),
             prefill_chunk_tokens: self.prefill_chunk_tokens,
             last_chunk_tokens: self.last_chunk_tokens,
-            kv_bytes_per_token: of_model.or(self.kv_bytes_per_token).unwrap_or(f64::NAN),
+            kv_bytes_per_token: of_model.or(self.kv_bytes_per_token).or(kv_of_file).unwrap_or(f64::NAN),
             handoff_s: self.handoff_ms / 1e3,
             gap_limit_s: self.itl_ms_max / 1e3,
         };
@@ -79,6 +84,7 @@ impl BreakevenArgs {
             Some(model) => Sheet::new("breakeven").input_words(("model", "model"), model.name.clone()),
             None => Sheet::new("breakeven"),
         };
+        let sheet = self.times.named(sheet, measured.as_ref());
         let sheet = self.explained(self.with_inputs(sheet, costs));
         let sheet = sheet.table("prompt_lengths_that_can_pay", &LINK_COLUMNS, link_rows(costs, &links)?);
         let sheet = sheet.table("prompts", &PROMPT_COLUMNS, self.prompt_rows(costs)?);
@@ -95,10 +101,10 @@ impl BreakevenArgs {
             )
             .input(
                 ("prefill_us_per_token", "one prompt token"),
-                self.prefill_us_per_token,
+                costs.prefill_s * 1e6,
                 Unit::Of("us"),
             )
-            .input(("step_ms", "step of the running streams"), self.step_ms, Unit::Ms)
+            .input(("step_ms", "step of the running streams"), costs.step_s * 1e3, Unit::Ms)
             .input(("itl_ms_max", "longest gap allowed"), self.itl_ms_max, Unit::Ms)
             .input(("streams", "running streams"), f64::from(self.streams), Unit::Whole(""));
         let sheet = match costs.chunk_tokens {
@@ -125,6 +131,7 @@ impl BreakevenArgs {
             .formula("two pools: running streams feel nothing; the new stream waits once for the KV that is still under way when")
             .formula("its prompt ends: the last chunk's way, or the queue on a link that is slower than the computing, and the handoff")
             .formula("can pay = the co-located gap breaks the limit, and that wait is shorter than the growth of the gap")
+            .note("- under \"from\": for no length; - under \"to\": for all longer prompts (up to 131,072 tokens).")
             .note("Left out: nodes of an idle pool are a cost, transfers of several prompts share a link, and attention makes later")
             .note("tokens of a long prompt dearer. So \"can pay\" is necessary and not sufficient. `baton compare` measures.")
     }

@@ -10,6 +10,7 @@ mod model;
 mod queues;
 mod servers;
 mod sheet;
+mod times;
 mod xpyd;
 
 use clap::{Args, Subcommand};

@@ -267,13 +267,6 @@ impl Sheet {
         block("warning", self.warnings.iter().map(warned).collect());
         text
     }
-
-    /// A result or an input of a test.
-    #[cfg(test)]
-    pub fn value(&self, key: &str) -> Option<&Value> {
-        let mut figures = self.results.iter().chain(&self.inputs);
-        figures.find(|figure| figure.key == key).map(|figure| &figure.value)
-    }
 }
 
 fn figure((key, label): (&'static str, &'static str), value: f64, unit: Unit) -> Figure {

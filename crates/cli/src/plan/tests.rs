@@ -236,3 +236,36 @@ fn every_plan_names_its_formula_and_has_the_same_keys() {
         );
     }
 }
+
+#[test]
+fn a_file_of_costs_gives_the_times_and_a_typed_time_goes_before_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("costs.json");
+    let costs = serde_json::json!({
+        "name": "test", "origin": "typed in", "kv_bytes_per_token": 1000,
+        "step": {"fixed_seconds": 0.004, "prefill_token_seconds": 0.0001, "prefill_pair_seconds": 0.0,
+                 "decode_row_seconds": 0.001, "decode_context_token_seconds": 0.0, "draw_seconds": 0.0},
+        "overheads": {"request_seconds": 0.0, "prompt_token_seconds": 0.0, "hop_seconds": 0.0, "hop_prompt_token_seconds": 0.0,
+                      "egress_seconds": 0.0, "loop_seconds": 0.0, "commit_seconds": 0.0, "role_change_seconds": 0.0},
+        "link": {"name": "10 Gb/s", "latency_seconds": 0.0, "bytes_per_second": 1.25e9, "is_streamed": true}
+    });
+    std::fs::write(&path, costs.to_string()).expect("written");
+    let load = "xpyd --rps 10 --prompt-tokens 64 --output-tokens 10";
+    let found = page(&format!(
+        "{load} --costs {} --step-tokens 400 --batch 4",
+        path.display()
+    ));
+    // 4 ms for the step and 400 x 0.1 ms; 4 ms and 4 x 1 ms for four sequences.
+    assert_eq!(found["inputs"]["prefill_us_per_token"], 110);
+    assert_eq!(found["inputs"]["decode_us_per_token"], 2000);
+    let typed = page(&format!("{load} --costs {} --decode-us-per-token 7", path.display()));
+    assert_eq!(typed["inputs"]["decode_us_per_token"], 7);
+    let even = page(&format!("breakeven --costs {} --batch 4", path.display()));
+    assert_eq!(
+        (&even["inputs"]["step_ms"], &even["inputs"]["kv_bytes_per_token"]),
+        (&8.into(), &1000.into())
+    );
+    std::fs::write(&path, "{}").expect("written");
+    assert!(plan(&format!("{load} --costs {}", path.display())).is_err());
+    assert!(plan(load).is_err(), "no times at all");
+}

@@ -10,10 +10,12 @@ use workload::trace::facts::TraceFacts;
 use workload::trace::{ReadLimits, read};
 
 use super::sheet::{Item, Sheet, Unit};
+use super::times::TimesArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   baton plan xpyd --trace conversation_trace.jsonl --prefill-us-per-token 60 --decode-us-per-token 400
+  baton plan xpyd --trace conversation_trace.jsonl --costs costs.json --nodes 8
   baton plan xpyd --rps 20 --prompt-tokens 1500 --output-tokens 200 --prefill-us-per-token 60 --decode-us-per-token 400 --nodes 8";
 
 #[derive(Debug, Args)]
@@ -45,12 +47,11 @@ pub(super) struct XpydArgs {
     /// would save, unless this says another.
     #[arg(long, value_name = "SHARE")]
     cached_share: Option<f64>,
-    /// Measured time of a prefill node for one prompt token (`baton bench engine`).
-    #[arg(long, value_name = "US")]
-    prefill_us_per_token: f64,
+    #[command(flatten)]
+    times: TimesArgs,
     /// Measured time of a decode node for one output token: the time of a step by the sequences in it.
-    #[arg(long, value_name = "US")]
-    decode_us_per_token: f64,
+    #[arg(long, value_name = "US", required_unless_present = "costs")]
+    decode_us_per_token: Option<f64>,
     /// Ceiling of the prefill pool's utilisation. Prompts wait for it, so it follows the limit of TTFT (`baton plan slo`).
     #[arg(long, value_name = "SHARE", default_value_t = 0.70)]
     prefill_utilisation: f64,
@@ -76,23 +77,29 @@ impl XpydArgs {
             Some(path) => self.of_trace(path)?,
             None => (Sheet::new("xpyd"), self.typed()),
         };
+        let measured = self.times.measured()?;
+        let prefill_us = self.times.prefill_us_per_token(measured.as_ref());
+        let of_file = measured.as_ref().map(|measured| measured.decode_us_per_token);
+        let decode_us = self.decode_us_per_token.or(of_file).unwrap_or(f64::NAN);
         let load = PoolLoad {
             rate: shape.rate,
             prompt_tokens: shape.prompt_tokens * (1.0 - shape.cached_share),
             output_tokens: shape.output_tokens,
-            prefill_s: self.prefill_us_per_token / 1e6,
-            decode_s: self.decode_us_per_token / 1e6,
+            prefill_s: prefill_us / 1e6,
+            decode_s: decode_us / 1e6,
             prefill_ceiling: self.prefill_utilisation,
             decode_ceiling: self.decode_utilisation,
         };
         let found = pools(load)?;
-        let sheet = sheet
+        let sheet = self
+            .times
+            .named(sheet, measured.as_ref())
             .input(("rate_per_s", "rate"), shape.rate, Unit::Of("requests/s"))
             .input(("prompt_tokens", "prompt"), shape.prompt_tokens, Unit::Of("tokens"))
             .input(("cached_share", "prompt from the cache"), shape.cached_share, Unit::Percent)
             .input(("output_tokens", "answer"), shape.output_tokens, Unit::Of("tokens"))
-            .input(("prefill_us_per_token", "prefill node, a token"), self.prefill_us_per_token, Unit::Of("us"))
-            .input(("decode_us_per_token", "decode node, a token"), self.decode_us_per_token, Unit::Of("us"))
+            .input(("prefill_us_per_token", "prefill node, a token"), prefill_us, Unit::Of("us"))
+            .input(("decode_us_per_token", "decode node, a token"), decode_us, Unit::Of("us"))
             .input(("prefill_ceiling", "ceiling of the prefill pool"), self.prefill_utilisation, Unit::Percent)
             .input(("decode_ceiling", "ceiling of the decode pool"), self.decode_utilisation, Unit::Percent)
             .formula("busy prefill nodes = rate x prompt tokens that are computed x time for one")

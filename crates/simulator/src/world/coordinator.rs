@@ -96,12 +96,12 @@ impl World<'_> {
             ClusterAction::Complete { request, .. } => self.end(request, RequestOutcome::Completed),
             ClusterAction::Forget { request } => self.end(request, RequestOutcome::Cancelled),
             ClusterAction::WelcomeNode { stream } => {
-                self.to_stream(stream, ToNode::Welcome);
+                self.tell_stream(stream, ToNode::Welcome);
             }
             ClusterAction::RefuseNode { stream, .. } => {
                 self.refused(stream);
             }
-            ClusterAction::RequestDrain { stream, next_role } => self.to_stream(stream, ToNode::Drain { next_role }),
+            ClusterAction::RequestDrain { stream, next_role } => self.tell_stream(stream, ToNode::Drain { next_role }),
             ClusterAction::DropNode { node, cause } => self.drop_node(&node, cause),
             // Leases run at the coordinator; every pair is known here; one coordinator shares its permits with nobody.
             ClusterAction::RenewLease { .. } | ClusterAction::SendPeers { .. } | ClusterAction::TellPermits { .. } => {}

@@ -93,7 +93,7 @@ impl World<'_> {
         // A node that is gone does not take it.
         if !self.nodes[to.node].is_at(to) {
             let reason = "pair_lost";
-            self.to_node(self.latency(), (node, ToNode::PushBroken { key, reason }));
+            self.send_to(self.latency(), (node, ToNode::PushBroken { key, reason }));
         }
     }
 

@@ -142,7 +142,7 @@ impl World<'_> {
             next_role,
         });
         own.scheduler.pause_grants(true);
-        self.to_node(self.scenario.nodes.drain_grace, (node, ToNode::Turn));
+        self.send_to(self.scenario.nodes.drain_grace, (node, ToNode::Turn));
         self.turn_soon(node);
     }
 
@@ -179,7 +179,7 @@ impl World<'_> {
     /// Deadlines and quarantine are looked at every second while there is anything to look at.
     pub(super) fn tick_soon(&mut self, node: usize) {
         if !std::mem::replace(&mut self.nodes[node].is_tick_due, true) {
-            self.to_node(TICK, (node, ToNode::Tick));
+            self.send_to(TICK, (node, ToNode::Tick));
         }
     }
 

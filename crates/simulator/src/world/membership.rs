@@ -49,7 +49,7 @@ impl World<'_> {
         self.agenda.after(self.hop, Event::Membership(Box::new(event)));
     }
 
-    pub(super) fn to_stream(&mut self, stream: StreamId, what: ToNode) {
+    pub(super) fn tell_stream(&mut self, stream: StreamId, what: ToNode) {
         if let Some(place) = self.streams.get(&stream).copied() {
             self.agenda.after(self.hop, Event::Node { place, what });
         }

@@ -162,7 +162,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn to_node(&mut self, delay: Duration, (node, what): (usize, ToNode)) {
+    fn send_to(&mut self, delay: Duration, (node, what): (usize, ToNode)) {
         let place = self.place(node);
         self.agenda.after(delay, Event::Node { place, what });
     }

@@ -107,7 +107,7 @@ impl World<'_> {
             return;
         }
         let (left, serial) = (seconds(running.left / speed), running.serial);
-        self.to_node(left, (node, ToNode::StepEnd { serial }));
+        self.send_to(left, (node, ToNode::StepEnd { serial }));
     }
 
     pub(super) fn end_step(&mut self, node: usize, serial: u64) {

@@ -42,7 +42,7 @@ pub struct Operations {
 }
 
 impl Operations {
-    pub fn tflop(self) -> f64 {
+    pub(crate) fn tflop(self) -> f64 {
         self.linear_tflop + self.attention_tflop
     }
 }

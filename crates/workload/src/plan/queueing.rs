@@ -49,7 +49,7 @@ pub struct Wait {
 ///
 /// # Errors
 /// An input is not above 0, or the servers are always busy.
-pub fn wait_alone(load: Load, count: u32) -> Result<Wait, PlanError> {
+pub(crate) fn wait_alone(load: Load, count: u32) -> Result<Wait, PlanError> {
     let utilisation = utilisation(load, count)?;
     Ok(wait(utilisation, load.service_s / (1.0 - utilisation)))
 }
@@ -58,7 +58,7 @@ pub fn wait_alone(load: Load, count: u32) -> Result<Wait, PlanError> {
 ///
 /// # Errors
 /// An input is not above 0, or the servers are always busy.
-pub fn wait_pooled(load: Load, count: u32) -> Result<Wait, PlanError> {
+pub(crate) fn wait_pooled(load: Load, count: u32) -> Result<Wait, PlanError> {
     let utilisation = utilisation(load, count)?;
     let waiting = erlang_c(load.busy()?, count);
     Ok(wait(waiting, load.service_s / (f64::from(count) * (1.0 - utilisation))))

@@ -13,7 +13,7 @@ mod sentence;
 use std::collections::BTreeMap;
 
 pub use metric::Metric;
-pub use of_arm::{ArmFrame, ArmInterval, of_arm};
+pub(crate) use of_arm::{ArmFrame, ArmInterval, of_arm};
 pub use refusal::Refusal;
 
 use crate::comparison::{Arm, ArmRun, Comparison, Contrast, Finding, Shape, Slo};

@@ -14,7 +14,7 @@ use crate::record::Run;
 
 /// The mean over the repeats, and where it may lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ArmInterval {
+pub(crate) struct ArmInterval {
     pub value: f64,
     pub low: f64,
     pub high: f64,
@@ -22,7 +22,7 @@ pub struct ArmInterval {
 
 /// What an arm is judged with.
 #[derive(Clone, Copy, Debug)]
-pub struct ArmFrame<'a> {
+pub(crate) struct ArmFrame<'a> {
     pub slo: &'a Slo,
     pub resources: &'a Resources,
     pub seed: u64,
@@ -31,7 +31,7 @@ pub struct ArmFrame<'a> {
 /// `None`: no run, or one in which the metric has no value.
 ///
 /// The two sources of error are those of `interval.rs`. With one run only the second one is known.
-pub fn of_arm(metric: Metric, runs: &[&Run], frame: &ArmFrame<'_>) -> Option<ArmInterval> {
+pub(crate) fn of_arm(metric: Metric, runs: &[&Run], frame: &ArmFrame<'_>) -> Option<ArmInterval> {
     let observed: Vec<Observed> = runs
         .iter()
         .map(|run| Observed::of(metric, run, frame.slo, frame.resources))

@@ -62,7 +62,7 @@ pub struct EngineArgs {
     /// Output of `baton bench transfer --json`: the best transport between two nodes of this machine becomes the link.
     #[arg(long, value_name = "FILE")]
     link: Option<PathBuf>,
-    /// Output of benchmarks/simulator/overheads. Default: rough values, and the costs say so.
+    /// Output of benchmarks/simulator/overheads. Default: those of docs/measurements/simulator.md.
     #[arg(long, value_name = "FILE")]
     overheads: Option<PathBuf>,
     /// Write the costs to this file.
@@ -73,25 +73,25 @@ pub struct EngineArgs {
     json: bool,
 }
 
-/// Rough values for loopback on one machine, for whoever has not measured; the costs then say so. `benchmarks/simulator/overheads`
-/// measures them.
+/// For whoever has not measured: what `benchmarks/simulator/overheads` gave on the machine of docs/measurements/simulator.md.
 const OVERHEADS: Overheads = Overheads {
-    request_seconds: 0.000_9,
-    prompt_token_seconds: 0.000_000_6,
-    hop_seconds: 0.000_3,
-    hop_prompt_token_seconds: 0.000_000_02,
-    egress_seconds: 0.000_2,
-    loop_seconds: 0.000_15,
-    commit_seconds: 0.000_5,
+    request_seconds: 0.000_22,
+    prompt_token_seconds: 0.000_000_1,
+    hop_seconds: 0.000_14,
+    hop_prompt_token_seconds: 0.000_000_14,
+    egress_seconds: 0.000_06,
+    loop_seconds: 0.000_14,
+    commit_seconds: 0.000_02,
     role_change_seconds: 0.5,
 };
 
-/// Also rough: a sixth of what one `memcpy` moves (docs/measurements/transfer.md). `baton bench transfer` measures it.
+/// Shared memory between two nodes of one `baton up`, in direct mode, as docs/measurements/transfer.md has it: 10 GB/s, and half a
+/// millisecond for the messages.
 fn default_link() -> LinkCosts {
     LinkCosts {
         name: "shm-direct".to_owned(),
-        latency_seconds: 0.000_2,
-        bytes_per_second: 2.5e9,
+        latency_seconds: 0.000_5,
+        bytes_per_second: 1e10,
         is_streamed: false,
     }
 }
@@ -148,10 +148,10 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
 fn origin(args: &EngineArgs) -> String {
     let mut origin = std::env::args().collect::<Vec<_>>().join(" ");
     if args.overheads.is_none() {
-        origin += "; overheads: rough values, not measured";
+        origin += "; overheads: those of docs/measurements/simulator.md";
     }
     if args.link.is_none() {
-        origin += "; link: rough values, not measured";
+        origin += "; link: that of docs/measurements/transfer.md";
     }
     origin
 }

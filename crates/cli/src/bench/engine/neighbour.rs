@@ -66,7 +66,7 @@ fn beside<T>(
     measure: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let is_over = AtomicBool::new(false);
-    let (ready, all_ready) = std::sync::mpsc::channel();
+    let (ready, all_ready) = std::sync::mpsc::sync_channel(count as usize);
     std::thread::scope(|scope| {
         let neighbours: Vec<_> = (1..=count)
             .map(|number| {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use simulator::costs::{Costs, FitPoint, LinkCosts, StepShape};
+use simulator::costs::{Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
@@ -69,12 +69,10 @@ pub(super) fn machine() -> String {
 
 fn words(shape: &StepShape) -> String {
     let mut words = Vec::new();
-    if shape.prefill_tokens > 0 {
-        let context = shape.prefill_pairs / shape.prefill_tokens;
+    if let Some(context) = shape.prefill_pairs.checked_div(shape.prefill_tokens) {
         words.push(format!("{} prompt tokens at {context}", shape.prefill_tokens));
     }
-    if shape.decode_rows > 0 {
-        let context = shape.decode_context / shape.decode_rows;
+    if let Some(context) = shape.decode_context.checked_div(shape.decode_rows) {
         words.push(format!("{} sequences at {context}", shape.decode_rows));
     }
     if shape.draws == 0 {
@@ -138,27 +136,33 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
         )?;
     }
     if let Some(fit) = &costs.fit {
-        writeln!(
-            out,
-            "the fit's error over {} kinds of steps: median {:.1} %, largest {:.1} %; the largest:",
-            fit.points.len(),
-            fit.error_median * 100.0,
-            fit.error_max * 100.0
-        )?;
-        let mut points = fit.points.clone();
-        points.sort_by(|a, b| error(b).abs().total_cmp(&error(a).abs()));
-        let mut table = Table::new(&["step", ">measured ms", ">fitted ms", ">error"]);
-        for point in points.iter().take(WORST_SHOWN) {
-            table.row(vec![
-                words(&point.shape).into(),
-                format!("{:.3}", point.measured_seconds * 1e3).into(),
-                format!("{:.3}", point.fitted_seconds * 1e3).into(),
-                format!("{:+.1} %", error(point) * 100.0).into(),
-            ]);
-        }
-        out.write_all(table.render(Terminal::plain()).as_bytes())?;
+        print_fit(&mut out, fit)?;
     }
     writeln!(out, "{}", costs.accuracy_sentence())?;
+    Ok(())
+}
+
+/// How good the fit is, and where it is worst.
+fn print_fit(out: &mut dyn std::io::Write, fit: &FitReport) -> anyhow::Result<()> {
+    writeln!(
+        out,
+        "the fit's error over {} kinds of steps: median {:.1} %, largest {:.1} %; the largest:",
+        fit.points.len(),
+        fit.error_median * 100.0,
+        fit.error_max * 100.0
+    )?;
+    let mut points = fit.points.clone();
+    points.sort_by(|a, b| error(b).abs().total_cmp(&error(a).abs()));
+    let mut table = Table::new(&["step", ">measured ms", ">fitted ms", ">error"]);
+    for point in points.iter().take(WORST_SHOWN) {
+        table.row(vec![
+            words(&point.shape).into(),
+            format!("{:.3}", point.measured_seconds * 1e3).into(),
+            format!("{:.3}", point.fitted_seconds * 1e3).into(),
+            format!("{:+.1} %", error(point) * 100.0).into(),
+        ]);
+    }
+    out.write_all(table.render(Terminal::plain()).as_bytes())?;
     Ok(())
 }
 

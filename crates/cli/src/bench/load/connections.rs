@@ -126,16 +126,16 @@ fn headers(server: &Server) -> anyhow::Result<HeaderMap> {
 }
 
 /// The addresses of the server, asked for once: a look-up for each connection would be measured, too.
-async fn resolve(uri: &Uri) -> anyhow::Result<Arc<[SocketAddr]>> {
+async fn resolve(uri: &Uri) -> anyhow::Result<Vec<SocketAddr>> {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
     let found = tokio::net::lookup_host((host, uri.port_u16().unwrap_or(usual))).await;
-    let found: Vec<SocketAddr> = found.with_context(|| format!("cannot find the host {host}"))?.collect();
-    Ok(found.into())
+    let found = found.with_context(|| format!("cannot find the host {host}"))?;
+    Ok(found.collect())
 }
 
 #[derive(Clone, Debug)]
-struct Resolved(Arc<[SocketAddr]>);
+struct Resolved(Vec<SocketAddr>);
 
 impl Service<Name> for Resolved {
     type Response = std::vec::IntoIter<SocketAddr>;
@@ -147,6 +147,6 @@ impl Service<Name> for Resolved {
     }
 
     fn call(&mut self, _: Name) -> Self::Future {
-        ready(Ok(self.0.to_vec().into_iter()))
+        ready(Ok(self.0.clone().into_iter()))
     }
 }

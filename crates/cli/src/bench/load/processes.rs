@@ -106,7 +106,7 @@ fn stat(pid: u32) -> Option<Vec<String>> {
 }
 
 /// The processes of the server that listens on `address`: the listener, what it started, and, for a process of baton, what
-/// `baton up` started beside it. Empty when the server is not on this machine, or when its owner is somebody else.
+/// was started beside it. Empty when the server is not on this machine, or when its owner is somebody else.
 pub(super) fn of_listener(address: SocketAddr) -> BTreeMap<String, u32> {
     let Some(listener) = listener(address) else {
         return BTreeMap::new();
@@ -115,6 +115,10 @@ pub(super) fn of_listener(address: SocketAddr) -> BTreeMap<String, u32> {
     let mut roots = vec![listener];
     let parent = parents.get(&listener).copied();
     roots.extend(parent.filter(|parent| command(*parent).is_some_and(|words| is_baton_up(&words))));
+    // Whoever else started the coordinator, as a test does, started the nodes, too. Process 1 starts everything.
+    let parent = parent.filter(|parent| *parent != 1 && is_node(listener));
+    let siblings = parents.iter().filter(|(_, other)| Some(**other) == parent);
+    roots.extend(siblings.map(|(pid, _)| *pid).filter(|pid| is_node(*pid)));
     let mut family: BTreeSet<u32> = roots.iter().copied().collect();
     // Each round adds one more generation.
     while family.len() < PROCESSES_MAX {
@@ -140,6 +144,11 @@ pub(super) fn of_listener(address: SocketAddr) -> BTreeMap<String, u32> {
 fn is_baton_up(words: &[String]) -> bool {
     let program = words.first().and_then(|word| Path::new(word).file_name());
     program.is_some_and(|name| name == "baton") && words.iter().any(|word| word == "up")
+}
+
+/// A coordinator or a node, as `baton up` starts it.
+fn is_node(pid: u32) -> bool {
+    command(pid).is_some_and(|words| words.get(1).is_some_and(|verb| verb.starts_with("serve-")))
 }
 
 /// A node of baton says its name with `--name=`. Others have the name of their program.

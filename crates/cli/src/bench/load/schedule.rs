@@ -155,8 +155,11 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn trace(requests: &[(u64, Option<(u64, u32, u64)>)]) -> Trace {
-        let request = |(at, turn): &(u64, Option<(u64, u32, u64)>)| TraceRequest {
+    /// When it is due, and its conversation, turn and think time.
+    type Planned = (u64, Option<(u64, u32, u64)>);
+
+    fn trace(requests: &[Planned]) -> Trace {
+        let request = |(at, turn): &Planned| TraceRequest {
             at: ms(*at),
             prompt_tokens: 10,
             output_tokens: 5,

@@ -20,7 +20,7 @@ use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
 use crate::bench::arguments::{clause_lines, is_met};
 use crate::exit::{Exit, WithExit as _};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, say};
 
 /// The limits of the chat profile, where the user gives none.
 const CHAT: (f64, f64) = (300.0, 50.0);
@@ -60,6 +60,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     let mut out = std::io::stdout().lock();
     if args.output.json {
         writeln!(out, "{}", result(&done.run, &done.texts, &args.output, &labels))?;
+        clause_lines(&clauses).lines().for_each(|line| say!("{line}"));
     } else {
         let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
         write!(out, "{text}{}", clause_lines(&clauses))?;

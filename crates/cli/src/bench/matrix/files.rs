@@ -82,10 +82,10 @@ fn command_lines(server: &BTreeMap<String, Value>) -> String {
         else {
             continue;
         };
-        let words: Vec<String> = line
+        let words = line
             .split(|byte| *byte == 0)
-            .map(|word| String::from_utf8_lossy(word).into_owned())
-            .collect();
+            .map(|word| String::from_utf8_lossy(word).into_owned());
+        let words = without_secrets(words.collect());
         let _ = writeln!(page, "- {name}: `{}`", words.join(" ").trim_end().replace('`', "'"));
         found += 1;
     }
@@ -93,6 +93,29 @@ fn command_lines(server: &BTreeMap<String, Value>) -> String {
         page.push_str("The server's processes are not on this machine, or not readable by this user.\n");
     }
     page
+}
+
+/// Values of flags that name a secret are left out.
+fn without_secrets(words: Vec<String>) -> Vec<String> {
+    let names_secret = |flag: &str| {
+        ["key", "secret", "password", "token"]
+            .iter()
+            .any(|name| flag.ends_with(name))
+    };
+    let mut is_secret = false;
+    let shown = words.into_iter().map(|word| {
+        let (flag, value) = word
+            .split_once('=')
+            .map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        let is_flag = flag.starts_with("--") && names_secret(flag);
+        let was_secret = std::mem::replace(&mut is_secret, is_flag && value.is_none());
+        match (was_secret, is_flag && value.is_some()) {
+            (true, _) => "***".to_owned(),
+            (false, true) => format!("{flag}=***"),
+            (false, false) => word,
+        }
+    });
+    shown.collect()
 }
 
 fn interpretation(args: &MatrixArgs, judge: &Judge, measured: &[Measured]) -> String {
@@ -195,4 +218,27 @@ fn contract_words(measured: &[Measured]) -> String {
     let step = worst.map(|measured| next_step(&measured.point.contract).words());
     let _ = writeln!(page, "\nNext step: {}", step.unwrap_or_default());
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_flags_shows_no_secret() {
+        let words = [
+            "serve",
+            "--api-key",
+            "s1",
+            "--hf-token=s2",
+            "--max-num-tokens=8",
+            "--port",
+            "80",
+        ];
+        let shown = without_secrets(words.map(str::to_owned).to_vec());
+        assert_eq!(
+            shown.join(" "),
+            "serve --api-key *** --hf-token=*** --max-num-tokens=8 --port 80"
+        );
+    }
 }

@@ -7,6 +7,8 @@ use workload::comparison::Slo;
 use workload::diagnosis::{Diagnosis, NextStep, Observations, Shown, diagnose, next_step};
 use workload::knee::{Knee, held};
 use workload::lint::{Context, Warning, lint};
+use workload::record::Run;
+use workload::slowdown::Idle;
 
 use super::plan::Load;
 use super::{Sweep, SweepArgs};
@@ -34,7 +36,13 @@ pub(super) struct SweepReport {
 
 impl SweepReport {
     pub fn of(args: &SweepArgs, judge: &Judge, sweep: &Sweep) -> Self {
-        let points: Vec<Point> = sweep.points.iter().map(|(point, _)| point.clone()).collect();
+        let alone = sweep.settings.iter().position(|setting| setting.load == Load::Users(1));
+        let idle = alone.and_then(|at| Idle::of(&sweep.points[at].1));
+        let with_slowdown = |(point, run): &(Point, Run)| Point {
+            slowdown: idle.and_then(|idle| idle.slowdown(run)),
+            ..point.clone()
+        };
+        let points: Vec<Point> = sweep.points.iter().map(with_slowdown).collect();
         let runs: Vec<_> = sweep.points.iter().map(|(_, run)| run).collect();
         let several = |name: &str, count: usize| (count > 1).then(|| name.to_owned());
         let knobs = [

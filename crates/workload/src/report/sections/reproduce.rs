@@ -17,7 +17,7 @@ pub fn section(view: &View<'_>) -> Section {
         traces.row(vec![
             short(&shape.name),
             shape.traffic.clone(),
-            short(&shape.trace_hash),
+            shape.trace_hash.clone(),
         ]);
     }
     section.table_or(traces, "No trace was recorded.");
@@ -45,7 +45,7 @@ pub fn section(view: &View<'_>) -> Section {
     let environment = environment("Machine and versions", &comparison.environment);
     section.table_or(environment, "No environment was recorded.");
     for table in differences(view) {
-        section.blocks.push(Block::Table(table));
+        section.blocks.push(Block::Figures(table));
     }
     let usage = usage(view);
     match usage.rows.is_empty() {

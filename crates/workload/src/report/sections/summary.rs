@@ -2,7 +2,7 @@
 
 use super::{each_shape, fairness, kind};
 use crate::report::document::{Block, Card, CardNumber, Section};
-use crate::report::text::{maybe, number, short};
+use crate::report::text::{maybe, number, short, tick};
 use crate::report::view::{ArmView, LoadView, Per, Subject, View};
 use crate::verdict::Metric;
 
@@ -27,6 +27,8 @@ pub fn section(view: &View<'_>) -> Section {
 fn verdict(view: &View<'_>, verdict: &str) -> Vec<String> {
     match view.subject {
         Subject::Run => vec!["One run. It compares nothing, so there is no verdict.".to_owned()],
+        // The verdict itself says what forbids it: gaps of the list, a late client, answers that differ.
+        Subject::Comparison if verdict.starts_with("No verdict") => sentences(verdict),
         Subject::Comparison if !fairness::missing(view.comparison).is_empty() => {
             vec!["No verdict: the fairness list has gaps.".to_owned()]
         }
@@ -118,7 +120,7 @@ pub fn alerts(view: &View<'_>) -> Vec<String> {
              say nothing about the server.",
             late.len(),
             short(name),
-            number(crate::summary::LAG_MS_P99_MAX)
+            tick(crate::summary::LAG_MS_P99_MAX)
         ));
     }
     if view

@@ -30,10 +30,12 @@ pub fn section(view: &View<'_>) -> Section {
                     .blocks
                     .push(Block::Figures(contrasts("Contrasts at the other loads", &elsewhere)));
             }
-            section.text(
-                "Findings count for all contrasts together (Holm 1979), and effects that are too small to matter count as none. So \
-                 the interval of one contrast can exclude 1 where no difference is shown.",
-            );
+            if !shape.shape.contrasts.is_empty() {
+                section.text(
+                    "Findings count for all contrasts together (Holm 1979), and effects that are too small to matter count as none. So \
+                     the interval of one contrast can exclude 1 where no difference is shown.",
+                );
+            }
         }
         let errors = errors(load);
         if !errors.rows.is_empty() {

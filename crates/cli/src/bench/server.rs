@@ -1,0 +1,41 @@
+//! The server that gets the load, as several verbs of `baton bench` name it.
+
+use clap::Args;
+use workload::trace::Trace;
+
+use super::load::plan::LoadPlan;
+
+/// Requests before each run, so that connections, links and memory are there.
+const WARM_UP_REQUESTS: u32 = 4;
+
+/// The server that gets the load.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ServerArgs {
+    /// Any OpenAI-compatible server.
+    #[arg(
+        long,
+        alias = "base-url",
+        default_value = "http://127.0.0.1:8000",
+        value_name = "URL"
+    )]
+    pub url: String,
+    /// The model to ask for [default: the first one that the server lists].
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Lengths, arrivals and prompts follow from it.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+}
+
+impl ServerArgs {
+    pub fn plan(&self, trace: Trace) -> LoadPlan {
+        let mut plan = LoadPlan::new(&self.url, trace);
+        plan.server.model.clone_from(&self.model);
+        plan.server.api_key.clone_from(&self.api_key);
+        plan.seed = self.seed;
+        plan.warm_up_requests = WARM_UP_REQUESTS;
+        plan
+    }
+}
