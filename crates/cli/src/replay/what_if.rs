@@ -57,7 +57,12 @@ pub(super) fn run<R: Read>(reader: Reader<R>, change: &str, (args, json): (&What
         ttft_ms_max: args.slo_ttft_ms,
         itl_ms_max: args.slo_itl_ms,
     };
-    let prediction = Prediction::of(&summaries(&base, &slo)?, &summaries(&changed, &slo)?);
+    let as_it_was = summaries(&base, &slo)?;
+    ensure!(
+        as_it_was.iter().all(|summary| summary.counts.completed > 0),
+        "the simulation of the record's cluster completes no request, so it says nothing about a change. Are the costs those of its machines?"
+    );
+    let prediction = Prediction::of(&as_it_was, &summaries(&changed, &slo)?);
     let text = match json {
         true => as_json((&base, &changed), &traffic, &prediction)?,
         false => as_text((&base, &changed), &traffic, &prediction),
@@ -94,11 +99,14 @@ fn scenario(traffic: &Traffic, costs: Costs) -> anyhow::Result<Scenario> {
     nodes.limits.max_batch_tokens = capacity.max_batch_tokens;
     nodes.limits.max_sequences = capacity.max_sequences;
     nodes.limits.max_model_tokens = capacity.max_model_tokens;
+    let mut cluster = traffic.config.clone();
+    // Simulated nodes have no model, so they have no name that the coordinator could ask for.
+    cluster.model_name = None;
     Ok(Scenario {
         name: "as it was".to_owned(),
         topology,
         nodes,
-        cluster: traffic.config.clone(),
+        cluster,
         costs,
         trace: traffic.trace.clone(),
         interventions: Vec::new(),
@@ -211,7 +219,8 @@ fn line_of(row: &Row) -> String {
     let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
     let difference = match row.difference {
         Some(share) => format!("{:+.1} % {}", 100.0 * share, row.direction.sign()),
-        None => "-".to_owned(),
+        // Nothing became something.
+        None => format!("- {}", row.direction.sign()),
     };
     format!(
         "{:<28}{:>12}{:>12}{:>14}",
@@ -220,4 +229,120 @@ fn line_of(row: &Row) -> String {
         shown(row.changed),
         difference
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use serving_core::cluster::ClusterConfig;
+    use serving_core::ids::NodeName;
+    use serving_core::node::NodeCapacity;
+    use serving_core::request::Lane;
+    use simulator::costs::{HostCosts, LinkCosts, Overheads, StepCosts};
+    use workload::trace::{Trace, TraceRequest};
+
+    use super::*;
+    use crate::replay::prediction::Direction;
+
+    fn costs() -> Costs {
+        Costs {
+            name: "test".to_owned(),
+            origin: "typed in".to_owned(),
+            step: StepCosts {
+                fixed_seconds: 0.005,
+                prefill_token_seconds: 0.001,
+                decode_row_seconds: 0.001,
+                ..StepCosts::default()
+            },
+            overheads: Overheads::default(),
+            link: LinkCosts {
+                name: "test".to_owned(),
+                latency_seconds: 0.0,
+                bytes_per_second: 1e9,
+                is_streamed: false,
+            },
+            host: HostCosts::default(),
+            kv_bytes_per_token: 1_000,
+            fit: None,
+            accuracy: None,
+        }
+    }
+
+    /// Two prompts at a time, for one prefill node.
+    fn recorded() -> Traffic {
+        let request = |index: u64| TraceRequest {
+            at: Duration::from_millis(index / 2 * 700),
+            prompt_tokens: 300,
+            output_tokens: 8,
+            prefix_blocks: Vec::new(),
+            lane: Lane::Interactive,
+            conversation: None,
+        };
+        let node = |name: &str| BTreeSet::from([NodeName::new(name)]);
+        Traffic {
+            trace: Trace {
+                name: "test".to_owned(),
+                block_tokens: 16,
+                requests: (0..40).map(request).collect(),
+            },
+            nodes: BTreeMap::from([(AssignedRole::Prefill, node("p")), (AssignedRole::Decode, node("d"))]),
+            capacity: NodeCapacity {
+                kv_blocks: 1_000,
+                block_tokens: 16,
+                max_sequences: 16,
+                max_batch_tokens: 512,
+                max_model_tokens: 2_048,
+                block_bytes: 16_000,
+            },
+            config: ClusterConfig {
+                model_name: Some("a model".to_owned()),
+                ..ClusterConfig::default()
+            },
+            ttft_ms: vec![300.0],
+            faults: 0,
+            of_unknown_length: 0,
+            ending: Ending::Cut,
+        }
+    }
+
+    #[test]
+    fn a_second_prefill_node_is_predicted_to_shorten_the_wait_behind_another_prompt() {
+        let slo = Slo {
+            name: "custom".to_owned(),
+            ttft_ms_max: 400.0,
+            itl_ms_max: 100.0,
+        };
+        let base = scenario(&recorded(), costs()).expect("a scenario");
+        let mut changed = base.clone();
+        let change: Change = "nodes=+1p".parse().expect("a change");
+        change.apply(&mut changed).expect("two prefill nodes");
+        changed.name = change.to_string();
+        let of = |scenario| summaries(scenario, &slo).expect("it can be simulated");
+        let prediction = Prediction::of(&of(&base), &of(&changed));
+        let direction = |metric| {
+            let row = prediction.rows.iter().find(|row| row.metric == metric);
+            row.map(|row| row.direction)
+        };
+        assert_eq!(direction("ttft_ms_p90"), Some(Direction::Lower));
+        assert_eq!(direction("goodput_per_s"), Some(Direction::Higher));
+        assert_eq!(direction("completed"), Some(Direction::None));
+        let text = as_text((&base, &changed), &recorded(), &prediction);
+        assert!(
+            text.contains("error not measured") && text.contains("nodes=+1p"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_change_that_leaves_no_whole_cluster_is_refused() {
+        let mut base = scenario(&recorded(), costs()).expect("a scenario");
+        let change: Change = "nodes=-1p".parse().expect("a change");
+        assert!(change.apply(&mut base).is_err());
+        let mut mixed = recorded();
+        mixed
+            .nodes
+            .insert(AssignedRole::CoLocated, BTreeSet::from([NodeName::new("c")]));
+        assert!(scenario(&mixed, costs()).is_err());
+    }
 }
