@@ -47,6 +47,13 @@ class Cluster:
         command = [baton, "up", "--topology", topology, "--threads-per-node", "1", "--engine", engine]
         command += ["--listen", "127.0.0.1:0", "--quiet", "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            self.pin_when_ready(command, cores)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def pin_when_ready(self, command, cores):
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{' '.join(command)} did not start")

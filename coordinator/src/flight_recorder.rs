@@ -33,7 +33,7 @@ const BATCH_BYTES: usize = 64 << 10;
 const BATCH_TIME: Duration = Duration::from_millis(250);
 /// Batches that wait for the disk: about 4 MiB. A full queue ends the record, and never makes the loop wait.
 const QUEUE_BATCHES: usize = 64;
-/// Room for 100,000 requests of 1,000 tokens.
+/// Room for some 100,000 requests with prompts of 500 tokens: each takes about 2.6 KB, the reports of its nodes included.
 const BYTES_MAX: ByteSize = ByteSize::mib(256);
 /// The header must fit, and a record that holds nothing helps nobody.
 const BYTES_MAX_MIN: u64 = 64 << 10;

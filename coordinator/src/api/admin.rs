@@ -38,9 +38,9 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 pub async fn requests(State(state): State<Arc<AppState>>, Asked(listing): Asked<Listing>) -> Json<Page> {
     let records = &state.insight.records;
     records.closing.settled().await;
-    let recording = listing
-        .prefixes
-        .then(|| records.prefixes.asked(Instant::now(), rand::random()));
+    // Only a page of ends has fingerprints, so only its reader makes the coordinator compute them.
+    let is_recording = listing.prefixes && listing.ended_from.is_some();
+    let recording = is_recording.then(|| records.prefixes.asked(Instant::now(), rand::random()));
     let mut page = match listing.ended_from {
         Some(from) => records.ended_from(&listing, from),
         None => records.list(&listing),

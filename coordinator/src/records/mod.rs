@@ -298,7 +298,9 @@ impl RecordStore {
             if listing.admits(&detail.summary) {
                 blocks += detail.prefixes.iter().map(|prompt| prompt.blocks.len()).sum::<usize>();
                 page.records.push(detail.summary.clone());
-                prefixes.requests.insert(detail.summary.seq, detail.prefixes.to_vec());
+                if listing.prefixes {
+                    prefixes.requests.insert(detail.summary.seq, detail.prefixes.to_vec());
+                }
             }
         }
         page.next_ended_from = Some(next);

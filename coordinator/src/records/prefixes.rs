@@ -6,7 +6,7 @@
 //! prompt by hashing candidates, and two recordings share no fingerprint.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -63,9 +63,9 @@ struct Book {
 }
 
 /// Shared by all requests. Off until somebody asks.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct PrefixBook {
-    book: Arc<Mutex<Option<Book>>>,
+    book: Mutex<Option<Book>>,
 }
 
 impl PrefixBook {

@@ -23,7 +23,7 @@ use workload::summary::Lag;
 const FIRST_MS: u64 = 40;
 const PROMPT_TOKENS: u32 = 100;
 const SEED: u64 = 1;
-/// What the issue asks for: within 1 ms or 2 %, whichever is more.
+/// What the client may differ by: 1 ms or 2 %, whichever is more.
 const DIFFERENCE_MS_MAX: f64 = 1.0;
 const DIFFERENCE_SHARE_MAX: f64 = 0.02;
 

@@ -150,7 +150,7 @@ fn words_of(ending: Option<Ending>) -> String {
     }
 }
 
-fn show(out: &mut String, shown: &Shown) {
+fn show_event(out: &mut String, shown: &Shown) {
     let _ = writeln!(
         out,
         "{:>12.6} s  #{}  {}",
@@ -158,6 +158,10 @@ fn show(out: &mut String, shown: &Shown) {
         shown.index,
         shown.event
     );
+}
+
+fn show(out: &mut String, shown: &Shown) {
+    show_event(out, shown);
     for action in &shown.actions {
         let _ = writeln!(out, "                  -> {action}");
     }
@@ -168,14 +172,9 @@ fn show_difference(out: &mut String, difference: &Difference) {
     for shown in &difference.before {
         show(out, shown);
     }
-    let Shown {
-        index,
-        at,
-        event,
-        actions,
-    } = &difference.at;
-    let _ = writeln!(out, "{:>12.6} s  #{index}  {event}", at.as_secs_f64());
-    for (word, actions) in [("recorded", actions), ("replayed", &difference.replayed_actions)] {
+    show_event(out, &difference.at);
+    let (recorded, replayed) = (&difference.at.actions, &difference.replayed_actions);
+    for (word, actions) in [("recorded", recorded), ("replayed", replayed)] {
         let none = actions.is_empty().then(|| "nothing".to_owned());
         for action in actions.iter().chain(&none) {
             let _ = writeln!(out, "    {word}  -> {action}");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use workload::statistics::Samples;
 
 use crate::arithmetic::seconds;
 
@@ -205,15 +206,14 @@ impl AccuracyEntry {
 impl Accuracy {
     /// One sentence for whoever reads a simulated figure.
     pub fn sentence(&self) -> String {
-        let mut errors: Vec<f64> = self.entries.iter().map(AccuracyEntry::error).collect();
-        errors.sort_by(f64::total_cmp);
+        let errors = Samples::new(self.entries.iter().map(AccuracyEntry::error));
         let met = self
             .entries
             .iter()
             .filter(|entry| entry.error() <= entry.allowed())
             .count();
-        let median = errors.get(errors.len() / 2).copied().unwrap_or(0.0);
-        let largest = errors.last().copied().unwrap_or(0.0);
+        let median = errors.percentile(50.0).unwrap_or(0.0);
+        let largest = errors.percentile(100.0).unwrap_or(0.0);
         format!(
             "against real runs of {}: median error {:.0} %, largest {:.0} %, {met} of {} figures within the larger of 10 % and 1.5 times what real runs differ by",
             self.date,

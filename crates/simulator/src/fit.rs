@@ -4,6 +4,7 @@
 //! long. With six figures every subset can be tried, so the best solution without a negative one is found exactly.
 
 use thiserror::Error;
+use workload::statistics::Samples;
 
 use crate::costs::{FitPoint, FitReport, StepCosts, StepShape};
 
@@ -57,11 +58,10 @@ pub fn fit(measured: &[(StepShape, f64)]) -> Result<(StepCosts, FitReport), FitE
         })
         .collect();
     let error = |point: &FitPoint| (point.fitted_seconds / point.measured_seconds - 1.0).abs();
-    let mut errors: Vec<f64> = points.iter().map(error).collect();
-    errors.sort_by(f64::total_cmp);
+    let errors = Samples::new(points.iter().map(error));
     let report = FitReport {
-        error_median: errors[errors.len() / 2],
-        error_max: errors[errors.len() - 1],
+        error_median: errors.percentile(50.0).unwrap_or(0.0),
+        error_max: errors.percentile(100.0).unwrap_or(0.0),
         points,
     };
     Ok((costs, report))

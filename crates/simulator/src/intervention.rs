@@ -3,12 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serving_core::node::AssignedRole;
 use thiserror::Error;
 
 /// One event of a scenario.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intervention {
     pub node: String,
     /// From the start of the trace.
@@ -16,7 +15,7 @@ pub struct Intervention {
     pub what: What,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The process is gone. After `back_after` a new life of it joins; `None`: never.
     Fail {

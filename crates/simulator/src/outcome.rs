@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use workload::record::Run;
 
 /// A simulated run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// As a load client would have measured it.
     pub run: Run,
@@ -16,7 +16,7 @@ pub struct Outcome {
     pub nodes: Vec<NodeOutcome>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// From the start of the trace to the end of its last request.
     pub virtual_time: Duration,
@@ -39,7 +39,7 @@ pub struct Totals {
     pub violations: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeOutcome {
     pub name: String,
     /// Its last one.

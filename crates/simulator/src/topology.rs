@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
 use serving_core::node::AssignedRole;
 use thiserror::Error;
 
@@ -11,8 +10,7 @@ use thiserror::Error;
 const NODES_MAX: u32 = 1_000;
 
 /// As a local cluster's, with a limit of its own: nodes are not processes here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulatedTopology {
     pub prefill: u32,
     pub decode: u32,
@@ -67,19 +65,6 @@ impl FromStr for SimulatedTopology {
             return Err(TopologyError::TooMany { given });
         }
         Ok(topology)
-    }
-}
-
-impl TryFrom<String> for SimulatedTopology {
-    type Error = TopologyError;
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<SimulatedTopology> for String {
-    fn from(topology: SimulatedTopology) -> Self {
-        topology.to_string()
     }
 }
 

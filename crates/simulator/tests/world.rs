@@ -5,13 +5,24 @@ mod scenarios;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use scenarios::{Planned, costs, scenario};
+use scenarios::{Planned, scenario};
+use simulator::costs::CostsError;
 use simulator::intervention::Intervention;
+use simulator::scenario::ScenarioError;
 use simulator::{Outcome, Scenario, simulate};
 use workload::record::{Outcome as Ended, RequestRecord};
 
 fn run(scenario: &Scenario) -> Outcome {
     simulate(scenario).expect("a scenario that can be run")
+}
+
+/// The promises hold, and every request is answered to its end.
+fn run_and_complete(scenario: &Scenario) -> Outcome {
+    let outcome = run(scenario);
+    check_promises(scenario, &outcome);
+    let records = &outcome.run.records;
+    assert!(records.iter().all(|record| record.outcome == Ended::Completed));
+    outcome
 }
 
 fn ms(duration: Duration) -> f64 {
@@ -115,6 +126,20 @@ fn a_turn_waits_for_the_answer_before_it() {
 }
 
 #[test]
+fn turns_that_are_due_before_the_answers_ahead_of_them_are_sent_one_after_the_other() {
+    // The trace does not have the conversation's first turn.
+    let turns = [
+        Planned::at(0).tokens(100, 3).turn(1, 0),
+        Planned::at(1).tokens(20, 2).turn(2, 250),
+        Planned::at(2).tokens(20, 2).turn(3, 250),
+    ];
+    let outcome = run_and_complete(&scenario("1c", &turns));
+    for pair in outcome.run.records.windows(2) {
+        assert_close(ms(pair[1].scheduled - pair[0].ended), 250.0, "the client thinks");
+    }
+}
+
+#[test]
 fn requests_of_a_node_that_fails_end_elsewhere() {
     let planned: Vec<Planned> = (0..20).map(|i| Planned::at(i * 40).tokens(60, 60)).collect();
     let mut with = scenario("2p2d", &planned);
@@ -122,15 +147,7 @@ fn requests_of_a_node_that_fails_end_elsewhere() {
         Intervention::fail("decode-1@700ms+3s").expect("a failure"),
         Intervention::fail("prefill-0@900ms").expect("a failure"),
     ];
-    let outcome = run(&with);
-    check_promises(&with, &outcome);
-    assert!(
-        outcome
-            .run
-            .records
-            .iter()
-            .all(|record| record.outcome == Ended::Completed)
-    );
+    let outcome = run_and_complete(&with);
     assert!(outcome.totals.migrations > 0, "{:?}", outcome.totals);
     assert!(outcome.run.records.iter().all(|record| record.tokens.len() == 60));
 }
@@ -162,15 +179,7 @@ fn a_drain_and_a_change_of_role_lose_nothing() {
         Intervention::role("prefill-1=decode@500ms").expect("a role"),
         Intervention::drain("decode-0@1500ms").expect("a drain"),
     ];
-    let outcome = run(&with);
-    check_promises(&with, &outcome);
-    assert!(
-        outcome
-            .run
-            .records
-            .iter()
-            .all(|record| record.outcome == Ended::Completed)
-    );
+    let outcome = run_and_complete(&with);
     assert_eq!(outcome.nodes[1].role, "decode");
     assert_eq!(outcome.totals.nodes_lost, 0);
 }
@@ -197,14 +206,26 @@ fn a_scenario_that_cannot_be_run_says_why() {
     let refused = |change: &dyn Fn(&mut Scenario)| {
         let mut bad = good.clone();
         change(&mut bad);
-        simulate(&bad).expect_err("refused").to_string()
+        simulate(&bad).expect_err("refused")
     };
-    assert!(refused(&|s| s.trace.requests.clear()).contains("no request"));
-    assert!(refused(&|s| s.trace.requests[0].prompt_tokens = 1_000_000).contains("--max-model-len"));
+    assert_eq!(refused(&|s| s.trace.requests.clear()), ScenarioError::EmptyTrace);
+    let too_long = refused(&|s| s.trace.requests[0].prompt_tokens = 1_000_000);
+    assert!(
+        matches!(too_long, ScenarioError::TooLong { index: 0, .. }),
+        "{too_long}"
+    );
     let unknown = Intervention::fail("decode-9@1s").expect("a failure");
-    assert!(refused(&|s| s.interventions.push(unknown.clone())).contains("decode-9"));
-    assert!(refused(&|s| s.costs.link.bytes_per_second = 0.0).contains("bytes_per_second"));
-    assert!(refused(&|s| s.nodes.limits.kv_blocks = 0).contains("KV blocks"));
+    let name = "decode-9".to_owned();
+    let no_such_node = ScenarioError::NoSuchNode { name };
+    assert_eq!(refused(&|s| s.interventions.push(unknown.clone())), no_such_node);
+    let no_rate = CostsError::NotPositive {
+        field: "link.bytes_per_second",
+        value: 0.0,
+    };
+    let no_rate = ScenarioError::Costs(no_rate);
+    assert_eq!(refused(&|s| s.costs.link.bytes_per_second = 0.0), no_rate);
+    let no_blocks = refused(&|s| s.nodes.limits.kv_blocks = 0);
+    assert!(matches!(no_blocks, ScenarioError::Zero { .. }), "{no_blocks}");
 }
 
 /// What holds whatever happens: every request ends once, no block is left, and nothing is said twice.
@@ -260,7 +281,6 @@ proptest! {
     ) {
         let mut with = scenario("2p2d", &planned);
         with.seed = seed;
-        with.costs = costs();
         with.costs.step.variation = 0.1;
         with.costs.link.is_streamed = is_streamed;
         with.costs.host.nodes_per_host = 2;

@@ -67,11 +67,7 @@ struct Parts {
 
 impl Usual {
     pub fn of(run: &Run) -> Self {
-        let completed: Vec<&RequestRecord> = run
-            .records
-            .iter()
-            .filter(|record| record.is_measured() && record.is_completed())
-            .collect();
+        let completed: Vec<&RequestRecord> = run.completed().collect();
         let at = |percent: f64, of: &dyn Fn(&RequestRecord) -> Option<f64>| {
             let samples = Samples::new(completed.iter().filter_map(|record| of(record)));
             samples.percentile(percent).unwrap_or(0.0)
@@ -98,7 +94,9 @@ impl Usual {
         let client = record.lag_ms();
         let e2e = record.e2e_ms();
         let waited = record.ttft_ms().unwrap_or(e2e) - client;
-        let (queue, prompt, before_first) = match &record.server {
+        // In a run of many thousand requests the client does not ask the server for their stages.
+        let told_stages = record.server.as_ref().filter(|server| !server.stages.is_empty());
+        let (queue, prompt, before_first) = match told_stages {
             Some(server) => (
                 sum(server, &QUEUE),
                 sum(server, &PROMPT),
@@ -219,11 +217,7 @@ fn cached_share(record: &RequestRecord) -> Option<f64> {
 
 /// The completed requests of the measured part that took longest from end to end, slowest first.
 pub fn slowest(run: &Run, count: usize) -> Vec<&RequestRecord> {
-    let mut records: Vec<&RequestRecord> = run
-        .records
-        .iter()
-        .filter(|record| record.is_measured() && record.is_completed())
-        .collect();
+    let mut records: Vec<&RequestRecord> = run.completed().collect();
     records.sort_by(|a, b| b.e2e_ms().total_cmp(&a.e2e_ms()));
     records.truncate(count);
     records
@@ -331,22 +325,24 @@ mod tests {
 
     #[test]
     fn without_the_servers_word_a_wait_is_what_the_prompt_does_not_explain() {
-        let silent = |id, tokens: &[u64]| RequestRecord {
-            server: None,
-            ..request(id, tokens)
-        };
-        let mut records: Vec<RequestRecord> = (0..20).map(|id| silent(id, &[100, 110])).collect();
-        records.push(silent(99, &[500, 510]));
-        records.push(RequestRecord {
-            prompt_tokens: 600,
-            ..silent(100, &[600, 610])
-        });
-        let run = run("run", records);
-        let usual = Usual::of(&run);
-        let kinds: Vec<CauseKind> = slowest(&run, 2)
-            .into_iter()
-            .map(|record| usual.cause(record).kind)
-            .collect();
-        assert_eq!(kinds, [CauseKind::Prompt, CauseKind::Queue]);
+        for server in [None, Some(ServerRecord::default())] {
+            let silent = |id, tokens: &[u64]| RequestRecord {
+                server: server.clone(),
+                ..request(id, tokens)
+            };
+            let mut records: Vec<RequestRecord> = (0..20).map(|id| silent(id, &[100, 110])).collect();
+            records.push(silent(99, &[500, 510]));
+            records.push(RequestRecord {
+                prompt_tokens: 600,
+                ..silent(100, &[600, 610])
+            });
+            let run = run("run", records);
+            let usual = Usual::of(&run);
+            let kinds: Vec<CauseKind> = slowest(&run, 2)
+                .into_iter()
+                .map(|record| usual.cause(record).kind)
+                .collect();
+            assert_eq!(kinds, [CauseKind::Prompt, CauseKind::Queue]);
+        }
     }
 }

@@ -114,7 +114,7 @@ pub struct Contrast {
     pub candidate_value: f64,
     /// Candidate by baseline.
     pub ratio: f64,
-    /// The 95 % bootstrap interval of the ratio.
+    /// The 95 % interval of the ratio (`verdict/interval.rs`).
     pub ratio_low: f64,
     pub ratio_high: f64,
     pub finding: Finding,

@@ -1,7 +1,8 @@
 //! Load and its measurement, without IO: traces of requests, arrivals, the records of a run, statistics, comparisons.
 //!
 //! Who sends the load is not here: `cli/src/bench/` sends it to a server, `simulator` gives it to simulated nodes. Both
-//! write the same records, so both have the same reports. Read `trace.rs` first, then `record.rs`.
+//! write the same records, so both have the same reports. Read `trace/mod.rs` first, then `record.rs`.
+//! Tests of whole traces and of figures beside numpy are in `tests/`.
 
 pub mod arrivals;
 pub mod causes;

@@ -26,7 +26,7 @@ pub enum Warning {
     )]
     FewSamples { run: String, samples: usize },
     #[error(
-        "{run} mixes a cold and a warm cache: {hits} of {told} requests hit it. Measure both apart (--cache cold,warm)"
+        "{run} mixes a cold and a warm cache: {hits} of {told} requests hit it. Measure both apart (baton bench matrix --cache cold,warm)"
     )]
     MixedCache { run: String, hits: usize, told: usize },
     #[error("more than one setting changed between runs ({}): the figures do not say which one mattered", .settings.join(", "))]
@@ -57,20 +57,16 @@ pub fn lint(runs: &[&Run], context: &Context) -> Vec<Warning> {
         found.push(Warning::OnlySaturated);
     }
     for run in runs {
-        let measured = || {
-            run.records
-                .iter()
-                .filter(|record| record.is_measured() && record.is_completed())
-        };
-        let (name, samples, lag) = (run.name.clone(), measured().count(), Lag::of(run));
+        let (name, samples, lag) = (run.name.clone(), run.completed().count(), Lag::of(run));
         if samples < P99_SAMPLES_MIN {
             found.push(Warning::FewSamples {
                 run: name.clone(),
                 samples,
             });
         }
-        let told = measured().filter(|record| record.cached_tokens.is_some()).count();
-        let hits = measured()
+        let told = run.completed().filter(|record| record.cached_tokens.is_some()).count();
+        let hits = run
+            .completed()
             .filter(|record| record.cached_tokens.is_some_and(|cached| cached > 0))
             .count();
         let share = hits as f64 / told.max(1) as f64;

@@ -76,15 +76,12 @@ fn turns_before(recorded: &[Recorded]) -> Vec<Option<usize>> {
     }
     let mut has_next = vec![false; recorded.len()];
     let mut before = Vec::with_capacity(recorded.len());
-    for request in recorded {
+    for (at, request) in recorded.iter().enumerate() {
         let is_alone = by_seq.get(&request.seq).copied().flatten().is_some();
         let parent = request.continues.and_then(|seq| by_seq.get(&seq).copied().flatten());
         let parent = parent.filter(|parent| {
             let earlier = &recorded[*parent];
-            is_alone
-                && !has_next[*parent]
-                && earlier.ended <= request.received + NOTED_LATE_MAX
-                && earlier.seq != request.seq
+            is_alone && *parent < at && !has_next[*parent] && earlier.ended <= request.received + NOTED_LATE_MAX
         });
         if let Some(parent) = parent {
             has_next[parent] = true;

@@ -28,7 +28,7 @@ pub struct OverSaturation {
 }
 
 impl OverSaturation {
-    /// `None`: the run did not grow, or has fewer than 50 completed requests.
+    /// `None`: the run did not grow, or fewer than 50 of its requests got a token.
     pub fn of(run: &Run) -> Option<Self> {
         let due: Vec<&RequestRecord> = in_order(run);
         let mut ended: Vec<f64> = due.iter().map(|record| ms(record.ended)).collect();

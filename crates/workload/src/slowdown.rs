@@ -17,7 +17,7 @@ impl Idle {
     /// The line for the prompt is that of least squares over the tokens that were not cached. It never falls: a longer prompt
     /// does not take less time.
     pub fn of(alone: &Run) -> Option<Self> {
-        let completed = completed(alone);
+        let completed: Vec<&RequestRecord> = alone.completed().collect();
         let points: Vec<(f64, f64)> = completed
             .iter()
             .filter_map(|record| Some((computed(record), record.ttft_ms()?)))
@@ -32,22 +32,15 @@ impl Idle {
     }
     fn e2e_ms(&self, record: &RequestRecord) -> f64 {
         let gaps = f64::from(record.output_tokens.saturating_sub(1));
-        self.ttft_ms + self.prompt_ms_per_token * computed(record) + self.tpot_ms * gaps
+        // Below the shortest prompt of the fit the line may fall under zero.
+        let ttft_ms = (self.ttft_ms + self.prompt_ms_per_token * computed(record)).max(0.0);
+        ttft_ms + self.tpot_ms * gaps
     }
     /// End-to-end time by the idle server's, for each completed request. 1 is the speed of the idle server.
     pub fn slowdown(&self, run: &Run) -> Option<Distribution> {
-        let ratios = completed(run)
-            .into_iter()
-            .map(|record| record.e2e_ms() / self.e2e_ms(record));
+        let ratios = run.completed().map(|record| record.e2e_ms() / self.e2e_ms(record));
         Samples::new(ratios).distribution()
     }
-}
-
-fn completed(run: &Run) -> Vec<&RequestRecord> {
-    let records = run.records.iter();
-    records
-        .filter(|record| record.is_measured() && record.is_completed())
-        .collect()
 }
 
 fn computed(record: &RequestRecord) -> f64 {
@@ -93,6 +86,18 @@ mod tests {
         assert!((slowdown.p50 - 2.0).abs() < 1e-9, "{slowdown:?}");
         let same = idle.slowdown(&alone).unwrap();
         assert!((same.max - 1.0).abs() < 1e-9, "{same:?}");
+    }
+
+    #[test]
+    fn a_prompt_shorter_than_every_idle_one_takes_no_time_below_zero() {
+        let alone = run(
+            "alone",
+            vec![with_prompt(1, 100, &[20, 30]), with_prompt(2, 300, &[400, 410])],
+        );
+        let short = run("short", vec![with_prompt(3, 10, &[5, 15])]);
+        // The line is at -151 ms, so only the gap of 10 ms counts.
+        let slowdown = Idle::of(&alone).unwrap().slowdown(&short).unwrap();
+        assert!((slowdown.p50 - 1.5).abs() < 1e-9, "{slowdown:?}");
     }
 
     #[test]

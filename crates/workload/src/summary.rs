@@ -126,11 +126,7 @@ pub struct PerResource {
 impl Summary {
     pub fn of(run: &Run, slo: &Slo) -> Self {
         let measured: Vec<&RequestRecord> = run.records.iter().filter(|record| record.is_measured()).collect();
-        let completed: Vec<&RequestRecord> = measured
-            .iter()
-            .copied()
-            .filter(|record| record.is_completed())
-            .collect();
+        let completed: Vec<&RequestRecord> = run.completed().collect();
         let duration_s = run.measured.as_secs_f64();
         let per_second = |amount: f64| if duration_s > 0.0 { amount / duration_s } else { 0.0 };
         let met: Vec<_> = measured
@@ -207,7 +203,7 @@ fn share(count: usize, of: usize) -> Option<f64> {
     (of > 0).then(|| count as f64 / of as f64)
 }
 
-fn counts(run: &Run) -> Counts {
+pub(crate) fn counts(run: &Run) -> Counts {
     let mut counts = Counts::default();
     for record in &run.records {
         match record.part {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::comparison::Slo;
-use crate::record::{Outcome, RequestRecord, RunPart};
+use crate::record::{Outcome, RequestRecord, Run, RunPart};
 use crate::statistics::Samples;
 
 /// A gap is a stall when it is longer than this many times the request's median gap...
@@ -81,6 +81,15 @@ impl RequestRecord {
     }
     fn since_due(&self, at: Option<&Duration>) -> Option<f64> {
         Some(ms(at?.saturating_sub(self.scheduled)))
+    }
+}
+
+impl Run {
+    /// The measured requests that completed.
+    pub(crate) fn completed(&self) -> impl Iterator<Item = &RequestRecord> {
+        self.records
+            .iter()
+            .filter(|record| record.is_measured() && record.is_completed())
     }
 }
 

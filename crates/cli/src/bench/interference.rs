@@ -145,14 +145,14 @@ impl Row {
             .max()
             .copied()
             .unwrap_or(shape.long_from);
-        let gaps = |from: Duration, until: Duration| {
+        let gaps = |counts: &dyn Fn(Duration, Duration) -> bool| {
             let pairs = streams.iter().flat_map(|record| record.tokens.windows(2));
-            // A gap counts where a part of it lies in the time.
-            let within = pairs.filter(move |pair| pair[1] > from && pair[0] < until);
-            Samples::new(within.map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3))
+            let counted = pairs.filter(|pair| counts(pair[0], pair[1]));
+            Samples::new(counted.map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3))
         };
-        let quiet = gaps(all_run.min(shape.long_from), shape.long_from);
-        let beside = gaps(shape.long_from, long_until);
+        // The gap in which the first long prompt comes is not quiet.
+        let quiet = gaps(&|_, end| end > all_run && end <= shape.long_from);
+        let beside = gaps(&|begin, end| end > shape.long_from && begin < long_until);
         let (p50, p99) = (beside.percentile(50.0), beside.percentile(99.0));
         let ended_early = |record: &&&workload::record::RequestRecord| record.ended < long_until;
         Self {
@@ -173,28 +173,13 @@ impl Row {
     }
     fn notes(&self) -> String {
         let early = self.streams_ended_early;
+        let is_late = self.lag_ms_p99 > workload::summary::LAG_MS_P99_MAX;
         let notes = [
-            if early > 0 {
-                format!("{early} streams ended early: raise --stream-output-len")
-            } else {
-                String::new()
-            },
-            if self.not_completed > 0 {
-                format!("{} requests without a whole answer", self.not_completed)
-            } else {
-                String::new()
-            },
-            if self.lag_ms_p99 > workload::summary::LAG_MS_P99_MAX {
-                format!("invalid: the client sent late, p99 {:.1} ms", self.lag_ms_p99)
-            } else {
-                String::new()
-            },
+            (early > 0).then(|| format!("{early} streams ended early: raise --stream-output-len")),
+            (self.not_completed > 0).then(|| format!("{} requests without a whole answer", self.not_completed)),
+            is_late.then(|| format!("invalid: the client sent late, p99 {:.1} ms", self.lag_ms_p99)),
         ];
-        notes
-            .into_iter()
-            .filter(|note| !note.is_empty())
-            .collect::<Vec<_>>()
-            .join("; ")
+        notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -3,6 +3,7 @@
 mod files;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -36,6 +37,8 @@ The rows (prompt/answer tokens, scaled down together when the context is shorter
 A cold row has prompts that no server has seen. Before a warm row its prompts (row E: its prefix) are sent once.
 
 Exit status: 0; 3 when a row does not meet the contract; 130 after Ctrl-C.";
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -222,7 +225,7 @@ async fn one(
 /// Nobody answers, or the server does not tell.
 async fn context_of(server: &ServerArgs) -> anyhow::Result<u32> {
     let base = http::base_url(&server.url);
-    let mut request = http::client()?.get(format!("{base}/v1/models"));
+    let mut request = http::client()?.get(format!("{base}/v1/models")).timeout(ANSWER_WITHIN);
     if let Some(key) = &server.api_key {
         request = request.bearer_auth(key);
     }

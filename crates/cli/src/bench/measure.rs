@@ -1,6 +1,7 @@
 //! One run of load after another on one thread, until all are done or somebody ends it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Serialize;
@@ -10,7 +11,11 @@ use workload::record::Run;
 
 use super::load;
 use super::load::plan::{LoadPlan, Observer};
+use crate::exit::{Exit, WithExit as _};
 use crate::signals::Signals;
+
+/// Of an open loop: this share of its time at either end is not measured.
+const EDGE_SHARE: f64 = 0.1;
 
 /// Runs the work on a thread of its own runtime, with a token that Ctrl-C cancels.
 pub(super) fn until_interrupted<T>(
@@ -44,6 +49,17 @@ pub(super) async fn measure(plan: &LoadPlan, stop: &CancellationToken) -> anyhow
 /// Whether Ctrl-C ended this run.
 pub(super) fn is_cut(run: &Run) -> bool {
     run.environment.get("interrupted") == Some(&json!(true))
+}
+
+/// Leaves the first and the last tenth of an open loop's time out of its figures.
+///
+/// # Errors
+/// At this rate the run would take longer than a clock can count.
+pub(super) fn leave_out_edges(plan: &mut LoadPlan, rate: f64) -> anyhow::Result<()> {
+    let edge = Duration::try_from_secs_f64(plan.trace.requests.len() as f64 / rate * EDGE_SHARE);
+    plan.warm_up = edge.context("the rate is too low").exit(Exit::Usage)?;
+    plan.cool_down = plan.warm_up;
+    Ok(())
 }
 
 /// # Errors

@@ -44,34 +44,15 @@ impl Point {
     fn notes(&self, mark: &str) -> String {
         let counts = self.summary.counts;
         let unserved = counts.measured - counts.completed;
+        let lag = &self.summary.lag;
         let notes = [
-            mark.to_owned(),
-            if unserved > 0 {
-                format!("{unserved} of {} without a whole answer", counts.measured)
-            } else {
-                String::new()
-            },
-            if self.summary.lag.is_valid {
-                String::new()
-            } else {
-                format!("invalid: the client sent late, p99 {:.1} ms", self.summary.lag.ms_p99)
-            },
-            if self.over_saturation.is_some() {
-                "over-saturated".to_owned()
-            } else {
-                String::new()
-            },
-            if is_met(&self.contract) {
-                String::new()
-            } else {
-                "contract not met".to_owned()
-            },
+            (!mark.is_empty()).then(|| mark.to_owned()),
+            (unserved > 0).then(|| format!("{unserved} of {} without a whole answer", counts.measured)),
+            (!lag.is_valid).then(|| format!("invalid: the client sent late, p99 {:.1} ms", lag.ms_p99)),
+            self.over_saturation.is_some().then(|| "over-saturated".to_owned()),
+            (!is_met(&self.contract)).then(|| "contract not met".to_owned()),
         ];
-        notes
-            .into_iter()
-            .filter(|note| !note.is_empty())
-            .collect::<Vec<_>>()
-            .join("; ")
+        notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -6,7 +6,7 @@ use workload::trace::Trace;
 use super::load::plan::LoadPlan;
 
 /// Requests before each run, so that connections, links and memory are there.
-const WARM_UP_REQUESTS: u32 = 4;
+pub(super) const WARM_UP_REQUESTS: u32 = 4;
 
 /// The server that gets the load.
 #[derive(Clone, Debug, Args)]
@@ -33,7 +33,8 @@ impl ServerArgs {
     pub fn plan(&self, trace: Trace) -> LoadPlan {
         let mut plan = LoadPlan::new(&self.url, trace);
         plan.server.model.clone_from(&self.model);
-        plan.server.api_key.clone_from(&self.api_key);
+        // A variable that is empty is no key.
+        plan.server.api_key = self.api_key.clone().filter(|key| !key.is_empty());
         plan.seed = self.seed;
         plan.warm_up_requests = WARM_UP_REQUESTS;
         plan

@@ -13,6 +13,7 @@ use serving_core::request::Lane;
 use workload::causes::{Usual, slowest};
 use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRecord, Usage};
 
+use super::load::server_records::server_record;
 use super::measure::until_interrupted;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::client::AdminClient;
@@ -189,16 +190,12 @@ fn record_of(detail: &Detail) -> RequestRecord {
         outcome: Outcome::Completed,
         output_hash: None,
         server: Some(ServerRecord {
-            prefill_node: serving.prefill_node.clone(),
-            decode_node: serving.decode_node.clone(),
-            local_prefill: serving.local_prefill.as_ref().map(|reason| reason.to_string()),
-            kv_bytes: serving.transport.is_some().then_some(serving.kv_bytes),
-            kv_transfer_ms: serving.kv_transfer_ms,
             stages: detail
                 .stages
                 .iter()
                 .map(|stage| (stage.stage.to_string(), stage.ms))
                 .collect(),
+            ..server_record(serving)
         }),
     }
 }

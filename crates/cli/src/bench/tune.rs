@@ -16,7 +16,8 @@ use workload::summary::Summary;
 
 use super::arguments::{SloArg, positive};
 use super::load::plan::LoadPlan;
-use super::measure::{is_cut, measure, until_interrupted, write_json};
+use super::measure::{is_cut, leave_out_edges, measure, until_interrupted, write_json};
+use super::server::WARM_UP_REQUESTS;
 use crate::exit::{Exit, ExitError, WithExit as _};
 use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};
 use crate::observe::table::{Cell, Table};
@@ -33,8 +34,6 @@ when its goodput is more than 5 % higher; else the one whose p99s are farther be
 
 /// Goodputs that differ by less are equal. One request more or less is as much in a short run.
 const EQUAL_SHARE: f64 = 0.05;
-/// Of the run's time: requests that are due in it, at either end, are not measured.
-const EDGE_SHARE: f64 = 0.1;
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, Args)]
@@ -132,7 +131,7 @@ async fn tune(
         max_num_seqs: args.settings.max_num_seqs,
     };
     let mut is_whole = true;
-    for is_first in [true, false] {
+    'knobs: for is_first in [true, false] {
         let from = best(&points, slo).map_or(start, |at| points[at].0);
         let values = if is_first {
             &args.try_max_num_batched_tokens
@@ -155,7 +154,7 @@ async fn tune(
             }
             let Some(run) = measured(knobs).await? else {
                 is_whole = false;
-                break;
+                break 'knobs;
             };
             let point = point(knobs, &run, slo);
             say!("{}: goodput {:.2} requests/s", words(&point.settings), point.goodput);
@@ -197,7 +196,11 @@ fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
 /// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit.
 fn best(points: &[(Knobs, TuningPoint)], slo: &Slo) -> Option<usize> {
     let highest = points.iter().map(|(_, point)| point.goodput).fold(0.0, f64::max);
-    let strain = |point: &TuningPoint| (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max);
+    let strain = |point: &TuningPoint| match point.ttft_ms_p99 > 0.0 {
+        true => (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max),
+        // Nothing was answered.
+        false => f64::INFINITY,
+    };
     let near = points
         .iter()
         .enumerate()
@@ -245,10 +248,8 @@ fn plan(args: &TuneArgs, url: &str) -> anyhow::Result<LoadPlan> {
     let trace = Arrivals::poisson(args.rate).apply(trace, args.seed).exit(Exit::Usage)?;
     let mut plan = LoadPlan::new(url, trace);
     plan.seed = args.seed;
-    plan.warm_up_requests = 4;
-    let edge = Duration::try_from_secs_f64(requests as f64 / args.rate * EDGE_SHARE);
-    plan.warm_up = edge.context("the rate is too low").exit(Exit::Usage)?;
-    plan.cool_down = plan.warm_up;
+    plan.warm_up_requests = WARM_UP_REQUESTS;
+    leave_out_edges(&mut plan, args.rate)?;
     Ok(plan)
 }
 

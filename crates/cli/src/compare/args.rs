@@ -59,7 +59,7 @@ pub struct CompareArgs {
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) repeats: u32,
     /// Requests a second, instead of half the co-located arm's knee and the knee itself.
-    #[arg(long, value_delimiter = ',', value_name = "RATE,..")]
+    #[arg(long, value_delimiter = ',', value_name = "RATE,..", value_parser = positive)]
     pub(super) rates: Vec<f64>,
     /// When a request is good: first token and p99 of its own gaps within so many milliseconds [default: 1000:100; 2000:100 for
     /// traces; 4000:100 with long-beside-streams]
@@ -165,6 +165,14 @@ impl FromStr for NamedUrl {
     }
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse::<f64>()
+        .ok()
+        .filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "write a number above 0".to_owned())
+}
+
 /// `1000:100`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SloLimits {
@@ -176,10 +184,9 @@ impl FromStr for SloLimits {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = |text: &str| text.parse::<f64>().ok().filter(|ms| ms.is_finite() && *ms > 0.0);
         let limits = text
             .split_once(':')
-            .and_then(|(ttft, itl)| Some((number(ttft)?, number(itl)?)));
+            .and_then(|(ttft, itl)| Some((positive(ttft).ok()?, positive(itl).ok()?)));
         let (ttft_ms_max, itl_ms_max) = limits.ok_or("write two numbers of milliseconds, such as 1000:100")?;
         Ok(Self {
             ttft_ms_max,
@@ -316,6 +323,8 @@ mod tests {
             "--facts f.toml",
             "--arms co-located --arm a=http://h:1 --facts f",
             "--repeats 0",
+            "--rates 2,0",
+            "--rates nan",
             "--tuning a --save-tuning b",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");

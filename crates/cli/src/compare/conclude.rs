@@ -23,15 +23,25 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
     plan.repeats_min = REPEATS_MIN as usize;
     if comparison.arms.iter().all(|arm| arm.resources.gpus > 0) {
         plan.primary = Metric::GoodputPerGpu;
+        for metric in &mut plan.secondary {
+            if *metric == Metric::OutputTokensPerCore {
+                *metric = Metric::OutputTokensPerGpu;
+            }
+        }
     }
-    let mut refused: Vec<String> = verdict::conclude(comparison, &plan)
-        .iter()
-        .map(Refusal::to_string)
-        .collect();
-    refused.dedup();
-    let has_none = |shape: &&mut Shape| shape.contrasts.is_empty() && !refused.is_empty();
-    for shape in comparison.shapes.iter_mut().filter(has_none) {
-        shape.verdict = format!("No verdict: {}.", in_short(&refused));
+    let mut refused = Refused::new();
+    // What holds for the whole comparison comes once for each shape.
+    for why in verdict::conclude(comparison, &plan).iter().map(Refusal::to_string) {
+        if !refused.contains(&why) {
+            refused.push(why);
+        }
+    }
+    for shape in &mut comparison.shapes {
+        let own = refused.iter().map(String::as_str);
+        let own: Vec<&str> = own.filter(|why| shape.verdict.contains(*why)).collect();
+        if !own.is_empty() {
+            shape.verdict = format!("No verdict: {}.", in_short(&own));
+        }
     }
     if refused.is_empty() {
         for index in 0..comparison.shapes.len() {
@@ -47,11 +57,14 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
             shape.verdict = format!("No verdict: the comparison is incomplete: {why}.");
         }
     }
+    if !refused.is_empty() {
+        comparison.fairness.verdict_per_shape = None;
+    }
     refused
 }
 
 /// A client that was late in every run would fill a page.
-fn in_short(refused: &[String]) -> String {
+fn in_short(refused: &[&str]) -> String {
     const SHOWN_MAX: usize = 3;
     let mut words = refused[..refused.len().min(SHOWN_MAX)].join("; ");
     if refused.len() > SHOWN_MAX {

@@ -54,7 +54,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         length: time.lengths.measured,
         request_timeout: std::time::Duration::from_secs(60),
         seed: args.seed,
-        has_new_prompts_each_repeat: true,
+        has_new_prompts_each_round: true,
         planned: time.total(),
     };
     let shapes = shapes(args, &traffic, manner)?;
@@ -150,7 +150,6 @@ fn conduct(args: &CompareArgs, facts: &Facts, runner: &Runner, manner: Manner) -
         incomplete: None,
         tuned: tuned.map(|words| format!("{} ({DECLARED})", words.join("; "))),
         same_edge: declared(&facts.same_edge),
-        arrivals: "arrivals as each shape says".to_owned(),
         seed: args.seed,
         client_placement: declared(&client),
         warm_up_requests: WARM_UP_REQUESTS,

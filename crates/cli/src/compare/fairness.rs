@@ -25,7 +25,6 @@ pub(super) struct Conduct {
     pub tuned: Option<String>,
     /// Coordinator, tokenizer, HTTP path and policy.
     pub same_edge: Option<String>,
-    pub arrivals: String,
     pub seed: u64,
     pub client_placement: Option<String>,
     pub warm_up_requests: u32,
@@ -46,7 +45,7 @@ pub(super) fn assess(comparison: &Comparison, conduct: &Conduct) -> Fairness {
         every_arm_tuned: conduct.tuned.clone(),
         same_edge: conduct.same_edge.clone(),
         same_trace: same_trace(comparison, conduct.seed),
-        open_loop_and_lag: open_loop_and_lag(&all, &conduct.arrivals),
+        open_loop_and_lag: open_loop_and_lag(&all),
         warm_up_excluded: warm_up_excluded(&all, conduct),
         order_and_repeats: order_and_repeats(comparison, conduct),
         outputs_equal: outputs_equal(comparison),
@@ -73,13 +72,12 @@ fn equal_resources(arms: &[Arm]) -> Option<String> {
         .iter()
         .map(|arm| format!("{} {}", arm.name, arm.topology))
         .collect();
-    let declared = if first.is_measured {
-        String::new()
-    } else {
-        format!(" ({DECLARED})")
+    let memory = match first.is_measured {
+        true => "KV memory".to_owned(),
+        false => format!("memory ({DECLARED})"),
     };
     Some(format!(
-        "each arm has {} cores, {} GPUs and {:.1} GiB of memory{declared}, split as: {}",
+        "each arm has {} cores, {} GPUs and {:.1} GiB of {memory}, split as: {}",
         first.cores,
         first.gpus,
         first.memory_bytes as f64 / f64::from(1 << 30),
@@ -112,12 +110,12 @@ fn same_trace(comparison: &Comparison, seed: u64) -> Option<String> {
     ))
 }
 
-fn open_loop_and_lag(runs: &[&ArmRun], arrivals: &str) -> Option<String> {
+fn open_loop_and_lag(runs: &[&ArmRun]) -> Option<String> {
     let worst = runs.iter().map(|run| Lag::of(&run.run).ms_p99).fold(0.0, f64::max);
     let is_open = runs.iter().all(|run| run.run.loop_kind == LoopKind::Open);
     (is_open && worst <= LAG_MS_P99_MAX).then(|| {
         format!(
-            "open loop, {arrivals}; latency counts from the scheduled time; the client's worst lag p99 of any run is {worst:.2} ms, at most {LAG_MS_P99_MAX} ms may be"
+            "open loop, arrivals as each shape says; latency counts from the scheduled time; the client's worst lag p99 of any run is {worst:.2} ms, at most {LAG_MS_P99_MAX} ms may be"
         )
     })
 }
@@ -127,11 +125,11 @@ fn warm_up_excluded(runs: &[&ArmRun], conduct: &Conduct) -> Option<String> {
     let is_done = conduct.warm_up_requests > 0 || runs.iter().all(|run| has(run, RunPart::WarmUp));
     let caches = match conduct.has_fresh_processes {
         true => "each run begins with an empty prefix cache",
-        false => "the prompts of each repeat are new, so the caches know none of them",
+        false => "the prompts of each repeat at each load are new, so the caches know none of them",
     };
     is_done.then(|| {
         format!(
-            "{} requests before each run, and those due in the first {:.0} s and the last {:.0} s, do not count; {caches}",
+            "{} requests before each run, and those due in the first {:.1} s and the last {:.1} s, do not count; {caches}",
             conduct.warm_up_requests,
             conduct.warm_up.as_secs_f64(),
             conduct.cool_down.as_secs_f64()
@@ -166,8 +164,9 @@ fn order_and_repeats(comparison: &Comparison, conduct: &Conduct) -> Option<Strin
 
 /// Answers with the same id, load and repeat, completed in both arms. An answer that is cut off says nothing of the handoff.
 fn outputs_equal(comparison: &Comparison) -> Option<String> {
-    let mut known: BTreeMap<(&str, u64, u32, &str), u64> = BTreeMap::new();
+    let mut known: BTreeMap<(&str, u64, u32, &str), (u64, &str)> = BTreeMap::new();
     let (mut compared, mut differ) = (0_u64, 0_u64);
+    let mut arms: BTreeSet<&str> = BTreeSet::new();
     for shape in &comparison.shapes {
         for run in &shape.runs {
             let answered = run.run.records.iter().filter(|record| record.is_completed());
@@ -179,18 +178,21 @@ fn outputs_equal(comparison: &Comparison) -> Option<String> {
                     record.id.as_str(),
                 );
                 match known.get(&key) {
-                    Some(other) => {
+                    Some((other, arm)) => {
                         compared += 1;
                         differ += u64::from(*other != hash);
+                        arms.extend([*arm, run.arm.as_str()]);
                     }
                     None => {
-                        known.insert(key, hash);
+                        known.insert(key, (hash, run.arm.as_str()));
                     }
                 }
             }
         }
     }
-    (compared > 0 && differ == 0)
+    // An arm without such an answer is not known to compute the same.
+    let has_each_arm = comparison.arms.iter().all(|arm| arms.contains(arm.name.as_str()));
+    (compared > 0 && differ == 0 && has_each_arm)
         .then(|| format!("greedy outputs compared by hash across arms: all {compared} pairs of answers are equal"))
 }
 
@@ -244,6 +246,7 @@ fn transfer_share(comparison: &Comparison) -> Option<String> {
         return Some("no arm hands KV off".to_owned());
     }
     let mut words = Vec::new();
+    let mut is_told = false;
     for arm in arms {
         let runs = comparison
             .shapes
@@ -263,6 +266,7 @@ fn transfer_share(comparison: &Comparison) -> Option<String> {
             words.push(format!("{arm}: no handoff was told"));
             continue;
         }
+        is_told = true;
         let bytes: u64 = moved.iter().map(|(_, _, bytes)| bytes).sum();
         let shares = Samples::new(moved.iter().map(|(transfer, ttft, _)| transfer / ttft.max(1e-6)));
         words.push(format!(
@@ -273,10 +277,7 @@ fn transfer_share(comparison: &Comparison) -> Option<String> {
         ));
     }
     // Clusters that tell nothing at all leave the field empty.
-    words
-        .iter()
-        .any(|words| words.contains("handoffs moved"))
-        .then(|| words.join("; "))
+    is_told.then(|| words.join("; "))
 }
 
 /// Processor time of each node by its cores and the measured time, for each arm.

@@ -9,7 +9,6 @@ fn conduct() -> Conduct {
         order: "A-B-B-A".to_owned(),
         tuned: Some("six points each".to_owned()),
         same_edge: Some("one binary".to_owned()),
-        arrivals: "Poisson arrivals".to_owned(),
         client_placement: Some("all cores".to_owned()),
         warm_up_requests: 4,
         ..Conduct::default()

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, Comparison, Fairness};
+use workload::report::Report;
 use workload::summary::Summary;
 
 use super::args::CompareArgs;
@@ -73,7 +74,7 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         say!("decision record: {}", path.display());
     }
     if let Some(folder) = &args.out {
-        output::write(comparison, folder)?;
+        crate::report::write(&Report::of_comparison(comparison), folder)?;
         say!("report: {}", folder.display());
     }
     say!("took {:.1} min", took.as_secs_f64() / 60.0);

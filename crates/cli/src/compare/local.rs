@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, ArmKind, Slo};
@@ -110,6 +110,10 @@ impl Plan {
             max_model_len: Some(args.max_model_len),
         };
         let arms = args.arm_names();
+        if arms.len() < 2 {
+            let error = anyhow::anyhow!("a comparison needs two arms; --arms co-located,disaggregated names them");
+            return Err(ExitError::new(Exit::Usage, error).into());
+        }
         let kinds = kinds(&arms);
         let traffic = args.traffic()?;
         let stored = match &args.tuning {
@@ -136,10 +140,6 @@ impl Plan {
             measured: traffic.len() as u32 * loads * arms.len() as u32 * args.repeats,
         };
         let time = TimePlan::new(counts, args.run_max(), args.limit()).exit(Exit::Usage)?;
-        ensure!(
-            arms.len() > 1,
-            "a comparison needs two arms; --arms co-located,disaggregated names them"
-        );
         Ok(Self {
             machine,
             arms,
@@ -228,7 +228,8 @@ impl Plan {
             traffic: traffic.name.clone(),
             rate,
             slo: self.slo.clone(),
-            costs: Some(costs),
+            // Typical costs are no measurement.
+            costs: (costs.requests > 0).then_some(costs),
             arms,
         })
     }
@@ -307,7 +308,7 @@ impl Plan {
                 None => REQUEST_TIMEOUT,
             },
             seed: args.seed,
-            has_new_prompts_each_repeat: false,
+            has_new_prompts_each_round: false,
             planned: self.time.total(),
         }
     }
@@ -331,7 +332,6 @@ impl Plan {
                 "one binary (baton {}) with the same coordinator, tokenizer, HTTP path and routing policy in all arms",
                 crate::version::VERSION
             )),
-            arrivals: "arrivals as each shape says".to_owned(),
             seed: args.seed,
             client_placement: Some(format!(
                 "client and coordinator on the cores {:?}, {shared}; {}; each node is pinned to its own cores",

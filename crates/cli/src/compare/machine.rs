@@ -77,8 +77,6 @@ impl Machine {
                 "client_and_coordinator_cores".to_owned(),
                 serde_json::json!(self.cores.others),
             ),
-            ("kernel".to_owned(), read_line("/proc/sys/kernel/osrelease").into()),
-            ("load_average".to_owned(), read_line("/proc/loadavg").into()),
             ("model_file".to_owned(), facts.model_file.into()),
             ("model_bytes".to_owned(), facts.model_bytes.into()),
             ("engine".to_owned(), facts.engine.into()),
@@ -134,10 +132,6 @@ fn cpu_name() -> String {
     let line = text.lines().find_map(|line| line.strip_prefix("model name"));
     let name = line.map(|rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned());
     name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
-}
-
-fn read_line(path: &str) -> String {
-    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
 /// Of a file, or of the files of a folder.

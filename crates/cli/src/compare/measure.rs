@@ -39,8 +39,8 @@ pub(super) struct Manner {
     pub length: Duration,
     pub request_timeout: Duration,
     pub seed: u64,
-    /// Clusters that are not started afresh must not know the prompts of the repeat before.
-    pub has_new_prompts_each_repeat: bool,
+    /// Clusters that are not started afresh must not know the prompts of an earlier round: another repeat, load or shape.
+    pub has_new_prompts_each_round: bool,
     /// When the plan of time says that everything ends.
     pub planned: Duration,
 }
@@ -63,7 +63,7 @@ pub(super) struct Measured {
 }
 
 /// # Errors
-/// A cluster does not start, or answers nothing.
+/// A cluster does not start, or answers nothing, before anything was measured. Later the runs before it are kept.
 pub(super) async fn measure(
     runner: &mut Runner,
     targets: &[Target],
@@ -73,6 +73,8 @@ pub(super) async fn measure(
     let rounds = order::rounds(targets.len(), manner.repeats);
     let count = plans.iter().map(|plan| plan.loads.len()).sum::<usize>() * targets.len() * rounds.len();
     let mut done = 0;
+    // One repeat of all arms at one load of one shape.
+    let mut round = 0_u64;
     let mut shapes = Vec::new();
     for plan in plans {
         let mut shape = begun(plan, manner.seed);
@@ -95,7 +97,17 @@ pub(super) async fn measure(
                         repeat + 1
                     );
                     runner.shown.begin(&what, left);
-                    let mut run = runner.run(target, manner.load(&load.trace, repeat as u64)).await?;
+                    let mut run = match runner.run(target, manner.load(&load.trace, round)).await {
+                        Ok(run) => run,
+                        Err(error) if done == 0 => return Err(error),
+                        Err(error) => {
+                            shapes.push(shape);
+                            return Ok(Measured {
+                                shapes,
+                                incomplete: Some(format!("{error:#}, after {done} of {count} measured runs")),
+                            });
+                        }
+                    };
                     if Runner::is_cut(&run) {
                         continue;
                     }
@@ -108,6 +120,7 @@ pub(super) async fn measure(
                         run,
                     });
                 }
+                round += 1;
             }
         }
         shapes.push(shape);
@@ -139,12 +152,12 @@ fn stopped(runner: &Runner, length: Duration) -> Option<&'static str> {
 }
 
 impl Manner {
-    fn load(&self, trace: &Trace, repeat: u64) -> Load {
+    fn load(&self, trace: &Trace, round: u64) -> Load {
         Load {
             trace: trace.clone(),
             pace: Pace::Open { max_concurrency: None },
-            seed: match self.has_new_prompts_each_repeat {
-                true => self.seed.wrapping_add(repeat),
+            seed: match self.has_new_prompts_each_round {
+                true => self.seed.wrapping_add(round),
                 false => self.seed,
             },
             warm_up: self.warm_up(),
@@ -176,7 +189,7 @@ mod tests {
             length: Duration::from_secs(40),
             request_timeout: Duration::from_secs(20),
             seed: 7,
-            has_new_prompts_each_repeat: false,
+            has_new_prompts_each_round: false,
             planned: Duration::from_secs(900),
         }
     }
@@ -193,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_new_in_each_repeat_only_where_caches_would_know_them() {
+    fn prompts_are_new_in_each_round_only_where_caches_would_know_them() {
         let trace = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048)
             .and_then(|traffic| traffic.trace(5.0, Duration::from_secs(4), 1, &TYPICAL))
             .expect("a trace");
         assert_eq!(manner().load(&trace, 2).seed, 7);
         let deployed = Manner {
-            has_new_prompts_each_repeat: true,
+            has_new_prompts_each_round: true,
             ..manner()
         };
         assert_eq!(deployed.load(&trace, 2).seed, 9);

@@ -29,7 +29,8 @@ pub(super) fn words(arms: usize, repeats: u32) -> String {
         (0 | 1, _) => "one arm only".to_owned(),
         (2, _) => "A-B-B-A".to_owned(),
         (_, repeats) if repeats % arms == 0 => "Latin square (Williams)".to_owned(),
-        (_, repeats) => format!("{} of {arms} rows of a Latin square (Williams)", repeats % arms),
+        (_, repeats) if repeats < arms => format!("{repeats} of {arms} rows of a Latin square (Williams)"),
+        (_, repeats) => format!("Latin square (Williams), then {} of its {arms} rows", repeats % arms),
     }
 }
 
@@ -44,6 +45,7 @@ mod tests {
         assert_eq!(rounds(2, 4), [[0, 1], [1, 0], [0, 1], [1, 0]]);
         assert_eq!(words(2, 3), "A-B-B-A");
         assert!(words(3, 3).starts_with("Latin") && words(4, 3).starts_with("3 of 4"));
+        assert!(words(3, 5).contains("2 of its 3"), "{}", words(3, 5));
         assert_eq!(rounds(1, 2), [[0], [0]]);
         assert!(rounds(0, 2).iter().all(Vec::is_empty));
     }

@@ -1,32 +1,15 @@
-//! The files of a comparison, and what the terminal shows of it.
+//! What the terminal shows of a comparison.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::Context;
 use workload::comparison::{Arm, Comparison, Shape};
-use workload::report::Report;
+use workload::statistics::Samples;
 use workload::summary::Summary;
 
 use super::conclude::Refused;
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
-
-/// # Errors
-/// The folder or a file cannot be written.
-pub(super) fn write(comparison: Comparison, folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let file = |name: &str, text: &str| {
-        let path = folder.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    let report = Report::of_comparison(comparison);
-    file("report.html", &report.html())?;
-    file("report.md", &report.markdown())?;
-    file("report.csv", &report.csv())?;
-    file("report.json", &report.json()?)
-}
 
 /// The medians over the repeats of each arm at each load, the handoffs, the verdicts, and the fairness list where it has gaps.
 pub(super) fn text(comparison: &Comparison, refused: &Refused) -> String {
@@ -63,11 +46,8 @@ fn table(comparison: &Comparison, shape: &Shape) -> Table {
     for arm in &comparison.arms {
         for (load, runs) in by_load(comparison, shape, arm) {
             let median = |of: fn(&Summary) -> f64| {
-                let mut values: Vec<f64> = runs.iter().map(of).filter(|value| value.is_finite()).collect();
-                values.sort_by(f64::total_cmp);
-                values
-                    .get(values.len() / 2)
-                    .map_or("-".to_owned(), |value| format!("{value:.2}"))
+                let middle = Samples::new(runs.iter().map(of)).percentile(50.0);
+                middle.map_or("-".to_owned(), |value| format!("{value:.2}"))
             };
             let sum = |of: fn(&Summary) -> usize| runs.iter().map(of).sum::<usize>().to_string();
             table.row(vec![

@@ -124,10 +124,12 @@ impl Sweeps {
             false => "a sweep in this run".to_owned(),
         };
         format!(
-            "{source} over step budget, sequences, split and threshold: {}, each at {:.2} requests/s of {}",
+            "{source} over step budget, sequences, split and threshold: {}, each at {:.2} requests/s of {}, judged by TTFT {} ms and ITL {} ms",
             counts.join(", "),
             self.rate,
-            self.traffic
+            self.traffic,
+            self.slo.ttft_ms_max,
+            self.slo.itl_ms_max
         )
     }
 

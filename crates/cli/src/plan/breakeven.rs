@@ -4,7 +4,7 @@ use clap::Args;
 use workload::plan::breakeven::{Answer, Costs, PROMPT_TOKENS_MAX, cell, lengths, slowest_link};
 use workload::plan::kv::{LINKS, rate_of_gbit};
 
-use super::model::{ModelNumbers, numbers};
+use super::model::{ModelNumbers, named, numbers};
 use super::sheet::{Item, Sheet, Unit};
 use super::times::{Measured, TimesArgs};
 
@@ -80,10 +80,7 @@ impl BreakevenArgs {
         let own = self.link_gbit.map(rate_of_gbit).transpose()?;
         let links = LINKS.iter().map(|link| (link.name, link.rate));
         let links: Vec<(&str, f64)> = links.chain(own.map(|rate| ("your link", rate))).collect();
-        let sheet = match &model {
-            Some(model) => Sheet::new("breakeven").input_words(("model", "model"), model.name.clone()),
-            None => Sheet::new("breakeven"),
-        };
+        let sheet = named(Sheet::new("breakeven"), model.as_ref());
         let sheet = self.times.named(sheet, measured.as_ref());
         let sheet = self.explained(self.with_inputs(sheet, costs));
         let sheet = sheet.table("prompt_lengths_that_can_pay", &LINK_COLUMNS, link_rows(costs, &links)?);

@@ -5,7 +5,7 @@ use clap::Args;
 use workload::plan::decode::{DecodeStep, bound};
 use workload::plan::prefill::{Attention, Device, Prompt, SPARSE_BY_DENSE, memory_fit, operations, time, with_extra};
 
-use super::model::{ModelNumbers, numbers};
+use super::model::{ModelNumbers, named, numbers};
 use super::sheet::{Sheet, Unit};
 
 const TFLOPS: Unit = Unit::Of("TFLOPS");
@@ -140,13 +140,6 @@ fn warned(sheet: Sheet, dense: f64, was_sparse: bool) -> Sheet {
         )
     } else {
         sheet.note("Check that the peak is the dense one: many data sheets give twice as much, \"with sparsity\".")
-    }
-}
-
-fn named(sheet: Sheet, model: Option<&ModelNumbers>) -> Sheet {
-    match model {
-        Some(model) => sheet.input_words(("model", "model"), model.name.clone()),
-        None => sheet,
     }
 }
 

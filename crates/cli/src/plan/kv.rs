@@ -3,7 +3,7 @@
 use clap::Args;
 use workload::plan::kv::{KvShape, LINKS, rate_of_gbit, transfer_s};
 
-use super::model::numbers;
+use super::model::{named, numbers};
 use super::sheet::{Item, Sheet, Unit};
 
 const EXAMPLES: &str = "\
@@ -86,11 +86,7 @@ impl KvArgs {
             rows.push(row);
         }
         let columns = &COLUMNS[..2 + rates.len()];
-        let sheet = match &model {
-            Some(model) => Sheet::new("kv").input_words(("model", "model"), model.name.clone()),
-            None => Sheet::new("kv"),
-        };
-        let sheet = sheet
+        let sheet = named(Sheet::new("kv"), model.as_ref())
             .input(("layers", "layers"), shape.layers, Unit::Of(""))
             .input(("kv_heads", "KV heads"), shape.kv_heads, Unit::Of(""))
             .input(("head_size", "head size"), shape.head_size, Unit::Of(""))

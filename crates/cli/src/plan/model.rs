@@ -6,6 +6,7 @@ use model_files::model::Model;
 use workload::plan::PlanError;
 use workload::plan::kv::KvShape;
 
+use super::sheet::Sheet;
 use crate::model::{resolve, with_exit};
 
 #[derive(Clone, Debug)]
@@ -33,6 +34,14 @@ pub(super) fn numbers(model: &str) -> anyhow::Result<ModelNumbers> {
         head_size: config.head_dim as f64,
         attention_width: config.query_size() as f64,
     })
+}
+
+/// Says which model the numbers come from.
+pub(super) fn named(sheet: Sheet, model: Option<&ModelNumbers>) -> Sheet {
+    match model {
+        Some(model) => sheet.input_words(("model", "model"), model.name.clone()),
+        None => sheet,
+    }
 }
 
 /// What the engine keeps a key or a value in.

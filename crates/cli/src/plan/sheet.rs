@@ -45,9 +45,11 @@ fn dollars(value: f64, decimals: usize) -> String {
 
 fn bytes(value: f64, per: &str) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
-    let exact = if value >= 1e4 { 3.0 } else { 6.0 };
-    let power = units.len().min((value.max(1.0).log10() / exact) as usize + 1) - 1;
-    let power = if exact > 3.0 { 0 } else { power };
+    // Below 10,000 every byte is shown.
+    let power = match value >= 1e4 {
+        true => ((value.log10() / 3.0) as usize).min(units.len() - 1),
+        false => 0,
+    };
     format!(
         "{} {}{per}",
         significant(value / 1e3_f64.powi(power as i32)),

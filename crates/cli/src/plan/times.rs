@@ -1,15 +1,11 @@
 //! Measured times of tokens: typed in, or from a file of costs that `baton bench engine` wrote.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use simulator::costs::{Costs, StepShape};
 
 use super::sheet::Sheet;
-
-/// A file of costs has a few kB. A longer file is another file.
-const COSTS_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct TimesArgs {
@@ -48,11 +44,8 @@ impl TimesArgs {
     /// # Errors
     /// The file cannot be read, or is no file of costs.
     pub fn measured(&self) -> anyhow::Result<Option<Measured>> {
-        let read = |path: &PathBuf| -> anyhow::Result<Measured> {
-            let costs = costs_of(path).with_context(|| format!("{}", path.display()))?;
-            Ok(self.of(&costs))
-        };
-        self.costs.as_ref().map(read).transpose()
+        let costs = self.costs.as_deref().map(crate::simulate::costs).transpose()?;
+        Ok(costs.map(|costs| self.of(&costs)))
     }
 
     fn of(&self, costs: &Costs) -> Measured {
@@ -91,13 +84,4 @@ impl TimesArgs {
             None => sheet,
         }
     }
-}
-
-fn costs_of(path: &Path) -> anyhow::Result<Costs> {
-    let bytes = std::fs::metadata(path)?.len();
-    anyhow::ensure!(
-        bytes <= COSTS_BYTES_MAX,
-        "a file of costs has a few kB, and this one has {bytes} bytes"
-    );
-    Ok(Costs::from_json(&std::fs::read_to_string(path)?)?)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use workload::plan::PlanError;
 use workload::plan::pools::{PoolLoad, Split, pools, splits};
 use workload::trace::facts::TraceFacts;
 use workload::trace::{ReadLimits, read};
@@ -77,6 +78,11 @@ impl XpydArgs {
             Some(path) => self.of_trace(path)?,
             None => (Sheet::new("xpyd"), self.typed()),
         };
+        // A share of 1 leaves no prompt, which `pools` refuses.
+        if shape.cached_share < 0.0 {
+            let (what, value) = ("the cached share", shape.cached_share);
+            return Err(PlanError::Negative { what, value }.into());
+        }
         let measured = self.times.measured()?;
         let prefill_us = self.times.prefill_us_per_token(measured.as_ref());
         let of_file = measured.as_ref().map(|measured| measured.decode_us_per_token);

@@ -84,7 +84,7 @@ impl<'a> Follower<'a> {
     pub async fn catch_up(&mut self) -> anyhow::Result<()> {
         loop {
             let page = ended_from(self.client, self.cursor).await?;
-            let all = page.forgotten + page.kept as u64;
+            let all = page.forgotten.saturating_add(page.kept as u64);
             if self.take(page) >= all {
                 return Ok(());
             }
@@ -99,7 +99,7 @@ impl<'a> Follower<'a> {
             self.recording = prefixes.recording;
             self.left_out.restarts += 1;
             // Another process has counted from 0 again.
-            if page.forgotten + (page.kept as u64) < self.cursor {
+            if page.forgotten.saturating_add(page.kept as u64) < self.cursor {
                 self.cursor = 0;
                 return 0;
             }
@@ -155,14 +155,14 @@ fn prompts_of(summary: &Summary, prompts: &[prefixes::PrefixShape], life: u64) -
     let lane = Lane::ALL.into_iter().find(|lane| lane.name() == summary.lane);
     let received = time(summary.received_unix_ms);
     let one = |prompt: &prefixes::PrefixShape| Recorded {
-        seq: life + summary.seq,
+        seq: life.saturating_add(summary.seq),
         received,
-        ended: received + time(summary.e2e_ms),
+        ended: received.saturating_add(time(summary.e2e_ms)),
         lane: lane.unwrap_or(Lane::Interactive),
         prompt_tokens: prompt.prompt_tokens,
         output_tokens: (summary.serving.output_tokens / count).max(1),
         blocks: prompt.blocks.clone(),
-        continues: prompt.continues.map(|seq| life + seq),
+        continues: prompt.continues.map(|seq| life.saturating_add(seq)),
     };
     prompts.iter().map(one).collect()
 }

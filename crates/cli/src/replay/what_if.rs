@@ -27,7 +27,7 @@ const SEEDS: u64 = 5;
 #[derive(Debug, Args)]
 pub(super) struct WhatIfArgs {
     /// Simulate the record's traffic as it was and with one change, and show the difference.
-    #[arg(long, value_name = "CHANGE", requires = "costs", long_help = long_help())]
+    #[arg(long, value_name = "CHANGE", requires = "costs", conflicts_with_all = ["until", "show"], long_help = long_help())]
     pub(super) what_if: Option<String>,
     /// What steps, messages and links cost: a file of `baton bench engine --out`, or one that was typed in.
     #[arg(long, value_name = "FILE", requires = "what_if")]
@@ -73,8 +73,7 @@ pub(super) fn run<R: Read>(reader: Reader<R>, change: &str, (args, json): (&What
 
 fn costs(args: &WhatIfArgs) -> anyhow::Result<Costs> {
     let path = args.costs.as_ref().context("--what-if needs --costs FILE")?;
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Costs::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
+    crate::simulate::costs(path)
 }
 
 /// The cluster as it was recorded: all its nodes from the start, no faults.
@@ -328,10 +327,8 @@ mod tests {
         assert_eq!(direction("goodput_per_s"), Some(Direction::Higher));
         assert_eq!(direction("completed"), Some(Direction::None));
         let text = as_text((&base, &changed), &recorded(), &prediction);
-        assert!(
-            text.contains("error not measured") && text.contains("nodes=+1p"),
-            "{text}"
-        );
+        assert!(text.contains(&base.costs.accuracy_sentence()), "{text}");
+        assert!(text.contains(&changed.name), "{text}");
     }
 
     #[test]

@@ -101,7 +101,8 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn costs(path: &Path) -> anyhow::Result<Costs> {
+/// Reads and checks a file of costs.
+pub(crate) fn costs(path: &Path) -> anyhow::Result<Costs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Costs::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
 }

@@ -10,7 +10,7 @@ use crate::request::{Lane, Request, SamplingParams, StopConditions};
 
 /// The longest prompt that is read back. Its tokens take four bytes each although none is known, so the number in a file that
 /// somebody made up must not ask for more than 64 MiB.
-pub const WRITTEN_TOKENS_MAX: u32 = 1 << 24;
+const WRITTEN_TOKENS_MAX: u32 = 1 << 24;
 
 /// Stands for every token that was left out.
 const UNKNOWN: TokenId = TokenId(0);

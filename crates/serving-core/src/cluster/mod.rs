@@ -33,7 +33,6 @@ mod transition;
 mod trust;
 
 pub use action::{ClusterAction, DropCause, JoinRefusal, PlacementFacts, Target};
-pub use content_free::WRITTEN_TOKENS_MAX;
 pub use event::{
     ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault, PrefillOutcome, RefuseReason, StreamId,
     TimedWait,

@@ -1,23 +1,14 @@
 //! The clients: who sends which request when, and what has become of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serving_core::time::Time;
 use workload::record::RequestRecord;
-use workload::trace::{Trace, Turn};
+use workload::trace::Trace;
 
 use super::agenda::Event;
 use super::{World, start};
-
-/// How far a conversation is.
-#[derive(Debug, Default)]
-struct Conversation {
-    /// When its latest answer ended, and of which turn that was.
-    answered: Option<(u32, Time)>,
-    /// The next turn's request, if its time has come and the answer before it has not.
-    waiting: Option<usize>,
-}
 
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -27,23 +18,47 @@ pub(super) struct Clients {
     pub scheduled: Vec<Time>,
     pub records: Vec<Option<RequestRecord>>,
     unfinished: usize,
-    conversations: BTreeMap<u64, Conversation>,
+    /// Of a conversation's turn: the turn before it, and the turn after it.
+    before: BTreeMap<usize, usize>,
+    after: BTreeMap<usize, usize>,
+    /// Turns whose time has come before the answer that they wait for.
+    waiting: BTreeSet<usize>,
 }
 
 impl Clients {
     pub fn new(trace: &Trace) -> Self {
+        let turns = neighbouring_turns(trace);
         Self {
             next: 0,
             scheduled: vec![Time::ZERO; trace.requests.len()],
             records: vec![None; trace.requests.len()],
             unfinished: trace.requests.len(),
-            conversations: BTreeMap::new(),
+            before: turns.iter().map(|(before, after)| (*after, *before)).collect(),
+            after: turns.into_iter().collect(),
+            waiting: BTreeSet::new(),
         }
     }
 
     pub fn are_all_done(&self) -> bool {
         self.unfinished == 0
     }
+}
+
+/// Each turn with the one after it. The first turn that the trace has of a conversation waits for nobody.
+fn neighbouring_turns(trace: &Trace) -> Vec<(usize, usize)> {
+    let mut conversations: BTreeMap<u64, Vec<(u32, usize)>> = BTreeMap::new();
+    for (index, request) in trace.requests.iter().enumerate() {
+        if let Some(turn) = request.conversation {
+            let turns = conversations.entry(turn.conversation).or_default();
+            turns.push((turn.turn, index));
+        }
+    }
+    let mut neighbours = Vec::new();
+    for turns in conversations.values_mut() {
+        turns.sort_unstable();
+        neighbours.extend(turns.windows(2).map(|pair| (pair[0].1, pair[1].1)));
+    }
+    neighbours
 }
 
 impl World<'_> {
@@ -62,21 +77,18 @@ impl World<'_> {
             self.send_next();
         }
         let now = self.now();
-        let planned = &self.scenario.trace.requests[index];
-        if let Some(turn) = planned.conversation.filter(|turn| turn.turn > 0) {
-            let conversation = self.clients.conversations.entry(turn.conversation).or_default();
-            match conversation.answered.filter(|(answered, _)| answered + 1 >= turn.turn) {
-                None => {
-                    conversation.waiting = Some(index);
-                    return;
-                }
-                Some((_, at)) if at + turn.think_time > now => {
-                    return self.agenda.at(at + turn.think_time, Event::Send(index));
-                }
-                Some(_) => {}
+        if let Some(before) = self.clients.before.get(&index) {
+            let Some(answer) = &self.clients.records[*before] else {
+                self.clients.waiting.insert(index);
+                return;
+            };
+            let due = start() + answer.ended + self.think_time(index);
+            if due > now {
+                return self.agenda.at(due, Event::Send(index));
             }
         }
         self.clients.scheduled[index] = now;
+        let planned = &self.scenario.trace.requests[index];
         let edge = self.scenario.costs.overheads.edge(planned.prompt_tokens);
         self.agenda.after(edge, Event::Arrive(index));
     }
@@ -86,15 +98,14 @@ impl World<'_> {
         if self.clients.records[index].replace(record).is_none() {
             self.clients.unfinished -= 1;
         }
-        let Some(Turn { conversation, turn, .. }) = self.scenario.trace.requests[index].conversation else {
-            return;
-        };
-        let state = self.clients.conversations.entry(conversation).or_default();
-        state.answered = Some((turn, ended));
-        if let Some(next) = state.waiting.take() {
-            let think = self.scenario.trace.requests[next].conversation;
-            let think = think.map_or(Duration::ZERO, |turn| turn.think_time);
-            self.agenda.at(ended + think, Event::Send(next));
+        let next = self.clients.after.get(&index).copied();
+        if let Some(next) = next.filter(|next| self.clients.waiting.remove(next)) {
+            self.agenda.at(ended + self.think_time(next), Event::Send(next));
         }
+    }
+
+    fn think_time(&self, index: usize) -> Duration {
+        let turn = self.scenario.trace.requests[index].conversation;
+        turn.map_or(Duration::ZERO, |turn| turn.think_time)
     }
 }

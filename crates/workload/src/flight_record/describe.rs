@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use serving_core::cluster::{ClusterAction, ClusterEvent, LegEvent};
+use serving_core::cluster::{ClusterAction, ClusterEvent, DropCause, LegEvent};
 use serving_core::ids::NodeId;
 use serving_core::request::Request;
 
@@ -44,7 +44,7 @@ fn kind_of_leg(event: &LegEvent) -> &'static str {
     }
 }
 
-/// Something broke, or somebody went away.
+/// A fault that the event itself tells of.
 pub(super) fn is_fault(event: &ClusterEvent) -> bool {
     matches!(
         event,
@@ -55,6 +55,17 @@ pub(super) fn is_fault(event: &ClusterEvent) -> bool {
                 event: LegEvent::Failed { .. },
                 ..
             }
+    )
+}
+
+/// A fault that shows only in what follows from an event: a node fell silent until its lease ran out, or came back as another life.
+pub(super) fn is_loss(action: &ClusterAction) -> bool {
+    matches!(
+        action,
+        ClusterAction::DropNode {
+            cause: DropCause::LeaseExpired | DropCause::Restarted,
+            ..
+        }
     )
 }
 

@@ -8,7 +8,7 @@ use serving_core::time::Time;
 
 use super::{
     BATCH, END, EVENT, EndMark, EndReason, FRAME_BYTES_MAX, FRAME_HEAD_BYTES, HEADER_BYTES_MAX, Header, MAGIC, NOTE,
-    Note, RecordError, SCHEMA, checksum,
+    Note, RecordError, SCHEMA, checksum, describe,
 };
 
 /// How a record ended, once it has been read to its end.
@@ -37,28 +37,42 @@ pub struct RecordedEvent {
 }
 
 impl RecordedEvent {
+    /// Something broke, or somebody went away.
+    pub(super) fn is_fault(&self) -> bool {
+        let loses_a_node = |action: Result<ClusterAction, usize>| action.as_ref().is_ok_and(describe::is_loss);
+        describe::is_fault(&self.event) || decoded_actions(&self.actions).any(loses_a_node)
+    }
+
     /// The recorded actions, each as text. Text of what cannot be decoded says so.
     pub(super) fn actions_as_text(&self) -> Vec<String> {
         actions_as_text(&self.actions)
     }
 }
 
-/// Each action is decoded by itself: a placeholder of its prompt is in memory only until its text is made.
-pub(super) fn actions_as_text(mut bytes: &[u8]) -> Vec<String> {
-    let mut texts = Vec::new();
-    while !bytes.is_empty() {
-        match postcard::take_from_bytes::<ClusterAction>(bytes) {
-            Ok((action, rest)) => {
-                texts.push(super::describe::action(&action));
-                bytes = rest;
-            }
-            Err(_) => {
-                texts.push(format!("{} bytes that are no action", bytes.len()));
-                break;
-            }
+/// Each action is decoded by itself: a placeholder of its prompt is in memory only while it is looked at. Bytes that are no action
+/// come last, as their number.
+fn decoded_actions(mut bytes: &[u8]) -> impl Iterator<Item = Result<ClusterAction, usize>> {
+    std::iter::from_fn(move || {
+        let left = std::mem::take(&mut bytes);
+        if left.is_empty() {
+            return None;
         }
-    }
-    texts
+        match postcard::take_from_bytes::<ClusterAction>(left) {
+            Ok((action, rest)) => {
+                bytes = rest;
+                Some(Ok(action))
+            }
+            Err(_) => Some(Err(left.len())),
+        }
+    })
+}
+
+pub(super) fn actions_as_text(bytes: &[u8]) -> Vec<String> {
+    let text = |action: Result<ClusterAction, usize>| match action {
+        Ok(action) => describe::action(&action),
+        Err(left) => format!("{left} bytes that are no action"),
+    };
+    decoded_actions(bytes).map(text).collect()
 }
 
 /// Reads a record from its start to its end.

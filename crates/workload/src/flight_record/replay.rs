@@ -177,7 +177,7 @@ impl Course {
         let replay = &mut self.replay;
         replay.events += 1;
         replay.actions += actions.len() as u64;
-        replay.faults += u64::from(describe::is_fault(&recorded.event));
+        replay.faults += u64::from(recorded.is_fault());
         *replay
             .events_by_kind
             .entry(describe::kind(&recorded.event))

@@ -39,6 +39,14 @@ fn a_record_of_ten_thousand_events_with_faults_replays_with_every_action_equal()
 }
 
 #[test]
+fn a_silence_that_costs_nodes_their_lease_is_a_fault() {
+    let record = World::new(9, RoutingPolicy::LeastLoaded).silence().run(0);
+    let replay = replayed(&record).expect("a whole record");
+    assert!(replay.is_equal());
+    assert_eq!(replay.faults, 1);
+}
+
+#[test]
 fn what_a_core_would_decide_otherwise_is_found_where_it_happens() {
     let record = World::new(1, RoutingPolicy::LeastLoaded).run(2_000);
     let mut reader = Reader::open(record.as_slice()).expect("a record");
@@ -142,7 +150,8 @@ fn foreign_files_other_schemas_and_cut_files_are_told_apart() {
 #[test]
 fn the_traffic_of_a_record_has_its_arrivals_lengths_prefixes_and_nodes() {
     let record = World::new(8, RoutingPolicy::PrefixAware).run(2_000);
-    let arrivals = replayed(&record).expect("whole").events_by_kind["request arrived"];
+    let replay = replayed(&record).expect("whole");
+    let arrivals = replay.events_by_kind["request arrived"];
     let traffic = traffic(Reader::open(record.as_slice()).expect("a record")).expect("traffic");
     let requests = &traffic.trace.requests;
     assert_eq!(requests.len() as u64, arrivals);
@@ -165,6 +174,7 @@ fn the_traffic_of_a_record_has_its_arrivals_lengths_prefixes_and_nodes() {
         assert_eq!(request.prefix_blocks.len(), request.prompt_tokens.div_ceil(16) as usize);
     }
     assert!(!traffic.ttft_ms.is_empty() && traffic.faults > 0);
+    assert_eq!(traffic.faults, replay.faults);
 }
 
 #[test]

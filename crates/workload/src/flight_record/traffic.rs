@@ -11,7 +11,7 @@ use serving_core::node::{AssignedRole, NodeCapacity, NodeRecord};
 use serving_core::request::{AttemptKey, Request};
 use serving_core::time::Time;
 
-use super::{Ending, Entry, Note, Reader, RecordError, describe};
+use super::{Ending, Entry, Note, Reader, RecordError, RecordedEvent};
 use crate::trace::{Trace, TraceRequest, block_count};
 
 /// Requests that are kept in memory, each with 8 bytes for each of its blocks.
@@ -57,7 +57,7 @@ pub fn traffic<R: Read>(mut reader: Reader<R>) -> Result<Traffic, TrafficError> 
     let mut collected = Collected::default();
     while let Some(entry) = reader.next_entry()? {
         match entry {
-            Entry::Event(recorded) => collected.take(recorded.at, &recorded.event, recorded.keys.as_ref())?,
+            Entry::Event(recorded) => collected.take(&recorded)?,
             Entry::Note { note, .. } => collected.note(&note),
         }
     }
@@ -89,10 +89,11 @@ struct Collected {
 }
 
 impl Collected {
-    fn take(&mut self, at: Time, event: &ClusterEvent, keys: Option<&PromptKeys>) -> Result<(), TrafficError> {
-        self.faults += u64::from(describe::is_fault(event));
-        match event {
-            ClusterEvent::RequestArrived { request } => self.arrived(at, request, keys)?,
+    fn take(&mut self, recorded: &RecordedEvent) -> Result<(), TrafficError> {
+        self.faults += u64::from(recorded.is_fault());
+        let at = recorded.at;
+        match &recorded.event {
+            ClusterEvent::RequestArrived { request } => self.arrived(at, request, recorded.keys.as_ref())?,
             ClusterEvent::NodeJoined { record, .. } => self.joined(record),
             ClusterEvent::Leg {
                 key,

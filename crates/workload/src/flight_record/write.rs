@@ -14,15 +14,6 @@ pub struct Batch {
     pub events: u64,
 }
 
-impl Batch {
-    pub fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-}
-
 /// A value that serde refuses to serialize. The types of a record have no such value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it cannot be encoded for a flight record; this is an error of baton")]

@@ -7,8 +7,8 @@
 //! is felt, once, by the new stream, between its first and second token. With f tokens in the first chunk and m in the last
 //! one, k KV bytes a token, a link of r bytes a second and h seconds of messages, that rest is
 //! h + max(m x k / r, f x c + N x k / r - N x c): the last chunk's own way, or the queue on a link that is slower than the
-//! computing. A prompt of one chunk hides nothing: f and m are N. Disaggregation can pay where that rest is shorter than the growth of the worst gap, and where the co-located
-//! worst gap breaks the limit at all.
+//! computing. A prompt of one chunk hides nothing: f and m are N. Disaggregation can pay where that rest is shorter than the
+//! growth of the worst gap, and where the co-located worst gap breaks the limit at all.
 //!
 //! What the model leaves out: nodes of an idle pool are a cost, transfers of several prompts share a link, and attention makes
 //! later tokens of a long prompt dearer. So "can pay" is necessary and not sufficient; `baton compare` measures.
@@ -123,9 +123,9 @@ fn judged(costs: Costs, tokens: u32, rate: f64) -> Cell {
     }
 }
 
-/// The prompt lengths for which disaggregation can pay over a link, both included. `None`: for no length up to
+/// The shortest and the longest prompt for which disaggregation can pay over a link. `None`: for no length up to
 /// [`PROMPT_TOKENS_MAX`]. With a chunk budget the stall has a limit and the queue on a slow link has none, so there may be an
-/// upper end.
+/// upper end. Not every length between the two need pay: a prompt just below the chunk of a prefill node hides nothing.
 ///
 /// # Errors
 /// An input is not above 0.

@@ -1,8 +1,7 @@
 //! How many servers a load needs: by a measured rate for each server, or by service time and a ceiling of utilisation.
 //!
-//! Source: BENCH rows 4, 29 and 30 of the design, which took them from two capacity guides (S0 and S1 there). The ceilings
-//! are rules of thumb: the stricter the limit of a response time, the more idle time a server needs. The waits in
-//! `queueing.rs` show what a ceiling means under stated assumptions.
+//! The ceilings are rules of thumb of capacity guides: the stricter the limit of a response time, the more idle time a server
+//! needs. The waits in `queueing.rs` show what a ceiling means under stated assumptions.
 
 use super::PlanError;
 use super::check::{open_share, positive, servers};
@@ -27,7 +26,7 @@ pub fn ceiling(slo_ms: f64) -> Result<f64, PlanError> {
 /// How a number of servers is rounded up for a purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// From 20 servers on to a multiple of 10, as the source does (58 to 60, 38 to 40); fewer are not rounded.
+    /// From 20 servers on to a multiple of 10 (58 to 60, 38 to 40); fewer are not rounded.
     Tens,
     /// To a multiple of this number, such as the devices of one host. 0 counts as 1.
     MultipleOf(u32),
@@ -135,7 +134,7 @@ pub struct TightnessRow {
     pub slo_ms: u32,
     pub ceiling: f64,
     pub needed: u32,
-    /// The servers that the plan counts with: rounded up where the row is that of the chosen limit, as in the source.
+    /// The servers that the plan counts with: rounded up where the row is that of the chosen limit.
     pub planned: Sized,
     pub is_chosen: bool,
 }

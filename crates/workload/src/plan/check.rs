@@ -8,10 +8,7 @@ pub enum PlanError {
     NotPositive { what: &'static str, value: f64 },
     #[error("{what} is {value}, and it must be a number, 0 or more")]
     Negative { what: &'static str, value: f64 },
-    #[error(
-        "{what} is {value}, and it must be a share above 0 and below 1: a queue in front of servers that are always busy \
-         grows without end"
-    )]
+    #[error("{what} is {value}, and it must be a share above 0 and below 1")]
     NotAShare { what: &'static str, value: f64 },
     #[error("{what} would be {value}, which is more than {limit}; check the units of the inputs")]
     TooLarge { what: &'static str, value: f64, limit: u32 },

@@ -1,7 +1,7 @@
 //! From a measured table of concurrency and latency: where the tail breaks its limit, and where to add servers before that.
 //!
-//! Source: BENCH rows 23, 26 and 27 of the design. A rule on GPU utilisation reacts too late; a rule on requests at once
-//! reacts at three quarters of what breaks the limit.
+//! A rule on GPU utilisation reacts too late; a rule on requests at once reacts at three quarters of the highest concurrency
+//! that keeps the limit.
 
 use super::PlanError;
 use super::check::positive;

@@ -1,6 +1,6 @@
 //! What servers cost for an hour and a month. Prices are inputs; none is built in.
 //!
-//! Source: BENCH row 31 of the design. A month is 720 hours.
+//! A month is 720 hours: 30 days.
 
 use super::PlanError;
 use super::check::{finite, not_negative, positive};

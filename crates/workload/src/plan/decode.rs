@@ -1,6 +1,6 @@
 //! The bound that memory bandwidth puts on decoding: a step reads every weight once, and the KV of every sequence in it.
 //!
-//! Source: BENCH row 57 of the design (bandwidth by weights), which is the roofline model (S. Williams et al., "Roofline",
+//! Source: bandwidth by weights is the roofline model (S. Williams et al., "Roofline",
 //! Communications of the ACM 52, 2009) where arithmetic is not the bound. KV reads are added for batches.
 
 use super::PlanError;

@@ -2,8 +2,8 @@
 //!
 //! Sources: 2 x parameters for each token is the cost of the matrix products (J. Kaplan et al., "Scaling laws for neural
 //! language models", 2020, section 2.1). Attention adds 2 x layers x width x tokens^2 over a causal prompt: two products of
-//! `width` for each pair of tokens, half of the pairs, two operations each. The warning about sparse peaks is BENCH section
-//! 1.0 of the design: NVIDIA's data sheet of the H100 gives 3,958 TFLOPS for FP8 "with sparsity", and half of it without.
+//! `width` for each pair of tokens, half of the pairs, two operations each. Sparse peaks: NVIDIA's data sheet of the
+//! H100 gives 3,958 TFLOPS for FP8 "with sparsity", and half of it without.
 
 use super::PlanError;
 use super::check::{finite, not_negative, open_share, positive};

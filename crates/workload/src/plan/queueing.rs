@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nine_in_ten_wait_longer_at_the_tail_and_nobody_below_one_in_a_hundred() {
+    fn the_99th_percentile_waits_only_when_more_than_one_in_a_hundred_wait() {
         let pooled = wait(0.009, 1.0);
         close(pooled.p99_s, 0.0);
         close(wait(0.6, 0.1).p99_s, 0.1 * 60.0_f64.ln());

@@ -29,9 +29,9 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct RunFrame {
     pub slo: Slo,
-    /// `YYYY-MM-DD`.
+    /// When it was measured, as the report shows it.
     pub date: String,
-    /// The command that made it, if it is known.
+    /// The command that made it, or that it is not known.
     pub command: String,
 }
 

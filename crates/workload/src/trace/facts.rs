@@ -1,6 +1,6 @@
 //! What a trace is like, in figures: rates, lengths, and how much of its prompts a prefix cache without limit would save.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ impl TraceFacts {
         let at = |request: Option<&TraceRequest>| request.map_or(Duration::ZERO, |request| request.at);
         let duration = at(requests.last()).saturating_sub(at(requests.first()));
         let turns = requests.iter().filter_map(|request| request.conversation);
-        let conversations: BTreeMap<u64, ()> = turns.map(|turn| (turn.conversation, ())).collect();
+        let conversations: BTreeSet<u64> = turns.map(|turn| turn.conversation).collect();
         Self {
             name: trace.name.clone(),
             hash: own_format::hash(trace),

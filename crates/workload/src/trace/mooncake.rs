@@ -62,7 +62,7 @@ fn request(row: usize, line: Row) -> Result<TraceRequest, TraceError> {
     })
 }
 
-/// The steps that `Spread` spreads: Mooncake's times are whole steps of about this length.
+/// The steps that `StepSpread` spreads: Mooncake's times are whole steps of about this length.
 pub const STEP: Duration = Duration::from_secs(3);
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl LaneName {
     }
 }
 
-/// The first line of a trace, without its line end. A program that records live traffic writes it before the first request.
+/// The first line of a trace, without its line end.
 fn header_line(name: Option<&str>, block_tokens: u32) -> String {
     let line = HeaderLine {
         baton_trace: FORMAT_NUMBER,

@@ -60,7 +60,7 @@ pub enum ScalingError {
     RateFactor { factor: f64 },
     #[error("a context of {context_tokens_max} tokens has no room for a prompt and an answer. It has at least 2")]
     Context { context_tokens_max: u32 },
-    #[error("nothing is left of the trace: the duration or the number of requests is 0")]
+    #[error("nothing is left of the trace: no request comes within the duration, or the number of requests is 0")]
     NothingLeft,
 }
 

@@ -99,28 +99,22 @@ enum Kind {
 impl Observed {
     pub(crate) fn of(metric: Metric, run: &Run, slo: &Slo, resources: &Resources) -> Self {
         let requests = in_order(run);
+        let divisor = run.measured.as_secs_f64().max(f64::MIN_POSITIVE) * metric.share_of(resources);
         let kind = match metric {
             Metric::Ttft { percent } => percentile(&requests, percent, |record| record.ttft_ms().into_iter().collect()),
             Metric::Tpot { percent } => percentile(&requests, percent, |record| record.tpot_ms().into_iter().collect()),
             Metric::E2e { percent } => percentile(&requests, percent, |record| vec![record.e2e_ms()]),
             Metric::Itl { percent } => percentile(&requests, percent, |record| record.gaps_ms().collect()),
             Metric::Goodput | Metric::GoodputPerCore | Metric::GoodputPerGpu => {
-                rate(&requests, |record| f64::from(u8::from(record.met(slo).both())))
+                rate(&requests, divisor, |record| f64::from(u8::from(record.met(slo).both())))
             }
-            Metric::OutputTokensPerCore | Metric::OutputTokensPerGpu => rate(&requests, |record| {
+            Metric::OutputTokensPerCore | Metric::OutputTokensPerGpu => rate(&requests, divisor, |record| {
                 if record.is_completed() {
                     f64::from(record.output_tokens)
                 } else {
                     0.0
                 }
             }),
-        };
-        let kind = match kind {
-            Kind::Rate { amounts, .. } => Kind::Rate {
-                amounts,
-                divisor: run.measured.as_secs_f64().max(f64::MIN_POSITIVE) * metric.share_of(resources),
-            },
-            percentile => percentile,
         };
         Self {
             requests: requests.len(),
@@ -130,13 +124,14 @@ impl Observed {
     pub(crate) fn requests(&self) -> usize {
         self.requests
     }
-    /// The value when each request counts once. `None`: no request has such a time.
+    /// The value when each request counts once. `None`: no request was measured, or none has such a time.
     pub(crate) fn value(&self) -> Option<f64> {
         self.weighted(&vec![1; self.requests])
     }
     /// The value when the request at index i counts `times[i]` times.
     pub(crate) fn weighted(&self, times: &[u32]) -> Option<f64> {
         match &self.kind {
+            Kind::Rate { .. } if self.requests == 0 => None,
             Kind::Rate { amounts, divisor } => {
                 let sum: f64 = amounts
                     .iter()
@@ -169,10 +164,10 @@ fn percentile(requests: &[&RequestRecord], percent: u8, of: impl Fn(&RequestReco
     }
 }
 
-fn rate(requests: &[&RequestRecord], of: impl Fn(&RequestRecord) -> f64) -> Kind {
+fn rate(requests: &[&RequestRecord], divisor: f64, of: impl Fn(&RequestRecord) -> f64) -> Kind {
     Kind::Rate {
         amounts: requests.iter().map(|record| of(record)).collect(),
-        divisor: 1.0,
+        divisor,
     }
 }
 
@@ -230,6 +225,9 @@ mod tests {
         assert_eq!(good.weighted(&[0, 2]), Some(0.5 / 2.0 / 4.0));
         let tokens = Observed::of(Metric::OutputTokensPerCore, &two, &slo(1.0, 1.0), &four_cores);
         assert_eq!(tokens.value(), Some(3.0 / 2.0 / 4.0));
+        let none = run("a", Vec::new());
+        let good = Observed::of(Metric::GoodputPerCore, &none, &slo(100.0, 100.0), &four_cores);
+        assert_eq!(good.value(), None, "nothing was measured");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use refusal::Refusal;
 
 use crate::comparison::{Arm, ArmRun, Comparison, Contrast, Finding, Shape, Slo};
 use crate::record::Run;
-use crate::summary::Summary;
+use crate::summary::counts;
 use interval::{Interval, Pair, holm, interval};
 use metric::Observed;
 pub(crate) use metric::in_order;
@@ -91,9 +91,11 @@ fn judge(comparison: &Comparison, shape: &Shape, plan: &VerdictPlan) -> Result<(
     let Some(baseline) = baseline.filter(|_| refusals.is_empty()) else {
         return Err(refusals);
     };
+    if comparison.arms.len() > 1 {
+        refusals.extend(unusable_resources(plan, &comparison.arms));
+    }
     let mut judged = Vec::new();
     for candidate in comparison.arms.iter().filter(|arm| arm.name != plan.baseline) {
-        refusals.extend(unusable_resources(plan, [baseline, candidate]));
         for load in loads(shape) {
             let runs = paired_runs(shape, load, [&baseline.name, &candidate.name]);
             if runs.len() < plan.repeats_min.max(2) {
@@ -125,7 +127,7 @@ fn judge(comparison: &Comparison, shape: &Shape, plan: &VerdictPlan) -> Result<(
 }
 
 /// Arms that do not say by what their yield is to be divided.
-fn unusable_resources(plan: &VerdictPlan, arms: [&Arm; 2]) -> Vec<Refusal> {
+fn unusable_resources(plan: &VerdictPlan, arms: &[Arm]) -> Vec<Refusal> {
     let metrics = || std::iter::once(plan.primary).chain(plan.secondary.iter().copied());
     let needs = |names: [Metric; 2]| metrics().any(|metric| names.contains(&metric));
     let (cores, gpus) = (
@@ -140,7 +142,7 @@ fn unusable_resources(plan: &VerdictPlan, arms: [&Arm; 2]) -> Vec<Refusal> {
         lacks
             .into_iter()
             .filter(|(_, lacks)| *lacks)
-            .map(|(resource, _)| (arm.name.clone(), resource))
+            .map(move |(resource, _)| (arm.name.clone(), resource))
     });
     lacking
         .map(|(arm, resource)| Refusal::NoResource { arm, resource })
@@ -198,10 +200,7 @@ impl Cell<'_> {
     /// One for each metric that has a value in every run.
     fn judged(&self, plan: &VerdictPlan) -> Vec<Judged> {
         let unserved = |arm: usize| -> f64 {
-            let shares = self
-                .runs
-                .iter()
-                .map(|runs| Summary::of(runs[arm], self.slo).counts.unserved_share());
+            let shares = self.runs.iter().map(|runs| counts(runs[arm]).unserved_share());
             shares.sum::<f64>() / self.runs.len() as f64
         };
         let unserved_more = unserved(1) - unserved(0);

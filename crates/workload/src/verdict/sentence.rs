@@ -3,7 +3,7 @@
 use crate::comparison::{Arm, ArmKind, Comparison, Contrast, Finding, Shape, Slo};
 use crate::record::LoopKind;
 
-use super::Judged;
+use super::{Judged, Metric};
 
 /// One sentence for each candidate, and for each stretch of loads at which its finding is the same.
 pub(super) fn verdict(comparison: &Comparison, shape: &Shape, judged: &[Judged], relevant_share: f64) -> String {
@@ -133,7 +133,11 @@ fn figures(judged: &Judged) -> String {
 
 /// What makes a request count, where the metric is a goodput.
 fn within(slo: &Slo, judged: &Judged) -> String {
-    if !judged.metric.name().starts_with("goodput") {
+    let is_goodput = matches!(
+        judged.metric,
+        Metric::Goodput | Metric::GoodputPerCore | Metric::GoodputPerGpu
+    );
+    if !is_goodput {
         return String::new();
     }
     format!(

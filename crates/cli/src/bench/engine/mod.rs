@@ -10,7 +10,7 @@ mod sweep;
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use engine::{EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, Numerics, OpenOptions, OpenedEngine};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -168,7 +168,10 @@ fn pin(cores: &[u32], number: u32, threads: u32) -> anyhow::Result<()> {
     let first = (number * threads) as usize % cores.len();
     let own = cores.iter().cycle().skip(first).take(threads as usize);
     let mut set = CpuSet::new();
-    own.clone().for_each(|core| set.set(*core as usize));
+    for core in own.clone().map(|core| *core as usize) {
+        ensure!(core < CpuSet::MAX_CPU, "there is no core {core}");
+        set.set(core);
+    }
     sched_setaffinity(None, &set).with_context(|| format!("cannot use the cores {:?}", own.collect::<Vec<_>>()))
 }
 

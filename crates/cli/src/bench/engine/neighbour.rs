@@ -76,6 +76,8 @@ fn beside<T>(
                     let (mut rig, _) = opening.open()?;
                     round(&mut rig, &mut |_, _| ())?;
                     let _ = ready.send(());
+                    // Else a neighbour that fails would be waited for as long as this one computes.
+                    drop(ready);
                     while !is_over.load(Ordering::Relaxed) {
                         round(&mut rig, &mut |_, _| ())?;
                     }

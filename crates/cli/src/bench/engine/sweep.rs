@@ -185,9 +185,8 @@ impl Samples {
     }
 }
 
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let upper = values.get(values.len() / 2);
-    let lower = values.get(values.len().saturating_sub(1) / 2);
-    lower.zip(upper).map_or(0.0, |(lower, upper)| (lower + upper) / 2.0)
+pub(super) fn median(values: Vec<f64>) -> f64 {
+    workload::statistics::Samples::new(values)
+        .percentile(50.0)
+        .unwrap_or(0.0)
 }

@@ -52,8 +52,9 @@ pub(super) struct AnswerReader {
     /// The begin of a line whose end has not come.
     pending: Vec<u8>,
     text: String,
-    /// The last event with a token.
+    /// The last event with a choice.
     last: Vec<u8>,
+    /// Of the newest event without a choice. Usage beside a choice is a count so far, unless it is in the last one.
     usage: Option<Usage>,
     tokens: usize,
     is_done: bool,
@@ -162,9 +163,9 @@ impl AnswerReader {
             let message = message.map_or_else(|| error.to_string(), str::to_owned);
             return Err(AnswerError::InStream(shown(message.as_bytes())));
         }
-        self.usage = usage(&event).or(self.usage);
         let choice = &event["choices"][0];
         if choice.is_null() {
+            self.usage = usage(&event).or(self.usage);
             return Ok(());
         }
         let (text, is_token) = match self.endpoint {
@@ -172,7 +173,9 @@ impl AnswerReader {
             Endpoint::Completions => (choice["text"].as_str(), true),
             Endpoint::Chat => (choice["delta"]["content"].as_str(), is_chat_token(&choice["delta"])),
         };
-        self.text.push_str(text.unwrap_or_default());
+        let text = text.unwrap_or_default();
+        self.check_room(text.len())?;
+        self.text.push_str(text);
         if is_token {
             self.token(data);
         } else {
@@ -191,11 +194,16 @@ impl AnswerReader {
         self.last.extend_from_slice(data);
     }
 
-    /// Adds a JSON string without its quotes.
-    fn append(&mut self, quoted: &[u8]) -> Result<(), AnswerError> {
-        if self.text.len() + quoted.len() > TEXT_BYTES_MAX {
+    fn check_room(&self, more_bytes: usize) -> Result<(), AnswerError> {
+        if self.text.len() + more_bytes > TEXT_BYTES_MAX {
             return Err(AnswerError::TextTooLong);
         }
+        Ok(())
+    }
+
+    /// Adds a JSON string without its quotes.
+    fn append(&mut self, quoted: &[u8]) -> Result<(), AnswerError> {
+        self.check_room(quoted.len())?;
         if memchr(b'\\', quoted).is_some() {
             let whole = [b"\"", quoted, b"\""].concat();
             let text: String = serde_json::from_slice(&whole).map_err(|_| AnswerError::NotJson(shown(&whole)))?;

@@ -44,6 +44,18 @@ fn tokens_text_and_usage_are_the_same_however_the_stream_is_cut() {
 }
 
 #[test]
+fn of_counts_that_grow_with_each_event_the_last_one_is_taken() {
+    let event = |count: u32| {
+        let usage = json!({"prompt_tokens": 7, "completion_tokens": count});
+        let event = json!({"choices": [{"text": "a", "finish_reason": "stop"}], "usage": usage});
+        format!("data: {event}\n\n")
+    };
+    let stream: String = (1..=3).map(event).collect();
+    let (tokens, answer) = read(Endpoint::Completions, &stream, 1000).expect("valid");
+    assert_eq!((tokens, answer.usage.completion_tokens), (3, Some(3)));
+}
+
+#[test]
 fn an_event_that_names_only_the_role_holds_no_token() {
     let stream = concat!(
         "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",

@@ -164,7 +164,7 @@ impl<'a> Bodies<'a> {
     }
 
     /// The answer to a turn, or what came of it.
-    pub(super) fn answered(&mut self, index: usize, text: String) {
+    pub(super) fn answered(&mut self, index: usize, text: &str) {
         let Some(turn) = self.plan.trace.requests[index].conversation else {
             return;
         };
@@ -172,7 +172,7 @@ impl<'a> Bodies<'a> {
             let said = self.history.entry(turn.conversation).or_default();
             said.push(Message {
                 role: "assistant",
-                content: text,
+                content: text.to_owned(),
             });
         }
     }

@@ -9,7 +9,11 @@ use serde_json::{Value, json};
 use workload::trace::own_format;
 
 use super::plan::{Endpoint, LoadPlan, Pace, Prompts};
+use super::processes;
 use super::target::Target;
+
+/// Ends of the names of flags whose values are not shown.
+const SECRETS: [&str; 5] = ["header", "key", "secret", "password", "token"];
 
 /// Facts of this machine at this moment.
 pub(crate) fn machine() -> BTreeMap<String, Value> {
@@ -29,7 +33,7 @@ pub(crate) fn machine() -> BTreeMap<String, Value> {
     BTreeMap::from_iter([
         ("client_version".to_owned(), json!(crate::version::VERSION)),
         ("client_commit".to_owned(), json!(coordinator::BUILD_COMMIT)),
-        ("client_command".to_owned(), json!(command_line())),
+        ("client_command".to_owned(), json!(own_command_line())),
         ("client_pid".to_owned(), json!(std::process::id())),
         ("client_nice".to_owned(), json!(nice())),
         ("host".to_owned(), json!(text("/proc/sys/kernel/hostname").trim())),
@@ -97,23 +101,34 @@ pub(super) fn of_plan(plan: &LoadPlan, target: &Target) -> BTreeMap<String, Valu
     ])
 }
 
-/// The words that this process was started with. A header or a key behind its flag is left out.
-fn command_line() -> String {
-    let mut words = Vec::new();
+/// The words that this process was started with.
+fn own_command_line() -> String {
+    without_secrets(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
+}
+
+/// The words that a process of this machine was started with. `None`: it has ended, or this user may not read them.
+pub(crate) fn command_line(pid: u32) -> Option<String> {
+    Some(without_secrets(processes::command(pid)?))
+}
+
+/// A command line. The values of flags that name a secret are left out; such a flag may have several of them.
+fn without_secrets(words: impl IntoIterator<Item = String>) -> String {
+    let mut shown = Vec::new();
     let mut is_secret = false;
-    for word in std::env::args() {
+    for word in words {
+        is_secret = is_secret && !word.starts_with("--");
         let (flag, value) = word
             .split_once('=')
             .map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
-        let names_secret = matches!(flag, "--header" | "--api-key");
-        words.push(match (is_secret, names_secret, value) {
+        let names_secret = flag.starts_with("--") && SECRETS.iter().any(|name| flag.ends_with(name));
+        shown.push(match (is_secret, names_secret, value) {
             (true, _, _) => "***".to_owned(),
             (false, true, Some(_)) => format!("{flag}=***"),
             _ => word.clone(),
         });
-        is_secret = names_secret && value.is_none();
+        is_secret = is_secret || (names_secret && value.is_none());
     }
-    words.join(" ")
+    shown.join(" ")
 }
 
 fn text(path: &str) -> String {
@@ -146,4 +161,22 @@ fn gpus(query: &str) -> Value {
                 .collect::<Vec<_>>()
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_shows_no_secret() {
+        for (line, shown) in [
+            (
+                "serve --api-key s1 --hf-token=s2 --max-num-tokens=8 --port 80",
+                "serve --api-key *** --hf-token=*** --max-num-tokens=8 --port 80",
+            ),
+            ("run --header A=s1 B=s2 --users 3", "run --header *** *** --users 3"),
+        ] {
+            assert_eq!(without_secrets(line.split(' ').map(str::to_owned)), shown);
+        }
+    }
 }

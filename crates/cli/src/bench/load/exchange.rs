@@ -135,9 +135,13 @@ impl Exchanges {
             let now = self.now();
             match reader.push(bytes) {
                 Ok(count) => progress.tokens.extend(std::iter::repeat_n(now, count)),
-                Err(error) => return failed(error.to_string()),
+                Err(error) => {
+                    progress.text = reader.text().to_owned();
+                    return failed(error.to_string());
+                }
             }
             if cancel_after.is_some_and(|count| progress.tokens.len() >= count) {
+                progress.text = reader.text().to_owned();
                 // The connection closes with the body.
                 return Outcome::Cancelled;
             }

@@ -17,7 +17,7 @@ mod result_json;
 mod schedule;
 mod screen;
 pub mod scripted_server;
-mod server_records;
+pub(crate) mod server_records;
 mod session;
 mod target;
 mod timer;
@@ -41,6 +41,8 @@ use session::Session;
 
 /// A prompt is made in memory. No model has a context of this size.
 const PROMPT_TOKENS_MAX: u32 = 1 << 22;
+/// A hundred years, as for made arrivals. The clock cannot hold every `Duration`.
+const DUE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// Sends the load and waits for its answers. Call it on a current-thread runtime: then one thread sends and receives
 /// everything, and the client's CPU is that of one core at most.
@@ -86,6 +88,10 @@ fn check(plan: &LoadPlan) -> anyhow::Result<()> {
     };
     ensure!(limit != Some(0), "with a concurrency of 0 nothing can be sent");
     ensure!(plan.request_timeout > Duration::ZERO, "the request timeout is 0");
+    ensure!(
+        plan.trace.requests.iter().all(|request| request.at <= DUE_MAX),
+        "a request of the trace is due after more than 100 years"
+    );
     let longest = plan.trace.requests.iter().map(|request| request.prompt_tokens).max();
     ensure!(
         longest.unwrap_or(0) <= PROMPT_TOKENS_MAX,

@@ -164,7 +164,8 @@ fn name(pid: u32) -> String {
     name.unwrap_or_else(|| format!("pid {pid}"))
 }
 
-fn command(pid: u32) -> Option<Vec<String>> {
+/// The words that a process was started with.
+pub(super) fn command(pid: u32) -> Option<Vec<String>> {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())

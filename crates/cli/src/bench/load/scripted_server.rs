@@ -1,5 +1,5 @@
 //! A server whose delays are known: it answers as told and writes down when it sent each token. Tests and
-//! `integration-tests/examples/` compare what the client measured with it.
+//! `crates/cli/examples/client_accuracy.rs` compare what the client measured with it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

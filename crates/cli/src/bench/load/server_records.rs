@@ -71,7 +71,8 @@ async fn read<T: DeserializeOwned>(client: &AdminClient, path: &[&str], query: &
     crate::observe::client::parse(path, &page).ok()
 }
 
-fn server_record(serving: &Serving) -> ServerRecord {
+/// What a coordinator says of a request in its list. The stages are on the request's own page.
+pub(crate) fn server_record(serving: &Serving) -> ServerRecord {
     ServerRecord {
         prefill_node: serving.prefill_node.clone(),
         decode_node: serving.decode_node.clone(),

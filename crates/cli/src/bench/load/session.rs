@@ -112,7 +112,7 @@ impl<'a> Session<'a> {
                         Outcome::Completed => progress.completed += 1,
                         _ => progress.not_completed += 1,
                     }
-                    self.bodies.answered(done.index, done.text.clone());
+                    self.bodies.answered(done.index, &done.text);
                     exchanged.insert(done.index, (done.record, done.text));
                 }
                 () = timer.until(due.unwrap_or(exchanges.start)), if due.is_some() => {}

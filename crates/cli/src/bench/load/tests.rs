@@ -289,6 +289,7 @@ async fn plans_that_cannot_be_carried_out_say_so() {
         |plan: &mut LoadPlan| plan.trace.requests.clear(),
         |plan: &mut LoadPlan| plan.pace = Pace::Closed { users: 0 },
         |plan: &mut LoadPlan| plan.trace.requests[0].prompt_tokens = u32::MAX,
+        |plan: &mut LoadPlan| plan.trace.requests[0].at = Duration::MAX,
         |plan: &mut LoadPlan| plan.server.url = "not a url".to_owned(),
     ] {
         let mut plan = LoadPlan::new(&gone, trace([ms(0)]));

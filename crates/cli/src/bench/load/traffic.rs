@@ -100,7 +100,7 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
         Dataset::Custom => {
             let path = path(args)?;
             let (name, mut file) = open(path)?;
-            let output = (!args.no_ignore_eos && args.ignore_eos).then_some(args.random_output_len);
+            let output = args.ignore_eos.then_some(args.random_output_len);
             let mut set = datasets::read(&name, &mut file, &ReadLimits::default(), output)
                 .with_context(|| path.display().to_string())?;
             set.trace.requests.truncate(args.num_prompts.unwrap_or(usize::MAX));

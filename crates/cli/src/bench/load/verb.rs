@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum as _;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 use workload::comparison::Slo;
@@ -19,6 +20,7 @@ use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
 use crate::bench::arguments::{clause_lines, is_met};
+use crate::bench::measure::{is_cut, until_interrupted};
 use crate::exit::{Exit, WithExit as _};
 use crate::terminal::{Terminal, say};
 
@@ -34,11 +36,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     let judge = args.contract.judge(slo(&args))?;
     let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
     let plan = plan(&args, &traffic).exit(Exit::Usage)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let done = runtime
-        .context("cannot start the runtime")?
-        .block_on(watched(&args, &plan))?;
-    let date = date();
+    let done = until_interrupted(async |stop| watched(&args, &plan, stop).await)?;
     let labels = Labels {
         backend: args.server.backend.name(),
         tokenizer: args.server.tokenizer.as_deref(),
@@ -51,8 +49,9 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         scenario: args
             .pace
             .scenario
-            .map(|scenario| format!("{scenario:?}").to_lowercase()),
-        date,
+            .and_then(|scenario| scenario.to_possible_value())
+            .map(|value| value.get_name().to_owned()),
+        date: date(),
     };
     write_files(&args, &done, &labels)?;
     let summary = Summary::of(&done.run, &judge.slo);
@@ -65,9 +64,8 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
         write!(out, "{text}{}", clause_lines(&clauses))?;
     }
-    let is_interrupted = done.run.environment.get("interrupted") == Some(&json!(true));
     let has_answer = done.run.records.iter().any(|record| record.is_completed());
-    Ok(match (is_interrupted, has_answer) {
+    Ok(match (is_cut(&done.run), has_answer) {
         (true, _) => Exit::Interrupted,
         (false, true) if !is_met(&clauses) => Exit::NotMet,
         (false, true) => Exit::Ok,
@@ -75,15 +73,8 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Shows the progress, and ends the run early at Ctrl-C.
-async fn watched(args: &RunArgs, plan: &LoadPlan) -> anyhow::Result<RunWithTexts> {
-    let stop = CancellationToken::new();
-    let token = stop.clone();
-    tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            token.cancel();
-        }
-    });
+/// Shows the progress. `stop` ends the run early.
+async fn watched(args: &RunArgs, plan: &LoadPlan, stop: CancellationToken) -> anyhow::Result<RunWithTexts> {
     let bar = screen::bar(plan.trace.requests.len(), args.output.disable_tqdm);
     let on_progress = |progress| bar.iter().for_each(|bar| screen::show(bar, progress));
     let observer = Observer {

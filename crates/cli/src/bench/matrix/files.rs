@@ -76,46 +76,17 @@ fn command_lines(server: &BTreeMap<String, Value>) -> String {
     let mut page = "\n## Command lines\n\n".to_owned();
     let mut found = 0;
     for (name, pid) in processes.into_iter().flatten().filter(|(name, _)| *name != "client") {
-        let Some(line) = pid
-            .as_u64()
-            .and_then(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok())
-        else {
+        let pid = pid.as_u64().and_then(|pid| u32::try_from(pid).ok());
+        let Some(line) = pid.and_then(environment::command_line) else {
             continue;
         };
-        let words = line
-            .split(|byte| *byte == 0)
-            .map(|word| String::from_utf8_lossy(word).into_owned());
-        let words = without_secrets(words.collect());
-        let _ = writeln!(page, "- {name}: `{}`", words.join(" ").trim_end().replace('`', "'"));
+        let _ = writeln!(page, "- {name}: `{}`", line.replace('`', "'"));
         found += 1;
     }
     if found == 0 {
         page.push_str("The server's processes are not on this machine, or not readable by this user.\n");
     }
     page
-}
-
-/// Values of flags that name a secret are left out.
-fn without_secrets(words: Vec<String>) -> Vec<String> {
-    let names_secret = |flag: &str| {
-        ["key", "secret", "password", "token"]
-            .iter()
-            .any(|name| flag.ends_with(name))
-    };
-    let mut is_secret = false;
-    let shown = words.into_iter().map(|word| {
-        let (flag, value) = word
-            .split_once('=')
-            .map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
-        let is_flag = flag.starts_with("--") && names_secret(flag);
-        let was_secret = std::mem::replace(&mut is_secret, is_flag && value.is_none());
-        match (was_secret, is_flag && value.is_some()) {
-            (true, _) => "***".to_owned(),
-            (false, true) => format!("{flag}=***"),
-            (false, false) => word,
-        }
-    });
-    shown.collect()
 }
 
 fn interpretation(args: &MatrixArgs, judge: &Judge, measured: &[Measured]) -> String {
@@ -218,27 +189,4 @@ fn contract_words(measured: &[Measured]) -> String {
     let step = worst.map(|measured| next_step(&measured.point.contract).words());
     let _ = writeln!(page, "\nNext step: {}", step.unwrap_or_default());
     page
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_of_flags_shows_no_secret() {
-        let words = [
-            "serve",
-            "--api-key",
-            "s1",
-            "--hf-token=s2",
-            "--max-num-tokens=8",
-            "--port",
-            "80",
-        ];
-        let shown = without_secrets(words.map(str::to_owned).to_vec());
-        assert_eq!(
-            shown.join(" "),
-            "serve --api-key *** --hf-token=*** --max-num-tokens=8 --port 80"
-        );
-    }
 }

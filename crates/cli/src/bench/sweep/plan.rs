@@ -1,18 +1,16 @@
 //! The settings of a sweep, and the load that each of them is.
 
-use std::time::Duration;
-
-use anyhow::Context as _;
 use workload::arrivals::{Arrivals, Rate};
 use workload::shapes::named::USERS;
 use workload::shapes::{Length, Mix};
 
 use super::SweepArgs;
 use crate::bench::load::plan::{LoadPlan, Pace};
+use crate::bench::measure::leave_out_edges;
 use crate::exit::{Exit, WithExit as _};
 
-/// Of an open loop: this share of its time at either end is not measured.
-const EDGE_SHARE: f64 = 0.1;
+/// Of one run, as --num-prompts has it.
+const REQUESTS_MAX: u32 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Load {
@@ -87,15 +85,13 @@ impl Setting {
             tokens,
             range_ratio: args.random_range_ratio,
         };
-        let seconds = match self.load {
-            Load::Users(_) => 0.0,
-            Load::Rate(_) => args.seconds,
+        let requests = match self.load {
+            Load::Users(_) => args.num_prompts,
+            Load::Rate(rate) => {
+                let requests = (rate * args.seconds).ceil().min(f64::from(REQUESTS_MAX));
+                args.num_prompts.max(requests as u32)
+            }
         };
-        let rate = match self.load {
-            Load::Users(_) => 0.0,
-            Load::Rate(rate) => rate,
-        };
-        let requests = args.num_prompts.max((rate * seconds).ceil() as u32);
         let mix = Mix::one(length(self.prompt_tokens), length(self.output_tokens));
         let arrivals = match self.load {
             Load::Users(_) => Arrivals::AtOnce,
@@ -110,11 +106,7 @@ impl Setting {
         plan.name = self.label(args);
         match self.load {
             Load::Users(users) => plan.pace = Pace::Closed { users },
-            Load::Rate(rate) => {
-                let edge = Duration::try_from_secs_f64(f64::from(requests) / rate * EDGE_SHARE);
-                plan.warm_up = edge.context("the rate is too low").exit(Exit::Usage)?;
-                plan.cool_down = plan.warm_up;
-            }
+            Load::Rate(rate) => leave_out_edges(&mut plan, rate)?,
         }
         Ok(plan)
     }

@@ -83,7 +83,7 @@ impl SweepReport {
             Some(Knee::At { rate, .. } | Knee::Above { rate }) => self
                 .points
                 .iter()
-                .any(|point| point.summary_is_at(rate) && is_met(&point.contract)),
+                .any(|point| point.is_at(rate) && is_met(&point.contract)),
             Some(_) => false,
             None => self.points.iter().any(|point| is_met(&point.contract)),
         }
@@ -101,7 +101,7 @@ impl SweepReport {
     fn text(&self, terminal: Terminal) -> String {
         let mark = |point: &Point| match (&self.bend, self.knee) {
             (Some(bend), _) if *bend == point.label => "<- the SLO holds up to here",
-            (_, Some(Knee::At { rate, .. })) if point.summary_is_at(rate) => "<- the knee",
+            (_, Some(Knee::At { rate, .. })) if point.is_at(rate) => "<- the knee",
             _ => "",
         };
         let mut lines = vec![table(&self.points, mark, terminal)];
@@ -129,8 +129,9 @@ impl SweepReport {
 }
 
 impl Point {
-    fn summary_is_at(&self, rate: f64) -> bool {
-        self.label == format!("{rate:.3} req/s")
+    fn is_at(&self, rate: f64) -> bool {
+        // Lengths may stand behind the rate.
+        self.label.starts_with(&format!("{rate:.3} req/s"))
     }
 }
 

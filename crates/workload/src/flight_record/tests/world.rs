@@ -81,6 +81,13 @@ impl World {
         world
     }
 
+    /// No node says anything until every lease has run out.
+    pub(super) fn silence(mut self) -> Self {
+        self.now = self.now + Duration::from_secs(60);
+        self.apply(ClusterEvent::Tick);
+        self
+    }
+
     /// The record without an end mark.
     pub(super) fn run(mut self, events: u64) -> Vec<u8> {
         while self.events < events {

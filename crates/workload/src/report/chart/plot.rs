@@ -55,7 +55,8 @@ pub enum Dash {
 }
 
 impl Dash {
-    fn class(self) -> &'static str {
+    /// A class of `../report.css`.
+    pub fn class(self) -> &'static str {
         match self {
             Dash::Solid => "solid",
             Dash::Dotted => "dotted",

@@ -37,11 +37,7 @@ pub fn section(view: &View<'_>) -> Section {
         let mut items = arms_legend(shape.loads.iter().flat_map(|load| &load.arms).fold(Vec::new(), unique));
         items.extend(LIMITS.map(|(dash, text, _)| LegendItem {
             text: text.to_owned(),
-            swatch: Swatch::Line(match dash {
-                Dash::Solid => "solid",
-                Dash::Dotted => "dotted",
-                Dash::Dashed => "dashed",
-            }),
+            swatch: Swatch::Line(dash.class()),
         }));
         section.blocks.push(legend(items));
         let mut pictures = Vec::new();

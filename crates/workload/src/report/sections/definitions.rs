@@ -57,12 +57,13 @@ const DEFINITIONS: [(&str, &str); 17] = [
     ),
     (
         "interval",
-        "A 95 % bootstrap interval: the measurement is drawn again from its own runs and requests many times, and 95 % of the \
-         results lie inside.",
+        "A 95 % interval, out of two sources: how much the repeats differ (Student's t), and how much the figure changes when the \
+         requests of the runs are drawn again in blocks (bootstrap).",
     ),
     (
         "wins, loses, no difference shown",
-        "Whether the interval of the ratio of candidate to baseline lies on the good side of 1, on the bad side, or holds 1.",
+        "Whether the ratio of candidate to baseline is shown to lie on the good side of 1, on the bad side, or neither. Several \
+         contrasts count together (Holm 1979), and a difference that is too small to matter counts as none.",
     ),
     (
         "handoff",

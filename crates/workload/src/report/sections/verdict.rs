@@ -143,6 +143,13 @@ fn contrasts(caption: &str, contrasts: &[&Contrast]) -> Table {
 
 /// The name of a metric in words, with its unit.
 fn metric(name: &str) -> String {
+    match name.strip_prefix("streams_") {
+        Some(of_streams) => format!("running streams: {}", of_requests(of_streams)),
+        None => of_requests(name),
+    }
+}
+
+fn of_requests(name: &str) -> String {
     let latency = name
         .split_once("_ms_p")
         .map(|(what, percent)| (what.to_uppercase(), percent));
