@@ -276,6 +276,10 @@ fn keep_earlier(path: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened.with_context(|| format!("cannot read {}", path.display()))?,
     };
+    // What a coordinator leaves that dies before it has written anything.
+    if earlier.metadata().is_ok_and(|file| file.is_file() && file.len() == 0) {
+        return std::fs::remove_file(path).with_context(|| format!("cannot remove the empty {}", path.display()));
+    }
     let mut start = [0; MAGIC.len()];
     let is_record = earlier.read_exact(&mut start).is_ok() && start == *MAGIC;
     ensure!(

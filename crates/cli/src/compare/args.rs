@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use workload::comparison::{ArmKind, Slo};
+use workload::verdict::is_same_load;
 
 use super::traffic::{Fit, ShapeName, Traffic};
+use crate::exit::{Exit, ExitError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -248,8 +250,15 @@ impl CompareArgs {
     /// What is to be sent.
     ///
     /// # Errors
-    /// A trace file is not there or is none.
+    /// A trace file is not there or is none, or two of the rates are so near that they would count as one load.
     pub(super) fn traffic(&self) -> anyhow::Result<Vec<Traffic>> {
+        let mut rates = self.rates.clone();
+        rates.sort_by(f64::total_cmp);
+        let near = rates.windows(2).find(|pair| is_same_load(pair[0], pair[1]));
+        if let Some(pair) = near {
+            let error = anyhow::anyhow!("--rates {},{} are one load: leave one of them out", pair[0], pair[1]);
+            return Err(ExitError::new(Exit::Usage, error).into());
+        }
         let named = self.shapes().into_iter();
         let mut all: Vec<Traffic> = named
             .map(|shape| Traffic::named(shape, &self.traces, self.max_model_len))

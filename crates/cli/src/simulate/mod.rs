@@ -4,6 +4,8 @@ mod cluster;
 mod report;
 mod traffic;
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -101,9 +103,22 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
+/// A file of costs with all points of its fit has some 20 KiB.
+const COSTS_BYTES_MAX: u64 = 1 << 20;
+
 /// Reads and checks a file of costs.
 pub(crate) fn costs(path: &Path) -> anyhow::Result<Costs> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let reading = || format!("cannot read {}", path.display());
+    let mut text = String::new();
+    let file = File::open(path).with_context(reading)?;
+    file.take(COSTS_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .with_context(reading)?;
+    anyhow::ensure!(
+        text.len() as u64 <= COSTS_BYTES_MAX,
+        "{} is no file of costs: it has more than {COSTS_BYTES_MAX} bytes",
+        path.display()
+    );
     Costs::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
 }
 

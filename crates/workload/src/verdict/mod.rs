@@ -157,7 +157,8 @@ fn loads(shape: &Shape) -> Vec<f64> {
     offered
 }
 
-fn is_same_load(load: f64, offered: f64) -> bool {
+/// Whether two loads count as one.
+pub fn is_same_load(load: f64, offered: f64) -> bool {
     (offered - load).abs() <= load.abs() * SAME_LOAD_SHARE
 }
 

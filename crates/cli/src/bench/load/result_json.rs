@@ -143,7 +143,7 @@ fn ours(run: &Run, set: &mut impl FnMut(&str, Value)) {
         "client_lag_ms",
         json!({"p50": lag.ms_p50, "p99": lag.ms_p99, "max": lag.ms_max}),
     );
-    set("is_valid", json!(is_valid(run)));
+    set("is_valid", json!(Lag::of(run).is_valid));
     set("client_cpu_s", json!(run.client.cpu.as_secs_f64()));
     let server = run
         .server
@@ -151,11 +151,4 @@ fn ours(run: &Run, set: &mut impl FnMut(&str, Value)) {
         .map(|(name, usage)| (name.clone(), json!(usage.cpu.as_secs_f64())));
     set("server_cpu_s", Value::Object(server.collect()));
     set("environment", json!(run.environment));
-}
-
-/// False if the client was too slow. Requests that were all due at once cannot be sent at once, so their lag is no fault.
-pub(super) fn is_valid(run: &Run) -> bool {
-    let mut due = run.records.iter().map(|record| record.scheduled);
-    let first = due.next();
-    Lag::of(run).is_valid || due.all(|due| Some(due) == first)
 }

@@ -10,7 +10,6 @@ use workload::summary::{Lag, Summary};
 use super::args::{Metric, OutputArgs};
 use super::metrics::{completed, goodput_per_s, samples};
 use super::plan::Progress;
-use super::result_json::is_valid;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal};
 
@@ -162,10 +161,11 @@ fn failures(run: &Run) -> String {
 /// What makes the figures say less than they seem to.
 fn notes(run: &Run) -> Vec<String> {
     let mut notes = Vec::new();
-    if !is_valid(run) {
-        let lag = Lag::of(run).ms_p99;
+    let lag = Lag::of(run);
+    if !lag.is_valid {
         notes.push(format!(
-            "INVALID: the client sent {lag:.1} ms late at p99 (limit {} ms). It measures itself: give it a core of its own, or less load.",
+            "INVALID: the client sent {:.1} ms late at p99 (limit {} ms). It measures itself: give it a core of its own, or less load.",
+            lag.ms_p99,
             workload::summary::LAG_MS_P99_MAX
         ));
     }

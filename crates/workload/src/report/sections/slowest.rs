@@ -2,7 +2,7 @@
 
 use super::each_shape;
 use crate::causes::{Usual, slowest};
-use crate::record::{RequestRecord, Run};
+use crate::record::RequestRecord;
 use crate::report::document::{Section, Table};
 use crate::report::text::{maybe, number, short};
 use crate::report::view::{ArmView, View};
@@ -37,13 +37,17 @@ pub fn section(view: &View<'_>) -> Section {
 }
 
 fn add(table: &mut Table, arm: &ArmView<'_>) {
-    let mut found: Vec<(&Run, &RequestRecord)> = arm
-        .runs
-        .iter()
-        .flat_map(|(run, _)| slowest(run, REQUESTS_MAX).into_iter().map(move |record| (*run, record)))
+    let usual: Vec<Usual> = arm.runs.iter().map(|(run, _)| Usual::of(run)).collect();
+    let runs = arm.runs.iter().zip(&usual);
+    let mut found: Vec<(&Usual, &RequestRecord)> = runs
+        .flat_map(|((run, _), usual)| {
+            slowest(run, REQUESTS_MAX)
+                .into_iter()
+                .map(move |record| (usual, record))
+        })
         .collect();
     found.sort_by(|a, b| b.1.e2e_ms().total_cmp(&a.1.e2e_ms()));
-    for (run, record) in found.into_iter().take(REQUESTS_MAX) {
+    for (usual, record) in found.into_iter().take(REQUESTS_MAX) {
         table.row(vec![
             short(arm.name),
             number(record.e2e_ms()),
@@ -51,7 +55,7 @@ fn add(table: &mut Table, arm: &ArmView<'_>) {
             maybe(record.gaps_ms().reduce(f64::max)),
             record.prompt_tokens.to_string(),
             record.output_tokens.to_string(),
-            short(&Usual::of(run).cause(record).words),
+            short(&usual.cause(record).words),
             short(&record.id),
         ]);
     }

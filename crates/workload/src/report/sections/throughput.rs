@@ -55,7 +55,9 @@ fn picture(view: &View<'_>, shape: &ShapeView<'_>, (name, p99): Metric) -> Pictu
             .collect();
         xs.extend(points.iter().map(|(x, _)| *x));
         ys.extend(points.iter().map(|(_, y)| *y));
-        let knee = knee(&curve).and_then(|at| points.get(at)).copied();
+        // Not of `points`: a load without a p99 is not among them.
+        let knee = knee(&curve).and_then(|at| curve.get(at));
+        let knee = knee.and_then(|(_, arm)| Some((arm.output_per(), p99(arm)?)));
         marks.push(Mark::Line {
             arm,
             dash: Dash::Solid,
