@@ -10,7 +10,8 @@ use workload::shapes::interference::Interference;
 use workload::statistics::Samples;
 
 use super::arguments::positive;
-use super::measure::{is_cut, measure, until_interrupted};
+use super::interrupt::{is_cut, until_interrupted};
+use super::measure::measure;
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};

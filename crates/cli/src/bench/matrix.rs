@@ -16,8 +16,9 @@ use workload::shapes::named::MatrixRow;
 use workload::trace::Trace;
 
 use super::arguments::{Judge, JudgeArgs, is_met, positive};
+use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::{LoadPlan, Pace};
-use super::measure::{is_cut, measure, until_interrupted};
+use super::measure::measure;
 use super::point::{Point, table};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};

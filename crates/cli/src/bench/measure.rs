@@ -1,40 +1,19 @@
-//! One run of load after another on one thread, until all are done or somebody ends it.
+//! One run of load for the verbs that make several, and the files that they write.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use workload::record::Run;
 
 use super::load;
 use super::load::plan::{LoadPlan, Observer};
 use crate::exit::{Exit, WithExit as _};
-use crate::signals::Signals;
 
 /// Of an open loop: this share of its time at either end is not measured.
 const EDGE_SHARE: f64 = 0.1;
-
-/// Runs the work on a thread of its own runtime, with a token that Ctrl-C cancels.
-pub(super) fn until_interrupted<T>(
-    work: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the runtime")?.block_on(async {
-        let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
-        let stop = CancellationToken::new();
-        let stopped = stop.clone();
-        let listener = tokio::spawn(async move {
-            signals.next().await;
-            stopped.cancel();
-        });
-        let outcome = work(stop).await;
-        listener.abort();
-        outcome
-    })
-}
 
 /// # Errors
 /// As the load client's.
@@ -44,11 +23,6 @@ pub(super) async fn measure(plan: &LoadPlan, stop: &CancellationToken) -> anyhow
         ..Observer::silent()
     };
     load::run(plan, observer).await
-}
-
-/// Whether Ctrl-C ended this run.
-pub(super) fn is_cut(run: &Run) -> bool {
-    run.environment.get("interrupted") == Some(&json!(true))
 }
 
 /// Leaves the first and the last tenth of an open loop's time out of its figures.

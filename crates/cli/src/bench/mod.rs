@@ -3,6 +3,7 @@
 mod arguments;
 pub mod engine;
 pub mod interference;
+mod interrupt;
 pub mod load;
 pub mod matrix;
 mod measure;

@@ -13,8 +13,8 @@ use serving_core::request::Lane;
 use workload::causes::{Usual, slowest};
 use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRecord, Usage};
 
+use super::interrupt::until_interrupted;
 use super::load::server_records::server_record;
-use super::measure::until_interrupted;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::client::AdminClient;
 use crate::observe::table::Table;

@@ -11,8 +11,9 @@ use workload::knee::{Knee, KneePlan, KneeSearch, Probe, held};
 use workload::record::Run;
 
 use super::arguments::{Judge, JudgeArgs, positive};
+use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::LoadPlan;
-use super::measure::{is_cut, measure, until_interrupted, write_json};
+use super::measure::{measure, write_json};
 use super::point::Point;
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};

@@ -15,8 +15,9 @@ use workload::shapes::{Length, Mix};
 use workload::summary::Summary;
 
 use super::arguments::{SloArg, positive};
+use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::LoadPlan;
-use super::measure::{is_cut, leave_out_edges, measure, until_interrupted, write_json};
+use super::measure::{leave_out_edges, measure, write_json};
 use super::server::WARM_UP_REQUESTS;
 use crate::exit::{Exit, ExitError, WithExit as _};
 use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};

@@ -20,7 +20,7 @@ use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
 use crate::bench::arguments::{clause_lines, is_met};
-use crate::bench::measure::{is_cut, until_interrupted};
+use crate::bench::interrupt::{is_cut, until_interrupted};
 use crate::exit::{Exit, WithExit as _};
 use crate::terminal::{Terminal, say};
 
