@@ -67,7 +67,8 @@ struct State {
     prompt_logprobs_from: u32,
     clock: StageClock,
     summary: RequestSummary,
-    first_token_at: Option<Instant>,
+    /// When the first token came, and the attempt that it is of.
+    first_token: Option<(Instant, Attempt)>,
     /// The time since when the client has been behind.
     behind_since: Option<Instant>,
 }
@@ -93,7 +94,7 @@ impl RequestStream {
             prompt_logprobs_from: 0,
             clock: StageClock::new(submitted_at),
             summary: RequestSummary::default(),
-            first_token_at: None,
+            first_token: None,
             behind_since: None,
         };
         (
@@ -147,9 +148,12 @@ impl RequestStream {
         self.mark(attempt, |clock, _| clock.node_reported(timings));
     }
 
+    /// Where the prompt is computed, a node that says it later knows better: the prefill node, whose word the first token may
+    /// overtake by way of the decode node. An attempt after the first token has another prompt.
     pub fn cached(&self, attempt: Attempt, cached_tokens: u32) {
         let mut s = self.state();
-        if s.live == Some(attempt) && s.first_token_at.is_none() {
+        let is_of_answer = s.first_token.is_none_or(|(_, first)| first == attempt);
+        if s.live == Some(attempt) && is_of_answer {
             s.summary.cached_tokens = cached_tokens;
         }
     }
@@ -369,8 +373,8 @@ impl State {
             self.attempt_tokens.push(token.token);
         }
         self.attempt_token_count += 1;
-        if self.first_token_at.is_none() {
-            self.first_token_at = Some(now);
+        if self.first_token.is_none() {
+            self.first_token = Some((now, times.attempt));
             self.clock.first_token(now, times.sampled_at);
             self.tell_known();
         }
@@ -387,7 +391,7 @@ impl State {
             return None;
         }
         self.clock.second_token();
-        self.first_token_at.map(|first| now - first)
+        self.first_token.map(|(first, _)| now - first)
     }
 }
 

@@ -206,3 +206,22 @@ fn a_node_that_skips_tokens_is_found_out() {
         Delivery::Violation(_)
     ));
 }
+
+#[test]
+fn the_prefill_node_says_what_was_cached_even_if_the_first_token_overtakes_it() {
+    let (stream, mut receiver) = placed(1);
+    stream.cached(Attempt(0), 0);
+    stream.deliver(key(0), Leg::Decode, vec![token(0, 0, 10)]);
+    stream.cached(Attempt(0), 32);
+    stream.end_attempt(Attempt(0));
+    // The next attempt's prompt has the delivered token, too.
+    place(&stream, 1);
+    stream.cached(Attempt(1), 48);
+    stream.complete();
+    let mut events = std::iter::from_fn(|| receiver.try_recv().ok());
+    let told = events.find_map(|event| match event {
+        ClientEvent::Done(summary) => Some(summary.cached_tokens),
+        _ => None,
+    });
+    assert_eq!(told, Some(32));
+}

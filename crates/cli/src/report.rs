@@ -11,6 +11,7 @@ use workload::comparison::{Comparison, Slo};
 use workload::record::Run;
 use workload::report::{Report, RunFrame, synthetic};
 
+use crate::bench::arguments::positive;
 use crate::exit::{Exit, WithExit};
 use crate::terminal::say;
 
@@ -38,19 +39,11 @@ pub struct ReportArgs {
     #[arg(long, conflicts_with = "file")]
     pub example: bool,
     /// Limit of TTFT in ms, by which the requests of one run are judged. A comparison has its own.
-    #[arg(long, default_value_t = 300.0, value_parser = limit)]
+    #[arg(long, default_value_t = 300.0, value_parser = positive)]
     pub ttft_ms: f64,
     /// Limit of the 99th percentile of a request's own gaps in ms, for one run.
-    #[arg(long, default_value_t = 50.0, value_parser = limit)]
+    #[arg(long, default_value_t = 50.0, value_parser = positive)]
     pub itl_ms: f64,
-}
-
-fn limit(text: &str) -> Result<f64, String> {
-    let limit: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match limit.is_finite() && limit > 0.0 {
-        true => Ok(limit),
-        false => Err("a limit is above 0".to_owned()),
-    }
 }
 
 pub fn run(args: &ReportArgs) -> anyhow::Result<Exit> {

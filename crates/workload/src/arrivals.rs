@@ -23,8 +23,6 @@ pub enum Arrivals {
     /// Gaps from a gamma distribution of shape `burstiness`: 1 is a Poisson process, below 1 is burstier, above 1 more even.
     /// The coefficient of variation of the gaps is 1 / sqrt(burstiness).
     Gamma { rate: Rate, burstiness: f64 },
-    /// `size` requests at once, every `every`.
-    Bursts { size: u32, every: Duration },
     /// Times that are given, in order. There may be more of them than requests, not fewer.
     Schedule(Vec<Duration>),
 }
@@ -46,11 +44,9 @@ pub enum ArrivalsError {
     Rate { rate: f64 },
     #[error("{burstiness} is no burstiness: give a number above 0. 1 is a Poisson process, below 1 is burstier")]
     Burstiness { burstiness: f64 },
-    #[error("a burst has at least one request, and bursts are some time apart")]
-    Burst,
     #[error("the last of {count} requests would arrive in more than 100 years: give a higher rate or fewer requests")]
     TooLate { count: usize },
-    #[error("the schedule has {times} times for {count} requests")]
+    #[error("the schedule has {times} times for {count} requests: give more times or fewer requests")]
     ShortSchedule { times: usize, count: usize },
     #[error("time {index} of the schedule, counted from 0, is before the time in front of it: sort the schedule")]
     ScheduleOrder { index: usize },
@@ -75,14 +71,6 @@ impl Arrivals {
             }
             Self::Gamma { rate, burstiness } => {
                 durations(gamma(*rate, *burstiness, count, seed)?.into_iter()).ok_or(late)
-            }
-            Self::Bursts { size, every } => {
-                let size = usize::try_from(*size)
-                    .ok()
-                    .filter(|size| *size > 0)
-                    .ok_or(ArrivalsError::Burst)?;
-                let every = positive(every.as_secs_f64()).ok_or(ArrivalsError::Burst)?;
-                durations((0..count).map(|index| (index / size) as f64 * every)).ok_or(late)
             }
             Self::Schedule(times) => scheduled(times, count),
         }
@@ -134,7 +122,6 @@ impl Arrivals {
                     false => format!("gamma arrivals of burstiness {burstiness}, {rate} requests/s"),
                 }
             }
-            Self::Bursts { size, every } => format!("bursts of {size} every {} s", every.as_secs_f64()),
             Self::Schedule(_) => "at given times".to_owned(),
         }
     }
@@ -288,8 +275,6 @@ mod tests {
         };
         assert_eq!(milliseconds(Arrivals::AtOnce), [0, 0, 0, 0]);
         assert_eq!(milliseconds(Arrivals::Constant { rate: 4.0 }), [0, 250, 500, 750]);
-        let every = Duration::from_secs(2);
-        assert_eq!(milliseconds(Arrivals::Bursts { size: 3, every }), [0, 0, 0, 2_000]);
         let schedule = [1, 1, 5, 9, 100].map(Duration::from_millis).to_vec();
         assert_eq!(milliseconds(Arrivals::Schedule(schedule)), [1, 1, 5, 9]);
     }
@@ -314,13 +299,6 @@ mod tests {
             ArrivalsError::Burstiness { .. }
         ));
         assert_eq!(refused(Arrivals::poisson(1e-12)), ArrivalsError::TooLate { count: 3 });
-        assert_eq!(
-            refused(Arrivals::Bursts {
-                size: 0,
-                every: Duration::from_secs(1)
-            }),
-            ArrivalsError::Burst
-        );
         let short = Arrivals::Schedule(vec![Duration::ZERO; 2]);
         assert_eq!(refused(short), ArrivalsError::ShortSchedule { times: 2, count: 3 });
         let back = Arrivals::Schedule([2, 1, 3].map(Duration::from_secs).to_vec());

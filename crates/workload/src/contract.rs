@@ -40,7 +40,8 @@ pub enum ContractError {
 pub struct Clause {
     pub name: String,
     pub limit: f64,
-    /// `None`: nothing was measured, so the limit is not met: no request completed, or no price is known.
+    /// `None`: nothing was measured, so the limit is not met: no request completed, no price is known, or answers of several tokens
+    /// came in one event each, so that nobody knows how fast their tokens came.
     pub measured: Option<f64>,
     pub is_met: bool,
 }
@@ -79,11 +80,10 @@ impl Contract {
     /// The limits in the order of the file, each with its figure. An answer of one token has no TPOT: a run of such answers
     /// meets every limit of it.
     pub fn judge(&self, summary: &Summary, per_resource: &PerResource) -> Vec<Clause> {
-        let has_gaps = summary.itl_ms.is_some();
-        let no_gaps = (!has_gaps && summary.counts.completed > 0).then_some(0.0);
+        let tpot = summary.tpot_ms.map(|tpot| tpot.p95);
         let measured = [
             summary.ttft_ms.map(|ttft| ttft.p95),
-            summary.tpot_ms.map(|tpot| tpot.p95).or(no_gaps),
+            tpot.or_else(|| tpot_without_gaps(summary)),
             summary.e2e_ms.map(|e2e| e2e.p99),
             per_resource.dollars_per_million_accepted_tokens,
         ];
@@ -95,6 +95,15 @@ impl Contract {
         clauses.push(clause("unserved_share_max", self.unserved_share_max, unserved));
         clauses
     }
+}
+
+/// 0 where every answer had one token. A run without a gap in which some answer had more is not judged: `vllm bench serve` counts a
+/// TPOT of 0 for such an answer, so that a server which sends everything at the end would meet every limit.
+fn tpot_without_gaps(summary: &Summary) -> Option<f64> {
+    let throughput = summary.throughput;
+    let has_answers = throughput.requests_per_s > 0.0;
+    let has_one_token_each = throughput.output_tokens_per_s <= throughput.requests_per_s;
+    (summary.itl_ms.is_none() && has_answers && has_one_token_each).then_some(0.0)
 }
 
 fn clause(name: &str, limit: f64, measured: Option<f64>) -> Clause {
@@ -142,6 +151,14 @@ mod tests {
             unmet(&contract(), &slow),
             ["ttft_ms_p95_max", "tpot_ms_p95_max", "e2e_ms_p99_max"]
         );
+    }
+
+    #[test]
+    fn a_run_of_single_tokens_meets_limits_of_tpot_and_many_tokens_in_one_event_are_not_judged() {
+        let mut one = run("one", vec![request(1, &[500])]);
+        assert_eq!(unmet(&contract(), &one), Vec::<String>::new());
+        one.records[0].output_tokens = 20;
+        assert_eq!(unmet(&contract(), &one), ["tpot_ms_p95_max"]);
     }
 
     #[test]

@@ -289,8 +289,8 @@ impl NextStep {
         };
         let measured = what
             .measured
-            .map_or("not measured".to_owned(), |measured| format!("{measured:.4}"));
-        format!("{how} ({} is {}, measured {measured}).", what.name, what.limit)
+            .map_or("not measured".to_owned(), |measured| format!("measured {measured:.4}"));
+        format!("{how} ({} is {}, {measured}).", what.name, what.limit)
     }
 }
 

@@ -67,7 +67,7 @@ impl FromStr for SloArg {
 }
 
 /// A number above 0.
-pub(super) fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text
         .parse::<f64>()
         .ok()

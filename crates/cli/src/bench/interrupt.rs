@@ -26,7 +26,21 @@ pub(super) fn until_interrupted<T>(
     })
 }
 
-/// Whether Ctrl-C ended this run.
-pub(super) fn is_cut(run: &Run) -> bool {
+/// Whether the user, or the end of the time, has cut a run short.
+pub(crate) fn is_cut(run: &Run) -> bool {
     run.environment.get("interrupted") == Some(&json!(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::test_kit;
+
+    #[test]
+    fn a_run_is_cut_when_its_environment_says_so() {
+        let mut run = test_kit::run("a", Vec::new());
+        assert!(!is_cut(&run));
+        run.environment.insert("interrupted".to_owned(), json!(true));
+        assert!(is_cut(&run));
+    }
 }

@@ -1,9 +1,9 @@
 //! `baton bench`: measures a server under load, or parts of a cluster on this machine.
 
-mod arguments;
+pub(crate) mod arguments;
 pub mod engine;
 pub mod interference;
-mod interrupt;
+pub(crate) mod interrupt;
 pub mod load;
 pub mod matrix;
 mod measure;

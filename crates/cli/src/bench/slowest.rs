@@ -1,6 +1,8 @@
 //! `baton bench slowest`: the slowest requests of a run, and what made each of them slow.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use anyhow::Context as _;
 use clap::Args;
 use coordinator::records::Page;
 use coordinator::records::shape::{Detail, Summary as Record};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use serving_core::request::Lane;
 use workload::causes::{Usual, slowest};
@@ -26,8 +29,8 @@ Examples:
   baton bench slowest 5 --run sweep/point-03.json      of a run that a sweep or a matrix has kept
   baton bench slowest --json";
 
-/// A run of a million requests has about this size.
-const RUN_BYTES_MAX: u64 = 2 << 30;
+/// 50,000 requests of 128 tokens, as a sweep and a matrix write them: about 80 bytes a token. A token takes 16 bytes of memory.
+const RUN_BYTES_MAX: u64 = 512 << 20;
 /// Newest requests that show what is usual at a coordinator.
 const USUAL_OF: usize = 100;
 
@@ -101,15 +104,53 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A run, alone or as the member `run` of an object.
+/// A run, alone or as the member `run` of an object. Everything but its records is passed over.
+#[derive(Deserialize)]
+struct RunFile {
+    run: Option<Records>,
+    records: Option<Vec<RequestRecord>>,
+}
+
+#[derive(Deserialize)]
+struct Records {
+    records: Vec<RequestRecord>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it is larger than {bytes_max} bytes. Measure fewer requests (--num-prompts), or ask the coordinator: leave out --run"
+)]
+struct TooLarge {
+    bytes_max: u64,
+}
+
 fn read(path: &Path) -> anyhow::Result<Run> {
-    let length = std::fs::metadata(path)?.len();
-    anyhow::ensure!(length <= RUN_BYTES_MAX, "it has {length} bytes, more than any run");
-    let mut value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
-    if let Some(run) = value.get_mut("run") {
-        value = run.take();
+    Ok(run_of(records(File::open(path)?, RUN_BYTES_MAX)?))
+}
+
+fn records(input: impl Read, bytes_max: u64) -> anyhow::Result<Vec<RequestRecord>> {
+    // One byte more than allowed, so that a file of the allowed size can be told from a larger one.
+    let mut input = BufReader::new(input.take(bytes_max.saturating_add(1)));
+    let file: Result<RunFile, _> = serde_json::from_reader(&mut input);
+    if input.get_ref().limit() == 0 {
+        return Err(TooLarge { bytes_max }.into());
     }
-    Ok(serde_json::from_value(value)?)
+    let file = file?;
+    let records = file.run.map(|run| run.records).or(file.records);
+    records.context("it has no `records`, and no `run` that has some")
+}
+
+fn run_of(records: Vec<RequestRecord>) -> Run {
+    Run {
+        name: String::new(),
+        loop_kind: LoopKind::Open,
+        offered: 0.0,
+        records,
+        measured: Duration::ZERO,
+        client: Usage::default(),
+        server: BTreeMap::new(),
+        environment: BTreeMap::new(),
+    }
 }
 
 /// The slowest requests that a coordinator keeps, and its newest ones, which show what is usual.
@@ -139,16 +180,7 @@ async fn ask(url: &str, count: usize) -> anyhow::Result<Run> {
             records.insert(found.seq, record_of(&detail));
         }
     }
-    Ok(Run {
-        name: url.to_owned(),
-        loop_kind: LoopKind::Open,
-        offered: 0.0,
-        records: records.into_values().collect(),
-        measured: Duration::ZERO,
-        client: Usage::default(),
-        server: BTreeMap::new(),
-        environment: BTreeMap::new(),
-    })
+    Ok(run_of(records.into_values().collect()))
 }
 
 /// A request as the coordinator saw it. Its tokens are put where their mean gap puts them, with the longest gap last: a record
@@ -247,10 +279,7 @@ mod tests {
             id: "stalled".to_owned(),
             ..record_of(&detail(5.0, 300.0, 40.0))
         });
-        let run = Run {
-            records,
-            ..read_json(json!({"run": empty()})).unwrap()
-        };
+        let run = run_of(records);
         let usual = Usual::of(&run);
         let causes: Vec<(&str, CauseKind)> = slowest(&run, 2)
             .into_iter()
@@ -262,19 +291,6 @@ mod tests {
         );
     }
 
-    fn empty() -> Run {
-        Run {
-            name: String::new(),
-            loop_kind: LoopKind::Open,
-            offered: 0.0,
-            records: Vec::new(),
-            measured: Duration::ZERO,
-            client: Usage::default(),
-            server: BTreeMap::new(),
-            environment: BTreeMap::new(),
-        }
-    }
-
     fn read_json(value: Value) -> anyhow::Result<Run> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("run.json");
@@ -284,9 +300,20 @@ mod tests {
 
     #[test]
     fn a_run_is_read_alone_or_within_an_object_and_other_files_are_refused() {
-        assert_eq!(read_json(json!(empty())).unwrap(), empty());
-        assert_eq!(read_json(json!({"row": "A", "run": empty()})).unwrap(), empty());
+        let run = run_of(vec![record_of(&detail(5.0, 12.0, 10.0))]);
+        assert_eq!(read_json(json!(run)).unwrap(), run);
+        assert_eq!(read_json(json!({"row": "A", "run": run})).unwrap(), run);
         assert!(read_json(json!({"records": 3})).is_err());
+        assert!(read_json(json!({"row": "A"})).is_err());
         assert!(read(Path::new("/no/such/file")).is_err());
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit_and_a_larger_one_is_refused() {
+        let text = json!(run_of(Vec::new())).to_string();
+        let length = text.len() as u64;
+        assert!(records(text.as_bytes(), length).unwrap().is_empty());
+        let error = records(text.as_bytes(), length - 1).unwrap_err();
+        assert!(error.downcast_ref::<TooLarge>().is_some(), "{error}");
     }
 }

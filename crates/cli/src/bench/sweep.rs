@@ -27,9 +27,11 @@ Examples:
   baton bench sweep --rates 1,2,4,8 --slo rag          requests a second, whatever the server does
   baton bench sweep --find-knee 2 --out sweep          the last rate at which the SLO holds, to 5 %; each run is kept
   baton bench sweep --random-input-len 128,512,2048    one user, three lengths of prompts
+  baton bench sweep --dataset-path trace.jsonl --length-scale 32 --rates 1,2,4    the lengths and prefixes of a trace
   baton bench sweep --hypothesis 'prefill is the limit above 2 requests/s' --contract contract.toml
 
-Exit status: 0; 3 when no load meets the contract (with --find-knee: when the knee does not); 130 after Ctrl-C.";
+Exit status: 0; 3 when no load meets the contract (with --find-knee: when the knee does not); 5 when the client sent late, which
+ends --find-knee; 130 after Ctrl-C.";
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -59,7 +61,16 @@ pub struct SweepArgs {
     /// Lengths vary evenly by this share, 0 to below 1.
     #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
     random_range_ratio: f64,
-    /// Requests of each run. A rate gets more of them when they would take less than --seconds.
+    /// Take the requests from a recorded trace, as `bench run --dataset-name trace` does. Each load gives them its own times.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["random_input_len", "random_output_len", "random_range_ratio"])]
+    dataset_path: Option<PathBuf>,
+    /// Divides the lengths and blocks of the trace.
+    #[arg(long, value_name = "N", requires = "dataset_path")]
+    length_scale: Option<u32>,
+    /// Shortens what does not fit the model's context.
+    #[arg(long, value_name = "TOKENS", requires = "dataset_path")]
+    context_len: Option<u32>,
+    /// Requests of each run; of a trace, at most as many as it has. A rate gets more of them when they would take less than --seconds.
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     num_prompts: u32,
     /// The shortest run of a rate. Its first and last tenth are not measured.
@@ -100,11 +111,16 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<Exit> {
         }
     }
     report.print(args.json)?;
-    Ok(match (sweep.is_cut, report.is_met()) {
-        (true, _) => Exit::Interrupted,
-        (false, true) => Exit::Ok,
-        (false, false) => Exit::NotMet,
-    })
+    Ok(exit(&sweep, report.is_met()))
+}
+
+fn exit(sweep: &Sweep, is_met: bool) -> Exit {
+    match (sweep.is_cut, sweep.client_late_at, is_met) {
+        (true, _, _) => Exit::Interrupted,
+        (false, Some(_), _) => Exit::NoVerdict,
+        (false, None, true) => Exit::Ok,
+        (false, None, false) => Exit::NotMet,
+    }
 }
 
 fn check(args: &SweepArgs) -> anyhow::Result<()> {
@@ -142,6 +158,8 @@ struct Sweep {
     points: Vec<(Point, Run)>,
     settings: Vec<Setting>,
     knee: Option<Knee>,
+    /// The rate at which the client sent late, which ended the search for the knee: it would be the client's own.
+    client_late_at: Option<f64>,
     /// Ctrl-C ended it.
     is_cut: bool,
 }
@@ -197,8 +215,7 @@ async fn settings(
     Ok(sweep)
 }
 
-/// # Errors
-/// The client was too slow at a rate: then it would be the client's knee.
+/// A rate at which the client sends late ends the search. The points that were measured are kept.
 async fn find_knee(
     args: &SweepArgs,
     judge: &Judge,
@@ -222,13 +239,12 @@ async fn find_knee(
         let Some(point) = sweep.add(args, setting, judge, &mut send).await? else {
             return Ok(sweep);
         };
-        anyhow::ensure!(
-            point.summary.lag.is_valid,
-            "at {rate:.2} requests/s the client sent late (p99 {:.1} ms), so this would be the client's knee; give it a core of its \
-             own, or begin at a lower rate",
-            point.summary.lag.ms_p99
-        );
+        let is_late = !point.summary.lag.is_valid;
         let held = held(&point.summary, args.attainment) && point.over_saturation.is_none();
+        if is_late {
+            sweep.client_late_at = Some(rate);
+            return Ok(sweep);
+        }
         search.record(Probe { rate, held });
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Parser;
+use serde_json::{Value, json};
 use workload::record::{LoopKind, Outcome, RequestRecord, RunPart, Usage};
 
 use super::*;
@@ -102,7 +103,53 @@ async fn rates_above_one_that_is_over_saturated_are_left_out() {
     let labels: Vec<&str> = sweep.points.iter().map(|(point, _)| point.label.as_str()).collect();
     assert_eq!(labels, ["10.000 req/s", "100.000 req/s"]);
     let report = serde_json::to_value(SweepReport::of(&args, &judge(&args), &sweep)).expect("JSON");
-    assert_eq!(report["bend"], "10.000 req/s");
+    assert_eq!(report["bends"], json!(["10.000 req/s"]));
+}
+
+/// The same server and a client that sends 50 ms late above 15 requests a second.
+async fn late_client(plan: LoadPlan) -> anyhow::Result<Run> {
+    let mut run = queue(plan).await?;
+    if run.offered > 15.0 {
+        for record in &mut run.records {
+            record.sent += Duration::from_millis(50);
+        }
+    }
+    Ok(run)
+}
+
+#[tokio::test]
+async fn a_client_that_sends_late_ends_the_search_and_keeps_its_points() {
+    let args = args(&["--find-knee", "10", "--burstiness", "1000000000"]);
+    let sweep = find_knee(&args, &judge(&args), 10.0, late_client).await.expect("runs");
+    assert_eq!((sweep.knee, sweep.client_late_at), (None, Some(20.0)));
+    let report = SweepReport::of(&args, &judge(&args), &sweep);
+    assert_eq!(exit(&sweep, report.is_met()), Exit::NoVerdict);
+    let json = serde_json::to_value(&report).expect("JSON");
+    assert_eq!(json["points"][0]["summary"]["lag"]["is_valid"], true);
+    assert_eq!(json["points"][1]["summary"]["lag"]["is_valid"], false);
+    assert_eq!(json["client_late_at"], 20.0);
+    // The late point is no failure of the server.
+    assert_eq!(json["bends"], json!([]));
+}
+
+/// The bends of a sweep in which requests come evenly and wait for nobody up to 50 requests a second.
+async fn bends(words: &[&str]) -> Value {
+    let even = ["--burstiness", "1000000000", "--slo", "20.5:50", "--seconds", "1"];
+    let args = args(&[words, &even[..]].concat());
+    let sweep = settings(&args, &judge(&args), queue).await.expect("runs");
+    let report = serde_json::to_value(SweepReport::of(&args, &judge(&args), &sweep)).expect("JSON");
+    report["bends"].clone()
+}
+
+#[tokio::test]
+async fn each_shape_has_its_own_bend_whatever_the_order_of_its_loads() {
+    assert_eq!(bends(&["--rates", "60,20,10"]).await, json!(["20.000 req/s"]));
+    assert_eq!(bends(&["--rates", "60,55"]).await, json!([]));
+    let two_shapes = ["--rates", "60,20", "--random-output-len", "2,4", "--force"];
+    assert_eq!(
+        bends(&two_shapes).await,
+        json!(["20.000 req/s, 256/2 tokens", "20.000 req/s, 256/4 tokens"])
+    );
 }
 
 #[tokio::test]
@@ -158,4 +205,24 @@ fn several_lengths_without_a_load_are_measured_with_one_user() {
         lengths,
         [(Load::Users(1), 128), (Load::Users(1), 512), (Load::Users(1), 2048)]
     );
+}
+
+#[test]
+fn a_trace_gives_the_lengths_and_a_load_the_times() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.jsonl");
+    let row = r#"{"timestamp":9000,"input_length":600,"output_length":40,"hash_ids":[1,2]}"#;
+    std::fs::write(&file, [row; 3].join("\n")).expect("a file");
+    let words = ["--rates", "10", "--length-scale", "4"];
+    let file = ["--dataset-path", file.to_str().expect("a path")];
+    let args = args(&[&words[..], &file].concat());
+    let plan = Setting::all(&args)[0].plan(&args).expect("a trace");
+    let requests = &plan.trace.requests;
+    for request in requests {
+        assert_eq!((request.prompt_tokens, request.output_tokens), (150, 10));
+    }
+    let last = requests.last().expect("requests").at.as_secs_f64();
+    assert!(requests.len() == 3 && (last - 0.3).abs() < 1e-6, "{last}");
+    let with = |more: &[&str]| Cli::try_parse_from([&["sweep"], &file[..], more].concat()).is_ok();
+    assert!(with(&[]) && !with(&["--random-input-len", "8"]));
 }

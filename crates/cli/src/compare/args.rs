@@ -9,6 +9,7 @@ use workload::comparison::{ArmKind, Slo};
 use workload::verdict::is_same_load;
 
 use super::traffic::{Fit, ShapeName, Traffic};
+use crate::bench::arguments::positive;
 use crate::exit::{Exit, ExitError};
 
 const EXAMPLES: &str = "\
@@ -165,14 +166,6 @@ impl FromStr for NamedUrl {
             _ => Err("write NAME=URL, such as split=http://10.0.0.5:8000".to_owned()),
         }
     }
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text
-        .parse::<f64>()
-        .ok()
-        .filter(|number| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "write a number above 0".to_owned())
 }
 
 /// `1000:100`

@@ -10,7 +10,6 @@ use crate::compare::test_kit;
 fn conduct() -> Conduct {
     Conduct {
         has_fresh_processes: true,
-        order: "A-B-B-A".to_owned(),
         tuned: Some("six points each".to_owned()),
         same_edge: Some("one binary".to_owned()),
         client_placement: Some("all cores".to_owned()),
@@ -70,6 +69,19 @@ fn without_streams_goodput_decides() {
     let mut comparison = comparison();
     assert!(conclude(&mut comparison, &conduct(), &[]).is_empty());
     assert_eq!(comparison.shapes[0].contrasts[0].metric, "goodput_per_core");
+}
+
+#[test]
+fn the_verdict_on_the_only_shape_says_that_it_holds_for_that_one() {
+    let (mut one, mut two) = (comparison(), comparison());
+    let mut second = two.shapes[0].clone();
+    second.name = "another".to_owned();
+    two.shapes.push(second);
+    for all in [&mut one, &mut two] {
+        assert!(conclude(all, &conduct(), &[]).is_empty());
+    }
+    let more = one.shapes[0].verdict.strip_prefix(&two.shapes[0].verdict);
+    assert!(more.is_some_and(|more| more.contains(&one.shapes[0].name)), "{more:?}");
 }
 
 #[test]

@@ -44,11 +44,9 @@ fn text(comparison: &Comparison, refused: &Refused) -> String {
     text
 }
 
-/// The arm that the primary metric speaks for at the highest load.
-fn accepted(comparison: &Comparison, shape: &Shape) -> String {
-    let Some(first) = shape.contrasts.first() else {
-        return "nothing is decided".to_owned();
-    };
+/// The contrast of the arm that the primary metric speaks for at the highest load. `None`: none wins there.
+fn winner(shape: &Shape) -> Option<&Contrast> {
+    let first = shape.contrasts.first()?;
     let highest = shape.contrasts.iter().map(|contrast| contrast.load).fold(0.0, f64::max);
     let primary = shape
         .contrasts
@@ -56,7 +54,14 @@ fn accepted(comparison: &Comparison, shape: &Shape) -> String {
         .filter(|contrast| contrast.metric == first.metric && contrast.load >= highest);
     let winners = primary.filter(|contrast| contrast.finding == Finding::Wins);
     let gain = |contrast: &&Contrast| contrast.ratio.max(1.0 / contrast.ratio.max(1e-9));
-    match winners.max_by(|a, b| gain(a).total_cmp(&gain(b))) {
+    winners.max_by(|a, b| gain(a).total_cmp(&gain(b)))
+}
+
+fn accepted(comparison: &Comparison, shape: &Shape) -> String {
+    let Some(first) = shape.contrasts.first() else {
+        return "nothing is decided".to_owned();
+    };
+    match winner(shape) {
         Some(winner) => format!("accepted: {}, on {}", winner.candidate, first.metric),
         None => {
             let baseline = comparison.arms.first().map_or("the baseline", |arm| arm.name.as_str());
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_winner_at_the_highest_load_is_accepted_and_else_the_baseline() {
+    fn the_winner_at_the_highest_load_is_accepted() {
         let mut comparison = test_kit::comparison();
         let contrast = |load, finding, ratio| Contrast {
             metric: "goodput_per_core".to_owned(),
@@ -210,11 +215,11 @@ mod tests {
             ratio_high: ratio,
             finding,
         };
-        let decided = |comparison: &Comparison| accepted(comparison, &comparison.shapes[0]);
-        assert_eq!(decided(&comparison), "nothing is decided");
-        comparison.shapes[0].contrasts = vec![contrast(1.0, Finding::Wins, 1.5), contrast(2.0, Finding::Loses, 0.5)];
-        assert!(decided(&comparison).contains("accepted: whole"));
-        comparison.shapes[0].contrasts[1] = contrast(2.0, Finding::Wins, 1.4);
-        assert!(decided(&comparison).contains("accepted: split"));
+        let shape = &mut comparison.shapes[0];
+        assert_eq!(winner(shape), None);
+        shape.contrasts = vec![contrast(1.0, Finding::Wins, 1.5), contrast(2.0, Finding::Loses, 0.5)];
+        assert_eq!(winner(shape), None);
+        shape.contrasts[1] = contrast(2.0, Finding::Wins, 1.4);
+        assert_eq!(winner(shape), Some(&shape.contrasts[1]));
     }
 }

@@ -13,7 +13,6 @@ use super::facts::{ArmFacts, DECLARED, Facts};
 use super::fairness::Conduct;
 use super::finish::{Finished, finish};
 use super::measure::{Manner, Offered, ShapePlan, measure};
-use super::order;
 use super::progress::Shown;
 use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
@@ -146,7 +145,6 @@ fn conduct(args: &CompareArgs, facts: &Facts, runner: &Runner, manner: Manner) -
         .map(|words| format!("{words}; {}", runner.placement.words()));
     Conduct {
         has_fresh_processes: false,
-        order: order::words(args.arm.len(), args.repeats),
         incomplete: None,
         tuned: tuned.map(|words| format!("{} ({DECLARED})", words.join("; "))),
         same_edge: declared(&facts.same_edge),

@@ -7,8 +7,10 @@ use workload::comparison::{Arm, ArmKind, ArmRun, Comparison, Fairness};
 use workload::record::{LoopKind, Outcome, RequestRecord, RunPart};
 use workload::statistics::Samples;
 use workload::summary::{LAG_MS_P99_MAX, Lag};
+use workload::verdict::{load_index, loads};
 
 use super::facts::DECLARED;
+use super::order;
 
 /// Fewer repeats give no interval worth its name.
 pub(super) const REPEATS_MIN: u32 = 3;
@@ -18,7 +20,6 @@ pub(super) const REPEATS_MIN: u32 = 3;
 pub(super) struct Conduct {
     /// Each run had processes of its own.
     pub has_fresh_processes: bool,
-    pub order: String,
     /// Why runs are missing, if any are.
     pub incomplete: Option<String>,
     /// How the arms were tuned, or who says that they were.
@@ -51,7 +52,7 @@ pub(super) fn assess(comparison: &Comparison, conduct: &Conduct) -> Fairness {
         outputs_equal: outputs_equal(comparison),
         failures_counted: Some(failures_counted(&all)),
         one_token_per_event: one_token_per_event(&all),
-        several_shapes: Some(several_shapes(comparison)),
+        several_shapes: several_shapes(comparison),
         client_placement: conduct.client_placement.clone(),
         transfer_share: transfer_share(comparison),
         pool_utilisation: pool_utilisation(comparison).or_else(|| conduct.pool_utilisation.clone()),
@@ -88,10 +89,12 @@ fn equal_resources(arms: &[Arm]) -> Option<String> {
 fn same_trace(comparison: &Comparison, seed: u64) -> Option<String> {
     // The lengths of the same request are equal in every run of a repeat, as the server counted them.
     for shape in &comparison.shapes {
-        let mut known: BTreeMap<(u64, u32, &str), u32> = BTreeMap::new();
+        let loads = loads(shape);
+        let mut known: BTreeMap<(Option<usize>, u32, &str), u32> = BTreeMap::new();
         for run in &shape.runs {
+            let load = load_index(&loads, run.run.offered);
             for record in run.run.records.iter().filter(|record| record.is_completed()) {
-                let key = (run.run.offered.to_bits(), run.repeat, record.id.as_str());
+                let key = (load, run.repeat, record.id.as_str());
                 let value = record.prompt_tokens;
                 if *known.entry(key).or_insert(value) != value {
                     return None;
@@ -137,46 +140,60 @@ fn warm_up_excluded(runs: &[&ArmRun], conduct: &Conduct) -> Option<String> {
     })
 }
 
+/// The order is that in which the runs are stored, which is the one in which they were made.
 fn order_and_repeats(comparison: &Comparison, conduct: &Conduct) -> Option<String> {
     if conduct.incomplete.is_some() {
         return None;
     }
-    let mut repeats: BTreeMap<(&str, u64, &str), u32> = BTreeMap::new();
+    let mut orders: BTreeSet<String> = BTreeSet::new();
+    let mut repeats: Vec<usize> = Vec::new();
     for shape in &comparison.shapes {
-        for run in &shape.runs {
-            *repeats
-                .entry((&shape.name, run.run.offered.to_bits(), &run.arm))
-                .or_default() += 1;
+        let loads = loads(shape);
+        for load in 0..loads.len() {
+            let is_here = |run: &&ArmRun| load_index(&loads, run.run.offered) == Some(load);
+            let runs: Vec<&ArmRun> = shape.runs.iter().filter(is_here).collect();
+            let rounds = order::real_rounds(&runs, &comparison.arms)?;
+            if !order::is_balanced(&rounds) {
+                return None;
+            }
+            orders.insert(order::letters(&rounds));
+            repeats.push(rounds.len());
         }
     }
-    let fewest = repeats.values().copied().min()?;
+    let fewest = repeats.into_iter().min()?;
+    let orders: Vec<String> = orders.into_iter().collect();
+    let arms = comparison.arms.iter().enumerate();
+    let arms: Vec<String> = arms
+        .map(|(place, arm)| format!("{} is {}", order::letter(place), arm.name))
+        .collect();
     let processes = match conduct.has_fresh_processes {
         true => "fresh processes for each run",
         false => "no fresh processes: the clusters were running already",
     };
-    (fewest >= REPEATS_MIN).then(|| {
+    (fewest >= REPEATS_MIN as usize).then(|| {
         format!(
-            "order {}, at least {fewest} repeats of each arm at each load, {processes}; 95 % intervals from the repeats and from a bootstrap within them",
-            conduct.order
+            "the arms ran in the order {}, where {}; at least {fewest} repeats of each arm at each load, {processes}; 95 % intervals from the repeats and from a bootstrap within them",
+            orders.join(" or "),
+            arms.join(", ")
         )
     })
 }
 
+/// A request of a comparison: its shape, load, repeat and id.
+type RequestKey<'a> = (&'a str, Option<usize>, u32, &'a str);
+
 /// Answers with the same id, load and repeat, completed in both arms. An answer that is cut off says nothing of the handoff.
 fn outputs_equal(comparison: &Comparison) -> Option<String> {
-    let mut known: BTreeMap<(&str, u64, u32, &str), (u64, &str)> = BTreeMap::new();
+    let mut known: BTreeMap<RequestKey<'_>, (u64, &str)> = BTreeMap::new();
     let (mut compared, mut differ) = (0_u64, 0_u64);
     let mut arms: BTreeSet<&str> = BTreeSet::new();
     for shape in &comparison.shapes {
+        let loads = loads(shape);
         for run in &shape.runs {
+            let load = load_index(&loads, run.run.offered);
             let answered = run.run.records.iter().filter(|record| record.is_completed());
             for (record, hash) in answered.filter_map(|record| Some((record, record.output_hash?))) {
-                let key = (
-                    shape.name.as_str(),
-                    run.run.offered.to_bits(),
-                    run.repeat,
-                    record.id.as_str(),
-                );
+                let key = (shape.name.as_str(), load, run.repeat, record.id.as_str());
                 match known.get(&key) {
                     Some((other, arm)) => {
                         compared += 1;
@@ -223,14 +240,14 @@ fn one_token_per_event(runs: &[&ArmRun]) -> Option<String> {
     })
 }
 
-fn several_shapes(comparison: &Comparison) -> String {
-    let names: Vec<&str> = comparison.shapes.iter().map(|shape| shape.name.as_str()).collect();
-    match names.len() {
-        1 => format!(
-            "one shape in this report ({}): the verdict says nothing of others",
-            names[0]
-        ),
-        count => format!("{count} shapes: {}", names.join("; ")),
+/// The shapes that were measured. One is enough for a verdict on that shape, so the field says that it is the only one.
+fn several_shapes(comparison: &Comparison) -> Option<String> {
+    let measured = comparison.shapes.iter().filter(|shape| !shape.runs.is_empty());
+    let names: Vec<&str> = measured.map(|shape| shape.name.as_str()).collect();
+    match names.as_slice() {
+        [] => None,
+        [only] => Some(format!("one shape only: {only}; the verdict holds for it alone")),
+        names => Some(format!("{} shapes: {}", names.len(), names.join("; "))),
     }
 }
 

@@ -6,7 +6,6 @@ use crate::compare::test_kit::comparison;
 fn conduct() -> Conduct {
     Conduct {
         has_fresh_processes: true,
-        order: "A-B-B-A".to_owned(),
         tuned: Some("six points each".to_owned()),
         same_edge: Some("one binary".to_owned()),
         client_placement: Some("all cores".to_owned()),
@@ -48,6 +47,8 @@ fn what_was_not_done_stays_empty() {
         ["order_and_repeats"]
     );
     assert_eq!(lacks(&|all, _| all.shapes[0].runs.truncate(4)), ["order_and_repeats"]);
+    // Now `whole` is the first in each repeat.
+    assert_eq!(lacks(&|all, _| all.shapes[0].runs.swap(2, 3)), ["order_and_repeats"]);
     let first =
         |all: &mut Comparison, change: &dyn Fn(&mut RequestRecord)| change(&mut all.shapes[0].runs[0].run.records[0]);
     let late = |record: &mut RequestRecord| record.sent = Duration::from_millis(400);
@@ -91,6 +92,20 @@ fn an_answer_that_failed_in_one_arm_is_no_difference_of_outputs() {
         failures.starts_with("1 failed, 0 refused and 0 cancelled of 18"),
         "{failures}"
     );
+}
+
+#[test]
+fn only_shapes_that_were_measured_are_named() {
+    let mut all = comparison();
+    let mut second = all.shapes[0].clone();
+    second.name = "another".to_owned();
+    all.shapes.push(second);
+    let names = |all: &Comparison| assess(all, &conduct()).several_shapes.expect("a shape was measured");
+    let both = names(&all);
+    assert!(both.contains("short") && both.contains("another"), "{both}");
+    all.shapes[1].runs.clear();
+    let one = names(&all);
+    assert!(one.contains("short") && !one.contains("another"), "{one}");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! The end of every comparison: verdict, files, terminal, exit status.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, Comparison, Fairness};
@@ -69,13 +71,18 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
     // Everything is printed before a file can fail.
     use std::io::Write as _;
     write!(std::io::stdout().lock(), "{}", output::text(&comparison, &refused))?;
-    if let Some(path) = &args.record {
-        decision_record::write(&comparison, &refused, path)?;
-        say!("decision record: {}", path.display());
-    }
+    // A file that cannot be written does not take the other one with it.
+    let record = args
+        .record
+        .as_deref()
+        .map(|path| decision_record::write(&comparison, &refused, path));
     if let Some(folder) = &args.out {
         crate::report::write(&Report::of_comparison(comparison), folder)?;
         say!("report: {}", folder.display());
+    }
+    if let (Some(written), Some(path)) = (record, &args.record) {
+        written?;
+        say!("decision record: {}", path.display());
     }
     say!("took {:.1} min", took.as_secs_f64() / 60.0);
     Ok(match (stop.is_cancelled(), refused.is_empty()) {
@@ -83,6 +90,28 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         (false, true) => Exit::Ok,
         (false, false) => Exit::NoVerdict,
     })
+}
+
+/// Makes the folders of all files that are written at the end. What cannot be written is known before the first run.
+///
+/// # Errors
+/// A folder cannot be made, or nothing can be written into it.
+pub(super) fn make_folders(args: &CompareArgs) -> anyhow::Result<()> {
+    let folder_of = |file: &Path| file.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let files = [&args.record, &args.save_tuning].into_iter().flatten();
+    for folder in files.map(|file| folder_of(file)).chain(args.out.clone()) {
+        // A file name alone has an empty parent, which is the working directory.
+        let folder = Path::new(".").join(folder);
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| tempfile::tempfile_in(&folder))
+            .with_context(|| {
+                format!(
+                    "cannot write into {}: give another place for the results",
+                    folder.display()
+                )
+            })?;
+    }
+    Ok(())
 }
 
 /// For each arm: requests whose KV was handed off, and those that the decode node prefilled, by reason.
@@ -165,6 +194,27 @@ mod tests {
     fn dates_are_written_year_first() {
         assert_eq!(iso("Wed, 25 Nov 2026 00:10:25 GMT"), "2026-11-25");
         assert_eq!(today().len(), 10);
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    #[test]
+    fn folders_of_the_results_are_made_before_the_first_run() {
+        let root = tempfile::tempdir().expect("a folder");
+        let args = |record: &Path| {
+            let record = record.to_str().expect("a path");
+            let line = ["compare", "--record", record, "--save-tuning", "tuning.json"];
+            <Line as clap::Parser>::try_parse_from(line).expect("arguments").args
+        };
+        let wanted = root.path().join("new/folder/decision.md");
+        make_folders(&args(&wanted)).expect("they are made");
+        assert!(root.path().join("new/folder").is_dir());
+        std::fs::write(root.path().join("file"), "").expect("written");
+        assert!(make_folders(&args(&root.path().join("file/decision.md"))).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::progress::Shown;
 use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
 use super::traffic::{TYPICAL, Traffic};
-use super::tuning::Sweeps;
+use super::tuning::{ArmSweep, Sweeps};
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::terminal::say;
 
@@ -35,6 +35,14 @@ const REQUEST_TIMEOUT_QUICK: Duration = Duration::from_secs(12);
 
 /// The loads of one shape: their names, and requests a second.
 type Rates = Vec<(String, f64)>;
+
+/// What the runs before the measured ones gave.
+struct Prepared {
+    sweeps: Sweeps,
+    rates: Vec<Rates>,
+    /// Those in which the client was late.
+    late: Vec<String>,
+}
 
 /// What is known before anything runs.
 struct Plan {
@@ -63,7 +71,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         shown: Shown::new(counts.cost + counts.tuning + counts.knee + counts.measured),
     };
     let prepared = plan.prepare(args, &mut runner).await;
-    let (sweeps, rates) = match prepared {
+    let Prepared { sweeps, rates, late } = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             runner.shown.end();
@@ -89,7 +97,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         arms: plan.arms_for_report(&points, &sweeps),
         conduct: plan.conduct(args, &sweeps, &runner, manner),
         streams: plan.streams(),
-        environment: plan.environment(&sweeps),
+        environment: plan.environment(&sweeps, &late),
         took: runner.deadline.elapsed(),
     };
     finish(args, finished, &stop)
@@ -170,7 +178,7 @@ impl Plan {
     }
 
     /// Everything before the measured runs.
-    async fn prepare(&self, args: &CompareArgs, runner: &mut Runner) -> anyhow::Result<(Sweeps, Vec<Rates>)> {
+    async fn prepare(&self, args: &CompareArgs, runner: &mut Runner) -> anyhow::Result<Prepared> {
         let cores = self.machine.node_cores();
         let mut preparation = Preparation {
             runner,
@@ -178,6 +186,7 @@ impl Plan {
             lengths: self.time.lengths,
             planned: self.time.total(),
             seed: args.seed,
+            late: Vec::new(),
         };
         let stored_costs = self.stored.as_ref().and_then(|stored| stored.costs);
         let costs = match stored_costs {
@@ -207,7 +216,11 @@ impl Plan {
             }
             all_rates.push(rates);
         }
-        Ok((sweeps.context("there is no shape")?, all_rates))
+        Ok(Prepared {
+            sweeps: sweeps.context("there is no shape")?,
+            rates: all_rates,
+            late: preparation.late,
+        })
     }
 
     async fn tune(
@@ -318,6 +331,10 @@ impl Plan {
         if self.arms.contains(&ArmName::NoChunking) {
             tuned.push_str("; no-chunking is the tuned co-located arm with a step budget for whole prompts, and is not tuned itself");
         }
+        // A point that was chosen by the figures of a late client is not tuned.
+        let is_tuned = kinds(&self.arms)
+            .into_iter()
+            .all(|kind| sweeps.arm(kind).is_some_and(ArmSweep::is_evidence));
         let cores = &self.machine.cores;
         let shared = match cores.are_shared() {
             true => "which the nodes use too, because the machine has no others",
@@ -325,9 +342,8 @@ impl Plan {
         };
         Conduct {
             has_fresh_processes: true,
-            order: order::words(self.arms.len(), args.repeats),
             incomplete: None,
-            tuned: (!args.untuned).then_some(tuned),
+            tuned: (!args.untuned && is_tuned).then_some(tuned),
             same_edge: Some(format!(
                 "one binary (baton {}) with the same coordinator, tokenizer, HTTP path and routing policy in all arms",
                 crate::version::VERSION
@@ -350,12 +366,15 @@ impl Plan {
         with_streams.map(|traffic| traffic.name.clone()).collect()
     }
 
-    fn environment(&self, sweeps: &Sweeps) -> BTreeMap<String, serde_json::Value> {
+    fn environment(&self, sweeps: &Sweeps, late: &[String]) -> BTreeMap<String, serde_json::Value> {
         let mut environment = self.machine.environment();
         environment.insert("plan".to_owned(), json!(self.time.text()));
         environment.insert("costs".to_owned(), json!(sweeps.costs));
         environment.insert("threshold".to_owned(), json!(sweeps.costs.map(|costs| costs.words())));
         environment.insert("tuned_on".to_owned(), json!(sweeps.date));
+        if !late.is_empty() {
+            environment.insert("client_was_late_in".to_owned(), json!(late));
+        }
         environment
     }
 }

@@ -11,6 +11,7 @@ use workload::comparison::Resources;
 
 use super::cores::Cores;
 use super::point::Point;
+use crate::bench::load::environment::cpu_model;
 use crate::local_cluster::{LocalCluster, LocalClusterOptions};
 
 /// KV memory of all nodes of an arm together.
@@ -59,7 +60,7 @@ impl Machine {
     pub fn facts(&self) -> MachineFacts {
         let file = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
         MachineFacts {
-            cpu: cpu_name(),
+            cpu: cpu_model().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             node_cores: self.node_cores(),
             model_file: file.unwrap_or_default(),
             model_bytes: bytes_of(&self.model),
@@ -125,13 +126,6 @@ impl Machine {
             .insert("coordinator".to_owned(), self.cores.others.clone());
         Ok(options)
     }
-}
-
-fn cpu_name() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
-    let name = line.map(|rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned());
-    name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 /// Of a file, or of the files of a folder.

@@ -8,6 +8,7 @@ use workload::trace::own_format;
 
 use super::order;
 use super::runner::{Load, Runner, Target};
+use crate::bench::interrupt::is_cut;
 use crate::bench::load::plan::Pace;
 
 /// Shares of a run that do not count, at its begin and at its end.
@@ -108,7 +109,7 @@ pub(super) async fn measure(
                             });
                         }
                     };
-                    if Runner::is_cut(&run) {
+                    if is_cut(&run) {
                         continue;
                     }
                     run.offered = offered(&load.trace, &manner);

@@ -42,6 +42,9 @@ pub fn run(args: CompareArgs) -> anyhow::Result<Exit> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
+    if !args.plan_only {
+        finish::make_folders(&args)?;
+    }
     runtime.block_on(async {
         let stops = finish::stop_on_signals()?;
         let work = async {

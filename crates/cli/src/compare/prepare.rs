@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use workload::comparison::{ArmKind, Slo};
-use workload::knee::{Knee, KneePlan, KneeSearch, Probe};
+use workload::knee::{Knee, KneePlan, KneeSearch, Probe, held};
 use workload::record::Run;
 use workload::summary::Summary;
 
@@ -14,6 +14,7 @@ use super::point::{self, Point, Sweep};
 use super::runner::{Load, Place, Runner, Target};
 use super::traffic::Traffic;
 use super::tuning::{ArmSweep, Tried, best, name_of};
+use crate::bench::interrupt::is_cut;
 use crate::bench::load::plan::Pace;
 
 /// A short search: the rate is then known to about a quarter.
@@ -38,6 +39,8 @@ pub(super) struct Preparation<'a> {
     pub lengths: RunLengths,
     pub planned: Duration,
     pub seed: u64,
+    /// Runs in which the client was late, so that they are no evidence.
+    pub late: Vec<String>,
 }
 
 /// Ctrl-C, or no time was left.
@@ -62,7 +65,7 @@ impl Preparation<'_> {
             }
             .into());
         }
-        if Runner::is_cut(&run) {
+        if is_cut(&run) {
             return Err(Cut { why: "the time was up" }.into());
         }
         Ok(run)
@@ -103,22 +106,20 @@ impl Preparation<'_> {
         })
     }
 
-    /// The highest rate at which nine of ten requests are good, to about a quarter.
+    /// The highest rate at which nine of ten requests are good, to about a quarter. Where the client was late in every run it is the
+    /// rate at which the search began.
     ///
     /// # Errors
     /// A cluster does not start or answers nothing.
     pub async fn knee(&mut self, traffic: &Traffic, point: Point, costs: &Costs) -> anyhow::Result<f64> {
         let cores = self.runner.machine.as_ref().map_or(1, |machine| machine.node_cores());
-        let mut search = KneeSearch::new(KneePlan {
-            tolerance: KNEE_TOLERANCE,
-            probes_max: KNEE_PROBES as usize,
-            ..KneePlan::around(traffic.rate_guess(costs, cores))
-        });
+        let guess = traffic.rate_guess(costs, cores);
+        let mut probing = Probing::around(guess);
         loop {
-            let rate = match search.next() {
+            let rate = match probing.next() {
                 Ok(rate) => rate,
                 Err(knee) => {
-                    let rate = rate_of(knee);
+                    let rate = rate_of(knee, guess);
                     self.runner.shown.say(&format!(
                         "knee of {} co-located: about {rate:.2} requests/s",
                         traffic.name
@@ -129,10 +130,16 @@ impl Preparation<'_> {
             let load = self.load(traffic, rate, self.lengths.knee, costs)?;
             let what = format!("knee of {}: {rate:.2} requests/s", traffic.name);
             let run = self.run(&what, point, load).await?;
-            let summary = Summary::of(&run, self.slo);
-            let held = summary.counts.measured > 0 && summary.attainment.both >= KNEE_ATTAINMENT;
-            search.record(Probe { rate, held });
+            if !probing.note(rate, &Summary::of(&run, self.slo)) {
+                self.note_late(what);
+            }
         }
+    }
+
+    fn note_late(&mut self, what: String) {
+        let line = format!("{what}: the client was late, so this run is no evidence");
+        self.runner.shown.say(&line);
+        self.late.push(what);
     }
 
     /// Measures each point of the sweep on the same trace and chooses one.
@@ -171,7 +178,49 @@ impl Preparation<'_> {
         let cores = self.runner.machine.as_ref().map_or(1, |machine| machine.node_cores());
         let what = format!("tune {}: {}", name_of(kind), point.words(cores));
         let run = self.run(&what, point, load).await?;
-        Ok(Tried::of(point, &run, self.slo))
+        let tried = Tried::of(point, &run, self.slo);
+        if tried.is_client_late {
+            self.note_late(what);
+        }
+        Ok(tried)
+    }
+}
+
+/// The search of a knee in a fixed number of runs.
+#[derive(Debug)]
+struct Probing {
+    plan: KneePlan,
+    probes: Vec<Probe>,
+}
+
+impl Probing {
+    fn around(rate_first: f64) -> Self {
+        Self {
+            plan: KneePlan {
+                tolerance: KNEE_TOLERANCE,
+                probes_max: KNEE_PROBES as usize,
+                ..KneePlan::around(rate_first)
+            },
+            probes: Vec::new(),
+        }
+    }
+
+    /// The next rate to try, or what the probes show of the knee.
+    fn next(&self) -> Result<f64, Knee> {
+        let mut search = KneeSearch::new(self.plan);
+        self.probes.iter().for_each(|probe| search.record(*probe));
+        search.next()
+    }
+
+    /// False: the client was late. Such a run is no probe, so the same rate is next; but it has used up one of the runs.
+    fn note(&mut self, rate: f64, summary: &Summary) -> bool {
+        if summary.lag.is_valid {
+            let held = held(summary, KNEE_ATTAINMENT);
+            self.probes.push(Probe { rate, held });
+        } else {
+            self.plan.probes_max = self.plan.probes_max.saturating_sub(1);
+        }
+        summary.lag.is_valid
     }
 }
 
@@ -195,7 +244,7 @@ pub(super) fn tuning_runs(kinds: &[ArmKind], cores: u32) -> anyhow::Result<u32> 
     Ok(runs)
 }
 
-fn rate_of(knee: Knee) -> f64 {
+fn rate_of(knee: Knee, guess: f64) -> f64 {
     match knee {
         Knee::At { rate, .. } | Knee::Above { rate } | Knee::Below { rate } => rate,
         Knee::Between { held: Some(held), .. } => held,
@@ -203,8 +252,8 @@ fn rate_of(knee: Knee) -> f64 {
             failed_at: Some(failed),
             ..
         } => failed / 2.0,
-        // A search without a probe: there was none to make.
-        Knee::Between { .. } => 1.0,
+        // A search without a probe: the client was late in each run.
+        Knee::Between { .. } => guess,
     }
 }
 
@@ -216,20 +265,59 @@ pub(super) fn rates(knee: f64) -> [(&'static str, f64); 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::test_kit;
+
+    #[test]
+    fn a_run_of_a_late_client_is_no_probe_and_uses_up_one_of_the_runs() {
+        let slo = test_kit::comparison().slo;
+        let mut run = test_kit::run("a", (0..9).map(|index| test_kit::record(index, &[20.0])).collect());
+        // Requests that are all due at once cannot be late.
+        run.records[0].scheduled = Duration::from_millis(1);
+        let on_time = Summary::of(&run, &slo);
+        run.records
+            .iter_mut()
+            .for_each(|record| record.sent = Duration::from_millis(10));
+        let late = Summary::of(&run, &slo);
+
+        let mut probing = Probing::around(2.0);
+        assert!(!probing.note(2.0, &late));
+        assert_eq!(probing.next(), Ok(2.0), "the same rate again");
+        for rate in [2.0, 4.0, 8.0] {
+            assert_eq!(probing.next(), Ok(rate));
+            assert!(probing.note(rate, &on_time));
+        }
+        let held = Some(8.0);
+        assert_eq!(probing.next(), Err(Knee::Between { held, failed_at: None }));
+    }
+
+    #[test]
+    fn a_client_that_is_always_late_ends_the_search() {
+        let mut run = test_kit::run("a", vec![test_kit::record(0, &[20.0]), test_kit::record(1, &[20.0])]);
+        run.records[0].scheduled = Duration::from_millis(1);
+        run.records[0].sent = Duration::from_millis(11);
+        run.records[1].sent = Duration::from_millis(10);
+        let late = Summary::of(&run, &test_kit::comparison().slo);
+        let mut probing = Probing::around(2.0);
+        for _ in 0..KNEE_PROBES {
+            assert_eq!(probing.next(), Ok(2.0));
+            probing.note(2.0, &late);
+        }
+        let knee = probing.next().expect_err("no run is left");
+        assert_eq!(rate_of(knee, 2.0), 2.0);
+    }
 
     #[test]
     fn every_end_of_a_search_is_a_rate() {
-        assert_eq!(
-            rate_of(Knee::At {
-                rate: 2.0,
-                failed_at: 2.5
-            }),
-            2.0
-        );
-        let between = |held, failed_at| rate_of(Knee::Between { held, failed_at });
+        let at = Knee::At {
+            rate: 2.0,
+            failed_at: 2.5,
+        };
+        assert_eq!(rate_of(at, 7.0), 2.0);
+        let between = |held, failed_at| rate_of(Knee::Between { held, failed_at }, 7.0);
         assert_eq!(between(Some(3.0), Some(4.0)), 3.0);
         assert_eq!(between(None, Some(4.0)), 2.0);
         assert_eq!(between(Some(8.0), None), 8.0);
+        assert_eq!(between(None, None), 7.0);
         assert_eq!(rates(4.0)[0].1, 2.0);
     }
 

@@ -117,11 +117,6 @@ impl Runner {
         number_by_place(&mut run);
         Ok(run)
     }
-
-    /// Whether the user, or the end of the time, has cut a run short.
-    pub fn is_cut(run: &Run) -> bool {
-        run.environment.get("interrupted") == Some(&json!(true))
-    }
 }
 
 /// Ids have a random part, so that no server takes two runs for one. Here the same request of the trace needs the same id in every
@@ -150,8 +145,5 @@ mod tests {
         number_by_place(&mut run);
         assert_eq!(run.records[0].id, "request-17");
         assert_eq!(run.environment["request_id_prefixes"]["bench-0badcafe"], 1);
-        assert!(!Runner::is_cut(&run));
-        run.environment.insert("interrupted".to_owned(), json!(true));
-        assert!(Runner::is_cut(&run));
     }
 }

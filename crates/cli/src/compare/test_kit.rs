@@ -88,7 +88,15 @@ pub(crate) fn comparison() -> Comparison {
         repeat,
         run: self::run(arm, (0..3).map(|index| record(index, &[5.0, 6.0])).collect()),
     };
-    let runs = (0..3).flat_map(|repeat| [run("whole", repeat), run("split", repeat)]);
+    let order = [
+        ("whole", 0),
+        ("split", 0),
+        ("split", 1),
+        ("whole", 1),
+        ("whole", 2),
+        ("split", 2),
+    ];
+    let runs = Vec::from(order.map(|(arm, repeat)| run(arm, repeat)));
     Comparison {
         date: "2026-11-25".to_owned(),
         command: "baton compare".to_owned(),
@@ -103,7 +111,7 @@ pub(crate) fn comparison() -> Comparison {
             name: "short".to_owned(),
             traffic: "short".to_owned(),
             trace_hash: "abc".to_owned(),
-            runs: runs.collect(),
+            runs,
             contrasts: Vec::new(),
             verdict: String::new(),
         }],

@@ -27,6 +27,9 @@ pub(super) struct Tried {
     /// `None`: no answer had such a time.
     pub ttft_ms_p99: Option<f64>,
     pub itl_ms_p99: Option<f64>,
+    /// The figures are no evidence, because the client sent late. Older files do not say it.
+    #[serde(default)]
+    pub is_client_late: bool,
 }
 
 impl Tried {
@@ -37,6 +40,7 @@ impl Tried {
             goodput: summary.goodput_per_s,
             ttft_ms_p99: summary.ttft_ms.map(|times| times.p99),
             itl_ms_p99: summary.itl_ms.map(|times| times.p99),
+            is_client_late: !summary.lag.is_valid,
         }
     }
 
@@ -47,8 +51,12 @@ impl Tried {
     }
 
     fn for_report(&self, cores: u32, is_chosen: bool) -> TuningPoint {
+        let mut settings = self.point.settings(cores);
+        if self.is_client_late {
+            settings.insert("client_was_late".to_owned(), true.into());
+        }
         TuningPoint {
-            settings: self.point.settings(cores),
+            settings,
             goodput: self.goodput,
             // The file's JSON has no infinity. Nothing was answered, which the goodput of 0 tells.
             ttft_ms_p99: self.ttft_ms_p99.unwrap_or(0.0),
@@ -59,10 +67,15 @@ impl Tried {
 }
 
 /// The best point: the highest goodput, and among those that are about as high the one whose p99s are farthest below their limits.
+/// A point of a late client is taken only where there is no other.
 pub(super) fn best(tried: &[Tried], slo: &Slo) -> Option<usize> {
-    let highest = tried.iter().map(|one| one.goodput).fold(0.0, f64::max);
+    let all = || tried.iter().enumerate();
+    let mut candidates: Vec<(usize, &Tried)> = all().filter(|(_, one)| !one.is_client_late).collect();
+    if candidates.is_empty() {
+        candidates = all().collect();
+    }
+    let highest = candidates.iter().map(|(_, one)| one.goodput).fold(0.0, f64::max);
     let is_near = |one: &&(usize, &Tried)| one.1.goodput >= highest * (1.0 - EQUAL_SHARE);
-    let candidates: Vec<(usize, &Tried)> = tried.iter().enumerate().collect();
     let near = candidates.iter().filter(is_near);
     near.min_by(|a, b| a.1.strain(slo).total_cmp(&b.1.strain(slo)))
         .map(|(index, _)| *index)
@@ -79,6 +92,12 @@ pub(super) struct ArmSweep {
 impl ArmSweep {
     pub fn chosen(&self) -> Option<Point> {
         self.tried.get(self.chosen).map(|one| one.point)
+    }
+
+    /// Whether the client was on time when the chosen point was measured.
+    pub fn is_evidence(&self) -> bool {
+        let chosen = self.tried.get(self.chosen);
+        chosen.is_some_and(|one| !one.is_client_late)
     }
 
     pub fn for_report(&self, cores: u32) -> Vec<TuningPoint> {
@@ -119,12 +138,17 @@ impl Sweeps {
             .iter()
             .map(|(name, count)| format!("{name} {count} points"))
             .collect();
+        let tried = self.arms.iter().flat_map(|arm| &arm.tried);
+        let late = match tried.filter(|one| one.is_client_late).count() {
+            0 => String::new(),
+            late => format!("; {late} of the points count for nothing, because the client was late"),
+        };
         let source = match is_stored {
             true => format!("a stored sweep of {}", self.date),
             false => "a sweep in this run".to_owned(),
         };
         format!(
-            "{source} over step budget, sequences, split and threshold: {}, each at {:.2} requests/s of {}, judged by TTFT {} ms and ITL {} ms",
+            "{source} over step budget, sequences, split and threshold: {}, each at {:.2} requests/s of {}, judged by TTFT {} ms and ITL {} ms{late}",
             counts.join(", "),
             self.rate,
             self.traffic,
@@ -211,7 +235,26 @@ mod tests {
             goodput,
             ttft_ms_p99: ttft,
             itl_ms_p99: itl,
+            is_client_late: false,
         }
+    }
+
+    #[test]
+    fn a_point_of_a_late_client_is_chosen_only_where_there_is_no_other() {
+        let on_time = tried(1.0, Some(9.0), Some(9.0));
+        let late = Tried {
+            is_client_late: true,
+            ..tried(9.0, Some(1.0), Some(1.0))
+        };
+        let both = [late, on_time];
+        assert_eq!(best(&both, &slo()), Some(1));
+        assert_eq!(best(&both[..1], &slo()), Some(0));
+        let sweep = |chosen| ArmSweep {
+            kind: ArmKind::CoLocated,
+            tried: both.to_vec(),
+            chosen,
+        };
+        assert!(sweep(1).is_evidence() && !sweep(0).is_evidence());
     }
 
     #[test]

@@ -61,6 +61,11 @@ impl PairBreaker {
         self.pairs.get(pair).is_some_and(|history| !history.trust.admits(now))
     }
 
+    /// No pair has failed that is still here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
     /// A request was given this pair: after a rest it is the trial.
     pub(super) fn placed(&mut self, pair: &PairOf, request: RequestId) {
         if let Some(history) = self.pairs.get_mut(pair) {

@@ -1,5 +1,6 @@
 //! Gives waiting requests their nodes: which are possible, which the policy takes, what permits that costs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::ids::{NodeId, RequestId};
@@ -173,13 +174,15 @@ impl Cluster {
         if decode.is_empty() {
             return Err(Blocked::NoNode);
         }
-        let rests = |p: &Node, d: &Node| self.breaker.is_resting(now, &(p.id().clone(), d.id().clone()));
+        let rests = |p: &Node, d: &Node| {
+            !self.breaker.is_empty() && self.breaker.is_resting(now, &(p.id().clone(), d.id().clone()))
+        };
         let partners = |d: &Node| -> Vec<NodeId> {
             let reaches = |p: &&&Node| {
                 p.record.compatibility.hash == d.record.compatibility.hash
                     && p.pair_is_usable(d.id())
                     && !avoid.nodes.contains(p.id())
-                    && !avoid.pairs.contains(&(p.id().clone(), d.id().clone()))
+                    && (avoid.pairs.is_empty() || !avoid.pairs.contains(&(p.id().clone(), d.id().clone())))
                     && !rests(p, d)
             };
             if d.record.is_co_located {
@@ -245,15 +248,17 @@ impl Cluster {
         if options.is_empty() {
             return Err(Blocked::NoNode);
         }
-        let has_permits = |p: &NodeId| {
-            self.members.get(p).is_some_and(|n| {
-                let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
-                cost <= n.permits.available() && has_prompt_room(request, n)
-            })
+        let has_permits = |n: &Node| {
+            let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
+            cost <= n.permits.available() && has_prompt_room(request, n)
         };
+        // Once for each node, which is a partner of as many decode nodes as there are.
+        let able: BTreeSet<&NodeId> = prefill.iter().filter(|n| has_permits(n)).map(|n| n.id()).collect();
         let is_prefill_only = request.ends_at_first_token() && options.iter().any(|(_, l, _)| l.is_none());
-        for (_, _, partners) in &mut options {
-            partners.retain(has_permits);
+        if able.len() < prefill.len() {
+            options
+                .iter_mut()
+                .for_each(|(_, _, partners)| partners.retain(|p| able.contains(p)));
         }
         if is_prefill_only {
             let mut prefill: Vec<NodeId> = options.into_iter().flat_map(|(_, _, p)| p).collect();

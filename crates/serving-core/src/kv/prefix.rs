@@ -57,7 +57,10 @@ pub(super) enum Published {
 impl PrefixIndex {
     /// The block that continues `parent` with exactly `tokens`.
     pub fn find(&self, parent: ChainLink, tokens: &[TokenId]) -> Option<(ChainLink, BlockId)> {
-        let key = chain_key(parent.key, tokens);
+        self.find_under(chain_key(parent.key, tokens), parent, tokens)
+    }
+
+    fn find_under(&self, key: u64, parent: ChainLink, tokens: &[TokenId]) -> Option<(ChainLink, BlockId)> {
         let entry = self.entries.get(&key)?;
         if entry.parent_serial != parent.serial || *entry.tokens != *tokens {
             return None;
@@ -67,12 +70,12 @@ impl PrefixIndex {
     }
 
     pub fn publish(&mut self, parent: ChainLink, tokens: &[TokenId], block: BlockId) -> Published {
-        if let Some((link, _)) = self.find(parent, tokens) {
+        let key = chain_key(parent.key, tokens);
+        if let Some((link, _)) = self.find_under(key, parent, tokens) {
             return Published::AlreadyThere { link };
         }
         self.last_serial += 1;
         let serial = self.last_serial;
-        let key = chain_key(parent.key, tokens);
         let entry = Entry {
             serial,
             parent_serial: parent.serial,

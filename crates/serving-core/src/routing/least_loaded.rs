@@ -1,10 +1,12 @@
 //! The default policy: the node with the least of what limits its phase.
 
 use super::{Candidate, Choice, Pool, RequestFacts, RouteReason, Router};
+use crate::ids::RequestId;
 
 /// Prefill is bound by compute, so its load is prompt tokens not yet computed. Decode is bound by sequences in the
 /// batch and by KV blocks; whichever is the larger share of its limit is the load. Of equals the one that has most of the
-/// prompt cached.
+/// prompt cached. If that leaves several, the request's id draws one of the prefill nodes: the lowest id would fill one
+/// cache and leave those of all others empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastLoaded;
 
@@ -28,12 +30,26 @@ pub(super) fn decode_load(c: &Candidate) -> (u64, u64) {
     (sequences.max(blocks), sequences.min(blocks))
 }
 
+/// Which of `count` equals a request draws. Ids of a real cluster are random, and those of a simulation count up: the finalizer
+/// of SplitMix64 (Steele, Lea, Flood 2014) mixes both alike. The same id draws the same one at every coordinator.
+fn drawn(id: RequestId, count: usize) -> usize {
+    let mut bits = id.0 as u64;
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    // A share of 32 bits, of which no number of nodes overflows the product.
+    (((bits & u64::from(u32::MAX)) * count as u64) >> 32) as usize
+}
+
 impl Router for LeastLoaded {
-    fn rank(&mut self, pool: Pool, _request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
-        let index = (0..candidates.len()).min_by_key(|i| {
-            let c = &candidates[*i];
-            (load(pool, c), u32::MAX - c.cached_tokens, &c.node)
-        })?;
+    fn rank(&mut self, pool: Pool, request: &RequestFacts, candidates: &[Candidate]) -> Option<Choice> {
+        let key = |c: &Candidate| (load(pool, c), u32::MAX - c.cached_tokens);
+        let least = candidates.iter().map(key).min()?;
+        let mut best_ones = (0..candidates.len()).filter(|i| key(&candidates[*i]) == least);
+        let index = match pool {
+            Pool::Prefill => best_ones.clone().nth(drawn(request.id, best_ones.count())),
+            Pool::Decode => best_ones.next(),
+        }?;
         let best = &candidates[index];
         let others = candidates.iter().enumerate().filter(|(i, _)| *i != index);
         let mut equals = others.filter(|(_, c)| load(pool, c) == load(pool, best)).peekable();
@@ -103,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tie_goes_to_the_lowest_id() {
+    fn a_tie_of_decode_nodes_goes_to_the_lowest_id() {
         let nodes = [candidate("a", 2, 10), candidate("b", 2, 10)];
         let choice = LeastLoaded.rank(Pool::Decode, &facts(), &nodes);
         assert_eq!(
@@ -113,5 +129,23 @@ mod tests {
                 reason: RouteReason::Tie
             })
         );
+    }
+
+    #[test]
+    fn a_tie_of_prefill_nodes_is_drawn_by_the_request() {
+        let nodes = ["a", "b", "c", "d"].map(|name| candidate(name, 0, 0));
+        let mut chosen = [0; 4];
+        for id in 0..400 {
+            let request = RequestFacts {
+                id: RequestId(id),
+                ..facts()
+            };
+            let choice = LeastLoaded.rank(Pool::Prefill, &request, &nodes);
+            assert_eq!(choice, LeastLoaded.rank(Pool::Prefill, &request, &nodes));
+            let choice = choice.expect("there are candidates");
+            assert_eq!(choice.reason, RouteReason::Tie);
+            chosen[choice.index] += 1;
+        }
+        assert!(chosen.iter().all(|count| (60..140).contains(count)), "{chosen:?}");
     }
 }

@@ -60,7 +60,7 @@ pub enum RouteReason {
     LeastLoaded,
     /// It has more of the prompt cached than others that carried about the same load.
     Cached,
-    /// All carried the same load: the lowest id won.
+    /// Several carried the same load: the lowest id won, or the one that the request drew.
     Tie,
     /// It was its turn.
     Turn,

@@ -1,5 +1,6 @@
 //! Handoffs: KV goes over links that have a latency and a rate, and comes back as an acknowledgement.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use serving_core::ids::TransferId;
@@ -13,29 +14,63 @@ use super::agenda::{Event, Place, Sign, ToNode};
 use super::node::block_bytes;
 use crate::arithmetic::seconds;
 
-/// When each node's way out and way in are free again. Transfers of a node go one after the other, which takes together as long
-/// as if they shared the rate.
+/// When a line is taken: stretches in order, which do not overlap.
+#[derive(Clone, Debug, Default)]
+struct Line(VecDeque<(Time, Time)>);
+
+impl Line {
+    /// The first moment, not before `at`, from which on it is free for so long.
+    fn free_from(&self, mut at: Time, took: Duration) -> Time {
+        for (begins, ends) in &self.0 {
+            if at + took <= *begins {
+                break;
+            }
+            at = at.max(*ends);
+        }
+        at
+    }
+
+    /// What is over by `now` concerns nobody any more.
+    fn take(&mut self, now: Time, (begins, ends): (Time, Time)) {
+        while self.0.front().is_some_and(|(_, over)| *over <= now) {
+            self.0.pop_front();
+        }
+        let place = self.0.partition_point(|(earlier, _)| *earlier < begins);
+        self.0.insert(place, (begins, ends));
+    }
+}
+
+/// Each node's way out and way in. Transfers of a node go one after the other, which takes together as long as if they shared the
+/// rate. A line is taken only while bytes move: a transfer that waits for its other end leaves it to others.
 #[derive(Debug)]
 pub(super) struct Links {
-    out_free: Vec<Time>,
-    in_free: Vec<Time>,
+    ways_out: Vec<Line>,
+    ways_in: Vec<Line>,
 }
 
 impl Links {
     pub fn new(nodes: usize) -> Self {
         Self {
-            out_free: vec![Time::ZERO; nodes],
-            in_free: vec![Time::ZERO; nodes],
+            ways_out: vec![Line::default(); nodes],
+            ways_in: vec![Line::default(); nodes],
         }
     }
 
-    /// From when to when so many bytes occupy both ends.
-    fn occupy(&mut self, now: Time, (from, to): (usize, usize), took: Duration) -> (Time, Time) {
-        let begins = now.max(self.out_free[from]).max(self.in_free[to]);
-        let ends = begins + took;
-        self.out_free[from] = ends;
-        self.in_free[to] = ends;
-        (begins, ends)
+    /// From when to when so many bytes occupy both ends, not before `earliest`.
+    fn occupy(&mut self, now: Time, (from, to): (usize, usize), (earliest, took): (Time, Duration)) -> (Time, Time) {
+        let (way_out, way_in) = (&mut self.ways_out[from], &mut self.ways_in[to]);
+        let mut begins = now.max(earliest);
+        loop {
+            let free = way_in.free_from(way_out.free_from(begins, took), took);
+            if free == begins {
+                break;
+            }
+            begins = free;
+        }
+        let stretch = (begins, begins + took);
+        way_out.take(now, stretch);
+        way_in.take(now, stretch);
+        stretch
     }
 }
 
@@ -120,7 +155,8 @@ impl World<'_> {
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let bytes = block_bytes(self.scenario) * u64::from(blocks);
         let took = seconds(bytes as f64 / self.scenario.costs.link.bytes_per_second);
-        let (begins, ends) = self.links.occupy(now, (node, handoff.to.node), took);
+        // A push sends its blocks in their order.
+        let (begins, ends) = self.links.occupy(now, (node, handoff.to.node), (handoff.ends, took));
         handoff.began.get_or_insert(begins);
         handoff.ends = ends;
         handoff.bytes += bytes;
@@ -315,18 +351,41 @@ impl World<'_> {
 mod tests {
     use super::*;
 
+    fn ms(at: u64) -> Time {
+        Time::from_millis(at)
+    }
+
+    /// One that may begin at once, and takes so many milliseconds.
+    fn occupy(links: &mut Links, now: u64, ends: (usize, usize), took: u64) -> (Time, Time) {
+        links.occupy(ms(now), ends, (Time::ZERO, Duration::from_millis(took)))
+    }
+
     #[test]
     fn transfers_of_a_node_share_its_way_out_and_others_do_not_wait() {
         let mut links = Links::new(4);
-        let ms = Duration::from_millis;
-        let at = Time::from_millis;
-        assert_eq!(links.occupy(at(0), (0, 2), ms(10)), (at(0), at(10)));
-        assert_eq!(links.occupy(at(1), (0, 3), ms(10)), (at(10), at(20)), "the same sender");
-        assert_eq!(
-            links.occupy(at(2), (1, 2), ms(5)),
-            (at(10), at(15)),
-            "the same receiver"
-        );
-        assert_eq!(links.occupy(at(40), (1, 3), ms(5)), (at(40), at(45)));
+        assert_eq!(occupy(&mut links, 0, (0, 2), 10), (ms(0), ms(10)));
+        assert_eq!(occupy(&mut links, 1, (0, 3), 10), (ms(10), ms(20)), "the same sender");
+        assert_eq!(occupy(&mut links, 2, (1, 2), 5), (ms(10), ms(15)), "the same receiver");
+        assert_eq!(occupy(&mut links, 40, (1, 3), 5), (ms(40), ms(45)));
+    }
+
+    #[test]
+    fn a_transfer_that_waits_for_its_receiver_leaves_the_way_out_to_others() {
+        let mut links = Links::new(5);
+        assert_eq!(occupy(&mut links, 0, (0, 2), 10), (ms(0), ms(10)));
+        assert_eq!(occupy(&mut links, 0, (1, 2), 10), (ms(10), ms(20)), "it waits");
+        assert_eq!(occupy(&mut links, 0, (1, 3), 4), (ms(0), ms(4)), "meanwhile");
+        assert_eq!(occupy(&mut links, 0, (1, 4), 7), (ms(20), ms(27)), "more than was left");
+        assert_eq!(occupy(&mut links, 5, (1, 4), 5), (ms(5), ms(10)), "just what was left");
+    }
+
+    #[test]
+    fn the_blocks_of_one_push_keep_their_order() {
+        let mut links = Links::new(3);
+        links.occupy(ms(0), (1, 2), (ms(4), Duration::from_millis(6)));
+        let (_, first) = occupy(&mut links, 0, (0, 2), 5);
+        assert_eq!(first, ms(15), "it does not fit before the other one");
+        let second = links.occupy(ms(1), (0, 2), (first, Duration::from_millis(1)));
+        assert_eq!(second, (ms(15), ms(16)), "although there was room");
     }
 }

@@ -21,8 +21,6 @@ const BYTES_PER_TOKEN: usize = 4;
 pub struct PromptSet {
     pub trace: Trace,
     pub texts: Vec<String>,
-    /// Some lengths were estimated from the size of the text.
-    pub is_estimated: bool,
 }
 
 /// A row of JSON lines, or an entry of ShareGPT's list.
@@ -56,7 +54,6 @@ pub fn read(
             requests: Vec::new(),
         },
         texts: Vec::new(),
-        is_estimated: false,
     };
     if is_list {
         for (row, entry) in (1..).zip(read_list(&mut input, limits)?) {
@@ -99,7 +96,6 @@ impl PromptSet {
             row,
             what: "neither `output_tokens` nor an answer. Say how many tokens each answer has",
         })?;
-        self.is_estimated |= output.is_none() || entry.prompt_tokens.is_none();
         let prompt = entry.prompt_tokens.unwrap_or_else(|| estimated_tokens(&text));
         self.texts.push(text);
         Ok(TraceRequest {
@@ -189,7 +185,7 @@ mod tests {
     fn lines_with_prompts_are_read() {
         let text = "{\"prompt\":\"What is 2+2?\",\"output_tokens\":7}\n\n{\"prompt\":\"Hello\",\"prompt_tokens\":3,\"output_tokens\":1,\"more\":0}\n";
         let set = read_text(text, None).expect("both rows are whole");
-        assert_eq!((lengths(&set), set.is_estimated), (vec![(3, 7), (3, 1)], true));
+        assert_eq!(lengths(&set), [(3, 7), (3, 1)]);
         assert_eq!(set.texts, ["What is 2+2?", "Hello"]);
         assert_eq!(
             lengths(&read_text(text, Some(50)).expect("both rows are whole")),

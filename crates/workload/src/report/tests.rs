@@ -127,6 +127,23 @@ fn a_missing_field_of_the_fairness_list_is_an_alert_and_forbids_the_verdict() {
 }
 
 #[test]
+fn the_loads_of_the_report_are_those_of_the_verdict() {
+    let mut comparison = made_up();
+    comparison.shapes.truncate(1);
+    let shape = &mut comparison.shapes[0];
+    let rate = shape.runs[0].run.offered;
+    shape.runs.retain(|run| run.run.offered == rate);
+    // The first is 1 % above the others and counts as their load; the last is 3 % above them and does not.
+    shape.runs[0].run.offered = rate * 1.01;
+    let last = shape.runs.len() - 1;
+    shape.runs[last].run.offered = rate * 1.03;
+    let view = View::new(&comparison, Subject::Comparison);
+    let offered: Vec<f64> = view.shapes[0].loads.iter().map(|load| load.offered).collect();
+    assert_eq!(offered, crate::verdict::loads(&comparison.shapes[0]));
+    assert_eq!(offered, [rate, rate * 1.03]);
+}
+
+#[test]
 fn nothing_measured_makes_sentences_and_no_axis() {
     let mut comparison = synthetic::empty();
     let html = Report::of_comparison(comparison.clone()).html();

@@ -4,13 +4,9 @@ use crate::comparison::{Arm, Comparison, Resources, Shape, Slo};
 use crate::record::{LoopKind, RequestRecord, Run};
 use crate::statistics::Samples;
 use crate::summary::Summary;
-use crate::verdict::{ArmFrame, ArmInterval, Metric, of_arm};
+use crate::verdict::{ArmFrame, ArmInterval, Metric, load_index, loads, of_arm};
 
 use super::text::tick;
-
-/// Runs whose offered rates differ by less than this share had the same load: the measured part of a run ends with its last
-/// request, so its rate is never exactly the one that was asked for.
-const SAME_LOAD: f64 = 0.05;
 
 /// Of the resampling behind the intervals: the same data give the same report.
 const SEED: u64 = 1;
@@ -35,7 +31,7 @@ pub struct View<'a> {
 
 pub struct ShapeView<'a> {
     pub shape: &'a Shape,
-    /// By rising load.
+    /// By rising load: those of the verdict.
     pub loads: Vec<LoadView<'a>>,
     headline: usize,
 }
@@ -84,23 +80,18 @@ impl<'a> View<'a> {
 
 impl<'a> ShapeView<'a> {
     fn new(comparison: &'a Comparison, shape: &'a Shape, arms: &[&'a str]) -> ShapeView<'a> {
-        let mut loads: Vec<LoadView<'a>> = Vec::new();
+        let known = loads(shape);
+        let empty = |offered: &f64| LoadView {
+            offered: *offered,
+            arms: Vec::new(),
+        };
+        let mut loads: Vec<LoadView<'a>> = known.iter().map(empty).collect();
         for run in &shape.runs {
-            let summary = Summary::of(&run.run, &comparison.slo);
-            let load = match loads
-                .iter_mut()
-                .find(|load| is_same_load(load.offered, run.run.offered))
-            {
-                Some(load) => load,
-                None => {
-                    loads.push(LoadView {
-                        offered: run.run.offered,
-                        arms: Vec::new(),
-                    });
-                    let last = loads.len() - 1;
-                    &mut loads[last]
-                }
+            let place = load_index(&known, run.run.offered);
+            let Some(load) = place.and_then(|place| loads.get_mut(place)) else {
+                continue;
             };
+            let summary = Summary::of(&run.run, &comparison.slo);
             let index = arms.iter().position(|name| *name == run.arm).unwrap_or(0);
             match load.arms.iter_mut().find(|arm| arm.arm == index) {
                 Some(arm) => arm.runs.push((&run.run, summary)),
@@ -113,7 +104,6 @@ impl<'a> ShapeView<'a> {
                 }),
             }
         }
-        loads.sort_by(|a, b| a.offered.total_cmp(&b.offered));
         for load in &mut loads {
             load.arms.sort_by_key(|arm| arm.arm);
         }
@@ -134,10 +124,6 @@ impl<'a> ShapeView<'a> {
             .filter_map(|load| Some((at(load), load.arms.iter().find(|view| view.arm == arm)?)))
             .collect()
     }
-}
-
-pub fn is_same_load(a: f64, b: f64) -> bool {
-    (a - b).abs() <= SAME_LOAD * a.abs().max(b.abs())
 }
 
 /// The highest load at which some arm still kept its limits: there the arms differ most. Otherwise the lowest one.

@@ -23,7 +23,8 @@ use interval::{Interval, Pair, holm, interval};
 use metric::Observed;
 pub(crate) use metric::in_order;
 
-/// Loads that differ by less are one load: arms that got the same trace may count their requests over slightly different times.
+/// Loads that differ by less are one load, in verdicts, reports and fairness lists alike: arms that got the same trace may count their
+/// requests over slightly different times.
 const SAME_LOAD_SHARE: f64 = 0.02;
 /// An arm that leaves this share of requests more without an answer than the other cannot win in a latency: only its survivors count there.
 const UNSERVED_SHARE_MORE_MAX: f64 = 0.01;
@@ -150,7 +151,7 @@ fn unusable_resources(plan: &VerdictPlan, arms: &[Arm]) -> Vec<Refusal> {
 }
 
 /// The loads of a shape, rising; those that are nearly equal once.
-fn loads(shape: &Shape) -> Vec<f64> {
+pub fn loads(shape: &Shape) -> Vec<f64> {
     let mut offered: Vec<f64> = shape.runs.iter().map(|run| run.run.offered).collect();
     offered.sort_by(f64::total_cmp);
     offered.dedup_by(|next, kept| is_same_load(*kept, *next));
@@ -160,6 +161,11 @@ fn loads(shape: &Shape) -> Vec<f64> {
 /// Whether two loads count as one.
 pub fn is_same_load(load: f64, offered: f64) -> bool {
     (offered - load).abs() <= load.abs() * SAME_LOAD_SHARE
+}
+
+/// The place of an offered load among the loads of its shape. `None`: it is none of them.
+pub fn load_index(loads: &[f64], offered: f64) -> Option<usize> {
+    loads.iter().position(|load| is_same_load(*load, offered))
 }
 
 /// The runs of the repeats that both arms have at this load: the baseline's, then the candidate's.

@@ -6,6 +6,8 @@ use crate::comparison::{ArmRun, Comparison, Fairness, Shape};
 use crate::record::RequestRecord;
 use crate::summary::{LAG_MS_P99_MAX, Lag};
 
+use super::{load_index, loads};
+
 /// Why no verdict is given. Each names what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
@@ -120,9 +122,11 @@ pub(crate) fn refusals(comparison: &Comparison, shape: &Shape, baseline: &str) -
 
 /// Requests of both arms with the same id in the same repeat at the same load, both completed and both hashed: how many differ, of how many.
 fn differing_outputs(shape: &Shape, baseline: &str, arm: &str) -> (usize, usize) {
-    let of = |name: &str| -> BTreeMap<(u64, u32, String), u64> {
+    let loads = loads(shape);
+    let of = |name: &str| -> BTreeMap<(Option<usize>, u32, String), u64> {
         let runs = shape.runs.iter().filter(|run| run.arm == name);
-        runs.flat_map(hashes).collect()
+        let placed = runs.map(|run| (load_index(&loads, run.run.offered), run));
+        placed.flat_map(|(load, run)| hashes(load, run)).collect()
     };
     let (baseline, arm) = (of(baseline), of(arm));
     let both = baseline.iter().filter_map(|(key, hash)| Some((hash, arm.get(key)?)));
@@ -131,12 +135,10 @@ fn differing_outputs(shape: &Shape, baseline: &str, arm: &str) -> (usize, usize)
     })
 }
 
-fn hashes(run: &ArmRun) -> impl Iterator<Item = ((u64, u32, String), u64)> + '_ {
+fn hashes(load: Option<usize>, run: &ArmRun) -> impl Iterator<Item = ((Option<usize>, u32, String), u64)> + '_ {
     let completed = |record: &&RequestRecord| record.is_measured() && record.is_completed();
-    run.run.records.iter().filter(completed).filter_map(|record| {
-        Some((
-            (run.run.offered.to_bits(), run.repeat, record.id.clone()),
-            record.output_hash?,
-        ))
+    run.run.records.iter().filter(completed).filter_map(move |record| {
+        let key = (load, run.repeat, record.id.clone());
+        Some((key, record.output_hash?))
     })
 }

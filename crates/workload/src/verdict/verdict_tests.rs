@@ -149,15 +149,14 @@ fn a_server_without_stops_wins() {
     let shape = concluded([SERVER, Server { stop_ms: 0.0, ..SERVER }], 1);
     assert_eq!(finding(&shape, "goodput_per_core"), Finding::Wins);
     assert_eq!(finding(&shape, "itl_ms_p99"), Finding::Wins);
-    assert!(
-        shape
-            .verdict
-            .starts_with(&format!("{CANDIDATE} wins against {BASELINE} at 10 requests/s")),
-        "{}",
-        shape.verdict
+    let first = &shape.contrasts[0];
+    assert_eq!(
+        (first.candidate.as_str(), first.baseline.as_str(), first.load),
+        (CANDIDATE, BASELINE, 10.0)
     );
-    for part in ["long prompts beside running streams", "p99 ITL", "95 % interval"] {
-        assert!(shape.verdict.contains(part), "{part}: {}", shape.verdict);
+    // The sentence names what it is about.
+    for name in [shape.name.as_str(), CANDIDATE, BASELINE] {
+        assert!(shape.verdict.contains(name), "{name}: {}", shape.verdict);
     }
 }
 
@@ -175,11 +174,6 @@ fn a_server_that_computes_prompts_slower_loses() {
     );
     assert_eq!(finding(&shape, "goodput_per_core"), Finding::Loses);
     assert_eq!(finding(&shape, "ttft_ms_p99"), Finding::Loses);
-    assert!(
-        shape.verdict.starts_with("Do not disaggregate here: at 10 requests/s"),
-        "{}",
-        shape.verdict
-    );
 }
 
 #[test]
@@ -190,11 +184,6 @@ fn equal_servers_are_a_tie() {
             .contrasts
             .iter()
             .all(|contrast| contrast.finding == Finding::NoDifferenceShown)
-    );
-    assert!(
-        shape.verdict.starts_with("No difference shown between"),
-        "{}",
-        shape.verdict
     );
 }
 
@@ -240,14 +229,8 @@ fn an_effect_below_the_smallest_relevant_size_is_no_finding() {
     conclude(&mut close, &plan);
     let goodput = &close.shapes[0].contrasts[0];
     assert!(goodput.ratio_high < 1.0, "{goodput:?}");
+    assert!(goodput.ratio_low > 1.0 / 1.05, "{goodput:?}");
     assert_eq!(goodput.finding, Finding::NoDifferenceShown);
-    assert!(
-        close.shapes[0]
-            .verdict
-            .contains("rules out a difference of more than 5 %"),
-        "{}",
-        close.shapes[0].verdict
-    );
     conclude(
         &mut close,
         &VerdictPlan {
@@ -267,11 +250,6 @@ fn a_missing_fairness_field_forbids_a_verdict_and_is_named() {
     let fields = vec!["every_arm_tuned", "transfer_share"];
     assert_eq!(refused, [Refusal::FairnessMissing { fields }]);
     assert!(unfair.shapes[0].contrasts.is_empty());
-    assert!(
-        unfair.shapes[0]
-            .verdict
-            .starts_with("No verdict: the fairness list lacks every_arm_tuned, transfer_share")
-    );
 }
 
 #[test]
@@ -298,6 +276,27 @@ fn a_late_client_forbids_a_verdict() {
 #[test]
 fn different_outputs_forbid_a_verdict() {
     let mut wrong = comparison([SERVER, SERVER], 7);
+    wrong.shapes[0].runs[1].run.records[3].output_hash = Some(99);
+    let refused = conclude(&mut wrong, &VerdictPlan::against(BASELINE));
+    assert!(
+        matches!(
+            &refused[..],
+            [Refusal::OutputsDiffer {
+                differ: 1,
+                compared: 600,
+                ..
+            }]
+        ),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn outputs_are_compared_at_loads_that_count_as_one() {
+    let mut wrong = comparison([SERVER, SERVER], 7);
+    for run in wrong.shapes[0].runs.iter_mut().filter(|run| run.arm == CANDIDATE) {
+        run.run.offered *= 1.01;
+    }
     wrong.shapes[0].runs[1].run.records[3].output_hash = Some(99);
     let refused = conclude(&mut wrong, &VerdictPlan::against(BASELINE));
     assert!(

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use simulator::costs::{Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
+use crate::bench::load::environment::cpu_model;
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
 
@@ -57,14 +58,8 @@ pub(super) fn link_of(text: &str) -> anyhow::Result<LinkCosts> {
 /// The processor's name, as far as the system tells.
 pub(super) fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    format!(
-        "{cores} cores of {}",
-        name.map_or("an unknown processor", |(_, name)| name.trim())
-    )
+    let name = cpu_model().unwrap_or_else(|| "an unknown processor".to_owned());
+    format!("{cores} cores of {name}")
 }
 
 fn words(shape: &StepShape) -> String {

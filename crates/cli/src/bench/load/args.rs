@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::bench::arguments::ContractArgs;
+use crate::bench::arguments::{ContractArgs, positive};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -224,6 +224,9 @@ pub(super) struct PaceArgs {
     pub ramp_up_start_rps: Option<f64>,
     #[arg(long, value_name = "RATE")]
     pub ramp_up_end_rps: Option<f64>,
+    /// Send request n at the n-th time of this file: seconds from the start, one a line, in order.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["request_rate", "users", "ramp_up_strategy", "scenario"])]
+    pub arrival_times: Option<PathBuf>,
     #[arg(long, value_enum)]
     pub scenario: Option<Scenario>,
     /// Requests before the run, which do not count.
@@ -319,10 +322,5 @@ fn pair(text: &str) -> Result<(String, String), String> {
 fn limit(text: &str) -> Result<(Metric, f64), String> {
     let (metric, limit) = text.split_once(':').ok_or("write METRIC:MS, as in ttft:300")?;
     let metric = Metric::from_str(metric, true).map_err(|_| "the metrics are ttft, tpot, itl and e2el")?;
-    let limit: f64 = limit.parse().map_err(|_| "the limit is a number of milliseconds")?;
-    if limit.is_finite() && limit > 0.0 {
-        Ok((metric, limit))
-    } else {
-        Err("the limit is a number above 0".to_owned())
-    }
+    Ok((metric, positive(limit)?))
 }

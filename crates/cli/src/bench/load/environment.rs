@@ -17,9 +17,6 @@ const SECRETS: [&str; 5] = ["header", "key", "secret", "password", "token"];
 
 /// Facts of this machine at this moment.
 pub(crate) fn machine() -> BTreeMap<String, Value> {
-    let cpu = text("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
-    let model = model.map(|rest| rest.trim_start_matches([' ', '\t', ':']));
     let memory = text("/proc/meminfo");
     let memory = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let memory = memory.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
@@ -38,7 +35,7 @@ pub(crate) fn machine() -> BTreeMap<String, Value> {
         ("client_nice".to_owned(), json!(nice())),
         ("host".to_owned(), json!(text("/proc/sys/kernel/hostname").trim())),
         ("kernel".to_owned(), json!(text("/proc/sys/kernel/osrelease").trim())),
-        ("cpu_model".to_owned(), json!(model)),
+        ("cpu_model".to_owned(), json!(cpu_model())),
         (
             "cores".to_owned(),
             json!(std::thread::available_parallelism().map_or(0, usize::from)),
@@ -58,6 +55,13 @@ pub(crate) fn machine() -> BTreeMap<String, Value> {
             gpus("--query-compute-apps=pid,process_name,used_memory"),
         ),
     ])
+}
+
+/// The processor's name. `None`: the system does not tell.
+pub(crate) fn cpu_model() -> Option<String> {
+    let cpu = text("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(model.trim_start_matches([' ', '\t', ':']).trim_end().to_owned())
 }
 
 /// What the plan says, as the reports show it. Headers and keys may be secrets and are left out.

@@ -21,7 +21,7 @@ pub(crate) mod server_records;
 mod session;
 mod target;
 mod timer;
-mod traffic;
+pub(crate) mod traffic;
 mod verb;
 
 pub(crate) use args::RunArgs;

@@ -1,6 +1,7 @@
 //! From the flags to a trace, its prompts and the pace: what `LoadPlan` needs.
 
 use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,8 @@ use super::plan::{Pace, Prompts};
 const REQUESTS_DEFAULT: usize = 1000;
 /// The block size of baton and of vLLM.
 const BLOCK_TOKENS: u32 = 16;
+/// A million times of some twenty digits, with room.
+const ARRIVAL_TIMES_BYTES_MAX: u64 = 32 << 20;
 
 #[derive(Clone, Debug)]
 pub(super) struct Traffic {
@@ -107,11 +110,8 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
             return Ok((set.trace, Prompts::Given(Arc::from(set.texts)), None));
         }
         Dataset::Trace => {
-            let path = path(args)?;
-            let (name, mut file) = open(path)?;
-            let trace = workload::trace::read(&name, &mut file, &ReadLimits::default())
-                .with_context(|| path.display().to_string())?;
-            return Ok((scaling(args)?.apply(&trace)?.trace, drawn, None));
+            let trace = recorded(path(args)?, &scaling(args)?)?;
+            return Ok((trace, drawn, None));
         }
     };
     Ok((shared.trace(requests, args.seed)?, drawn, Some(shared.warm_up()?)))
@@ -154,6 +154,17 @@ fn path(args: &TrafficArgs) -> anyhow::Result<&Path> {
     path.context("this dataset is a file: name it with --dataset-path")
 }
 
+/// The requests of a trace file.
+///
+/// # Errors
+/// The file cannot be read, or cannot be scaled so.
+pub(crate) fn recorded(path: &Path, scaling: &Scaling) -> anyhow::Result<Trace> {
+    let (name, mut file) = open(path)?;
+    let trace =
+        workload::trace::read(&name, &mut file, &ReadLimits::default()).with_context(|| path.display().to_string())?;
+    Ok(scaling.apply(&trace)?.trace)
+}
+
 /// The file's own name, for reports, and the file.
 fn open(path: &Path) -> anyhow::Result<(String, File)> {
     let name = path
@@ -170,6 +181,9 @@ fn pace_and_arrivals(args: &PaceArgs, has_own_times: bool) -> anyhow::Result<(Pa
     let open = Pace::Open {
         max_concurrency: args.max_concurrency,
     };
+    if let Some(path) = &args.arrival_times {
+        return Ok((open, Some(Arrivals::Schedule(arrival_times(path)?)), None));
+    }
     let all_at_once = (open, Some(Arrivals::AtOnce), Some(f64::INFINITY));
     let users = match (args.users, args.scenario, args.max_concurrency) {
         (None, Some(Scenario::SingleStream), _) => Some(1),
@@ -206,6 +220,61 @@ fn pace_and_arrivals(args: &PaceArgs, has_own_times: bool) -> anyhow::Result<(Pa
                 burstiness: args.burstiness,
             };
             Ok((open, Some(arrivals), Some(rate)))
+        }
+    }
+}
+
+/// Seconds from the start of the run, one a line.
+fn arrival_times(path: &Path) -> anyhow::Result<Vec<Duration>> {
+    let (name, file) = open(path)?;
+    let mut text = String::new();
+    let read = file.take(ARRIVAL_TIMES_BYTES_MAX + 1).read_to_string(&mut text);
+    let length = read.with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(
+        length as u64 <= ARRIVAL_TIMES_BYTES_MAX,
+        "{name} is larger than {ARRIVAL_TIMES_BYTES_MAX} bytes: cut it"
+    );
+    let time = |(row, line): (usize, &str)| {
+        let seconds = line.trim().parse::<f64>().ok().map(Duration::try_from_secs_f64);
+        let time = seconds.and_then(Result::ok);
+        time.with_context(|| format!("line {row} of {name} is no number of seconds"))
+    };
+    (1..).zip(text.lines()).map(time).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        traffic: TrafficArgs,
+        #[command(flatten)]
+        pace: PaceArgs,
+    }
+
+    #[test]
+    fn requests_arrive_at_the_times_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("times.txt");
+        let read = |times: &str| {
+            std::fs::write(&file, times).unwrap();
+            let words = ["run", "--num-prompts", "3", "--max-concurrency", "2"];
+            let file = ["--arrival-times", file.to_str().unwrap()];
+            let cli = Cli::try_parse_from([&words[..], &file].concat()).unwrap();
+            traffic(&cli.traffic, &cli.pace)
+        };
+        let found = read("0\n0.5\n2.25\n9\n").unwrap();
+        let requests = found.trace.requests.iter();
+        let times: Vec<u128> = requests.map(|request| request.at.as_millis()).collect();
+        assert_eq!(times, [0, 500, 2_250]);
+        let max_concurrency = Some(2);
+        assert_eq!(found.pace, Pace::Open { max_concurrency });
+        for bad in ["0\n1\n", "0\n2\n1\n", "0\n\n1\n2\n", "0\n1\n-2\n", "0\n1\nnever\n"] {
+            assert!(read(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -3,9 +3,12 @@
 use workload::arrivals::{Arrivals, Rate};
 use workload::shapes::named::USERS;
 use workload::shapes::{Length, Mix};
+use workload::trace::Trace;
+use workload::trace::scaling::Scaling;
 
 use super::SweepArgs;
 use crate::bench::load::plan::{LoadPlan, Pace};
+use crate::bench::load::traffic::recorded;
 use crate::bench::measure::leave_out_edges;
 use crate::exit::{Exit, WithExit as _};
 
@@ -22,6 +25,13 @@ pub(super) enum Load {
 impl Load {
     pub fn is_below(self, other: Load) -> bool {
         matches!((self, other), (Load::Rate(one), Load::Rate(other)) if one < other)
+    }
+    /// By which the loads of one sweep are sorted. They are of one kind.
+    pub fn amount(self) -> f64 {
+        match self {
+            Load::Users(users) => f64::from(users),
+            Load::Rate(rate) => rate,
+        }
     }
 }
 
@@ -64,8 +74,12 @@ impl Setting {
             output_tokens: first(&args.random_output_len),
         }
     }
+    /// Prompt tokens and output tokens.
+    pub fn shape(&self) -> (u32, u32) {
+        (self.prompt_tokens, self.output_tokens)
+    }
     pub fn is_same_shape(&self, other: &Setting) -> bool {
-        (self.prompt_tokens, self.output_tokens) == (other.prompt_tokens, other.output_tokens)
+        self.shape() == other.shape()
     }
     pub fn label(&self, args: &SweepArgs) -> String {
         let load = match self.load {
@@ -78,13 +92,27 @@ impl Setting {
             _ => format!("{load}, {}/{} tokens", self.prompt_tokens, self.output_tokens),
         }
     }
-    /// # Errors
-    /// Lengths or rates that are impossible.
-    pub fn plan(&self, args: &SweepArgs) -> anyhow::Result<LoadPlan> {
+    /// The first requests of the trace file, or made ones.
+    fn trace(&self, args: &SweepArgs, requests: u32) -> anyhow::Result<Trace> {
+        if let Some(path) = &args.dataset_path {
+            let scaling = Scaling {
+                length_divisor: args.length_scale.unwrap_or(1),
+                requests_max: Some(requests as usize),
+                context_tokens_max: args.context_len,
+                ..Scaling::default()
+            };
+            return recorded(path, &scaling);
+        }
         let length = |tokens| Length {
             tokens,
             range_ratio: args.random_range_ratio,
         };
+        let mix = Mix::one(length(self.prompt_tokens), length(self.output_tokens));
+        Ok(mix.trace(requests as usize, args.server.seed)?)
+    }
+    /// # Errors
+    /// Lengths or rates that are impossible, or a trace that cannot be read.
+    pub fn plan(&self, args: &SweepArgs) -> anyhow::Result<LoadPlan> {
         let requests = match self.load {
             Load::Users(_) => args.num_prompts,
             Load::Rate(rate) => {
@@ -92,7 +120,6 @@ impl Setting {
                 args.num_prompts.max(requests as u32)
             }
         };
-        let mix = Mix::one(length(self.prompt_tokens), length(self.output_tokens));
         let arrivals = match self.load {
             Load::Users(_) => Arrivals::AtOnce,
             Load::Rate(rate) => Arrivals::Gamma {
@@ -100,7 +127,7 @@ impl Setting {
                 burstiness: args.burstiness,
             },
         };
-        let trace = mix.trace(requests as usize, args.server.seed).exit(Exit::Usage)?;
+        let trace = self.trace(args, requests).exit(Exit::Usage)?;
         let trace = arrivals.apply(trace, args.server.seed).exit(Exit::Usage)?;
         let mut plan = args.server.plan(trace);
         plan.name = self.label(args);

@@ -10,7 +10,7 @@ use workload::lint::{Context, Warning, lint};
 use workload::record::Run;
 use workload::slowdown::Idle;
 
-use super::plan::Load;
+use super::plan::{Load, Setting};
 use super::{Sweep, SweepArgs};
 use crate::bench::arguments::{Judge, is_met};
 use crate::bench::point::{Point, table};
@@ -25,8 +25,10 @@ pub(super) struct SweepReport {
     points: Vec<Point>,
     /// Of `--find-knee`.
     knee: Option<Knee>,
-    /// The label of the last load at which the SLO held, when a higher one did not.
-    bend: Option<String>,
+    /// Of `--find-knee`: the rate at which the client sent late, which ended the search.
+    client_late_at: Option<f64>,
+    /// For each shape whose SLO stops holding: the label of the last load at which it holds.
+    bends: Vec<String>,
     diagnosis: Vec<Diagnosis>,
     /// With a contract.
     next_step: Option<NextStep>,
@@ -54,18 +56,18 @@ impl SweepReport {
             changed_settings: knobs.into_iter().flatten().collect::<BTreeSet<_>>(),
             has_prediction: args.hypothesis.is_some(),
         };
-        let held_at: Vec<bool> = points
-            .iter()
-            .map(|point| held(&point.summary, args.attainment))
-            .collect();
-        let bend = held_at.windows(2).position(|pair| pair[0] && !pair[1]);
+        let bends = match sweep.knee {
+            Some(_) => Vec::new(),
+            None => bends(&points, &sweep.settings, args.attainment),
+        };
         let best = contract_point(sweep).map(|point| &point.contract);
         Self {
             hypothesis: args.hypothesis.clone(),
             slo: judge.slo.clone(),
             attainment_min: args.attainment,
             knee: sweep.knee,
-            bend: bend.filter(|_| sweep.knee.is_none()).map(|at| points[at].label.clone()),
+            client_late_at: sweep.client_late_at,
+            bends,
             diagnosis: diagnose(&observations(sweep), &judge.slo),
             next_step: best
                 .filter(|clauses| !clauses.is_empty())
@@ -99,9 +101,9 @@ impl SweepReport {
     }
 
     fn text(&self, terminal: Terminal) -> String {
-        let mark = |point: &Point| match (&self.bend, self.knee) {
-            (Some(bend), _) if *bend == point.label => "<- the SLO holds up to here",
-            (_, Some(Knee::At { rate, .. })) if point.is_at(rate) => "<- the knee",
+        let mark = |point: &Point| match self.knee {
+            Some(Knee::At { rate, .. }) if point.is_at(rate) => "<- the knee",
+            _ if self.bends.contains(&point.label) => "<- the SLO holds up to here",
             _ => "",
         };
         let mut lines = vec![table(&self.points, mark, terminal)];
@@ -114,6 +116,12 @@ impl SweepReport {
             self.attainment_min * 100.0
         ));
         lines.extend(self.knee.map(knee_words));
+        lines.extend(self.client_late_at.map(|rate| {
+            format!(
+                "Knee: not found. The client sent late at {rate:.3} requests/s, so it would be the client's own knee. \
+                 Give the client a core of its own, or begin at a lower rate."
+            )
+        }));
         lines.extend(
             self.hypothesis
                 .as_ref()
@@ -133,6 +141,30 @@ impl Point {
         // Lengths may stand behind the rate.
         self.label.starts_with(&format!("{rate:.3} req/s"))
     }
+}
+
+/// The last load at which the SLO holds, for each shape in which it fails at a higher one. Above a load that failed no other load
+/// counts, whatever the order in which they were measured. A point whose client sent late says nothing about the server.
+fn bends(points: &[Point], settings: &[Setting], attainment_min: f64) -> Vec<String> {
+    let mut measured: Vec<(&Setting, bool, &str)> = settings
+        .iter()
+        .zip(points)
+        .filter(|(_, point)| point.summary.lag.is_valid)
+        .map(|(setting, point)| (setting, held(&point.summary, attainment_min), point.label.as_str()))
+        .collect();
+    // Of a load that was measured twice the run that failed counts, so it comes first.
+    measured.sort_by(|(one, one_held, _), (other, other_held, _)| {
+        let shapes = one.shape().cmp(&other.shape());
+        let loads = one.load.amount().total_cmp(&other.load.amount());
+        shapes.then(loads).then(one_held.cmp(other_held))
+    });
+    let of_shapes = measured.chunk_by(|(one, ..), (other, ..)| one.is_same_shape(other));
+    let bend = |of_shape: &[(&Setting, bool, &str)]| {
+        let failed = of_shape.iter().position(|(_, held, _)| !held)?;
+        let (_, _, label) = of_shape[..failed].last()?;
+        Some((*label).to_owned())
+    };
+    of_shapes.filter_map(bend).collect()
 }
 
 /// The point by which a next step is chosen: the last one at which the contract is met, or else the first one.

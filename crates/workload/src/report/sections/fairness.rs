@@ -17,7 +17,7 @@ fn fields(fairness: &Fairness) -> [(&'static str, &Option<String>); 15] {
         ("outputs equal across arms", &fairness.outputs_equal),
         ("failures, refusals and cancels counted", &fairness.failures_counted),
         ("one token per event", &fairness.one_token_per_event),
-        ("several shapes of traffic", &fairness.several_shapes),
+        ("shapes of traffic", &fairness.several_shapes),
         ("placement of the client", &fairness.client_placement),
         ("share of the KV transfer", &fairness.transfer_share),
         ("utilisation of each pool", &fairness.pool_utilisation),

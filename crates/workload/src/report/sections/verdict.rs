@@ -5,7 +5,8 @@ use crate::comparison::{Contrast, Finding};
 use crate::record::Outcome;
 use crate::report::document::{Block, Section, Table, Tone};
 use crate::report::text::{maybe, number, percent, short, tick};
-use crate::report::view::{ArmView, LoadView, Subject, View, is_same_load};
+use crate::report::view::{ArmView, LoadView, Subject, View};
+use crate::verdict::is_same_load;
 
 pub fn section(view: &View<'_>) -> Section {
     let mut section = Section::new("verdict", "Verdict table");
@@ -22,7 +23,7 @@ pub fn section(view: &View<'_>) -> Section {
                 .shape
                 .contrasts
                 .iter()
-                .partition(|contrast| is_same_load(contrast.load, load.offered));
+                .partition(|contrast| is_same_load(load.offered, contrast.load));
             let caption = format!("What the intervals say of each candidate at {}", load.words());
             section.table_or(contrasts(&caption, &here), none);
             if !elsewhere.is_empty() {
