@@ -33,7 +33,7 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     let first = measured().map(|record| record.scheduled).min().unwrap_or_default();
     let last = measured().map(|record| record.scheduled).max().unwrap_or_default();
     let ended = measured().map(|record| record.ended).max().unwrap_or_default();
-    let duration = ended.saturating_sub(first);
+    let duration = measured_part(plan, &records, first, ended);
     let offered = match plan.pace {
         Pace::Closed { users } => f64::from(users),
         Pace::Open { .. } => {
@@ -65,6 +65,21 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
         environment,
     };
     RunWithTexts { run, texts }
+}
+
+/// How long the measured part is. Where a warm-up or a cool-down bounds it, it reaches to that bound: the time before the first and
+/// after the last request in it is part of the load that was offered.
+fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, ended: Duration) -> Duration {
+    let last = records.iter().map(|record| record.scheduled).max().unwrap_or_default();
+    let from = match plan.warm_up {
+        Duration::ZERO => first,
+        warm_up => first.min(warm_up),
+    };
+    let to = match plan.cool_down {
+        Duration::ZERO => ended,
+        cool_down => ended.max(last.saturating_sub(cool_down)),
+    };
+    to.saturating_sub(from)
 }
 
 /// Warm-up and cool-down are told by the time at which a request was due.
