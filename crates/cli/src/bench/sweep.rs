@@ -239,12 +239,11 @@ async fn find_knee(
         let Some(point) = sweep.add(args, setting, judge, &mut send).await? else {
             return Ok(sweep);
         };
-        let is_late = !point.summary.lag.is_valid;
-        let held = held(&point.summary, args.attainment) && point.over_saturation.is_none();
-        if is_late {
+        if !point.summary.lag.is_valid {
             sweep.client_late_at = Some(rate);
             return Ok(sweep);
         }
+        let held = held(&point.summary, args.attainment) && point.over_saturation.is_none();
         search.record(Probe { rate, held });
     }
 }

@@ -1,7 +1,7 @@
 //! The end of every comparison: verdict, files, terminal, exit status.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
@@ -97,9 +97,8 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
 /// # Errors
 /// A folder cannot be made, or nothing can be written into it.
 pub(super) fn make_folders(args: &CompareArgs) -> anyhow::Result<()> {
-    let folder_of = |file: &Path| file.parent().map_or_else(PathBuf::new, Path::to_owned);
     let files = [&args.record, &args.save_tuning].into_iter().flatten();
-    for folder in files.map(|file| folder_of(file)).chain(args.out.clone()) {
+    for folder in files.filter_map(|file| file.parent()).chain(args.out.as_deref()) {
         // A file name alone has an empty parent, which is the working directory.
         let folder = Path::new(".").join(folder);
         std::fs::create_dir_all(&folder)

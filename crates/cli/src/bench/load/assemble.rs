@@ -73,7 +73,7 @@ fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, en
     let last = records.iter().map(|record| record.scheduled).max().unwrap_or_default();
     let from = match plan.warm_up {
         Duration::ZERO => first,
-        warm_up => first.min(warm_up),
+        warm_up => warm_up,
     };
     let to = match plan.cool_down {
         Duration::ZERO => ended,
