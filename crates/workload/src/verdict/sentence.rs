@@ -67,7 +67,7 @@ impl Words<'_> {
             let other = &other.contrast;
             other.candidate == contrast.candidate && other.load == contrast.load && other.metric != contrast.metric
         });
-        parts.extend(others.map(|other| format!("{} {}", figures(other), finding_words(other.contrast.finding))));
+        parts.extend(others.map(|other| format!("{} {}", figures(other), finding_words(other))));
         format!("{head}{at}: {}{}.", parts.join("; "), self.equal_within(contrast))
     }
     /// Not to show a difference is less than to show that there is none.
@@ -147,10 +147,13 @@ fn within(slo: &Slo, judged: &Judged) -> String {
     )
 }
 
-fn finding_words(finding: Finding) -> &'static str {
-    match finding {
+fn finding_words(judged: &Judged) -> &'static str {
+    let excludes_one = judged.contrast.ratio_low > 1.0 || judged.contrast.ratio_high < 1.0;
+    match judged.contrast.finding {
         Finding::Wins => "(better)",
         Finding::Loses => "(worse)",
+        // A reader who sees only the interval would call it a difference.
+        Finding::NoDifferenceShown if excludes_one => "(no difference shown by the rules for secondary figures)",
         Finding::NoDifferenceShown => "(no difference shown)",
     }
 }
