@@ -30,6 +30,9 @@ pub struct Costs {
     pub accuracy: Option<Accuracy>,
 }
 
+/// Numbers of decoding sequences for which `StepCosts::batch_seconds` has a figure.
+pub const BATCHES: [u64; 5] = [1, 2, 4, 8, 16];
+
 /// The time of one step: a sum of these, each times its count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +49,10 @@ pub struct StepCosts {
     pub decode_context_token_seconds: f64,
     /// A step in which at least one token is drawn: the output head is read.
     pub draw_seconds: f64,
+    /// What a step that only decodes takes more (or less) than the sum, for each number of `BATCHES`: kernels compute several
+    /// sequences at once, so their time rises in steps. Between two of them it is a line; above the last one that one holds.
+    #[serde(default)]
+    pub batch_seconds: [f64; BATCHES.len()],
     /// Coefficient of variation of a step's time around this sum; 0: none.
     #[serde(default)]
     pub variation: f64,
@@ -84,10 +91,28 @@ impl StepCosts {
         let draw = if shape.draws > 0 { self.draw_seconds } else { 0.0 };
         self.fixed_seconds
             + draw
+            + self.more_for_batch(shape)
             + self.prefill_token_seconds * shape.prefill_tokens as f64
             + self.prefill_pair_seconds * shape.prefill_pairs as f64
             + self.decode_row_seconds * shape.decode_rows as f64
             + self.decode_context_token_seconds * shape.decode_context as f64
+    }
+
+    /// In a step with prompt tokens the kernels are filled anyway.
+    pub(crate) fn more_for_batch(&self, shape: &StepShape) -> f64 {
+        let rows = shape.decode_rows;
+        if rows == 0 || shape.prefill_tokens > 0 {
+            return 0.0;
+        }
+        let above = BATCHES.partition_point(|batch| *batch < rows);
+        match (above.checked_sub(1), BATCHES.get(above)) {
+            (Some(below), Some(batch)) => {
+                let share = (rows - BATCHES[below]) as f64 / (batch - BATCHES[below]) as f64;
+                self.batch_seconds[below] * (1.0 - share) + self.batch_seconds[above] * share
+            }
+            (None, _) => self.batch_seconds[0],
+            (Some(last), None) => self.batch_seconds[last],
+        }
     }
 }
 
@@ -281,6 +306,9 @@ impl Costs {
             // A step that takes no time would be followed by endless others in one instant.
             ("the time of a step", all_steps),
         ];
+        let of_batch = |(batch, more): (u64, f64)| step.fixed_seconds + step.decode_row_seconds * batch as f64 + more;
+        let of_batches = BATCHES.into_iter().zip(step.batch_seconds).map(of_batch);
+        positive.extend(of_batches.map(|seconds| ("the time of a step with `step.batch_seconds`", seconds)));
         positive.extend(self.host.slowdown.iter().map(|slowdown| ("host.slowdown", *slowdown)));
         let is_wrong = |value: f64| !value.is_finite() || value <= 0.0;
         if let Some((field, value)) = positive.into_iter().find(|(_, value)| is_wrong(*value)) {

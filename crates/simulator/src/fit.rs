@@ -6,10 +6,14 @@
 use thiserror::Error;
 use workload::statistics::Samples;
 
-use crate::costs::{FitPoint, FitReport, StepCosts, StepShape};
+use crate::costs::{BATCHES, FitPoint, FitReport, StepCosts, StepShape};
 
 const FIGURES: usize = 6;
 type Row = [f64; FIGURES];
+/// Figures and batches are fitted in turn. What they share settles within a few rounds; ten leave room.
+const ROUNDS: usize = 10;
+/// The least share of a measured time that is left for the figures.
+const LEFT_MIN: f64 = 0.1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FitError {
@@ -35,20 +39,10 @@ pub fn fit(measured: &[(StepShape, f64)]) -> Result<(StepCosts, FitReport), FitE
     {
         return Err(FitError::NoTime);
     }
-    let rows: Vec<Row> = measured
-        .iter()
-        .map(|(shape, seconds)| counts(shape).map(|count| count / seconds))
-        .collect();
-    let figures = non_negative(&rows).ok_or(FitError::Degenerate)?;
-    let costs = StepCosts {
-        fixed_seconds: figures[0],
-        draw_seconds: figures[1],
-        prefill_token_seconds: figures[2],
-        prefill_pair_seconds: figures[3],
-        decode_row_seconds: figures[4],
-        decode_context_token_seconds: figures[5],
-        variation: 0.0,
-    };
+    let mut costs = StepCosts::default();
+    for _ in 0..ROUNDS {
+        costs = refit(&costs, measured)?;
+    }
     let points: Vec<FitPoint> = measured
         .iter()
         .map(|(shape, seconds)| FitPoint {
@@ -65,6 +59,40 @@ pub fn fit(measured: &[(StepShape, f64)]) -> Result<(StepCosts, FitReport), FitE
         points,
     };
     Ok((costs, report))
+}
+
+/// The sum of figures for what the batches leave of the measured times, and then the batches for what that sum leaves.
+fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts, FitError> {
+    let rows = measured.iter().map(|(shape, seconds)| {
+        // Nearly all of a step's time may belong to its batch; then there is no share of it to fit.
+        let left = (seconds - before.more_for_batch(shape)).max(seconds * LEFT_MIN);
+        counts(shape).map(|count| count / left)
+    });
+    let figures = non_negative(&rows.collect::<Vec<Row>>()).ok_or(FitError::Degenerate)?;
+    let sum = StepCosts {
+        fixed_seconds: figures[0],
+        draw_seconds: figures[1],
+        prefill_token_seconds: figures[2],
+        prefill_pair_seconds: figures[3],
+        decode_row_seconds: figures[4],
+        decode_context_token_seconds: figures[5],
+        ..StepCosts::default()
+    };
+    Ok(StepCosts {
+        batch_seconds: batch_seconds(&sum, measured),
+        ..sum
+    })
+}
+
+/// The median of what the steps of each batch take more than the sum.
+fn batch_seconds(sum: &StepCosts, measured: &[(StepShape, f64)]) -> [f64; BATCHES.len()] {
+    BATCHES.map(|batch| {
+        let of_batch = measured
+            .iter()
+            .filter(|(shape, _)| shape.prefill_tokens == 0 && shape.decode_rows == batch);
+        let more = Samples::new(of_batch.map(|(shape, seconds)| seconds - sum.seconds(shape)));
+        more.percentile(50.0).unwrap_or(0.0)
+    })
 }
 
 /// In the order of the figures.
@@ -150,6 +178,7 @@ mod tests {
         decode_row_seconds: 0.001_2,
         decode_context_token_seconds: 6e-7,
         draw_seconds: 0.003,
+        batch_seconds: [0.0; BATCHES.len()],
         variation: 0.0,
     };
 
@@ -193,6 +222,35 @@ mod tests {
         let (costs, report) = fit(&steps(0.05)).expect("a fit");
         assert!((costs.prefill_token_seconds / TRUTH.prefill_token_seconds - 1.0).abs() < 0.1);
         assert!((0.005..0.1).contains(&report.error_median), "{}", report.error_median);
+    }
+
+    #[test]
+    fn batches_that_fill_a_kernel_are_described() {
+        // Up to four sequences take as long as four.
+        let more = |shape: &StepShape| match (shape.prefill_tokens, shape.decode_rows) {
+            (0, 1) => 3.0 * TRUTH.decode_row_seconds,
+            _ => 0.0,
+        };
+        let uneven = steps(0.0)
+            .into_iter()
+            .map(|(shape, seconds)| (shape, seconds + more(&shape)));
+        let (costs, report) = fit(&uneven.collect::<Vec<_>>()).expect("a fit");
+        assert!(report.error_max < 0.03, "{}", report.error_max);
+        let seconds = |rows: u64| {
+            let shape = StepShape {
+                decode_rows: rows,
+                draws: rows,
+                ..StepShape::default()
+            };
+            costs.seconds(&shape)
+        };
+        assert!(
+            (seconds(1) / seconds(4) - 1.0).abs() < 0.03,
+            "{} and {}",
+            seconds(1),
+            seconds(4)
+        );
+        assert!(seconds(16) > seconds(4));
     }
 
     #[test]

@@ -60,7 +60,10 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
     if !refused.is_empty() {
         comparison.fairness.verdict_per_shape = None;
     } else if let [only] = comparison.shapes.as_mut_slice() {
-        let words = format!(" Only {} was measured: this holds for that shape alone.", only.name);
+        let words = format!(
+            " Only the shape \"{}\" was measured: this holds for it alone.",
+            only.name
+        );
         only.verdict.push_str(&words);
     }
     refused

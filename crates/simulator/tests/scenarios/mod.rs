@@ -53,7 +53,7 @@ pub fn costs() -> Costs {
             decode_row_seconds: 0.002,
             decode_context_token_seconds: 0.0,
             draw_seconds: 0.003,
-            variation: 0.0,
+            ..StepCosts::default()
         },
         overheads: Overheads {
             request_seconds: 0.002,

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use simulator::costs::{Costs, FitPoint, FitReport, LinkCosts, StepShape};
+use simulator::costs::{BATCHES, Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
 use crate::bench::load::environment::cpu_model;
 use crate::observe::table::Table;
@@ -113,6 +113,10 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
         ),
     ] {
         table.row(vec![what.into(), format!("{:.3} {unit}", seconds * scale).into()]);
+    }
+    for (batch, seconds) in BATCHES.iter().zip(step.batch_seconds) {
+        let what = format!("more, for a batch of {batch} that only decodes");
+        table.row(vec![what.into(), format!("{:+.3} ms", seconds * 1e3).into()]);
     }
     out.write_all(table.render(Terminal::plain()).as_bytes())?;
     writeln!(
