@@ -340,8 +340,8 @@ mod tests {
             .iter()
             .filter(|request| request.prompt_tokens == LONG_PROMPT_TOKENS);
         assert_eq!(long.count(), 30);
-        // Four at a time, each for 128 steps of 15 ms.
-        assert_eq!(trace.requests.len() - 30, 125);
+        // Two at a time, each for 128 steps of 15 ms.
+        assert_eq!(trace.requests.len() - 30, 63);
         let mut record = crate::compare::test_kit::record(0, &[1.0]);
         record.prompt_tokens = STREAM_PROMPT_TOKENS + 1;
         assert!(is_stream(&record));
