@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use cli::bench::load::plan::{LoadPlan, Observer};
 use cli::bench::load::scripted_server::{End, Script, ScriptedServer};
 use serde_json::Value;
+use service_runtime::descriptors;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use workload::arrivals::Arrivals;
@@ -59,6 +60,8 @@ async fn serve(args: &[String]) -> Result<()> {
         gap: Duration::from_millis(gap.parse()?),
         end: End::Whole,
     };
+    // A table that grows would stop the server, and all that is late then would come to the client at once.
+    descriptors::make_room(descriptors::OF_A_SERVER);
     let server = ScriptedServer::start(address.parse()?, Arc::new(move |_, _| script.clone()), None).await?;
     println!("{}", server.url());
     let mut rest = Vec::new();

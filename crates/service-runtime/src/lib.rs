@@ -9,6 +9,7 @@ pub mod announce;
 pub mod clock;
 pub mod clock_offset;
 pub mod config;
+pub mod descriptors;
 pub mod event_log;
 pub mod failpoints;
 pub mod freed_memory;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::config::{self, Loaded, Program};
+use crate::descriptors;
 use crate::event_log;
 use crate::freed_memory::{self, FreedMemory};
 use crate::shutdown::{self, Shutdown};
@@ -37,6 +38,8 @@ where
     E: Display + Debug,
 {
     freed_memory::set(C::FREED_MEMORY);
+    // There is one thread yet.
+    descriptors::make_room(descriptors::OF_A_SERVER);
     let Loaded {
         config,
         exit_with_stdin,

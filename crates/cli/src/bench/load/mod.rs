@@ -30,6 +30,7 @@ pub(crate) use verb::verb;
 use std::time::Duration;
 
 use anyhow::ensure;
+use service_runtime::descriptors;
 use workload::record::Run;
 
 use crate::exit::{Exit, WithExit as _};
@@ -41,6 +42,8 @@ use session::Session;
 
 /// A prompt is made in memory. No model has a context of this size.
 const PROMPT_TOKENS_MAX: u32 = 1 << 22;
+/// Descriptors of the process that are no connections of its load.
+const OTHER_DESCRIPTORS: u32 = 64;
 /// A hundred years, as for made arrivals. The clock cannot hold every `Duration`.
 const DUE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
@@ -57,6 +60,12 @@ pub async fn run(plan: &LoadPlan, observer: Observer<'_>) -> anyhow::Result<Run>
 /// The same, with the text of each answer.
 async fn run_with_texts(plan: &LoadPlan, observer: Observer<'_>) -> anyhow::Result<RunWithTexts> {
     check(plan).exit(Exit::Usage)?;
+    // Each running request has a connection.
+    descriptors::make_room(
+        u32::try_from(plan.trace.requests.len())
+            .unwrap_or(u32::MAX)
+            .saturating_add(OTHER_DESCRIPTORS),
+    );
     let target = target::find(&plan.server).await?;
     let connections = Connections::open(&plan.server).await?;
     let mut pids = match plan.server.pids.is_empty() {
