@@ -130,7 +130,18 @@ impl Plan {
         };
         let cores = machine.node_cores();
         let has_rates = !args.rates.is_empty();
-        let loads = if has_rates { args.rates.len() } else { 2 } as u32;
+        let loads = |traffic: &Traffic| {
+            if has_rates {
+                args.rates.len() as u32
+            } else {
+                traffic.loads()
+            }
+        };
+        let all_loads: u32 = traffic.iter().map(loads).sum();
+        let searched = traffic
+            .iter()
+            .filter(|traffic| !has_rates && !traffic.has_streams())
+            .count();
         let counts = Counts {
             cost: match needs_costs(args, &kinds) && cores > 1 {
                 true => COST_RUNS,
@@ -140,12 +151,8 @@ impl Plan {
                 true => 0,
                 false => tuning_runs(&kinds, cores).exit(Exit::Usage)?,
             },
-            knee: if has_rates {
-                0
-            } else {
-                KNEE_PROBES * traffic.len() as u32
-            },
-            measured: traffic.len() as u32 * loads * arms.len() as u32 * args.repeats,
+            knee: KNEE_PROBES * searched as u32,
+            measured: all_loads * arms.len() as u32 * args.repeats,
         };
         let time = TimePlan::new(counts, args.run_max(), args.limit()).exit(Exit::Usage)?;
         Ok(Self {
@@ -201,11 +208,14 @@ impl Plan {
                 .as_ref()
                 .and_then(|sweeps| sweeps.arm(ArmKind::CoLocated)?.chosen());
             let rates = match args.rates.as_slice() {
-                [] => {
-                    let point = start.unwrap_or_else(|| first_point(cores));
-                    let knee = preparation.knee(traffic, point, &costs).await?;
-                    rates(knee).map(|(label, rate)| (label.to_owned(), rate)).to_vec()
-                }
+                [] => match traffic.fixed_load(&costs, cores) {
+                    Some(load) => vec![load],
+                    None => {
+                        let point = start.unwrap_or_else(|| first_point(cores));
+                        let knee = preparation.knee(traffic, point, &costs).await?;
+                        rates(knee).map(|(label, rate)| (label.to_owned(), rate)).to_vec()
+                    }
+                },
                 given => given.iter().map(|rate| (format!("{rate} requests/s"), *rate)).collect(),
             };
             if sweeps.is_none() {

@@ -56,6 +56,9 @@ const STREAM_OUTPUT_TOKENS: u32 = 128;
 /// Streams that run beside the long prompts. Four took nearly all of two cores: co-located serving then bore one prompt of 1,500 tokens
 /// in five seconds, so that a run had three of them.
 const STREAMS_AT_A_TIME: u32 = 2;
+/// Of all cores, for long prompts that come one after the other. A prompt in the middle of others costs more, and the streams need
+/// the rest: at 2 cores one long prompt comes in five seconds.
+const LONG_PROMPTS_SHARE: f64 = 0.25;
 /// Several streams share a step, which then takes longer than a lonely one's.
 const SHARED_STEP_TIMES: f64 = 1.5;
 
@@ -216,7 +219,7 @@ impl Traffic {
                 THINK_TIME.as_secs()
             ),
             Source::LongBesideStreams => format!(
-                "about {STREAMS_AT_A_TIME} streams at a time ({STREAM_PROMPT_TOKENS} prompt and {STREAM_OUTPUT_TOKENS} output tokens, {:.2} new ones a second, evenly), and prompts of {LONG_PROMPT_TOKENS} tokens with {LONG_OUTPUT_TOKENS} output tokens, Poisson arrivals; the knee and --rates count the long prompts, the loads of the runs count all requests",
+                "about {STREAMS_AT_A_TIME} streams at a time ({STREAM_PROMPT_TOKENS} prompt and {STREAM_OUTPUT_TOKENS} output tokens, {:.2} new ones a second, evenly), and prompts of {LONG_PROMPT_TOKENS} tokens with {LONG_OUTPUT_TOKENS} output tokens, Poisson arrivals; --rates counts the long prompts, the loads of the runs count all requests",
                 streams_a_second(costs)
             ),
         }
@@ -225,6 +228,21 @@ impl Traffic {
     /// Whether the interesting requests are the streams that others disturb.
     pub fn has_streams(&self) -> bool {
         matches!(self.source, Source::LongBesideStreams)
+    }
+
+    /// The one load of a shape whose streams are what counts. A knee would say nothing there: few long prompts are enough to break the
+    /// limits of co-located streams, so a search ended at one long prompt in ten seconds, of which a run of 15 s has one or none.
+    pub fn fixed_load(&self, costs: &Costs, cores: u32) -> Option<(String, f64)> {
+        let prompt_s = costs.per_prompt_token_ms.max(0.01) * f64::from(LONG_PROMPT_TOKENS) / 1000.0;
+        self.has_streams().then(|| {
+            let label = format!("long prompts on {:.0} % of the cores", LONG_PROMPTS_SHARE * 100.0);
+            (label, LONG_PROMPTS_SHARE * f64::from(cores) / prompt_s)
+        })
+    }
+
+    /// At how many loads it is measured when none are given.
+    pub fn loads(&self) -> u32 {
+        if self.has_streams() { 1 } else { 2 }
     }
 
     /// A rate that so many cores may just bear, for the search of the knee to begin with.
@@ -243,10 +261,8 @@ impl Traffic {
                 f64::from(MESSAGE_TOKENS + ANSWER_TOKENS),
                 f64::from(ANSWER_TOKENS),
             ),
-            // The streams have about half of the machine.
-            Source::LongBesideStreams => {
-                costs.rate_guess(cores, f64::from(LONG_PROMPT_TOKENS), f64::from(LONG_OUTPUT_TOKENS)) / 2.0
-            }
+            // Its load is fixed.
+            Source::LongBesideStreams => self.fixed_load(costs, cores).map_or(1.0, |(_, rate)| rate),
         }
     }
 }
@@ -334,6 +350,10 @@ mod tests {
     fn streams_and_long_prompts_are_told_apart() {
         let trace = named(ShapeName::LongBesideStreams);
         assert!(trace.has_streams());
+        // A prompt takes 1.2 s, and a quarter of two cores is half a second in each second.
+        let (_, rate) = trace.fixed_load(&TYPICAL, 2).expect("streams");
+        assert!((rate - 0.5 / 1.2).abs() < 1e-9, "{rate}");
+        assert!(named(ShapeName::Short).fixed_load(&TYPICAL, 2).is_none());
         let trace = trace.trace(0.5, MINUTE, 1, &TYPICAL).expect("a trace");
         let long = trace
             .requests
