@@ -145,7 +145,7 @@ impl Cluster {
         let Some(saving) = saving else {
             return self.plan(now, tracked, &|_| 0);
         };
-        let plan = |overtaking| self.plan(now, tracked, &|node| saving.kept_at(node, overtaking));
+        let plan = |overtaking| self.plan(now, tracked, &|node| saving.kept_at(node, overtaking, &tracked.request));
         match plan(Overtaking::Nowhere) {
             Err(Blocked::Permits) if now.since(saving.since) < self.config.overtake_max => plan(Overtaking::AtDecode),
             planned => planned,

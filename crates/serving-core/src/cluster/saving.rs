@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::ids::{NodeId, RequestId};
 use crate::node::{NodeRole, PermitNote};
 use crate::request::Request;
+use crate::scheduler::permits::permits_kept_for_short;
 use crate::time::Time;
 
 use super::Cluster;
@@ -35,19 +36,21 @@ pub(super) struct Target {
 /// Whether others may take what a decode node has saved so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overtaking {
-    /// The request has not waited long. A prefill node has room again after a step or two, and is never overtaken at; a decode
-    /// node may take as long as its longest answer.
+    /// The request has not waited long. A prefill node has room again after a step or two, and is overtaken at by short prompts
+    /// only; a decode node may take as long as its longest answer.
     AtDecode,
     Nowhere,
 }
 
 impl Saving {
-    /// Permits of this node that a younger request leaves alone.
-    pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking) -> u64 {
-        match (node.record.role, overtaking) {
-            (NodeRole::Decode, Overtaking::AtDecode) => 0,
-            _ => self.wanted_at(node).unwrap_or(0),
-        }
+    /// Permits of this node that the younger `request` leaves alone.
+    pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking, request: &Request) -> u64 {
+        let wanted = self.wanted_at(node).unwrap_or(0);
+        let may_overtake = match node.record.role {
+            NodeRole::Decode => overtaking == Overtaking::AtDecode,
+            NodeRole::Prefill => is_left_for_short(node, wanted, request),
+        };
+        if may_overtake { 0 } else { wanted }
     }
 
     fn wanted_at(&self, node: &Node) -> Option<u64> {
@@ -105,6 +108,14 @@ fn has_decode_room(request: &Request, node: &Node) -> bool {
     let needed = decode_permit(request, node.record.capacity.block_tokens);
     let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
     reported.is_some_and(|room| needed <= room) && node.permits.available() > 0
+}
+
+/// While a long prompt computes, a prefill node grants no more than the share of short prompts. A long prompt cannot use that, so
+/// it is not kept for one: short prompts would wait until the prompt before it has ended. As soon as the node grants more, it saves.
+fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
+    let share = permits_kept_for_short(node.record.capacity.max_batch_tokens);
+    let is_short = u64::from(prefill_permit(request, node)) <= share;
+    is_short && wanted > share && node.permits.available() <= share
 }
 
 impl Cluster {

@@ -15,6 +15,21 @@ pub(crate) fn prefill_capacity_tokens(capacity: &NodeCapacity) -> u64 {
     (PREFILL_STEPS_AHEAD * u64::from(capacity.max_batch_tokens)).min(pool)
 }
 
+/// One part in so many of a step's budget belongs to short prompts, so that they do not wait behind a long one that came
+/// before. A fifth makes the long prompt take 1.25 times as long at most.
+const SHORT_PROMPTS_SHARE: u32 = 5;
+
+/// Tokens of a budget that belong to short prompts.
+pub(crate) fn share_of_short_prompts(budget: u32) -> u32 {
+    budget / SHORT_PROMPTS_SHARE
+}
+
+/// Prompt tokens that a prefill node goes on granting while a long prompt computes. A prompt of no more tokens is short: two
+/// steps compute it.
+pub(crate) fn permits_kept_for_short(max_batch_tokens: u32) -> u64 {
+    PREFILL_STEPS_AHEAD * u64::from(share_of_short_prompts(max_batch_tokens))
+}
+
 /// Blocks that `Open` reserves in an empty pool: the one formula for the coordinator's permit and the node's reservation.
 pub(crate) fn blocks_at_open(request: &Request, block_tokens: u32) -> u64 {
     let block_tokens = block_tokens.max(1);

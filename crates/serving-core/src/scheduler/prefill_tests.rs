@@ -432,7 +432,11 @@ fn a_short_prompt_does_not_wait_behind_a_long_one_and_a_flood_of_them_does_not_s
     );
     let flood = steps_beside_a_long_prompt(2_000, 20, 200);
     assert_eq!(flood[0], 25, "1.25 times as long beside one short prompt a step");
-    let too_long_to_be_short = steps_beside_a_long_prompt(2_000, 21, 1);
+    let two_shares = steps_beside_a_long_prompt(2_000, 40, 1);
+    assert_eq!(two_shares, [21, 3], "in the two steps after it came");
+    let flood = steps_beside_a_long_prompt(2_000, 40, 200);
+    assert!(flood[0] <= 25, "1.25 times as long at most: {}", flood[0]);
+    let too_long_to_be_short = steps_beside_a_long_prompt(2_000, 41, 1);
     assert_eq!(too_long_to_be_short, [20, 21], "in order of arrival");
 }
 

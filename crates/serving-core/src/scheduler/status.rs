@@ -9,7 +9,7 @@ use crate::kv::BlockHandle;
 use crate::kv::BlockUse;
 use crate::node::{KvBlockCounts, NodeCapacity, NodeState, NodeStatus};
 use crate::scheduler::entry::{ChoiceState, Entry};
-use crate::scheduler::permits::prefill_capacity_tokens;
+use crate::scheduler::permits::{permits_kept_for_short, prefill_capacity_tokens, share_of_short_prompts};
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::{PermitUnit, Quarantined, Scheduler};
 use crate::stage::Stage;
@@ -79,10 +79,10 @@ impl Scheduler {
             max_model_tokens: limits.max_model_tokens,
             block_bytes: 0,
         });
-        let share = u64::from(limits.short_prompt_tokens());
+        let share = u64::from(share_of_short_prompts(limits.max_batch_tokens));
         let waiting = || self.entries.values().map(|entry| u64::from(entry.waiting_tokens()));
         let longest = waiting().max().filter(|tokens| *tokens > share).unwrap_or(0);
-        let kept_for_short = capacity.min(2 * share);
+        let kept_for_short = capacity.min(permits_kept_for_short(limits.max_batch_tokens));
         let left = capacity - longest.min(capacity - kept_for_short);
         let others = waiting().sum::<u64>() - longest;
         let room = u64::from(self.pool.available()) * u64::from(limits.block_tokens);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::ids::ChoiceIndex;
 use crate::request::{Lane, Request};
 use crate::scheduler::entry::{AfterPrompt, ChoiceState, Entry, Phase};
+use crate::scheduler::permits::{permits_kept_for_short, share_of_short_prompts};
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::step_plan::RowSource;
 use crate::scheduler::{NodeLimits, PlannedRow, RowLogits, Scheduler, StepPlan};
@@ -14,17 +15,6 @@ use crate::time::Time;
 /// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
 /// over gRPC (docs/measurements/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
 const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
-
-/// One part in so many of a step's budget belongs to short prompts, so that they do not wait behind a long one that came
-/// before. A fifth makes the long prompt take 1.25 times as long at most.
-const SHORT_PROMPTS_SHARE: u32 = 5;
-
-impl NodeLimits {
-    /// Tokens of a step that belong to short prompts; a prompt is short while no more of it is left to compute.
-    pub(super) fn short_prompt_tokens(&self) -> u32 {
-        self.max_batch_tokens / SHORT_PROMPTS_SHARE
-    }
-}
 
 impl RowSource for BTreeMap<u64, Entry> {
     fn sequence(&self, row: &PlannedRow) -> (&Sequence, &Arc<Request>) {
@@ -100,17 +90,24 @@ impl Scheduler {
 
     /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them.
     fn plan_short_prompts(&mut self, now: Time, budget: &mut u32) {
-        let short = self.config.limits.short_prompt_tokens();
+        let short = permits_kept_for_short(self.config.limits.max_batch_tokens);
         // Of what decode rows leave: an older long prompt must not get less than the rest of it.
-        let mut share = short.min(*budget / SHORT_PROMPTS_SHARE);
+        let whole_share = share_of_short_prompts(*budget);
+        let mut share = whole_share;
+        // Where a long prompt fills the step, a short one gets the share of this step, and the rest in the next one.
+        let pending = |entry: &Entry| entry.choices[0].sequence.pending();
+        let mut prompts = self.entries.values().filter(|entry| entry.is_running_prompt());
+        let is_filled = prompts.any(|entry| pending(entry) >= *budget);
         for lane in [Lane::Interactive, Lane::Batch] {
             for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.request.lane == lane) {
-                let pending = entry.choices[0].sequence.pending();
-                if entry.is_running_prompt() && pending <= short && pending <= share {
+                let pending = pending(entry);
+                let fits = pending <= share || (is_filled && share == whole_share);
+                let tokens = pending.min(share);
+                if entry.is_running_prompt() && u64::from(pending) <= short && fits && tokens > 0 {
                     entry.chunk_planned(now);
-                    self.plan.push(entry.row((*serial, 0), pending));
-                    share -= pending;
-                    *budget -= pending;
+                    self.plan.push(entry.row((*serial, 0), tokens));
+                    share -= tokens;
+                    *budget -= tokens;
                 }
             }
         }

@@ -62,7 +62,12 @@ impl Words<'_> {
             1 => String::new(),
             _ => format!(" (figures at {})", self.load(contrast.load)),
         };
-        let mut parts = vec![format!("{}{}", figures(quoted), within(&self.comparison.slo, quoted))];
+        let mut parts = vec![format!(
+            "{}{}{}",
+            figures(quoted),
+            within(&self.comparison.slo, quoted),
+            alone(quoted)
+        )];
         let others = self.judged.iter().filter(|other| {
             let other = &other.contrast;
             other.candidate == contrast.candidate && other.load == contrast.load && other.metric != contrast.metric
@@ -147,13 +152,28 @@ fn within(slo: &Slo, judged: &Judged) -> String {
     )
 }
 
+/// A reader who sees only the interval of the deciding figure would call it a difference.
+fn alone(judged: &Judged) -> &'static str {
+    match judged.contrast.finding {
+        Finding::NoDifferenceShown if excludes_one(&judged.contrast) => {
+            " (this interval alone leaves out 1, but all arms and loads judged together do not show a difference of a relevant size)"
+        }
+        _ => "",
+    }
+}
+
+fn excludes_one(contrast: &Contrast) -> bool {
+    contrast.ratio_low > 1.0 || contrast.ratio_high < 1.0
+}
+
 fn finding_words(judged: &Judged) -> &'static str {
-    let excludes_one = judged.contrast.ratio_low > 1.0 || judged.contrast.ratio_high < 1.0;
     match judged.contrast.finding {
         Finding::Wins => "(better)",
         Finding::Loses => "(worse)",
         // A reader who sees only the interval would call it a difference.
-        Finding::NoDifferenceShown if excludes_one => "(no difference shown by the rules for secondary figures)",
+        Finding::NoDifferenceShown if excludes_one(&judged.contrast) => {
+            "(no difference shown by the rules for secondary figures)"
+        }
         Finding::NoDifferenceShown => "(no difference shown)",
     }
 }
