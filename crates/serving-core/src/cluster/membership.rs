@@ -150,6 +150,12 @@ impl Node {
         &self.record.id
     }
 
+    /// Prompt tokens that wait here, as far as this coordinator knows (prefill).
+    pub fn waiting_tokens(&self) -> u64 {
+        let reported = self.status.as_ref().map_or(0, |status| status.waiting_tokens);
+        u64::from(reported) + self.sent_tokens
+    }
+
     pub fn health(&self) -> NodeHealth {
         match self.life {
             Life::Lost { .. } => return NodeHealth::Lost,

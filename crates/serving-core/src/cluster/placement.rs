@@ -53,13 +53,12 @@ fn facts(request: &Request) -> RequestFacts {
 
 fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
     let blocks = node.status.as_ref().map(|s| s.kv_blocks).unwrap_or_default();
-    let waiting = node.status.as_ref().map_or(0, |s| s.waiting_tokens);
     Candidate {
         node: node.id().clone(),
         permits_left: node.permits.available().saturating_sub(cost),
         sequences: node.sequences,
         sequences_max: node.record.capacity.max_sequences,
-        waiting_tokens: u64::from(waiting) + node.sent_tokens,
+        waiting_tokens: node.waiting_tokens(),
         kv_blocks_used: blocks.total().saturating_sub(blocks.free + blocks.cached),
         kv_blocks: node.record.capacity.kv_blocks,
         cached_tokens: keys.cached_tokens(&node.prefixes, node.record.capacity.block_tokens),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::ids::{NodeId, RequestId};
 use crate::node::{NodeRole, PermitNote};
 use crate::request::Request;
-use crate::scheduler::permits::permits_kept_for_short;
+use crate::scheduler::permits::{permits_kept_for_short, prefill_capacity_tokens};
 use crate::time::Time;
 
 use super::Cluster;
@@ -110,12 +110,13 @@ fn has_decode_room(request: &Request, node: &Node) -> bool {
     reported.is_some_and(|room| needed <= room) && node.permits.available() > 0
 }
 
-/// While a long prompt computes, a prefill node grants no more than the share of short prompts. A long prompt cannot use that, so
-/// it is not kept for one: short prompts would wait until the prompt before it has ended. As soon as the node grants more, it saves.
+/// While more waits at a prefill node than it ever grants, a long prompt computes there, and none of its length can come. Short
+/// prompts may then take their share: the node computes it in any case, and the request that saves up waits for the long prompt.
 fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
-    let share = permits_kept_for_short(node.record.capacity.max_batch_tokens);
+    let capacity = &node.record.capacity;
+    let share = permits_kept_for_short(capacity.max_batch_tokens);
     let is_short = u64::from(prefill_permit(request, node)) <= share;
-    is_short && wanted > share && node.permits.available() <= share
+    is_short && wanted > share && node.waiting_tokens() > prefill_capacity_tokens(capacity)
 }
 
 impl Cluster {

@@ -9,7 +9,7 @@ use crate::kv::BlockHandle;
 use crate::kv::BlockUse;
 use crate::node::{KvBlockCounts, NodeCapacity, NodeState, NodeStatus};
 use crate::scheduler::entry::{ChoiceState, Entry};
-use crate::scheduler::permits::{permits_kept_for_short, prefill_capacity_tokens, share_of_short_prompts};
+use crate::scheduler::permits::{permits_kept_for_short, prefill_capacity_tokens};
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::{PermitUnit, Quarantined, Scheduler};
 use crate::stage::Stage;
@@ -67,8 +67,8 @@ impl Scheduler {
         self.permits.grant(available);
     }
 
-    /// Two step budgets less what waits, at most what the blocks hold. The longest prompt leaves the share of short prompts to them,
-    /// as the steps do; all others count whole.
+    /// Two step budgets less what waits, at most what the blocks hold. All long prompts together leave the share of short prompts
+    /// to them, as the steps do; short ones count whole.
     fn grantable_tokens(&self) -> u64 {
         let limits = &self.config.limits;
         let capacity = prefill_capacity_tokens(&NodeCapacity {
@@ -79,14 +79,12 @@ impl Scheduler {
             max_model_tokens: limits.max_model_tokens,
             block_bytes: 0,
         });
-        let share = u64::from(share_of_short_prompts(limits.max_batch_tokens));
-        let waiting = || self.entries.values().map(|entry| u64::from(entry.waiting_tokens()));
-        let longest = waiting().max().filter(|tokens| *tokens > share).unwrap_or(0);
         let kept_for_short = capacity.min(permits_kept_for_short(limits.max_batch_tokens));
-        let left = capacity - longest.min(capacity - kept_for_short);
-        let others = waiting().sum::<u64>() - longest;
+        let waiting = self.entries.values().map(|entry| u64::from(entry.waiting_tokens()));
+        let (short, long): (Vec<u64>, Vec<u64>) = waiting.partition(|tokens| *tokens <= kept_for_short);
+        let left = capacity - long.iter().sum::<u64>().min(capacity - kept_for_short);
         let room = u64::from(self.pool.available()) * u64::from(limits.block_tokens);
-        left.saturating_sub(others).min(room)
+        left.saturating_sub(short.iter().sum()).min(room)
     }
 
     /// Free and cached blocks less one for each sequence that has no growth left: those come before new requests.
