@@ -49,11 +49,12 @@ impl Words<'_> {
         let place = format!("at {} of {}", self.loads(), self.shape.name);
         let is_split = matches!(self.candidate.kind, ArmKind::Disaggregated | ArmKind::Conditional);
         let head = match contrast.finding {
-            Finding::Wins => format!("{candidate} wins against {baseline} {place}"),
+            // Each sentence begins with a capital letter, and the names of arms do not: the report cuts there.
+            Finding::Wins => format!("Here {candidate} wins against {baseline} {place}"),
             Finding::Loses if is_split => {
                 format!("Do not disaggregate here: {place}, {candidate} loses against {baseline}")
             }
-            Finding::Loses => format!("{candidate} loses against {baseline} {place}"),
+            Finding::Loses => format!("Here {candidate} loses against {baseline} {place}"),
             Finding::NoDifferenceShown => {
                 format!("No difference shown between {candidate} and {baseline} {place}")
             }

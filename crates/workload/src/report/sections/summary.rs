@@ -37,6 +37,9 @@ fn verdict(view: &View<'_>, verdict: &str) -> Vec<String> {
     }
 }
 
+/// Three runs that differ much have an interval over many orders of magnitude. It says nothing but that.
+const INTERVAL_FACTOR_MAX: f64 = 100.0;
+
 /// Cut where a full stop is followed by a capital letter.
 fn sentences(text: &str) -> Vec<String> {
     let mut sentences = Vec::new();
@@ -77,10 +80,11 @@ fn card(arm: &ArmView<'_>) -> Card {
             what,
             value: maybe(found.map(|found| found.value)),
             unit,
-            interval: found.map_or_else(
-                || "no interval".to_owned(),
-                |found| format!("95 %: {} to {}", number(found.low), number(found.high)),
-            ),
+            interval: match found {
+                None => "no interval".to_owned(),
+                Some(found) if found.high > found.low * INTERVAL_FACTOR_MAX => "95 %: too wide to say".to_owned(),
+                Some(found) => format!("95 %: {} to {}", number(found.low), number(found.high)),
+            },
         }
     };
     Card {
