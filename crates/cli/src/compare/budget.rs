@@ -228,6 +228,11 @@ mod tests {
             plan.measured_length(Some(QUARTER), MINUTE) > planned,
             "quick preparations give longer runs"
         );
+        let each = plan.measured_length(Some(QUARTER), MINUTE) + AROUND_A_MEASURED_RUN;
+        assert!(
+            each * quick().measured <= QUARTER.mul_f64(0.951),
+            "some time is left: {each:?}"
+        );
         assert_eq!(plan.measured_length(Some(MINUTE), MINUTE), MEASURED_RUN_MIN);
         let text = plan.text();
         assert!(text.contains("18 runs") && text.contains("15.0 min"), "{text}");

@@ -233,10 +233,9 @@ impl Traffic {
     /// The one load of a shape whose streams are what counts. A knee would say nothing there: few long prompts are enough to break the
     /// limits of co-located streams, so a search ended at one long prompt in ten seconds, of which a run of 15 s has one or none.
     pub fn fixed_load(&self, costs: &Costs, cores: u32) -> Option<(String, f64)> {
-        let prompt_s = costs.per_prompt_token_ms.max(0.01) * f64::from(LONG_PROMPT_TOKENS) / 1000.0;
         self.has_streams().then(|| {
             let label = format!("long prompts on {:.0} % of the cores", LONG_PROMPTS_SHARE * 100.0);
-            (label, LONG_PROMPTS_SHARE * f64::from(cores) / prompt_s)
+            (label, long_prompts_a_second(costs, cores))
         })
     }
 
@@ -262,7 +261,7 @@ impl Traffic {
                 f64::from(ANSWER_TOKENS),
             ),
             // Its load is fixed.
-            Source::LongBesideStreams => self.fixed_load(costs, cores).map_or(1.0, |(_, rate)| rate),
+            Source::LongBesideStreams => long_prompts_a_second(costs, cores),
         }
     }
 }
@@ -270,6 +269,12 @@ impl Traffic {
 /// Whether a record is one of the streams that run beside long prompts.
 pub(super) fn is_stream(record: &RequestRecord) -> bool {
     record.prompt_tokens < LONG_PROMPT_TOKENS / 2
+}
+
+/// How many long prompts take their share of the cores.
+fn long_prompts_a_second(costs: &Costs, cores: u32) -> f64 {
+    let prompt_ms = costs.per_prompt_token_ms.max(0.01) * f64::from(LONG_PROMPT_TOKENS);
+    LONG_PROMPTS_SHARE * f64::from(cores) * 1000.0 / prompt_ms
 }
 
 fn streams_a_second(costs: &Costs) -> f64 {

@@ -36,8 +36,8 @@ pub(super) struct Target {
 /// Whether others may take what a decode node has saved so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overtaking {
-    /// The request has not waited long. A prefill node has room again after a step or two, and is overtaken at by short prompts
-    /// only; a decode node may take as long as its longest answer.
+    /// The request has not waited long. A decode node may take as long as its longest answer until it has room. A prefill node
+    /// has room again after a step or two, so only short prompts overtake there.
     AtDecode,
     Nowhere,
 }
@@ -110,8 +110,8 @@ fn has_decode_room(request: &Request, node: &Node) -> bool {
     reported.is_some_and(|room| needed <= room) && node.permits.available() > 0
 }
 
-/// While more waits at a prefill node than it ever grants, a long prompt computes there, and none of its length can come. Short
-/// prompts may then take their share: the node computes it in any case, and the request that saves up waits for the long prompt.
+/// Whether a short prompt may take what a prefill node has kept. While more waits there than the node ever grants, it computes a
+/// long prompt, and the request that saves up has to wait for this prompt in any case. As soon as less waits, the node saves.
 fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
     let capacity = &node.record.capacity;
     let share = permits_kept_for_short(capacity.max_batch_tokens);

@@ -80,11 +80,18 @@ impl Scheduler {
             block_bytes: 0,
         });
         let kept_for_short = capacity.min(permits_kept_for_short(limits.max_batch_tokens));
-        let waiting = self.entries.values().map(|entry| u64::from(entry.waiting_tokens()));
-        let (short, long): (Vec<u64>, Vec<u64>) = waiting.partition(|tokens| *tokens <= kept_for_short);
-        let left = capacity - long.iter().sum::<u64>().min(capacity - kept_for_short);
+        let (mut short, mut long) = (0, 0);
+        for tokens in self.entries.values().map(|entry| u64::from(entry.waiting_tokens())) {
+            let sum = if tokens <= kept_for_short {
+                &mut short
+            } else {
+                &mut long
+            };
+            *sum += tokens;
+        }
+        let left = capacity - long.min(capacity - kept_for_short);
         let room = u64::from(self.pool.available()) * u64::from(limits.block_tokens);
-        left.saturating_sub(short.iter().sum()).min(room)
+        left.saturating_sub(short).min(room)
     }
 
     /// Free and cached blocks less one for each sequence that has no growth left: those come before new requests.
