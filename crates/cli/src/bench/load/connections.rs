@@ -1,20 +1,21 @@
 //! Connections to the server: one for each running stream, used again when the stream has ended.
 
+use std::collections::HashSet;
 use std::future::{Ready, ready};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, header};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
 use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
+use hyper_util::client::legacy::connect::{HttpConnector, HttpInfo};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::{ClientConfig, RootCertStore, crypto};
 use tower::Service;
@@ -28,12 +29,18 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(60);
 
 type Connector = HttpsConnector<HttpConnector<Resolved>>;
 
+/// How often a request is sent again because the connection that it was given had been closed. Each time takes one such
+/// connection out of the pool; more of them than this at once is a server that closes everything.
+const RESENDS_MAX: usize = 16;
+
 /// Sends requests to one endpoint of one server.
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     http: legacy::Client<Connector, Full<Bytes>>,
     uri: Uri,
     headers: HeaderMap,
+    /// This side's address of each connection on which an answer has come: at most as many as this machine has ports.
+    answered: Arc<Mutex<HashSet<SocketAddr>>>,
 }
 
 impl Connections {
@@ -72,10 +79,48 @@ impl Connections {
             http,
             uri,
             headers: headers(server)?,
+            answered: Arc::default(),
         })
     }
 
-    pub(super) fn post(&self, id: &str, lane: Option<&'static str>, body: Bytes) -> legacy::ResponseFuture {
+    /// Sends a request until there is an answer or an error. A server may close a connection after an answer without saying so
+    /// (llama-server does). Then the next request on it finds a closed connection, and is sent again on another one, as curl does
+    /// it. A connection on which no answer has come yet gets no second chance: that is a failed request.
+    pub(super) async fn post(
+        &self,
+        id: &str,
+        lane: Option<&'static str>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, legacy::Error> {
+        let mut resends = 0;
+        loop {
+            match self.http.request(self.request(id, lane, body.clone())).await {
+                Ok(response) => {
+                    if let Some(address) = address_of(response.extensions()) {
+                        self.answered().insert(address);
+                    }
+                    return Ok(response);
+                }
+                Err(error) if resends < RESENDS_MAX && self.was_closed_after_an_answer(&error) => resends += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn was_closed_after_an_answer(&self, error: &legacy::Error) -> bool {
+        let mut of_connection = Extensions::new();
+        let Some(connection) = error.connect_info() else {
+            return false;
+        };
+        connection.get_extras(&mut of_connection);
+        address_of(&of_connection).is_some_and(|address| self.answered().remove(&address))
+    }
+
+    fn answered(&self) -> MutexGuard<'_, HashSet<SocketAddr>> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn request(&self, id: &str, lane: Option<&'static str>, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = self.uri.clone();
@@ -89,8 +134,13 @@ impl Connections {
             let lane = HeaderValue::from_static(lane);
             request.headers_mut().insert(HeaderName::from_static("x-lane"), lane);
         }
-        self.http.request(request)
+        request
     }
+}
+
+/// This side's address of a connection, which no other connection has while it is open.
+fn address_of(of_connection: &Extensions) -> Option<SocketAddr> {
+    of_connection.get::<HttpInfo>().map(HttpInfo::local_addr)
 }
 
 fn without_certificates() -> anyhow::Result<ClientConfig> {

@@ -70,9 +70,8 @@ impl Exchanges {
             ..Progress::default()
         };
         let sent = self.now();
-        let response = self.connections.post(&request.id, lane, request.body);
         let whole = async {
-            match response.await {
+            match self.connections.post(&request.id, lane, request.body).await {
                 Ok(response) => self.read(response, request.cancel_after, &mut progress).await,
                 Err(error) => failed(format!("no answer: {}", chain(&error))),
             }

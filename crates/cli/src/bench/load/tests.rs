@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use serving_core::request::Lane;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use workload::record::{LoopKind, Outcome, RequestRecord, RunPart};
 use workload::trace::{Trace, TraceRequest, Turn};
 
@@ -298,4 +299,86 @@ async fn plans_that_cannot_be_carried_out_say_so() {
         let error = run(&plan, Observer::silent()).await.expect_err("a usage error");
         assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
     }
+}
+
+/// What a server does with its connections.
+#[derive(Clone, Copy, PartialEq)]
+enum Closing {
+    /// It answers once, says nothing of closing, and closes when the next request has come.
+    AfterAnAnswer,
+    /// It closes when a completion is asked for.
+    BeforeAnyAnswer,
+}
+
+/// A server over plain sockets.
+async fn closing(closing: Closing) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut socket = tokio::io::BufReader::new(socket);
+                let request = read_request(&mut socket).await;
+                if request.is_none_or(|line| closing == Closing::BeforeAnyAnswer && line.starts_with("POST")) {
+                    return;
+                }
+                let event = |text: &str| format!("data: {text}\n\n");
+                let token = event(r#"{"choices":[{"text":" tok"}]}"#);
+                let last = event(r#"{"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}"#);
+                let body = [token.repeat(5), last, event("[DONE]")].concat();
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+                let answer = format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+                socket
+                    .get_mut()
+                    .write_all(answer.as_bytes())
+                    .await
+                    .expect("the client reads");
+                read_request(&mut socket).await;
+            });
+        }
+    });
+    url
+}
+
+/// The first line of a request that was read to its end.
+async fn read_request(socket: &mut tokio::io::BufReader<tokio::net::TcpStream>) -> Option<String> {
+    let (mut length, mut first) = (0, None);
+    loop {
+        let mut line = String::new();
+        socket.read_line(&mut line).await.ok().filter(|bytes| *bytes > 0)?;
+        first.get_or_insert_with(|| line.clone());
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    socket.read_exact(&mut body).await.ok()?;
+    first
+}
+
+/// llama-server closes each connection after a streamed answer and does not say so.
+#[tokio::test]
+async fn a_connection_that_was_closed_after_an_answer_costs_no_request() {
+    let url = closing(Closing::AfterAnAnswer).await;
+    let mut plan = LoadPlan::new(&url, trace((0..6).map(|at| ms(at * 30))));
+    plan.server.model = Some("m".to_owned());
+    let run = run(&plan, Observer::silent()).await.expect("a run");
+    let outcomes: Vec<&Outcome> = run.records.iter().map(|record| &record.outcome).collect();
+    assert_eq!(outcomes, vec![&Outcome::Completed; 6]);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_before_any_answer_is_a_failed_request() {
+    let url = closing(Closing::BeforeAnyAnswer).await;
+    let mut plan = LoadPlan::new(&url, trace([ms(0), ms(10)]));
+    plan.server.model = Some("m".to_owned());
+    let run = run(&plan, Observer::silent()).await.expect("a run");
+    let failed = run
+        .records
+        .iter()
+        .filter(|record| matches!(record.outcome, Outcome::Failed { .. }));
+    assert_eq!(failed.count(), 2);
 }
