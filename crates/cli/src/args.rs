@@ -9,7 +9,9 @@ use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
 use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
+use crate::doctor::DoctorArgs;
 use crate::exit::EXIT_STATUS_HELP;
+use crate::kernels::KernelsArgs;
 use crate::local_cluster::etcd::EtcdArgs;
 use crate::man::ManArgs;
 use crate::model::ModelArgs;
@@ -49,6 +51,7 @@ Examples:
   baton report --example --out report     what the report of a comparison looks like
   baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
+  baton doctor --gpu                      what this machine's GPU has, and whether each kernel is right on it
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
 
@@ -105,6 +108,10 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Make the report of a comparison, or of one run, from its JSON.
     Report(ReportArgs),
+    /// Look at this machine's GPU: libraries, and every kernel against the CPU. Not run on hardware yet.
+    Doctor(DoctorArgs),
+    /// Compile the kernels of the GPU engine, on any machine.
+    Kernels(KernelsArgs),
     /// Print the version of this binary.
     Version(VersionArgs),
     /// Print a shell completion script.
@@ -149,6 +156,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Plan(args) => crate::plan::run(&args),
         Command::Report(args) => crate::report::run(&args),
         Command::Replay(args) => crate::replay::run(&args),
+        Command::Doctor(args) => crate::doctor::run(&args),
+        Command::Kernels(args) => crate::kernels::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),
