@@ -15,7 +15,9 @@ pub struct EngineLimits {
 const MOST_BATCH_TOKENS: u32 = 65_536;
 
 impl EngineLimits {
-    pub(crate) fn check(self) -> Result<(), EngineError> {
+    /// # Errors
+    /// No token, no sequence, or more than any engine takes.
+    pub fn check(self) -> Result<(), EngineError> {
         let allowed = 1..=MOST_BATCH_TOKENS;
         if allowed.contains(&self.max_batch_tokens) && allowed.contains(&self.max_sequences) {
             return Ok(());
@@ -30,7 +32,7 @@ impl EngineLimits {
 
 /// The figures that a batch is checked against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchBounds {
+pub struct BatchBounds {
     pub limits: EngineLimits,
     pub vocab_size: u32,
     pub context_length: u32,
@@ -39,7 +41,10 @@ pub(crate) struct BatchBounds {
 
 impl BatchBounds {
     /// Checks everything except the block ids, which the claim checks.
-    pub(crate) fn check(&self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
+    ///
+    /// # Errors
+    /// What is wrong with the batch: a bug of the caller.
+    pub fn check(&self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
         let tokens = batch
             .iter()
             .fold(0usize, |sum, rows| sum.saturating_add(rows.tokens.len()));

@@ -4,6 +4,7 @@ use model_files::gguf::GgufError;
 use thiserror::Error;
 
 use crate::kv_memory::{KvAccessError, KvMemoryError};
+use crate::kv_store::DeviceError;
 
 /// Why an engine could not be opened or a step could not run.
 #[derive(Debug, Error)]
@@ -51,6 +52,9 @@ pub enum EngineError {
         max_sequences: u32,
         most: u32,
     },
+    /// The device failed: nobody knows what was written, and the engine runs no step any more.
+    #[error("{0}; this engine ends: restart the node, or run it with --engine cpu")]
+    Device(DeviceError),
     /// The caller's bug: at most one step is under way.
     #[error("a step was submitted before the last one had completed; it was not run")]
     StillRunning,

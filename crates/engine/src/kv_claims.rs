@@ -104,7 +104,7 @@ fn step_blocks<'a>(
 
 /// The claims of one step at a time. They end when the step has completed, or when the value is dropped.
 #[derive(Debug)]
-pub(crate) struct StepClaim {
+pub struct StepClaim {
     kv: Arc<KvMemory>,
     /// The buffer is used again by the next step.
     held: Vec<(BlockId, Access)>,
@@ -112,7 +112,7 @@ pub(crate) struct StepClaim {
 
 impl StepClaim {
     /// Holds nothing yet.
-    pub(crate) fn new(kv: Arc<KvMemory>) -> Self {
+    pub fn new(kv: Arc<KvMemory>) -> Self {
         let held = Vec::with_capacity(kv.block_count() as usize);
         Self { kv, held }
     }
@@ -121,7 +121,7 @@ impl StepClaim {
     ///
     /// # Errors
     /// A block is held by somebody else, or does not exist: nothing is held then.
-    pub(crate) fn take(&mut self, batch: &[SequenceRows<'_>]) -> Result<(), KvAccessError> {
+    pub fn take(&mut self, batch: &[SequenceRows<'_>]) -> Result<(), KvAccessError> {
         self.release();
         for (block, access) in step_blocks(self.kv.geometry(), batch) {
             if let Err(error) = self.kv.claims().take(block, access) {
@@ -134,7 +134,7 @@ impl StepClaim {
     }
 
     /// The step has completed.
-    pub(crate) fn release(&mut self) {
+    pub fn release(&mut self) {
         for (block, access) in self.held.drain(..) {
             self.kv.claims().release(block, access);
         }

@@ -7,6 +7,8 @@ use crate::KvMemoryError;
 pub enum KvDtype {
     /// IEEE half; the default.
     F16,
+    /// The upper half of an f32: engines on a GPU.
+    Bf16,
     /// For the exact numerics.
     F32,
 }
@@ -14,7 +16,7 @@ pub enum KvDtype {
 impl KvDtype {
     pub fn bytes(self) -> usize {
         match self {
-            KvDtype::F16 => 2,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
             KvDtype::F32 => 4,
         }
     }
@@ -22,6 +24,7 @@ impl KvDtype {
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
             KvDtype::F32 => "f32",
         }
     }

@@ -12,6 +12,7 @@ mod batch;
 pub mod cpu;
 mod device_stand_in;
 mod error;
+pub mod for_devices;
 mod kv_claims;
 mod kv_geometry;
 pub mod kv_memory;

@@ -91,12 +91,18 @@ fn recycle<'b>(mut batch: Vec<SequenceRows<'_>>) -> Vec<SequenceRows<'b>> {
 }
 
 /// Draws what a step asks for from rows of logits.
-pub(crate) struct Draw<'a> {
+pub struct Draw<'a> {
     pub step: &'a Step,
     pub sampler: &'a mut Sampler,
     /// One row of logits, for prompts that several choices draw from.
     pub scratch: &'a mut Vec<f32>,
     pub output: &'a mut StepOutput,
+}
+
+impl std::fmt::Debug for Draw<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Draw").field("step", self.step).finish_non_exhaustive()
+    }
 }
 
 impl LogitsSink for Draw<'_> {

@@ -2,18 +2,35 @@
 
 mod constants;
 
+use std::mem::offset_of;
+
 use cudarc::driver::sys;
 
 use self::constants::CONSTANTS;
+use crate::loader::cublaslt_table;
 
 /// What this crate has for a name of the list. `None`: the list has a name that nothing here knows.
 fn ours(name: &str) -> Option<u64> {
     let size = |bytes: usize| Some(bytes as u64);
+    let value = |value: i32| u64::try_from(value).ok();
     match name {
         "sizeof(CUipcMemHandle)" => size(size_of::<sys::CUipcMemHandle>()),
         "sizeof(CUipcEventHandle)" => size(size_of::<sys::CUipcEventHandle>()),
         "sizeof(CUuuid)" => size(size_of::<sys::CUuuid>()),
         "sizeof(CUlaunchAttribute)" => size(size_of::<sys::CUlaunchAttribute>()),
+        "sizeof(cublasLtMatmulAlgo_t)" => size(size_of::<cublaslt_table::Algo>()),
+        "sizeof(cublasLtMatmulHeuristicResult_t)" => size(size_of::<cublaslt_table::HeuristicResult>()),
+        "offsetof(cublasLtMatmulHeuristicResult_t, state)" => size(offset_of!(cublaslt_table::HeuristicResult, state)),
+        "CUBLASLT_MATMUL_DESC_TRANSA" => value(cublaslt_table::DESC_TRANSA),
+        "CUBLASLT_MATMUL_DESC_TRANSB" => value(cublaslt_table::DESC_TRANSB),
+        "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES" => value(cublaslt_table::PREF_MAX_WORKSPACE_BYTES),
+        "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES" => value(cublaslt_table::PREF_MIN_ALIGNMENTS[0]),
+        "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES" => value(cublaslt_table::PREF_MIN_ALIGNMENTS[3]),
+        "CUBLAS_COMPUTE_32F" => value(cublaslt_table::COMPUTE_32F),
+        "CUDA_R_32F" => value(cublaslt_table::R_32F),
+        "CUDA_R_16BF" => value(cublaslt_table::R_16BF),
+        "CUBLAS_OP_N" => value(cublaslt_table::OP_N),
+        "CUBLAS_OP_T" => value(cublaslt_table::OP_T),
         _ => of_driver(name),
     }
 }

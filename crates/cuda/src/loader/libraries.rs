@@ -6,6 +6,7 @@ use std::path::Path;
 use libloading::os::unix::Library;
 
 use super::compiler::NvrtcTable;
+use super::cublaslt_table::CublasLtTable;
 use super::decision::{Attempt, LibraryDecision, Outcome, decide_library, decide_nvrtc, fits, image_rule};
 use super::driver::{self, DriverTable};
 use super::report::LoaderReport;
@@ -21,13 +22,7 @@ pub struct Libraries {
     report: LoaderReport,
     driver: Option<DriverTable>,
     nvrtc: Option<NvrtcTable>,
-}
-
-function_table! {
-    /// Nothing uses cuBLASLt yet: that it is there, and its version, are only reported.
-    CublasLtTable {
-        version = "cublasLtGetVersion": fn() -> usize;
-    }
+    cublaslt: Option<CublasLtTable>,
 }
 
 function_table! {
@@ -57,7 +52,7 @@ impl Libraries {
             let candidates = builtins_of(found, &attempts);
             open_builtins(candidates, found.version, &mut attempts);
         }
-        first(search, (Component::CublasLt, cuda), &mut attempts, cublaslt_of);
+        let cublaslt = first(search, (Component::CublasLt, cuda), &mut attempts, cublaslt_of);
         first(search, (Component::Nccl, None), &mut attempts, nccl_of);
         let compiler = decide_nvrtc(&attempts);
         let report = LoaderReport {
@@ -76,6 +71,7 @@ impl Libraries {
             report,
             driver: driver.table,
             nvrtc: nvrtc.filter(|_| has_compiler).map(|found| found.table),
+            cublaslt: cublaslt.map(|found| found.table),
         }
     }
 
@@ -95,6 +91,10 @@ impl Libraries {
 
     pub(crate) fn nvrtc(&self) -> Result<NvrtcTable, LibraryDecision> {
         self.nvrtc.ok_or_else(|| self.report.nvrtc.clone())
+    }
+
+    pub(crate) fn cublaslt(&self) -> Result<CublasLtTable, LibraryDecision> {
+        self.cublaslt.ok_or_else(|| self.report.cublaslt.clone())
     }
 
     /// The version of the compiler, which is a part of the name of what it made.

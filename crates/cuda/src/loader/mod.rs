@@ -5,6 +5,7 @@
 //! `decision.rs`, without IO.
 
 mod compiler;
+pub(crate) mod cublaslt_table;
 mod decision;
 mod driver;
 mod libraries;

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
 use super::buffers::{AttentionScratch, Inputs, Shared};
@@ -310,6 +310,10 @@ unsafe fn store_row(to: *mut u8, dtype: KvDtype, row: &[f32]) {
                 std::slice::from_raw_parts_mut(to.cast::<f16>(), row.len()).convert_from_f32_slice(row);
             }
             KvDtype::F32 => std::slice::from_raw_parts_mut(to.cast::<f32>(), row.len()).copy_from_slice(row),
+            // No numerics of this engine store it.
+            KvDtype::Bf16 => {
+                std::slice::from_raw_parts_mut(to.cast::<bf16>(), row.len()).convert_from_f32_slice(row);
+            }
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::{
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
 pub use packing::LoadProgress;
+pub use rope::rope_speeds;
 pub use shared_weights::{NotShared, WeightsFile};
 
 /// Which instruction set computes; all give the same bits.

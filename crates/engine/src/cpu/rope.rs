@@ -45,7 +45,7 @@ pub(crate) struct RopeTable {
 impl RopeTable {
     fn new(positions: usize, rope: &Rope) -> Self {
         let pairs = rope.dims / 2;
-        let (speeds, magnitude) = speeds(rope);
+        let (speeds, magnitude) = rope_speeds(rope);
         let turns = (0..positions)
             .flat_map(|position| speeds.iter().map(move |speed| sin_cos_f64(position as f64 * speed)))
             .map(|(sin, cos)| ((cos * magnitude) as f32, (sin * magnitude) as f32))
@@ -76,7 +76,7 @@ impl RopeTable {
 }
 
 /// The angle of each pair at position 1, and the magnitude.
-fn speeds(rope: &Rope) -> (Vec<f64>, f64) {
+pub fn rope_speeds(rope: &Rope) -> (Vec<f64>, f64) {
     let log_base = ln(f64::from(rope.base));
     let speed = |pair: usize| exp_f64(-2.0 * pair as f64 / rope.dims as f64 * log_base);
     let plain = (0..rope.dims / 2).map(speed);
@@ -161,11 +161,11 @@ mod tests {
     fn scalings_change_the_speeds() {
         let plain = rope(RopePairs::Halves, (500_000.0, 128), RopeScaling::None);
         let scaled = |scaling| {
-            let (speeds, magnitude) = speeds(&Rope {
+            let (speeds, magnitude) = rope_speeds(&Rope {
                 scaling,
                 ..plain.clone()
             });
-            let ratios: Vec<f64> = self::speeds(&plain).0.iter().zip(&speeds).map(|(a, b)| a / b).collect();
+            let ratios: Vec<f64> = rope_speeds(&plain).0.iter().zip(&speeds).map(|(a, b)| a / b).collect();
             (ratios, magnitude)
         };
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;

@@ -1,6 +1,6 @@
 //! The f32 loops of every instruction set, generic over [`Vector`]: one source, so one order of operations.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::vector::Vector;
 use super::{BLOCK, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
@@ -292,6 +292,8 @@ unsafe fn load_values<V: Vector>(from: *const u8, dtype: KvDtype, at: usize) -> 
         match dtype {
             KvDtype::F16 => V::load_halves(from.cast::<f16>().add(at)),
             KvDtype::F32 => V::load(&*from.cast::<f32>().add(at).cast::<Lanes>()),
+            // No numerics of this engine store it.
+            KvDtype::Bf16 => V::load(&(*from.cast::<bf16>().add(at).cast::<[bf16; LANES]>()).map(f32::from)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Every kernel of this CPU against the portable definition, bit for bit.
 
-use half::f16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::lanes::{AttendCall, AttendScratch, QuantisedRow};
@@ -285,6 +285,7 @@ impl AttendCase {
                         match self.dtype {
                             KvDtype::F16 => start.add(at + offset).cast::<f16>().write(f16::from_f32(value)),
                             KvDtype::F32 => start.add(at + offset).cast::<f32>().write(value),
+                            KvDtype::Bf16 => start.add(at + offset).cast::<bf16>().write(bf16::from_f32(value)),
                         }
                     }
                 }

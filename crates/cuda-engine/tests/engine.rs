@@ -1,0 +1,227 @@
+//! The whole engine on the false driver, with a tiny random model: the same tokens and KV whatever the chunks, the phase and who
+//! draws. Each test in a process of its own, whose report must have no finding and no leak.
+//!
+//! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; without it `target/false-cuda` is taken.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda_engine::{CudaEngine, CudaOptions, KvRoom, Mode, ProductChoice, open_cuda_engine};
+use engine::{Engine, EngineLimits, Step};
+use model_files::model::Model;
+use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel};
+use serving_core::ids::{Attempt, NodeEpoch, RequestId, TokenId};
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+use serving_core::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, SchedulerEvent, Work};
+use serving_core::time::Time;
+
+const FOLDER: &str = "BATON_FALSE_CUDA";
+const TASK: &str = "BATON_ENGINE_CHECK";
+const PROMPT_TOKENS: u32 = 37;
+const OUTPUT_TOKENS: u32 = 5;
+const CHOICES: u32 = 2;
+
+/// Runs a task in a process of its own and looks at the false driver's report.
+fn check(task: &str) {
+    let usual = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("false-cuda");
+    let folder = std::env::var_os(FOLDER).map_or(usual, PathBuf::from);
+    assert!(
+        folder.join("libcuda.so.1").exists(),
+        "{} has no false driver: `scripts/false-cuda` makes it",
+        folder.display()
+    );
+    let scratch = tempfile::tempdir().unwrap();
+    let report = scratch.path().join("report.json");
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "one_task_in_a_process_of_its_own",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(TASK, task)
+        .env(
+            "BATON_KERNEL_CACHE",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-kernels"),
+        )
+        .env("BATON_CUDA_PATH", &folder)
+        .env("FALSE_CUDA_CC", "9.0")
+        .env("FALSE_CUDA_REPORT", &report)
+        .output()
+        .unwrap();
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&child.stdout),
+        String::from_utf8_lossy(&child.stderr)
+    );
+    assert!(child.status.success(), "{task}: {said}");
+    assert_nothing_was_found(&report, task);
+}
+
+fn assert_nothing_was_found(report: &Path, task: &str) {
+    let text =
+        std::fs::read_to_string(report).unwrap_or_else(|error| panic!("{task}: the driver left no report: {error}"));
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(
+        report["launches"].as_u64().unwrap() > 0,
+        "{task}: no kernel ran: {text}"
+    );
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.is_empty(), "{task}: {findings:#?}");
+    for (kind, count) in report["leaks"].as_object().unwrap() {
+        assert_eq!(count.as_u64(), Some(0), "{task}: leaked {kind}");
+    }
+}
+
+fn open(mode: Mode, max_batch_tokens: u32) -> CudaEngine {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let model = TinyModel {
+        head_dim: 64,
+        ..TinyModel::default()
+    };
+    model.build().write(&path).unwrap();
+    let options = CudaOptions {
+        ordinal: 0,
+        mode,
+        products: ProductChoice::Own,
+        limits: EngineLimits {
+            max_batch_tokens,
+            max_sequences: 4,
+        },
+        block_tokens: 16,
+        kv: KvRoom::Bytes(1 << 20),
+        progress: None,
+    };
+    open_cuda_engine(&Model::open(&path).unwrap(), options).unwrap()
+}
+
+fn request(logprobs: Option<u32>) -> Request {
+    Request {
+        id: RequestId(1),
+        prompt: (0..PROMPT_TOKENS)
+            .map(|at| TokenId(at * 7 % TINY_VOCAB_SIZE as u32))
+            .collect(),
+        client_prompt_tokens: PROMPT_TOKENS,
+        sampling: SamplingParams {
+            temperature: 0.9,
+            top_p: 0.95,
+            repetition_penalty: 1.1,
+            ..SamplingParams::greedy()
+        },
+        stop: StopConditions {
+            max_tokens: OUTPUT_TOKENS,
+            min_tokens: 0,
+            end_tokens: Vec::new(),
+            stop_token_ids: Vec::new(),
+        },
+        choice_count: CHOICES,
+        seed: 42,
+        logprobs,
+        prompt_logprobs: None,
+        report_kv_hashes: true,
+        lane: Lane::Interactive,
+        time_limit: Duration::from_secs(60),
+    }
+}
+
+/// The tokens of each choice, and the hashes of the prompt's blocks.
+type Answer = (Vec<Vec<TokenId>>, Vec<u64>);
+
+fn answer(engine: &mut CudaEngine, logprobs: Option<u32>) -> Answer {
+    let kv = engine.kv().clone();
+    let limits = NodeLimits {
+        kv_blocks: kv.block_count(),
+        block_tokens: 16,
+        max_batch_tokens: engine.limits().max_batch_tokens,
+        max_sequences: engine.limits().max_sequences,
+        max_model_tokens: 200,
+        vocab_size: engine.model().vocab_size,
+        prefix_cache: false,
+    };
+    let mut scheduler = Scheduler::new(SchedulerConfig::decode(limits, Duration::from_secs(5)));
+    let admission = Admission {
+        request: Arc::new(request(logprobs)),
+        attempt: Attempt(0),
+        permits: 9,
+        coordinator: NodeEpoch(1),
+        work: Work::Whole,
+    };
+    scheduler.admit(Time::ZERO, admission).unwrap();
+    let (mut tokens, mut hashes, mut step) = (vec![Vec::new(); CHOICES as usize], Vec::new(), Step::default());
+    while let Some(plan) = scheduler.next_step(Time::ZERO) {
+        step.fill(&plan);
+        engine.submit(step);
+        let completed = engine.complete().unwrap();
+        assert!(engine.times().is_some());
+        step = completed.step;
+        scheduler.step_done(Time::ZERO, &mut completed.result.unwrap().sampled);
+        while let Some(event) = scheduler.take_event() {
+            match event {
+                SchedulerEvent::CopyBlock { from, to, .. } => kv.copy_block(from, to).unwrap(),
+                SchedulerEvent::HashPrompt { blocks, .. } => hashes = kv.prompt_hashes(&blocks, PROMPT_TOKENS).unwrap(),
+                SchedulerEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
+                _ => {}
+            }
+        }
+    }
+    assert!(
+        tokens.iter().all(|choice| choice.len() == OUTPUT_TOKENS as usize),
+        "{tokens:?}"
+    );
+    (tokens, hashes)
+}
+
+#[test]
+#[ignore = "the other tests start it with a task"]
+fn one_task_in_a_process_of_its_own() {
+    match std::env::var(TASK).expect("the parent names a task").as_str() {
+        "invariant" => {
+            let expected = answer(&mut open(Mode::Invariant, 64), None);
+            assert!(!expected.1.is_empty());
+            // Chunks of other lengths, and one token at a time as in decode.
+            for max_batch_tokens in [16, 4] {
+                assert_eq!(
+                    answer(&mut open(Mode::Invariant, max_batch_tokens), None),
+                    expected,
+                    "{max_batch_tokens}"
+                );
+            }
+        }
+        "draws" => {
+            let mut engine = open(Mode::Invariant, 64);
+            let on_device = answer(&mut engine, None);
+            assert!(engine.graphs() > 0, "decode steps became graphs");
+            assert_eq!(
+                answer(&mut engine, Some(2)),
+                on_device,
+                "the host draws the same tokens"
+            );
+        }
+        "fast" => {
+            let mut engine = open(Mode::Fast, 64);
+            let first = answer(&mut engine, None);
+            assert!(engine.graphs() > 0);
+            // The same sizes of steps give the same bits, with a graph or without one.
+            assert_eq!(answer(&mut engine, None), first);
+        }
+        other => panic!("there is no task {other}"),
+    }
+}
+
+#[test]
+fn invariant_tokens_and_kv_do_not_depend_on_chunks() {
+    check("invariant");
+}
+
+#[test]
+fn the_host_and_the_device_draw_the_same_tokens() {
+    check("draws");
+}
+
+#[test]
+fn the_fast_mode_repeats_itself_with_and_without_a_graph() {
+    check("fast");
+}
