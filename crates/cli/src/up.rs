@@ -40,6 +40,7 @@ Examples:
   baton up --model ./my.gguf --listen 127.0.0.1:0 --json
   baton up --model ./my-folder --served-model-name mine,org/other-name
   baton up --model org/name:Q4_K_M           from the Hugging Face hub, or its cache on this machine
+  baton up --devices cuda:0,cuda:1           a GPU for each node; not run on hardware yet, see baton doctor --gpu
   BATON_LAST_CHUNK_TOKENS=0 baton up         any setting of a process: BATON_<KEY> in the environment
   BATON_SHARED_WEIGHTS= baton up             weights in each node, not once for all of them
   BATON_SHM_DIRECT_SECRET= baton up          KV through a checked ring, not written in place";
@@ -85,6 +86,7 @@ pub struct UpArgs {
 
 pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     check_listen(&args.listen)?;
+    check_devices(args.settings.devices.len(), args.topology)?;
     let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
     if let Some(dir) = &args.log_dir {
@@ -97,6 +99,19 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(up(args, executable, model))
+}
+
+/// A device for all nodes, or one for each.
+fn check_devices(devices: usize, topology: Topology) -> anyhow::Result<()> {
+    let nodes = topology.node_count() as usize;
+    match devices {
+        0 | 1 => Ok(()),
+        _ if devices == nodes => Ok(()),
+        _ => Err(anyhow::anyhow!(
+            "--devices names {devices} devices for the {nodes} nodes of {topology}: write one for all, or one for each"
+        ))
+        .exit(Exit::Usage),
+    }
 }
 
 /// Reports at once an address that the coordinator could not use.

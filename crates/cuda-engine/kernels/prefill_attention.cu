@@ -138,6 +138,8 @@ KERNEL __launch_bounds__(THREADS) prefill_attention(const u16* queries, const Ro
   u8* const stages = shared + ROWS * ROW_BYTES;
   const Pool pool = {pool_start, block_bytes, layer_offset, tables, table_stride, block_shift};
   const RowTile tile = tiles[blockIdx.x];
+  // A place that no rows fill: nothing may be copied, because nobody would wait for it.
+  if (tile.rows == 0) return;
   const u32 head = blockIdx.y, kv_head = head / (heads / kv_heads), lane = lane_id(), warp_row = warp_id() * 16;
   const Masks masks = {tile.first_position + tile.rows, window};
   const u32 first_seen = window != 0 && tile.first_position + 1 > window ? tile.first_position + 1 - window : 0;

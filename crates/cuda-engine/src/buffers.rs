@@ -12,7 +12,7 @@ use crate::model::{Capacity, ModelPlan};
 pub(crate) const LOGITS_ROWS: u32 = 64;
 /// Tokens that a step draws on the device at most. Rows beyond it are drawn on the host.
 pub(crate) const DRAWS_MAX: usize = 8_192;
-/// cuBLASLt's workspace (ENGINE.md's advice for Hopper, and NVIDIA's own default there: cuBLAS documentation, workspace).
+/// cuBLASLt's workspace (NVIDIA's default for Hopper: cuBLAS documentation, workspace).
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 const BF16: usize = 2;

@@ -66,7 +66,7 @@ pub enum CudaEngineError {
     #[error(transparent)]
     Memory(#[from] DoesNotFit),
     #[error(transparent)]
-    Gate(#[from] GateError),
+    Gate(Box<GateError>),
     /// Limits, block sizes and types of tensors, as for every engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -74,6 +74,12 @@ pub enum CudaEngineError {
     Sampler(#[from] SampleError),
     #[error(transparent)]
     Work(#[from] WorkError),
+}
+
+impl From<GateError> for CudaEngineError {
+    fn from(error: GateError) -> Self {
+        Self::Gate(Box::new(error))
+    }
 }
 
 impl From<KvMemoryError> for CudaEngineError {

@@ -44,7 +44,7 @@ pub enum GateError {
     Broken {
         group: &'static str,
         device: String,
-        cause: KernelError,
+        cause: Box<KernelError>,
     },
 }
 
@@ -85,7 +85,7 @@ fn check(device: &Device, target: &Target<'_>, shape: AttentionShape) -> Result<
         move |cause| GateError::Broken {
             group: group.name(),
             device: name(),
-            cause,
+            cause: Box::new(cause),
         }
     };
     let mut bench = Bench::new(device, target).map_err(broken(Group::Rows))?;

@@ -26,6 +26,9 @@ mod step;
 mod times;
 mod weights;
 
+use engine::{Engine, OpenError, OpenOptions};
+use model_files::model::Model;
+
 pub use self::device_engine::CudaEngine;
 pub use self::error::{CudaEngineError, WorkError};
 pub use self::gate::{GateError, GateVerdict};
@@ -33,5 +36,30 @@ pub use self::libraries::libraries;
 pub use self::memory::{DeviceMemoryUse, DeviceNeed, DeviceRoom, DoesNotFit};
 pub use self::model::UnsupportedModel;
 pub use self::open::open_cuda_engine;
-pub use self::options::{CudaOptions, KvRoom, Mode, ProductChoice};
+pub use self::options::{CudaOptions, DeviceChoice, KvRoom, Mode, ProductChoice};
 pub use self::times::StepTimes;
+
+/// Opens the engine for a node's settings on a visible device, as [`engine::open_engine_by`] wants it.
+///
+/// # Errors
+/// [`OpenError`]: there is no model, or [`CudaEngineError`] within it.
+pub fn open(
+    (ordinal, mode): (u32, Mode),
+    file: Option<&Model>,
+    options: OpenOptions<'_>,
+) -> Result<Box<dyn Engine>, OpenError> {
+    let file = file.ok_or(OpenError::NoModel)?;
+    let engine = open_cuda_engine(
+        file,
+        CudaOptions {
+            ordinal,
+            mode,
+            products: ProductChoice::Measured,
+            limits: options.limits,
+            block_tokens: options.block_tokens,
+            kv: KvRoom::Bytes(options.kv_bytes),
+            progress: options.progress,
+        },
+    );
+    Ok(Box::new(engine.map_err(|error| OpenError::Device(Box::new(error)))?))
+}

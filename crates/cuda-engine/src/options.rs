@@ -1,14 +1,65 @@
 //! How a model is run on a device. There is no default, because each value is a decision of the node's configuration.
 
+use std::fmt;
+use std::str::FromStr;
+
 use engine::{EngineLimits, LoadProgress};
+use serde::{Serialize, Serializer};
+use thiserror::Error;
+
+/// Where a model is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The processors, until somebody has run the GPU engine on hardware.
+    #[default]
+    Auto,
+    Cpu,
+    /// A visible GPU by its number.
+    Cuda(u32),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{0}` is no device; write auto, cpu or cuda:N")]
+pub struct UnknownDevice(String);
+
+impl FromStr for DeviceChoice {
+    type Err = UnknownDevice;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDevice> {
+        let unknown = || UnknownDevice(text.to_owned());
+        match (text, text.strip_prefix("cuda:")) {
+            ("auto", _) => Ok(DeviceChoice::Auto),
+            ("cpu", _) => Ok(DeviceChoice::Cpu),
+            (_, Some(number)) => number.parse().map(DeviceChoice::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+impl Serialize for DeviceChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 /// Which sums a step computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// The fastest kernel for each shape. The last bits of a row depend on the sizes of its step.
-    Fast,
     /// The own products and one kernel of attention for all rows: equal bits in both phases, in any batch and chunk.
     Invariant,
+    /// The fastest kernel for each shape. The last bits of a row depend on the sizes of its step.
+    Fast,
 }
 
 impl Mode {
@@ -65,5 +116,23 @@ impl std::fmt::Debug for CudaOptions<'_> {
             .field("limits", &self.limits)
             .field("kv", &self.kv)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written_and_others_are_refused() {
+        for text in ["auto", "cpu", "cuda:0", "cuda:11"] {
+            assert_eq!(
+                text.parse::<DeviceChoice>().map(|device| device.to_string()),
+                Ok(text.to_owned())
+            );
+        }
+        for text in ["", "cuda", "cuda:", "cuda:-1", "gpu:0", "CPU"] {
+            assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
+        }
     }
 }

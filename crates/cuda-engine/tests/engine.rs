@@ -3,6 +3,8 @@
 //!
 //! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; without it `target/false-cuda` is taken.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -76,6 +78,10 @@ fn assert_nothing_was_found(report: &Path, task: &str) {
 }
 
 fn open(mode: Mode, max_batch_tokens: u32) -> CudaEngine {
+    open_with(ProductChoice::Own, mode, max_batch_tokens)
+}
+
+fn open_with(products: ProductChoice, mode: Mode, max_batch_tokens: u32) -> CudaEngine {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     let model = TinyModel {
@@ -86,7 +92,7 @@ fn open(mode: Mode, max_batch_tokens: u32) -> CudaEngine {
     let options = CudaOptions {
         ordinal: 0,
         mode,
-        products: ProductChoice::Own,
+        products,
         limits: EngineLimits {
             max_batch_tokens,
             max_sequences: 4,
@@ -207,6 +213,12 @@ fn one_task_in_a_process_of_its_own() {
             // The same sizes of steps give the same bits, with a graph or without one.
             assert_eq!(answer(&mut engine, None), first);
         }
+        "library" => {
+            let mut engine = open_with(ProductChoice::Library, Mode::Fast, 64);
+            assert!(engine.library_shapes() > 0, "cuBLASLt computes some products");
+            let greedy = answer(&mut engine, None);
+            assert_eq!(answer(&mut engine, None), greedy);
+        }
         other => panic!("there is no task {other}"),
     }
 }
@@ -224,4 +236,9 @@ fn the_host_and_the_device_draw_the_same_tokens() {
 #[test]
 fn the_fast_mode_repeats_itself_with_and_without_a_graph() {
     check("fast");
+}
+
+#[test]
+fn products_of_cublaslt_are_used_where_they_may_be() {
+    check("library");
 }

@@ -43,7 +43,9 @@ pub use kv_store::{DeviceError, DeviceMemory};
 pub use memory_need::{MemoryNeed, MemoryRoom, NotEnoughMemory};
 pub use numerics::Numerics;
 pub use on_host::OnHost;
-pub use open::{EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility, memory_need, open_engine};
+pub use open::{
+    EngineKind, OpenError, OpenOptions, OpenedEngine, compatibility, memory_need, open_engine, open_engine_by,
+};
 pub use sample::{SampleError, SampleInput, Sampled, Sampler, prompt_logprob};
 pub use stand_in::{StandInConfig, StandInEngine};
 pub use step::{CompletedStep, Draws, PromptLogprobsChunk, Step, StepOutput, StepRow};

@@ -105,6 +105,13 @@ pub enum OpenError {
     Memory(#[from] NotEnoughMemory),
     #[error("the model cannot be sampled from: {0}")]
     Sampler(#[from] SampleError),
+    #[error(
+        "the {engine:?} engine computes nothing on {device}: leave --device out, or take --engine cpu, which then uses the GPU"
+    )]
+    NoSuchDevice { engine: EngineKind, device: String },
+    /// From an engine on a device, in its own words.
+    #[error(transparent)]
+    Device(Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Opens the engine. Takes seconds for a real model: call it off the async threads.
@@ -112,13 +119,26 @@ pub enum OpenError {
 /// # Errors
 /// [`OpenError`]; all are the settings' or the file's fault.
 pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> {
+    let opener = options.kind.opener();
+    open_engine_by(options, |file, options| {
+        check_memory(file, &options)?;
+        opener(file, options)
+    })
+}
+
+/// Opens an engine of another crate, which looks after the memory that it needs.
+///
+/// # Errors
+/// As [`open_engine`].
+pub fn open_engine_by(
+    options: OpenOptions<'_>,
+    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>,
+) -> Result<OpenedEngine, OpenError> {
     let protocol_version = options.protocol_version;
     let file = match options.model {
         Some(path) => Some(Model::open(path)?),
         None => None,
     };
-    check_memory(file.as_ref(), &options)?;
-    let opener = options.kind.opener();
     let (tokenizer_hash, engine) = std::thread::scope(|scope| {
         // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
         let hashes = file.as_ref().map(|file| {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args};
+use cuda_engine::{DeviceChoice, Mode};
 use engine::{
     EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, MemoryNeed, Numerics, OpenError, OpenOptions,
-    OpenedEngine, memory_need, open_engine,
+    OpenedEngine, memory_need, open_engine, open_engine_by,
 };
 use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
@@ -48,6 +49,14 @@ pub struct NodeConfig {
     /// What runs the model
     #[arg(long, value_enum, default_value = "cpu")]
     pub engine: EngineKind,
+    /// Where the model is computed: auto, cpu or cuda:N, the N-th visible GPU. auto is the processors, because the GPU engine has
+    /// not been run on hardware: `baton doctor --gpu` checks it first
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Sums of the GPU engine: invariant gives a token the same bits whatever runs beside it, fast may use cuBLASLt; all nodes of a
+    /// cluster need the same
+    #[arg(long, value_enum, default_value = "invariant")]
+    pub gpu_numerics: Mode,
     /// Arithmetic of the CPU engine; all nodes of a cluster need the same
     #[arg(long, value_enum, default_value = "int8-blocks")]
     pub numerics: Numerics,
@@ -119,7 +128,19 @@ impl NodeConfig {
     ) -> Result<OpenedEngine, OpenError> {
         let shared = self.shared_weights.as_deref().filter(|path| !path.is_empty());
         let kept_weights = kept_weights.shared_at(shared.map(Path::new));
-        let opened = open_engine(self.open_options(limits, kv_backing, kept_weights.clone()))?;
+        let options = self.open_options(limits, kv_backing, kept_weights.clone());
+        if let (EngineKind::StandIn | EngineKind::DeviceStandIn, DeviceChoice::Cuda(_)) = (self.engine, self.device) {
+            return Err(OpenError::NoSuchDevice {
+                engine: self.engine,
+                device: self.device.to_string(),
+            });
+        }
+        let opened = match self.gpu() {
+            Some(ordinal) => open_engine_by(options, |file, options| {
+                cuda_engine::open((ordinal, self.gpu_numerics), file, options)
+            })?,
+            None => open_engine(options)?,
+        };
         if let Some(why) = kept_weights.take_not_shared() {
             tracing::warn!(%why, "the weights are packed for this process alone");
         }
@@ -131,11 +152,23 @@ impl NodeConfig {
     /// # Errors
     /// The model file's fault.
     pub fn memory_need(&self) -> Result<MemoryNeed, OpenError> {
+        if self.gpu().is_some() {
+            // That engine compares with the memory of its device.
+            return Ok(MemoryNeed::default());
+        }
         let limits = EngineLimits {
             max_batch_tokens: self.max_num_batched_tokens,
             max_sequences: self.max_num_seqs,
         };
         memory_need(&self.open_options(limits, KvBacking::default(), KeptWeights::default()))
+    }
+
+    /// The GPU that computes the model. Stand-ins have none.
+    fn gpu(&self) -> Option<u32> {
+        match (self.engine, self.device) {
+            (EngineKind::Cpu, DeviceChoice::Cuda(ordinal)) => Some(ordinal),
+            _ => None,
+        }
     }
 
     fn open_options(&self, limits: EngineLimits, kv_backing: KvBacking, kept_weights: KeptWeights) -> OpenOptions<'_> {

@@ -10,6 +10,7 @@ mod fault_matrix;
 mod fault_runs;
 mod flight_record;
 mod goldens;
+mod gpu;
 mod incompatible_pairs;
 mod load;
 mod local_config;

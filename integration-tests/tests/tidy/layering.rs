@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("crates/cuda-engine", &["serving-core", "model-files", "engine", "cuda"]),
     ("crates/cuda-testkit/ptx-vm", &[]),
     ("crates/cuda-testkit/false-cuda", &["ptx-vm"]),
+    ("crates/cuda-testkit/false-cublaslt", &[]),
     ("crates/simulator", &["serving-core", "workload"]),
     (
         "coordinator",
@@ -37,7 +38,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "crates/node",
-        &["serving-core", "proto", "service-runtime", "engine", "kv-transfer"],
+        &[
+            "serving-core",
+            "proto",
+            "service-runtime",
+            "engine",
+            "cuda-engine",
+            "kv-transfer",
+        ],
     ),
     ("prefill-node", ROLE),
     ("decode-node", ROLE),

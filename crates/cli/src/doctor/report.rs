@@ -60,7 +60,7 @@ impl GpuReport {
                     .to_owned()
             }
             () if wrong.is_empty() && not_run == 0 => format!(
-                "Every kernel is right on GPU {}: {} checks. The GPU engine does not serve yet.",
+                "Every kernel is right on GPU {}: {} checks. `--devices cuda:{0}` serves on it.",
                 self.device,
                 self.kernels.iter().map(|group| group.checks().len()).sum::<usize>()
             ),

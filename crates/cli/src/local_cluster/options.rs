@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use coordinator::FlightRecordTarget;
+use cuda_engine::DeviceChoice;
 use engine::WeightsFile;
 use service_runtime::announce::Listening;
 
@@ -152,6 +153,13 @@ pub struct ClusterSettings {
     /// cpu; or for tests, without weights: stand-in, device-stand-in (its KV is in memory that the host cannot address).
     #[arg(long, value_name = "NAME")]
     pub engine: Option<String>,
+    /// Where each node computes the model, in the order in which `baton up` lists them: cuda:0,cuda:1. A single one is for all
+    /// nodes [default: the processors]. The GPU engine has not been run on hardware.
+    #[arg(long, value_name = "DEVICE,..", value_delimiter = ',')]
+    pub devices: Vec<DeviceChoice>,
+    /// Sums of the GPU engine: invariant (default) or fast.
+    #[arg(long, value_name = "NAME")]
+    pub gpu_numerics: Option<String>,
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
@@ -371,15 +379,33 @@ impl LocalClusterOptions {
             ],
             Topology::CoLocated { node_count } => vec![(ProcessKind::CoLocated, "decode", node_count)],
         };
-        let nodes = pools.into_iter().flat_map(|(kind, word, count)| {
-            (0..count).map(move |index| self.node(kind, format!("{word}-{index}"), coordinators))
-        });
-        nodes.collect()
+        let nodes = pools
+            .into_iter()
+            .flat_map(|(kind, word, count)| (0..count).map(move |index| (kind, format!("{word}-{index}"))));
+        let devices = &self.settings.devices;
+        let device = |index: usize| {
+            if devices.len() == 1 {
+                devices.first()
+            } else {
+                devices.get(index)
+            }
+        };
+        let nodes = nodes.enumerate();
+        nodes
+            .map(|(index, node)| self.node(node, device(index), coordinators))
+            .collect()
     }
 
-    fn node(&self, kind: ProcessKind, name: String, coordinators: &str) -> ProcessSpec {
+    fn node(
+        &self,
+        (kind, name): (ProcessKind, String),
+        device: Option<&DeviceChoice>,
+        coordinators: &str,
+    ) -> ProcessSpec {
         let settings = &self.settings;
         let mut flags = self.flags_of_all(&name, "127.0.0.1:0");
+        flags.set_some("device", &device);
+        flags.set_some("gpu-numerics", &settings.gpu_numerics);
         flags.set("coordinators", coordinators);
         flags.set_some("threads", &settings.threads_per_node);
         flags.set_some("kv-cache-memory", &settings.kv_cache_memory);

@@ -23,7 +23,7 @@ pub enum KernelError {
     #[error(transparent)]
     Arch(#[from] ArchError),
     #[error("kernels of {unit} were not compiled: {cause}")]
-    Compile { unit: String, cause: CompileError },
+    Compile { unit: String, cause: Box<CompileError> },
     #[error("kernels of {unit} are not as they should be: {cause}")]
     Resources { unit: String, cause: ResourceError },
     #[error("kernel {kernel:?} could not be {what}: {cause}")]
@@ -170,7 +170,7 @@ impl<'a> Target<'a> {
     fn compile(&self, unit: Unit) -> Result<driver::Compiled, KernelError> {
         driver::compile(self.libraries, unit, self.arch).map_err(|cause| KernelError::Compile {
             unit: unit.to_string(),
-            cause,
+            cause: Box::new(cause),
         })
     }
 

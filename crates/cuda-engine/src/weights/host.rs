@@ -35,7 +35,7 @@ pub(super) fn rows_to_bf16(tensor: &Tensor<'_>, first: usize, out: &mut [u8]) {
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Without a further thread the others do its work.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, &convert);
+            let _ = std::thread::Builder::new().spawn_scoped(scope, convert);
         }
         convert();
     });

@@ -13,7 +13,7 @@ use crate::loader::cublaslt_table::{
     PREF_MAX_WORKSPACE_BYTES, PREF_MIN_ALIGNMENTS, R_16BF, R_32F, SUCCESS,
 };
 
-/// Ways to compute that are asked for. The engine times them at its start (ENGINE.md, GPU section 4a).
+/// Ways to compute that are asked for. The engine times them at its start.
 const CHOICES_MAX: usize = 8;
 /// Every matrix begins at a multiple of this. Kernels with wide loads need no more, and rows of activations begin there.
 const ALIGNMENT_BYTES: u32 = 16;

@@ -1,4 +1,5 @@
-//! Sizes and values of the headers of nvidia-cuda-runtime 13.0.96. Written by `scripts/cuda-abi-check --write`; do not edit.
+//! Sizes and values of the headers of nvidia-cuda-runtime 13.0.96 and nvidia-cublas 13.1.0.3. Written by
+//! `scripts/cuda-abi-check --write`; do not edit.
 
 #[rustfmt::skip]
 pub(super) const CONSTANTS: &[(&str, u64)] = &[
@@ -6,6 +7,19 @@ pub(super) const CONSTANTS: &[(&str, u64)] = &[
     ("sizeof(CUipcEventHandle)", 64),
     ("sizeof(CUuuid)", 16),
     ("sizeof(CUlaunchAttribute)", 72),
+    ("sizeof(cublasLtMatmulAlgo_t)", 64),
+    ("sizeof(cublasLtMatmulHeuristicResult_t)", 96),
+    ("offsetof(cublasLtMatmulHeuristicResult_t, state)", 72),
+    ("CUBLASLT_MATMUL_DESC_TRANSA", 3),
+    ("CUBLASLT_MATMUL_DESC_TRANSB", 4),
+    ("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", 1),
+    ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES", 5),
+    ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES", 8),
+    ("CUBLAS_COMPUTE_32F", 68),
+    ("CUDA_R_32F", 0),
+    ("CUDA_R_16BF", 14),
+    ("CUBLAS_OP_N", 0),
+    ("CUBLAS_OP_T", 1),
     ("CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS", 1),
     ("CU_EVENT_INTERPROCESS", 4),
     ("CU_EVENT_DISABLE_TIMING", 2),

@@ -124,6 +124,13 @@ fn prefill(run: &mut Run<'_, '_>, prepared: &Prepared, tile_rows: u32) -> Result
         }
         first_row += rows;
     }
+    // Steps that are launched as a graph have places that no rows fill.
+    tiles.push(RowTile {
+        first_row: 0,
+        rows: 0,
+        sequence: 0,
+        first_position: 0,
+    });
     let tile_bytes: Vec<u8> = tiles.iter().flat_map(|tile| tile.to_bytes()).collect();
     let device_tiles = run.upload(&tile_bytes)?;
     // No tile has the padding row, which stays zero.

@@ -1,0 +1,157 @@
+//! Nodes on the false CUDA driver: whole processes that compute and hand over on GPUs, as far as a machine without one shows it.
+//!
+//! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; `scripts/test` sets it.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use cli::local_cluster::LocalClusterOptions;
+use integration_tests::MODEL;
+use integration_tests::cluster::{TestCluster, baton_executable};
+use integration_tests::token_exact::{Answer, Baseline, Case, compare, run};
+use model_files::test_kit::TinyModel;
+use serde_json::Value;
+
+const BLOCK_TOKENS: usize = 16;
+const OUTPUT_TOKENS: u32 = 6;
+
+fn false_cuda() -> String {
+    std::env::var("BATON_FALSE_CUDA").expect("BATON_FALSE_CUDA names the folder that scripts/false-cuda makes")
+}
+
+/// Two layers with heads of 64 values, for which there are kernels.
+fn write_model(path: &Path) {
+    let model = TinyModel {
+        head_dim: 64,
+        ..TinyModel::default()
+    };
+    model.build().write(path).expect("room for a tiny model");
+}
+
+/// One shorter than a block, one of several chunks, greedy and sampled.
+fn cases() -> Vec<Case> {
+    let case = |length: u32, temperature| Case {
+        prompt: (0..length)
+            .map(|index| (7 * index * index + 31 * index + length) % 259)
+            .collect(),
+        output_tokens: OUTPUT_TOKENS,
+        temperature,
+        top_p: 1.0,
+        seed: u64::from(length),
+    };
+    vec![case(5, 0.0), case(70, 0.0), case(70, 0.8)]
+}
+
+fn options(topology: &str, model: PathBuf, reports: &Path) -> LocalClusterOptions {
+    let executable = baton_executable().expect("baton");
+    let mut options = LocalClusterOptions::new(executable, topology.parse().expect("a topology"), model);
+    options.settings.kv_cache_memory = Some("1MiB".to_owned());
+    options.settings.max_num_batched_tokens = Some(32);
+    options.settings.max_num_seqs = Some(4);
+    options.settings.served_model_name = vec![MODEL.to_owned()];
+    options.settings.devices = vec!["cuda:0".parse().expect("a device")];
+    let report = reports.join("%p.json").display().to_string();
+    let compiled = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-kernels");
+    for (name, value) in [
+        ("BATON_CUDA_PATH", false_cuda()),
+        ("BATON_KERNEL_CACHE", compiled.display().to_string()),
+        ("FALSE_CUDA_REPORT", report),
+    ] {
+        options.environment.push((name.to_owned(), value));
+    }
+    options
+}
+
+/// The answers, how many prompts came by a handoff, and what the driver of each node found wrong.
+async fn answers(topology: &str, model: &Path, transports: &str) -> (Vec<Answer>, f64) {
+    let reports = tempfile::tempdir().expect("a folder");
+    let mut options = options(topology, model.into(), reports.path());
+    for node in ["prefill-0", "decode-0"] {
+        let flags = vec![format!("--transports={transports}").into()];
+        options.flags_by_name.insert(node.to_owned(), flags);
+    }
+    let cluster = TestCluster::start_with(options).await.expect("it starts");
+    let answers = run(cluster.cluster.base_url(), &cases()).await.expect("answers");
+    let metrics = cluster.metrics().await.expect("metrics");
+    let handoffs = metrics.sum("baton_handoffs_total", &[("outcome", "committed")]);
+    cluster.stop().await.expect("stop");
+    for entry in std::fs::read_dir(reports.path()).expect("reports") {
+        let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("a report");
+        let report: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(
+            report["findings"].as_array().map(Vec::len),
+            Some(0),
+            "{topology}: {text}"
+        );
+        let leaks = report["leaks"].as_object().expect("counts");
+        assert!(leaks.values().all(|count| count == 0), "{topology}: {text}");
+    }
+    (answers, handoffs.unwrap_or(0.0))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_on_gpus_give_the_tokens_and_the_kv_of_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("tiny.gguf");
+    write_model(&model);
+    let (one_node, none) = answers("1c", &model, "grpc").await;
+    assert!(
+        one_node
+            .iter()
+            .all(|answer| answer.tokens.len() == OUTPUT_TOKENS as usize)
+    );
+    for transports in ["grpc", "shm"] {
+        let (two_pools, handoffs) = answers("1p1d", &model, transports).await;
+        assert_eq!((none, handoffs), (0.0, cases().len() as f64), "{transports}: handoffs");
+        let baseline = Baseline {
+            tokens: &one_node,
+            kv_hashes: &one_node,
+            block_tokens: BLOCK_TOKENS,
+        };
+        let differences = compare(&cases(), baseline, &two_pools);
+        assert!(differences.is_exact(), "{transports}: {differences:?}");
+    }
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// `baton up` with these flags, until it ends by itself.
+async fn up(flags: &[&str], variables: &[(&str, &str)]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("tiny.gguf");
+    write_model(&model);
+    let mut command = tokio::process::Command::new(baton_executable().expect("baton"));
+    command
+        .args(["up", "--listen", "127.0.0.1:0", "--model"])
+        .arg(&model)
+        .args(flags);
+    command
+        .envs(variables.iter().copied())
+        .env("BATON_CUDA_PATH", false_cuda());
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(60), command.kill_on_drop(true).output());
+    ended.await.expect("it ends").expect("it starts")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_cannot_be_used_ends_the_start_with_its_reason() {
+    let output = up(&["--devices", "cuda:0"], &[("FALSE_CUDA_DEVICES", "0")]).await;
+    assert!(said(&output).contains("the driver sees no GPU"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let output = up(&["--devices", "cuda:0"], &[("FALSE_CUDA_MEMORY_BYTES", "100000")]).await;
+    assert!(said(&output).contains("does not fit"), "{}", said(&output));
+    let output = up(&["--devices", "cuda:0,cuda:1,cuda:2"], &[]).await;
+    assert!(
+        said(&output).contains("one for all, or one for each"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let output = up(&["--devices", "gpu"], &[]).await;
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
