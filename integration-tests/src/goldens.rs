@@ -54,6 +54,15 @@ pub const INT8_BLOCKS: Thresholds = Thresholds {
     flips: 0.03,
 };
 
+/// The GPU engine: weights, KV and activations are bf16.
+pub const BF16: Thresholds = Thresholds {
+    numerics: "bf16",
+    margin: 0.3,
+    logprob_max: 0.4,
+    logprob_p99: 0.2,
+    flips: 0.03,
+};
+
 /// What a comparison of all rows measured.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {

@@ -222,6 +222,23 @@ fn each_situation_of_the_libraries_has_its_decision_and_its_status() {
 }
 
 #[test]
+fn a_gpu_without_kernels_is_not_checked_and_not_called_wrong() {
+    for (arguments, variables, reason) in [
+        (&["doctor", "--gpu"][..], &[("FALSE_CUDA_CC", "7.5")][..], "too old"),
+        (
+            &["doctor", "--gpu", "--device", "5"][..],
+            &[][..],
+            "GPU 5 cannot be opened",
+        ),
+    ] {
+        let output = baton(arguments, variables);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{output:?}");
+        assert!(said.contains(reason) && said.contains("NVRTC"), "{said}");
+    }
+}
+
+#[test]
 fn a_gpu_that_fails_is_no_gpu_that_is_right() {
     let variables = [("FALSE_CUDA_FAIL", "cuMemAlloc_v2:1:2")];
     let output = baton(&["doctor", "--gpu", "--kernel-group", "bytes"], &variables);

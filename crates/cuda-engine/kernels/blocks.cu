@@ -6,27 +6,27 @@
 constexpr u32 COPY_THREADS = 256;
 
 // A piece is a run of bytes that lies together: a block, or some layers of one. All sizes are multiples of 16.
-// Grid: parts, pieces. The threads of a piece's parts take turns.
+// Grid: pieces, parts, because the first axis alone may be longer than 65,535. The threads of a piece's parts take turns.
 DEV void copy_piece(u8* to, const u8* from, u64 bytes) {
-  const u64 step = (u64)gridDim.x * COPY_THREADS * 16;
-  for (u64 at = ((u64)blockIdx.x * COPY_THREADS + threadIdx.x) * 16; at < bytes; at += step)
+  const u64 step = (u64)gridDim.y * COPY_THREADS * 16;
+  for (u64 at = ((u64)blockIdx.y * COPY_THREADS + threadIdx.x) * 16; at < bytes; at += step)
     *(Words*)(to + at) = *(const Words*)(from + at);
 }
 // Pairs of offsets, from and to. No piece is written twice or read where another one is written.
 KERNEL __launch_bounds__(COPY_THREADS) copy_blocks(u8* pool, const u64* pairs, u64 bytes) {
-  copy_piece(pool + pairs[blockIdx.y * 2 + 1], pool + pairs[blockIdx.y * 2], bytes);
+  copy_piece(pool + pairs[blockIdx.x * 2 + 1], pool + pairs[blockIdx.x * 2], bytes);
 }
 KERNEL __launch_bounds__(COPY_THREADS) gather_blocks(const u8* pool, const u64* offsets, u8* out, u64 bytes) {
-  copy_piece(out + blockIdx.y * bytes, pool + offsets[blockIdx.y], bytes);
+  copy_piece(out + (u64)blockIdx.x * bytes, pool + offsets[blockIdx.x], bytes);
 }
 KERNEL __launch_bounds__(COPY_THREADS) scatter_blocks(u8* pool, const u64* offsets, const u8* in, u64 bytes) {
-  copy_piece(pool + offsets[blockIdx.y], in + blockIdx.y * bytes, bytes);
+  copy_piece(pool + offsets[blockIdx.x], in + (u64)blockIdx.x * bytes, bytes);
 }
 KERNEL __launch_bounds__(COPY_THREADS) zero_blocks(u8* pool, const u64* offsets, u64 bytes) {
-  const u64 step = (u64)gridDim.x * COPY_THREADS * 16;
+  const u64 step = (u64)gridDim.y * COPY_THREADS * 16;
   const Words zero = {};
-  for (u64 at = ((u64)blockIdx.x * COPY_THREADS + threadIdx.x) * 16; at < bytes; at += step)
-    *(Words*)(pool + offsets[blockIdx.y] + at) = zero;
+  for (u64 at = ((u64)blockIdx.y * COPY_THREADS + threadIdx.x) * 16; at < bytes; at += step)
+    *(Words*)(pool + offsets[blockIdx.x] + at) = zero;
 }
 
 // The published secret of XXH3, as little endian words.

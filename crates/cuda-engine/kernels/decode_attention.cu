@@ -166,5 +166,7 @@ KERNEL __launch_bounds__(HEAD_DIM) decode_combine(const float* part_out, const f
       total += part_out[(from + split) * HEAD_DIM + d] * keep;
     }
   }
-  out[((u64)row * gridDim.x + blockIdx.x) * HEAD_DIM + d] = sum > 0.f ? to_bf16(total * reciprocal(sum)) : (u16)0;
+  // A row sees itself at least, so its sum is no less than about one. A sum that is no number stays one, and the draw says so.
+  const bool is_row = row_sequence[row] != PADDING_ROW;
+  out[((u64)row * gridDim.x + blockIdx.x) * HEAD_DIM + d] = is_row ? to_bf16(total * reciprocal(sum)) : (u16)0;
 }

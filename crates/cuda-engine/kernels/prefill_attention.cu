@@ -1,7 +1,8 @@
 // Owns causal attention for chunks of prompts over the paged KV: flash style, with a prefix, GQA, a window and a cap of scores.
 //
 // A block takes up to 64 query rows of one sequence in one head and walks over 64 keys at a time. The walk begins at a
-// multiple of 64 and a key that a row does not see adds exactly nothing to it. So a row's bits depend neither on the other
+// multiple of 64 and a key that a row does not see adds exactly nothing to it, if its
+// value is finite. So a row's bits depend neither on the other
 // rows nor on where a chunk begins.
 #include "paged.cuh"
 

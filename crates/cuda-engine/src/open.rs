@@ -48,15 +48,14 @@ pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEn
         buffers: Places::bytes(&model, &sizes) as u64,
         kv: 0,
     };
-    let room = DeviceRoom {
-        ordinal: options.ordinal,
-        free: machine.device.memory()?.free_bytes,
-    };
-    let blocks = need.blocks(options.kv, geometry.block_bytes() as u64, room)?;
+    need.blocks(options.kv, geometry.block_bytes() as u64, machine.room()?)?;
     let cache = KernelCache::of_user(|name| std::env::var_os(name).map(PathBuf::from));
     let target = machine.target(cache.as_ref())?;
+    let numerics_id = options.mode.numerics_id(&target);
     let gate = gate::pass(&machine.device, &target, shape, cache.as_ref())?;
     let kernels = Arc::new(Kernels::load(&machine.device, &target, shape)?);
+    // Another process may have come onto the GPU while the kernels were compiled and checked.
+    let blocks = need.blocks(options.kv, geometry.block_bytes() as u64, machine.room()?)?;
     let (pool, kv) = machine.kv_memory(geometry, blocks)?;
     let mut forward = Forward {
         weights: machine.load(weights, &kernels, options.progress)?,
@@ -82,7 +81,7 @@ pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEn
         ..
     } = machine;
     let mut engine = CudaEngine::new(Parts {
-        facts: facts(file, geometry, options.mode),
+        facts: facts(file, geometry, numerics_id),
         limits: options.limits,
         mode: options.mode,
         gate,
@@ -108,13 +107,13 @@ fn geometry(config: &ModelConfig, block_tokens: u32) -> KvGeometry {
     }
 }
 
-fn facts(file: &Model, kv: KvGeometry, mode: Mode) -> ModelFacts {
+fn facts(file: &Model, kv: KvGeometry, numerics_id: String) -> ModelFacts {
     let config = file.config();
     ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
-        numerics_id: mode.numerics_id().to_owned(),
+        numerics_id,
         weights_sha256: file.content_sha256(),
         kv,
         rope_base: config.rope.base,
@@ -142,6 +141,13 @@ impl Machine {
             is_false: ImageForm::of(device.facts()) == ImageForm::Ptx,
             device,
             libraries,
+        })
+    }
+
+    fn room(&self) -> Result<DeviceRoom, CudaEngineError> {
+        Ok(DeviceRoom {
+            ordinal: self.device.facts().ordinal,
+            free: self.device.memory()?.free_bytes,
         })
     }
 

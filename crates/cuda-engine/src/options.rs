@@ -7,6 +7,8 @@ use engine::{EngineLimits, LoadProgress};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
+use crate::kernels::Target;
+
 /// Where a model is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -63,12 +65,16 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Part of the compatibility hash. It does not name the GPU's generation, so unlike GPUs are a pair. The number after the
-    /// slash changes with any change of the definition in `kernels/`.
-    pub fn numerics_id(self) -> &'static str {
+    /// Part of the compatibility hash, without blanks. The number after the slash changes with any change of the definition in
+    /// `kernels/`.
+    ///
+    /// Equal bits need equal machine code on equal tensor cores: generations of GPUs add products in different orders ("Accurate
+    /// Models of NVIDIA Tensor Cores", arXiv 2512.07004), and a compiler may fuse a product and a sum in two ways. So only equal
+    /// GPUs with the same compiler are a pair in invariant mode. The fast mode promises no bits, and unlike GPUs are a pair.
+    pub(crate) fn numerics_id(self, target: &Target<'_>) -> String {
         match self {
-            Mode::Fast => "cuda-bf16/1",
-            Mode::Invariant => "cuda-bf16-invariant/1",
+            Mode::Fast => "cuda-bf16/1".to_owned(),
+            Mode::Invariant => format!("cuda-bf16-invariant/1/{}/nvrtc-{}", target.arch, target.nvrtc_version),
         }
     }
 }

@@ -107,6 +107,9 @@ impl CudaError {
     /// What a user does about it.
     pub fn advice(&self) -> &'static str {
         match self.fault() {
+            Fault::Memory if self.call == "cuMemHostAlloc" => {
+                "the host has no memory that can be pinned: raise `ulimit -l`, or free memory"
+            }
             Fault::Memory => "lower --kv-cache-memory, or end other processes on this GPU",
             Fault::Setup => "run `baton doctor --gpu`, which shows what was found and what is missing",
             Fault::Machine => "restart the node; if it comes back, look at the kernel's log for `NVRM: Xid`",

@@ -53,7 +53,7 @@ pub enum EngineError {
         most: u32,
     },
     /// The device failed: nobody knows what was written, and the engine runs no step any more.
-    #[error("{0}; this engine ends: restart the node, or run it with --engine cpu")]
+    #[error("{0}; this engine ends: start the node again, or run it with --device cpu")]
     Device(DeviceError),
     /// The caller's bug: at most one step is under way.
     #[error("a step was submitted before the last one had completed; it was not run")]

@@ -135,6 +135,7 @@ impl NodeConfig {
                 device: self.device.to_string(),
             });
         }
+        self.warn_of_settings_without_effect();
         let opened = match self.gpu() {
             Some(ordinal) => open_engine_by(options, |file, options| {
                 cuda_engine::open((ordinal, self.gpu_numerics), file, options)
@@ -161,6 +162,20 @@ impl NodeConfig {
             max_sequences: self.max_num_seqs,
         };
         memory_need(&self.open_options(limits, KvBacking::default(), KeptWeights::default()))
+    }
+
+    fn warn_of_settings_without_effect(&self) {
+        let is_of_cpu =
+            self.numerics != Numerics::Int8Blocks || self.kernel != KernelChoice::Auto || self.threads.is_some();
+        match self.gpu() {
+            Some(_) if is_of_cpu => {
+                tracing::warn!("numerics, kernel and threads are of the CPU engine: they have no effect on a GPU");
+            }
+            None if self.gpu_numerics != Mode::Invariant => {
+                tracing::warn!("gpu_numerics has no effect without --device cuda:N");
+            }
+            _ => {}
+        }
     }
 
     /// The GPU that computes the model. Stand-ins have none.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use engine::{Engine, KvMemory, Step};
+use engine::{Engine, EngineError, KvMemory, Step};
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 
@@ -85,6 +85,11 @@ fn run(mut engine: Box<dyn Engine>, submitted: &Receiver<Step>, (inbox, work): (
         let Some(completed) = engine.complete() else {
             return;
         };
+        if let Err(error @ EngineError::Device(_)) = &completed.result {
+            // Its requests are placed anew, as those of a node that dies: the loop ends when this thread does.
+            tracing::error!(%error, "the device is lost");
+            return;
+        }
         if work.decodes {
             failpoints::hit(FaultPoint::MidDecode);
         }

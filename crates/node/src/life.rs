@@ -39,7 +39,9 @@ pub enum RunError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Node(#[from] NodeError),
-    #[error("the node's loop ended by itself; its last words are on stderr; this is a bug in baton")]
+    #[error(
+        "the node's loop ended by itself; its last words are above: if the device is lost, start the node again, else this is a bug in baton"
+    )]
     Loop,
     #[error(
         "a step of the model takes longer than the drain, so the process cannot take another role; it is to be started again"

@@ -10,13 +10,14 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use cuda::LoaderReport;
 use cuda::loader::DriverDecision;
+use cuda::{Device, Libraries, LoaderReport};
 use cuda_engine::kernels::check::Group;
+use cuda_engine::kernels::{Target, Unit};
 
 use self::kernel_group::GroupReport;
 use self::report::GpuReport;
-use crate::exit::Exit;
+use crate::exit::{Exit, WithExit as _};
 use crate::terminal::say;
 
 const EXAMPLES: &str = "\
@@ -68,6 +69,13 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     }
     let libraries = cuda_engine::libraries();
     let loader = libraries.report();
+    if loader.is_ready()
+        && !args.loader_only
+        && let Err(error) = check_possible(&libraries, args.device)
+    {
+        say!("{loader}");
+        return Err(error).exit(Exit::NoVerdict);
+    }
     let kernels = match loader.is_ready() && !args.loader_only {
         true => check_kernels(args)?,
         false => Vec::new(),
@@ -83,6 +91,15 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         fs::write(file, report.page()?).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(exit)
+}
+
+/// Whether there are kernels for this GPU, and a compiler that knows it.
+fn check_possible(libraries: &Libraries, ordinal: u32) -> anyhow::Result<()> {
+    let device = Device::open(libraries, ordinal).with_context(|| format!("GPU {ordinal} cannot be opened"))?;
+    let target = Target::of(libraries, &device, None)?;
+    let first = Unit::all().into_iter().next().context("there are no kernels")?;
+    target.build(first)?;
+    Ok(())
 }
 
 fn check_kernels(args: &DoctorArgs) -> anyhow::Result<Vec<GroupReport>> {

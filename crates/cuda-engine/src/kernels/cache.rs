@@ -77,7 +77,10 @@ impl KernelCache {
     pub fn of_user(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<Self> {
         let set = |name: &str| variable(name).filter(|path| path.is_absolute());
         let caches = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-        let folder = set("BATON_KERNEL_CACHE").or_else(|| Some(caches()?.join("baton").join("kernels")))?;
+        let named = variable("BATON_KERNEL_CACHE").filter(|path| !path.as_os_str().is_empty());
+        // A path that cannot be made absolute is used as it is.
+        let named = named.map(|path| std::path::absolute(&path).unwrap_or(path));
+        let folder = named.or_else(|| Some(caches()?.join("baton").join("kernels")))?;
         Some(Self { folder })
     }
 

@@ -19,11 +19,11 @@ enum Way {
 }
 
 impl Way {
-    fn of(kind: GgmlType) -> Self {
+    fn of(kind: GgmlType, elements_max: usize, elements: usize) -> Self {
         match (kind, Dequantise::kernel(kind)) {
             (GgmlType::BF16, _) => Way::AsItIs,
-            (_, Some(_)) => Way::OnDevice,
-            (_, None) => Way::OnHost,
+            (_, Some(_)) if elements <= elements_max => Way::OnDevice,
+            _ => Way::OnHost,
         }
     }
 }
@@ -71,7 +71,7 @@ fn send(stage: &mut Stage<'_>, tensor: &Tensor<'_>, to: cuda::DevicePtr) -> Resu
     let (elements, kind) = (tensor.row_elements(), tensor.kind);
     let row_bytes = elements * WEIGHT_BYTES;
     let file_row_bytes = elements / kind.block_elements() * kind.block_bytes();
-    let way = Way::of(kind);
+    let way = Way::of(kind, stage.elements_max(), tensor.element_count());
     let staged_row_bytes = match way {
         Way::AsItIs | Way::OnHost => row_bytes,
         Way::OnDevice => file_row_bytes,
@@ -97,12 +97,13 @@ mod tests {
 
     #[test]
     fn k_quants_become_bf16_on_the_host_and_bf16_stays_as_it_is() {
-        assert_eq!(Way::of(GgmlType::BF16), Way::AsItIs);
+        let of = |kind| Way::of(kind, usize::MAX, 1 << 30);
+        assert_eq!(of(GgmlType::BF16), Way::AsItIs);
         for kind in [GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_1] {
-            assert_eq!(Way::of(kind), Way::OnHost);
+            assert_eq!(of(kind), Way::OnHost);
         }
         for kind in [GgmlType::Q4_0, GgmlType::Q8_0, GgmlType::F16, GgmlType::F32] {
-            assert_eq!(Way::of(kind), Way::OnDevice);
+            assert_eq!(of(kind), Way::OnDevice);
         }
     }
 }

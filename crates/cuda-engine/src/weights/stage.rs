@@ -5,11 +5,14 @@ use cuda::{Device, DeviceMemory, DevicePtr, Event, EventUse, PinnedMemory, Strea
 use model_files::gguf::GgmlType;
 
 use crate::error::WorkError;
-use crate::kernels::Kernels;
 use crate::kernels::calls::Dequantise;
+use crate::kernels::{ImageForm, Kernels};
 
 /// Of each half. A copy of it takes 0.3 ms of a 50 GB/s link (computed), far longer than its launch.
 pub(super) const STAGE_BYTES: usize = 16 << 20;
+
+/// The false driver of the tests interprets each instruction: a larger tensor of a real model would take it minutes.
+const INTERPRETED_ELEMENTS_MAX: usize = 100_000;
 
 /// What loading works with.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +63,14 @@ impl<'a> Stage<'a> {
         self.on.stream.copy_to_device(to, &half.pinned, 0..bytes)?;
         self.on.stream.record(&half.copied)?;
         Ok(())
+    }
+
+    /// Tensors of at most so many values become bf16 on the device.
+    pub fn elements_max(&self) -> usize {
+        match ImageForm::of(self.on.device.facts()) {
+            ImageForm::Cubin => usize::MAX,
+            ImageForm::Ptx => INTERPRETED_ELEMENTS_MAX,
+        }
     }
 
     /// Copies at most [`STAGE_BYTES`] bytes of a type that has a kernel, and makes bf16 of them on the device.

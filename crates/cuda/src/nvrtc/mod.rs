@@ -12,6 +12,8 @@ use crate::loader::{Libraries, LibraryDecision, NvrtcTable, Program};
 /// Codes of NVRTC (nvrtc.h).
 const SUCCESS: c_int = 0;
 const COMPILATION: c_int = 6;
+/// Also the answer to an architecture that this NVRTC does not know.
+const INVALID_OPTION: c_int = 5;
 /// No output of a compiler is as long; a length beyond it is a broken library.
 const OUTPUT_BYTES_MAX: usize = 256 << 20;
 
@@ -46,6 +48,10 @@ pub enum CompileError {
     NoCompiler(LibraryDecision),
     #[error("`{name}` does not compile for {arch}; a bug of baton, or an NVRTC that does not know the GPU:\n{log}")]
     Source { name: String, arch: String, log: String },
+    #[error(
+        "this NVRTC does not know {arch}: install a newer one, and name its folder in BATON_CUDA_PATH if an older one is found first; {log}"
+    )]
+    UnknownArch { arch: String, log: String },
     #[error("NVRTC failed: {call} answers {code} ({text}) for `{name}`; {log}")]
     Failed {
         call: &'static str,
@@ -84,6 +90,10 @@ pub fn compile(libraries: &Libraries, source: &Source, arch: Arch) -> Result<Com
         COMPILATION => {
             let (name, arch) = (source.name.clone(), arch.to_string());
             return Err(CompileError::Source { name, arch, log });
+        }
+        INVALID_OPTION => {
+            let arch = arch.to_string();
+            return Err(CompileError::UnknownArch { arch, log });
         }
         code => return Err(run.failed("nvrtcCompileProgram", code, log)),
     }

@@ -79,7 +79,7 @@ impl Pieces {
 
 fn grid(kernel: KernelId, piece_bytes: u64, count: u32) -> Result<[u32; 3], CallError> {
     multiple_of(kernel, ("bytes of a piece", piece_bytes), 16)?;
-    Ok([piece_bytes.div_ceil(TURN_BYTES).min(PARTS_MAX) as u32, count, 1])
+    Ok([count, piece_bytes.div_ceil(TURN_BYTES).min(PARTS_MAX) as u32, 1])
 }
 
 /// The hash that `KvMemory::block_hash` takes, of whole blocks or of their first tokens. A block without a valid token has
@@ -182,7 +182,7 @@ mod tests {
             count: 3,
             piece_bytes: 6_144,
         };
-        assert_eq!(pieces.gather(at).unwrap().grid, [2, 3, 1]);
+        assert_eq!(pieces.gather(at).unwrap().grid, [3, 2, 1]);
         assert!(pieces.scatter(at).is_ok() && pieces.zero().is_ok());
         for kind in GgmlType::ALL {
             let dequantise = Dequantise {
