@@ -165,11 +165,11 @@ impl NodeConfig {
     }
 
     fn warn_of_settings_without_effect(&self) {
-        let is_of_cpu =
-            self.numerics != Numerics::Int8Blocks || self.kernel != KernelChoice::Auto || self.threads.is_some();
+        // `baton up` gives each node its threads, so they say nothing about what the user wanted.
+        let is_of_cpu = self.numerics != Numerics::Int8Blocks || self.kernel != KernelChoice::Auto;
         match self.gpu() {
             Some(_) if is_of_cpu => {
-                tracing::warn!("numerics, kernel and threads are of the CPU engine: they have no effect on a GPU");
+                tracing::warn!("numerics and kernel are of the CPU engine: they have no effect on a GPU");
             }
             None if self.gpu_numerics != Mode::Invariant => {
                 tracing::warn!("gpu_numerics has no effect without --device cuda:N");
