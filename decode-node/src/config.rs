@@ -74,7 +74,7 @@ impl Config {
     /// Trusted prefill nodes may write the KV memory in place: it must be made so that they can map it.
     fn direct_secret(&self) -> Option<&DirectSecret> {
         let secret = self.node.shm_direct_secret.as_ref();
-        secret.filter(|_| self.node.transports.contains(&kv_transfer::shm::KIND) && !self.co_located)
+        secret.filter(|_| kv_transfer::transports::write_in_place(&self.node.transports) && !self.co_located)
     }
 }
 

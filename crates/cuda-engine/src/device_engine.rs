@@ -1,12 +1,15 @@
 //! The contract of engines on a CUDA device. `submit` gives a step to the device's stream and returns; `complete` waits for the
-//! step's event. The step's KV blocks are claimed until then.
+//! step's event, with a limit. The step's KV blocks are claimed until then, and for ever if the device hangs.
 
 use std::fmt;
 use std::sync::Arc;
 
-use cuda::{CudaError, Device, Event, EventUse, PinnedMemory, Stream};
+use cuda::{Device, Event, EventUse, PinnedMemory, Stream};
 use engine::for_devices::{BatchBounds, StepClaim};
-use engine::{CompletedStep, Engine, EngineError, EngineLimits, KvAccessError, KvMemory, ModelFacts, Step, StepOutput};
+use engine::{
+    CompletedStep, DeviceMemoryUse, Engine, EngineError, EngineLimits, KvAccessError, KvMemory, ModelFacts, Step,
+    StepOutput,
+};
 
 use crate::error::{CudaEngineError, WorkError};
 use crate::finish::{Ended, HostSide};
@@ -14,10 +17,10 @@ use crate::forward::{Forward, Tables};
 use crate::gate::GateVerdict;
 use crate::graphs::Graphs;
 use crate::kv::KvPool;
-use crate::memory::DeviceMemoryUse;
 use crate::options::Mode;
 use crate::step::{Layout, LogitsPlan, RowRules, RowTables, table_bytes_max};
 use crate::times::{StepClock, StepTimes};
+use crate::wait::Patience;
 
 /// What an engine is made of.
 pub(crate) struct Parts {
@@ -27,6 +30,7 @@ pub(crate) struct Parts {
     pub gate: GateVerdict,
     pub device: Device,
     pub stream: Stream,
+    pub patience: Patience,
     pub forward: Forward,
     pub pool: KvPool,
     pub kv: Arc<KvMemory>,
@@ -132,7 +136,7 @@ impl CudaEngine {
         self.tables.rows.fill_with_padding(rules);
         self.tables.logits.fill_with_padding();
         let (_, end) = self.launch()?;
-        end.synchronize()?;
+        self.parts.patience.wait(&end)?;
         self.spare = Some(end);
         Ok(())
     }
@@ -155,19 +159,6 @@ impl CudaEngine {
     /// Shapes of decode steps that are launched as graphs.
     pub fn graphs(&self) -> usize {
         self.graphs.captured()
-    }
-
-    /// # Errors
-    /// The device has failed.
-    pub fn memory(&self) -> Result<DeviceMemoryUse, CudaError> {
-        let memory = self.parts.device.memory()?;
-        Ok(DeviceMemoryUse {
-            weights_bytes: self.parts.forward.weights.bytes() as u64,
-            buffers_bytes: self.parts.forward.buffers.bytes() as u64,
-            kv_bytes: self.parts.pool.bytes() as u64,
-            free_bytes: memory.free_bytes,
-            total_bytes: memory.total_bytes,
-        })
     }
 
     fn rules(&self) -> RowRules {
@@ -236,7 +227,7 @@ impl CudaEngine {
 
     /// Waits for a step. Its event is then where the handoff finds it.
     fn wait_for(&mut self, launched: &Launched) -> Result<StepOutput, WorkError> {
-        launched.end.synchronize()?;
+        self.parts.patience.wait(&launched.end)?;
         self.times = self.clock.times()?;
         self.host.output(Ended {
             step: &launched.step,
@@ -244,6 +235,8 @@ impl CudaEngine {
             layout: &launched.layout,
             forward: &self.parts.forward,
             stream: &self.parts.stream,
+            end: &launched.end,
+            patience: &self.parts.patience,
         })
     }
 
@@ -264,10 +257,35 @@ impl CudaEngine {
     /// After an error of the device nobody knows what was written, so the engine ends.
     fn fail(&mut self, error: &WorkError) {
         tracing::error!(%error, is_sticky = error.is_sticky(), "the device failed in a step; this engine ends");
-        // Blocks are free when nothing can write to them any more. If the wait fails, the device runs nothing.
-        let _ = self.parts.stream.synchronize();
-        self.claim.release();
+        self.settle();
         self.state = State::Ended;
+    }
+
+    /// Gives the blocks of a step back when nothing can use them any more. If that does not come, they stay claimed and nothing
+    /// is freed, until the process ends.
+    fn settle(&mut self) {
+        let rest = self.come_to_rest();
+        // A device that is lost runs nothing.
+        if rest.as_ref().err().is_none_or(WorkError::is_sticky) {
+            self.claim.release();
+            return;
+        }
+        self.parts.patience.give_up();
+        let nothing = StepClaim::new(self.parts.kv.clone());
+        std::mem::forget(std::mem::replace(&mut self.claim, nothing));
+    }
+
+    /// Waits until the stream has ended everything.
+    fn come_to_rest(&self) -> Result<(), WorkError> {
+        let Parts {
+            device,
+            stream,
+            patience,
+            ..
+        } = &self.parts;
+        let end = device.event(EventUse::Order)?;
+        stream.record(&end)?;
+        patience.wait(&end)
     }
 }
 
@@ -282,6 +300,21 @@ impl Engine for CudaEngine {
 
     fn kv(&self) -> &Arc<KvMemory> {
         &self.parts.kv
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemoryUse> {
+        let Parts {
+            device,
+            forward,
+            pool,
+            ..
+        } = &self.parts;
+        Some(DeviceMemoryUse {
+            weights_bytes: forward.weights.bytes() as u64,
+            buffers_bytes: forward.buffers.bytes() as u64,
+            kv_bytes: pool.bytes() as u64,
+            free_bytes: device.memory().ok()?.free_bytes,
+        })
     }
 
     fn submit(&mut self, step: Step) {
@@ -337,8 +370,6 @@ impl Engine for CudaEngine {
 /// Nothing that the stream still runs may use memory that is freed, or blocks that are given back.
 impl Drop for CudaEngine {
     fn drop(&mut self) {
-        if let Err(error) = self.parts.stream.synchronize() {
-            tracing::debug!(%error, "the device had failed before its engine was closed");
-        }
+        self.settle();
     }
 }

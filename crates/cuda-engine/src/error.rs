@@ -1,5 +1,7 @@
 //! Every error between a model file and a drawn token.
 
+use std::time::Duration;
+
 use cuda::CudaError;
 use cuda::cublaslt::GemmError;
 use engine::{DeviceError, EngineError, KvMemoryError, SampleError};
@@ -12,6 +14,19 @@ use crate::kernels::{KernelError, UnsupportedShape};
 use crate::memory::DoesNotFit;
 use crate::model::UnsupportedModel;
 
+/// A GPU that does not end its work. It is given up: nothing that it may still use is freed.
+#[derive(Debug, Error)]
+#[error(
+    "cuda:{ordinal} ({name}) has not ended its work in {waited:.1?}, it hangs; look for `Xid` in `dmesg` and at what `nvidia-smi -q` \
+     says of this GPU, then restart the node"
+)]
+pub struct DeviceHangs {
+    /// The N of `cuda:N`.
+    pub ordinal: u32,
+    pub name: String,
+    pub waited: Duration,
+}
+
 /// Why work was not done by the device. In a step it ends the engine.
 #[derive(Debug, Error)]
 pub enum WorkError {
@@ -23,6 +38,8 @@ pub enum WorkError {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Product(#[from] GemmError),
+    #[error(transparent)]
+    Hangs(#[from] DeviceHangs),
     #[error(
         "the device left no drawn token where one belongs: a bug of the GPU engine, or memory that was overwritten"
     )]
@@ -42,7 +59,11 @@ impl WorkError {
             WorkError::Kernel(
                 KernelError::Cuda(cause) | KernelError::Device { cause, .. } | KernelError::Load { cause, .. },
             ) => Some(cause),
-            WorkError::Kernel(_) | WorkError::Call(_) | WorkError::Product(_) | WorkError::UnknownDraw => None,
+            WorkError::Kernel(_)
+            | WorkError::Call(_)
+            | WorkError::Product(_)
+            | WorkError::Hangs(_)
+            | WorkError::UnknownDraw => None,
         }
     }
 
@@ -136,5 +157,19 @@ mod tests {
         assert!(wrapped(700).iter().all(WorkError::is_sticky));
         assert!(!wrapped(701).iter().any(WorkError::is_sticky));
         assert!(!WorkError::UnknownDraw.is_sticky());
+    }
+
+    #[test]
+    fn a_device_that_hangs_is_named_with_its_time_and_may_go_on() {
+        let hangs = WorkError::Hangs(DeviceHangs {
+            ordinal: 3,
+            name: "NVIDIA H200".to_owned(),
+            waited: Duration::from_millis(65_120),
+        });
+        assert!(!hangs.is_sticky());
+        let text = hangs.to_string();
+        for part in ["cuda:3", "NVIDIA H200", "65.1s", "dmesg"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From a completed step to what it brought: tokens that the device drew, and rows whose logits come to the host, because
 //! log-probabilities are asked for.
 
-use cuda::{CudaError, Device, DevicePtr, PinnedMemory, Stream};
+use cuda::{CudaError, Device, DevicePtr, Event, PinnedMemory, Stream};
 use engine::for_devices::Draw;
 use engine::{LogitsSink, Sampler, Step, StepOutput};
 use serving_core::ids::ChoiceIndex;
@@ -12,6 +12,7 @@ use crate::error::{CudaEngineError, WorkError};
 use crate::forward::Forward;
 use crate::kernels::calls::{DRAWN_BYTES, Drawn};
 use crate::step::{DrawnRow, Layout, LogitsPlan};
+use crate::wait::Patience;
 
 /// Rows of logits that come to the host at a time. 16 rows of a vocabulary of 128,256 are 8 MB of pinned memory.
 const HOST_ROWS: usize = 16;
@@ -39,6 +40,9 @@ pub(crate) struct Ended<'a> {
     pub layout: &'a Layout,
     pub forward: &'a Forward,
     pub stream: &'a Stream,
+    /// The step's end. It is recorded again behind logits that come to the host.
+    pub end: &'a Event,
+    pub patience: &'a Patience,
 }
 
 impl HostSide {
@@ -70,7 +74,8 @@ impl HostSide {
             let Ended { forward, stream, .. } = ended;
             forward.logits(stream, ended.layout.logits_rows(first), rows.len() as u32)?;
             stream.copy_to_host(&self.logits, 0, forward.buffers.places.logits, rows.len() * row_bytes)?;
-            stream.synchronize()?;
+            stream.record(ended.end)?;
+            ended.patience.wait(ended.end)?;
             let logits = self.logits.read()?;
             for (row, bytes) in rows.iter().zip(logits.chunks_exact(row_bytes)) {
                 while let Some(before) = waiting.next_if(|next| next.sequence < row.sequence) {

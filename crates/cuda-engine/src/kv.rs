@@ -1,5 +1,5 @@
-//! The KV pool in the device's memory, in the wire layout. The node's handoff reads and writes blocks of it by this file, by way
-//! of pinned memory.
+//! The KV pool in the device's memory, in the wire layout. Transports get the pool itself ([`DevicePool`]) and copy beside the
+//! engine. Everything else, such as the fork of a block, goes by this file, one copy at a time.
 //!
 //! Every copy waits for the step that has completed last, on the device. No later step touches the bytes, because the caller
 //! holds claims on their blocks.
@@ -8,8 +8,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda::{CudaError, Device, DevicePtr, Event, EventUse, PinnedMemory, Stream};
-use engine::DeviceError;
+use cuda::{CudaError, Device, DevicePtr, Event, EventUse, Libraries, PinnedMemory, Stream};
+use engine::{DeviceError, DevicePool};
+
+use crate::error::WorkError;
+use crate::wait::Patience;
 
 /// Of a copy by way of the host. A block of an 8B model has 2 MiB.
 const STAGE_BYTES: usize = 4 << 20;
@@ -23,11 +26,14 @@ struct Copier {
     stream: Stream,
     pinned: PinnedMemory,
     done: Event,
+    patience: Patience,
 }
 
 /// The pool. Clones share it.
 #[derive(Clone)]
 pub(crate) struct KvPool {
+    libraries: Arc<Libraries>,
+    device: Device,
     memory: Arc<cuda::DeviceMemory>,
     completed: Completed,
     copier: Arc<Mutex<Copier>>,
@@ -43,16 +49,23 @@ impl fmt::Debug for KvPool {
 
 impl KvPool {
     /// Zeroed memory: what other processes had there is nobody's business, and a block is sent whole.
-    pub(crate) fn new(device: &Device, bytes: usize) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        (libraries, device): (&Arc<Libraries>, &Device),
+        patience: Patience,
+        bytes: usize,
+    ) -> Result<Self, CudaError> {
         let memory = device.allocate(bytes)?;
         let copier = Copier {
             stream: device.stream()?,
             pinned: device.allocate_pinned(STAGE_BYTES)?,
             done: device.event(EventUse::Order)?,
+            patience,
         };
         copier.stream.fill(memory.ptr(), 0, bytes)?;
         copier.stream.synchronize()?;
         Ok(Self {
+            libraries: libraries.clone(),
+            device: device.clone(),
             memory: Arc::new(memory),
             completed: Completed::default(),
             copier: Arc::new(Mutex::new(copier)),
@@ -81,7 +94,7 @@ impl KvPool {
         Ok(copier)
     }
 
-    fn download(&self, from: usize, out: &mut [u8]) -> Result<(), CudaError> {
+    fn download(&self, from: usize, out: &mut [u8]) -> Result<(), WorkError> {
         let copier = self.begin()?;
         for (at, part) in (0_usize..).step_by(STAGE_BYTES).zip(out.chunks_mut(STAGE_BYTES)) {
             copier
@@ -93,7 +106,7 @@ impl KvPool {
         Ok(())
     }
 
-    fn upload(&self, to: usize, bytes: &[u8]) -> Result<(), CudaError> {
+    fn upload(&self, to: usize, bytes: &[u8]) -> Result<(), WorkError> {
         let mut copier = self.begin()?;
         for (at, part) in (0_usize..).step_by(STAGE_BYTES).zip(bytes.chunks(STAGE_BYTES)) {
             copier.pinned.write(0, part)?;
@@ -105,7 +118,7 @@ impl KvPool {
         Ok(())
     }
 
-    fn copy_within(&self, from: Range<usize>, to: usize) -> Result<(), CudaError> {
+    fn copy_within(&self, from: Range<usize>, to: usize) -> Result<(), WorkError> {
         let copier = self.begin()?;
         copier
             .stream
@@ -119,10 +132,11 @@ impl KvPool {
 }
 
 impl Copier {
-    /// Until everything that was given to the stream is over.
-    fn wait(&self) -> Result<(), CudaError> {
+    /// Until everything that was given to the stream is over. After the time limit the device is given up: a copy may then still
+    /// use the pinned memory and the blocks, and nobody else can use them any more.
+    fn wait(&self) -> Result<(), WorkError> {
         self.stream.record(&self.done)?;
-        self.done.synchronize()
+        self.patience.wait(&self.done)
     }
 }
 
@@ -130,7 +144,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn device_error(error: CudaError) -> DeviceError {
+fn device_error(error: WorkError) -> DeviceError {
     DeviceError(error.to_string())
 }
 
@@ -145,5 +159,15 @@ impl engine::DeviceMemory for KvPool {
 
     fn copy(&self, from: Range<usize>, to: usize) -> Result<(), DeviceError> {
         self.copy_within(from, to).map_err(device_error)
+    }
+
+    fn pool(&self) -> Option<DevicePool> {
+        Some(DevicePool {
+            libraries: self.libraries.clone(),
+            device: Arc::new(self.device.clone()),
+            memory: self.memory.clone(),
+            completed: self.completed.clone(),
+            address: self.start().0,
+        })
     }
 }

@@ -2,7 +2,7 @@
 //! Never does: scheduling, transfers between nodes, the search for libraries (`cuda` does), arithmetic of its own beside the kernels.
 //! Promise: a row's bits depend on its own sequence only when [`Mode::Invariant`] is chosen. In [`Mode::Fast`] they depend on the
 //! sizes of a step, too. The first opening on a GPU checks every kernel against the host and refuses to serve if one is wrong.
-//! An error of the device in a step ends the engine: nobody knows then what was written.
+//! An error of the device in a step ends the engine, and so does a device that hangs: nobody knows then what was written.
 //! Read first: `device_engine.rs` (submit and complete), `step/rows.rs`, `forward.rs`, then `kernels/mod.rs`.
 //! Tests: beside the code without a device; `tests/` on the false driver.
 
@@ -24,16 +24,17 @@ mod options;
 mod products;
 mod step;
 mod times;
+mod wait;
 mod weights;
 
-use engine::{Engine, OpenError, OpenOptions};
+use engine::{Engine, LoadProgress, OpenError, OpenOptions};
 use model_files::model::Model;
 
 pub use self::device_engine::CudaEngine;
 pub use self::error::{CudaEngineError, WorkError};
 pub use self::gate::{GateError, GateVerdict};
 pub use self::libraries::libraries;
-pub use self::memory::{DeviceMemoryUse, DeviceNeed, DeviceRoom, DoesNotFit};
+pub use self::memory::{DeviceNeed, DeviceRoom, DoesNotFit};
 pub use self::model::UnsupportedModel;
 pub use self::open::open_cuda_engine;
 pub use self::options::{CudaOptions, DeviceChoice, KvRoom, Mode, ProductChoice};
@@ -49,6 +50,11 @@ pub fn open(
     options: OpenOptions<'_>,
 ) -> Result<Box<dyn Engine>, OpenError> {
     let file = file.ok_or(OpenError::NoModel)?;
+    let mut report = |progress| options.kept_weights.report(progress);
+    let progress: &mut dyn FnMut(LoadProgress) = match options.progress {
+        Some(progress) => progress,
+        None => &mut report,
+    };
     let engine = open_cuda_engine(
         file,
         CudaOptions {
@@ -58,7 +64,8 @@ pub fn open(
             limits: options.limits,
             block_tokens: options.block_tokens,
             kv: KvRoom::Bytes(options.kv_bytes),
-            progress: options.progress,
+            step_limit: None,
+            progress: Some(progress),
         },
     );
     Ok(Box::new(engine.map_err(|error| OpenError::Device(Box::new(error)))?))

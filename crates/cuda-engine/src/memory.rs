@@ -1,4 +1,4 @@
-//! Whether a model fits a device, by figures that are known before anything is loaded, and what an engine takes.
+//! Whether a model fits a device, by figures that are known before anything is loaded.
 
 use std::fmt;
 
@@ -69,17 +69,6 @@ impl DeviceNeed {
             false => Err(DoesNotFit { need: self, room }),
         }
     }
-}
-
-/// What an engine has of its device's memory, for metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMemoryUse {
-    pub weights_bytes: u64,
-    pub buffers_bytes: u64,
-    pub kv_bytes: u64,
-    /// Of the whole device, whoever uses the rest.
-    pub free_bytes: u64,
-    pub total_bytes: u64,
 }
 
 #[cfg(test)]

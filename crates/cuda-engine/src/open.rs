@@ -25,6 +25,7 @@ use crate::model::{Capacity, ModelPlan};
 use crate::options::{CudaOptions, Mode, ProductChoice};
 use crate::products::{Products, Trial};
 use crate::step::table_bytes_max;
+use crate::wait::{Patience, step_limit};
 use crate::weights::{Loading, WeightsPlan, load};
 
 /// Opens a model on a device. Takes seconds to minutes: call it off the async threads.
@@ -56,7 +57,8 @@ pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEn
     let kernels = Arc::new(Kernels::load(&machine.device, &target, shape)?);
     // Another process may have come onto the GPU while the kernels were compiled and checked.
     let blocks = need.blocks(options.kv, geometry.block_bytes() as u64, machine.room()?)?;
-    let (pool, kv) = machine.kv_memory(geometry, blocks)?;
+    let patience = machine.patience(&options);
+    let (pool, kv) = machine.kv_memory(&patience, geometry, blocks)?;
     let mut forward = Forward {
         weights: machine.load(weights, &kernels, options.progress)?,
         buffers: Buffers::new((&machine.device, &machine.stream), &model, &sizes)?,
@@ -87,6 +89,7 @@ pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEn
         gate,
         device,
         stream,
+        patience,
         forward,
         pool,
         kv,
@@ -170,10 +173,20 @@ impl Machine {
         Ok(Target::of(&self.libraries, &self.device, cache)?)
     }
 
-    fn kv_memory(&self, geometry: KvGeometry, blocks: u32) -> Result<(KvPool, Arc<KvMemory>), CudaEngineError> {
+    fn patience(&self, options: &CudaOptions<'_>) -> Patience {
+        let usual = step_limit(options.limits, self.is_false);
+        Patience::new(&self.device, options.step_limit.unwrap_or(usual))
+    }
+
+    fn kv_memory(
+        &self,
+        patience: &Patience,
+        geometry: KvGeometry,
+        blocks: u32,
+    ) -> Result<(KvPool, Arc<KvMemory>), CudaEngineError> {
         let mut pool = None;
         let kv = KvMemory::on_device(geometry, blocks, |bytes| {
-            let made = KvPool::new(&self.device, bytes);
+            let made = KvPool::new((&self.libraries, &self.device), patience.clone(), bytes);
             let made = made.map_err(|error| match error.is_out_of_memory() {
                 true => KvMemoryError::OutOfMemory { bytes },
                 false => KvMemoryError::Device(DeviceError(error.to_string())),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use engine::{EngineLimits, LoadProgress};
 use serde::{Serialize, Serializer};
@@ -109,6 +110,8 @@ pub struct CudaOptions<'a> {
     /// Tokens of a KV block: 16, 32, 64, 128 or 256.
     pub block_tokens: u32,
     pub kv: KvRoom,
+    /// How long a step or a copy may take before the device counts as hanging. `None`: longer than any honest step of these limits.
+    pub step_limit: Option<Duration>,
     /// Called after each matrix that is on the device.
     pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
 }
@@ -121,6 +124,7 @@ impl std::fmt::Debug for CudaOptions<'_> {
             .field("products", &self.products)
             .field("limits", &self.limits)
             .field("kv", &self.kv)
+            .field("step_limit", &self.step_limit)
             .finish_non_exhaustive()
     }
 }

@@ -28,6 +28,9 @@ pub enum Cause {
     /// The call was never made.
     #[error("{0}")]
     Misuse(&'static str),
+    /// As above: see [`Device::give_up`](crate::Device::give_up).
+    #[error("the device did not end its work in time and was given up")]
+    GivenUp,
 }
 
 /// A failed call of the CUDA driver.
@@ -71,7 +74,7 @@ impl CudaError {
     pub fn code(&self) -> Option<i32> {
         match self.cause {
             Cause::Driver { code, .. } => Some(code),
-            Cause::NoDriver(_) | Cause::Misuse(_) => None,
+            Cause::NoDriver(_) | Cause::Misuse(_) | Cause::GivenUp => None,
         }
     }
 
@@ -92,6 +95,7 @@ impl CudaError {
         let code = match &self.cause {
             Cause::NoDriver(_) => return Fault::Setup,
             Cause::Misuse(_) => return Fault::Baton,
+            Cause::GivenUp => return Fault::Machine,
             Cause::Driver { code, .. } => *code,
         };
         match code {
@@ -201,5 +205,16 @@ mod tests {
         let error = CudaError::misuse("cuLaunchKernel", "more than 32 arguments", "kernel f");
         assert_eq!(error.code(), None);
         assert_eq!(error.fault(), Fault::Baton);
+    }
+
+    #[test]
+    fn a_device_that_was_given_up_is_the_machines_and_may_still_work() {
+        let error = CudaError {
+            call: "cuTest",
+            cause: Cause::GivenUp,
+            context: String::new(),
+        };
+        assert_eq!((error.code(), error.fault()), (None, Fault::Machine));
+        assert!(!error.is_sticky());
     }
 }

@@ -1,5 +1,5 @@
 //! Owns everything of CUDA that is not a kernel: the search for NVIDIA's libraries (`loader`), owned types over the driver
-//! (`device`), the compiler (`nvrtc`). Not run on hardware yet.
+//! (`device`), the compiler (`nvrtc`), products (`cublaslt`), bytes between GPUs (`nccl`). Not run on hardware yet.
 //! Never looks for a library before [`Libraries::find`] is called, and never panics because of what a machine lacks: a library
 //! and each of its functions is proved to exist before it is used. Never decides which work runs where.
 //! Read first: `loader/mod.rs`, then `device/stream.rs`.
@@ -11,6 +11,7 @@ mod error;
 #[cfg(test)]
 mod generated;
 pub mod loader;
+pub mod nccl;
 pub mod nvrtc;
 mod table;
 

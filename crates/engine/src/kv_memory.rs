@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::kv_claims::{Access, Claims};
 use crate::kv_geometry::{BLOCK_TOKENS_MAX, KvGeometry, TILE_TOKENS};
-use crate::kv_store::{DeviceError, DeviceMemory, KvStore};
+use crate::kv_store::{DeviceError, DeviceMemory, DevicePool, KvStore};
 use crate::memory::HugeMemory;
 
 /// Why the memory could not be made.
@@ -77,6 +77,14 @@ pub enum KvBacking {
     Private,
     /// Memory in a memfd, for trusted processes of this host.
     Shareable,
+}
+
+/// Whether a device has done with bytes that were lent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LentBytes {
+    Back,
+    /// The device may still use them, and nobody knows until when. Nobody else gets the block any more.
+    Kept,
 }
 
 /// The memory itself. The module's documentation describes layout and sharing.
@@ -206,6 +214,48 @@ impl KvMemory {
         let _claim = self.claims.hold(block, Access::Write)?;
         // SAFETY: as in `import_layers`.
         unsafe { self.store.write(range, write) }
+    }
+
+    /// For transports that address a device's memory themselves. `None` on the host, and where only the engine can.
+    pub fn device_pool(&self) -> Option<DevicePool> {
+        self.store.device_pool()
+    }
+
+    /// Lends some layers of a block of a [`DevicePool`] to a copy on the device that reads them. `copy` gets their position from
+    /// the pool's first byte and waits for the device. The block stays claimed for reading meanwhile.
+    pub fn lend_to_reader<R>(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        copy: impl FnOnce(usize) -> (R, LentBytes),
+    ) -> Result<R, KvAccessError> {
+        self.lend((block, layers), Access::Read, copy)
+    }
+
+    /// The same for a copy that writes them. A copy of a block that nobody uses before it has settled (one that is reserved for
+    /// a transfer) need not be waited for.
+    pub fn lend_to_writer<R>(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        copy: impl FnOnce(usize) -> (R, LentBytes),
+    ) -> Result<R, KvAccessError> {
+        self.lend((block, layers), Access::Write, copy)
+    }
+
+    fn lend<R>(
+        &self,
+        (block, layers): (BlockId, Range<u32>),
+        access: Access,
+        copy: impl FnOnce(usize) -> (R, LentBytes),
+    ) -> Result<R, KvAccessError> {
+        let range = self.layer_range(block, &layers)?;
+        let claim = self.claims.hold(block, access)?;
+        let (result, lent) = copy(range.start);
+        if lent == LentBytes::Kept {
+            std::mem::forget(claim);
+        }
+        Ok(result)
     }
 
     /// Copies a whole block onto another: the fork of a partly filled last block.

@@ -1,8 +1,10 @@
 //! Where the bytes of a KV memory are: on the host, which computes in them, or on a device, whose memory the host cannot address.
 
-use std::fmt::Debug;
+use std::any::Any;
+use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -30,6 +32,34 @@ pub trait DeviceMemory: Debug + Send + Sync {
     /// # Errors
     /// The device is lost.
     fn copy(&self, from: Range<usize>, to: usize) -> Result<(), DeviceError>;
+
+    /// For transports that address this memory themselves. `None`: only this engine can.
+    fn pool(&self) -> Option<DevicePool> {
+        None
+    }
+}
+
+/// A pool in the memory of a device, for code of this process that speaks to the same driver. This crate does not know the
+/// driver's types: they stand behind `Any`. Code that does not know them either moves the bytes by way of the host.
+#[derive(Clone)]
+pub struct DevicePool {
+    /// What was found when the engine looked for libraries. CUDA: `cuda::Libraries`.
+    pub libraries: Arc<dyn Any + Send + Sync>,
+    /// CUDA: `cuda::Device`.
+    pub device: Arc<dyn Any + Send + Sync>,
+    /// The one allocation of all blocks. CUDA: `cuda::DeviceMemory`.
+    pub memory: Arc<dyn Any + Send + Sync>,
+    /// The event of the last step that has completed, `None` before the first. The engine puts it here before `complete`
+    /// returns, and records it again only after it has put another event in its place. CUDA: `Mutex<Option<cuda::Event>>`.
+    pub completed: Arc<dyn Any + Send + Sync>,
+    /// The first byte of the pool, as the driver addresses it.
+    pub address: u64,
+}
+
+impl Debug for DevicePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DevicePool").finish_non_exhaustive()
+    }
 }
 
 pub(crate) enum KvStore {
@@ -43,6 +73,14 @@ impl KvStore {
         match self {
             KvStore::Host(memory) => memory.descriptor(),
             KvStore::Device(_) => None,
+        }
+    }
+
+    /// For transports that address a device's memory themselves.
+    pub(crate) fn device_pool(&self) -> Option<DevicePool> {
+        match self {
+            KvStore::Host(_) => None,
+            KvStore::Device(memory) => memory.pool(),
         }
     }
 

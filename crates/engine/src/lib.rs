@@ -38,8 +38,8 @@ pub use cpu::{
 };
 pub use error::EngineError;
 pub use kv_geometry::{BLOCK_TOKENS, KvDtype, KvGeometry};
-pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError};
-pub use kv_store::{DeviceError, DeviceMemory};
+pub use kv_memory::{KvAccessError, KvBacking, KvMemory, KvMemoryError, LentBytes};
+pub use kv_store::{DeviceError, DeviceMemory, DevicePool};
 pub use memory_need::{MemoryNeed, MemoryRoom, NotEnoughMemory};
 pub use numerics::Numerics;
 pub use on_host::OnHost;
@@ -81,6 +81,17 @@ impl Rank {
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 }
 
+/// What an engine has of its device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemoryUse {
+    pub weights_bytes: u64,
+    /// What steps compute in.
+    pub buffers_bytes: u64,
+    pub kv_bytes: u64,
+    /// Of the whole device, whoever uses the rest.
+    pub free_bytes: u64,
+}
+
 /// One model, loaded, with its KV memory. It is used by one thread; the KV memory is shared with the handoff.
 ///
 /// A step is submitted, and its completion is asked for afterwards. Between the two an engine may compute elsewhere. At most one
@@ -91,6 +102,11 @@ pub trait Engine: Send {
     fn limits(&self) -> EngineLimits;
 
     fn kv(&self) -> &Arc<KvMemory>;
+
+    /// Asks the device's driver. `None`: the engine computes on the host, or the device has failed.
+    fn device_memory(&self) -> Option<DeviceMemoryUse> {
+        None
+    }
 
     /// Starts one mixed batch: it writes the KV of every row and draws the tokens that the rows ask for, by the definition in
     /// [`sample`]. The blocks of the step are claimed until it has completed, which may be after this call has returned.

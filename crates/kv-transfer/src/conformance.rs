@@ -1,6 +1,7 @@
 //! The suite that every transport must pass, against a receiver that records everything. A transport brings a [`Harness`]
 //! and calls `conformance_tests!`. A tap puts faults into its frames.
 
+pub(crate) mod false_cuda;
 mod memory;
 mod recorder;
 mod tap;
@@ -24,8 +25,9 @@ use crate::span::SpanMut;
 use crate::transport::*;
 use crate::transports;
 
-use memory::{DeviceSource, MemoryKind};
-pub(crate) use memory::{Pattern, whole};
+pub(crate) use false_cuda::CudaSource;
+use memory::DeviceSource;
+pub(crate) use memory::{MemoryKind, Pattern, whole};
 pub(crate) use recorder::{CommitAnswer, Recorder};
 pub(crate) use tap::Tapping;
 
@@ -66,6 +68,25 @@ impl<H: Harness> Harness for OnDevice<H> {
     }
     fn memory(&self) -> MemoryKind {
         MemoryKind::Device
+    }
+}
+
+/// The same transport between nodes whose KV lies in the memory of a CUDA device, by way of pinned memory.
+pub(crate) struct OnCuda<H>(pub H);
+
+#[async_trait]
+impl<H: Harness> Harness for OnCuda<H> {
+    fn kind(&self) -> TransportKind {
+        self.0.kind()
+    }
+    async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
+        self.0.serve(receiver, sink, address).await
+    }
+    fn config(&self, config: PairConfig) -> PairConfig {
+        self.0.config(config)
+    }
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::Cuda
     }
 }
 
@@ -227,7 +248,7 @@ impl<'a> Bench<'a> {
 
     fn ticket(&self, transfer: u128, blocks: u32) -> Ticket {
         let blocks = (0..blocks)
-            .map(|i| (BlockId(transfer as u32 * 100 + i), Generation(i + 5)))
+            .map(|i| (BlockId(transfer as u32 * 50 + i), Generation(i + 5)))
             .collect::<Vec<_>>();
         Ticket {
             transfer: TransferId(transfer),
@@ -251,6 +272,7 @@ impl<'a> Bench<'a> {
         let source: Arc<dyn KvSource> = match self.harness.memory() {
             MemoryKind::Host => Arc::new(Pattern),
             MemoryKind::Device => Arc::new(DeviceSource::new()),
+            MemoryKind::Cuda => Arc::new(CudaSource::shared()),
         };
         within("begin", self.transport.begin(start(ticket, source))).await
     }

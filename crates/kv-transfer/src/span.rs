@@ -47,6 +47,33 @@ pub trait SpanMemory: Any + Send + Sync + Debug {
     fn checksum(&self, bytes: usize) -> u64;
 }
 
+/// An address in the memory of a device, as its driver knows it. The host never follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceAddress(pub u64);
+
+impl DeviceAddress {
+    pub fn offset(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// Whether a device has done with bytes that were lent to a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    Back,
+    /// The device may still use them, and nobody knows until when: they must never be used for anything else.
+    Kept,
+}
+
+/// The answer of KV memory that is asked to lend bytes to a copy on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// The copy was called, once.
+    Lent,
+    /// The bytes are not in memory that a transport can address on a device. The copy was not called.
+    NotOnDevice,
+}
+
 /// An event that comes once: the bytes of a span are in their place.
 #[derive(Clone, Debug, Default)]
 pub struct Ready(Arc<OnceLock<()>>);

@@ -1,10 +1,15 @@
-//! A receiver of the conformance suite in a runtime of its own, so that it can be killed at once, as a process is.
+//! Other processes for tests: a receiver of the conformance suite in a runtime of its own, so that it can be killed at once, as a
+//! process is, and processes that really are some.
 
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::TcpListener;
+use tokio::process::{Child, ChildStdout, Command};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::server::Router;
 
-use crate::conformance::Served;
+use crate::conformance::{Served, within};
 
 /// Serves what `start` makes, on any free port when `address` is empty. `start` runs inside the new runtime; what it
 /// returns beside the router lives as long as the server.
@@ -35,5 +40,44 @@ pub(crate) async fn serve<G: Send + 'static>(
     Served {
         address: bound.await.expect("the server listens").to_string(),
         kill: Box::new(move || drop(stop)),
+    }
+}
+
+/// This test program once more, as another node's process: it runs one test, which finds a variable set.
+pub(crate) struct Process {
+    child: Child,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// `test` is the whole path of a test. Its variables are those of this process and these.
+    pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--nocapture", "--exact", test])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, said }
+    }
+
+    /// Waits for a line with this word, and returns what follows it.
+    pub(crate) async fn says(&mut self, word: &str) -> String {
+        within(word, async {
+            loop {
+                let line = self.said.next_line().await.unwrap().expect("it lives");
+                if let Some((_, rest)) = line.split_once(word) {
+                    return rest.trim().to_owned();
+                }
+            }
+        })
+        .await
+    }
+
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
     }
 }

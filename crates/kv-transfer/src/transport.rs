@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::choice::TransportKind;
-use crate::span::{SpanMemory, SpanMut};
+use crate::span::{DeviceAddress, Lending, Lent, SpanMemory, SpanMut};
 
 /// The KV memory a transfer reads from. Blocks given to `push` must be complete and must not change until the transfer
 /// has ended or its `abort` has returned.
@@ -29,6 +29,19 @@ pub trait KvSource: Send + Sync + Debug {
     /// # Errors
     /// The block could not be read, or not into this memory: the transfer fails.
     fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError>;
+    /// Lends some layers of a block to `copy`, where they are in the memory of a CUDA device. `copy` returns when the device has
+    /// read them, or says that it keeps them. Called on a blocking thread.
+    ///
+    /// # Errors
+    /// The block could not be lent: the transfer fails.
+    fn lend(
+        &self,
+        _block: BlockId,
+        _layers: Range<u32>,
+        _copy: &mut dyn FnMut(DeviceAddress) -> Lent,
+    ) -> Result<Lending, SourceError> {
+        Ok(Lending::NotOnDevice)
+    }
     /// Memory of the device that has the KV, for links that can move it: they keep a frame there. `None`: frames are in the
     /// memory of this process.
     fn staging(&self, _bytes: usize) -> Option<Arc<dyn SpanMemory>> {

@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use crate::receiver::MappedPool;
+use crate::device::DeviceKv;
+use crate::receiver::{MappedPool, WrittenPool};
 
 /// A nonce or a proof.
 pub(crate) type Word32 = [u8; 32];
@@ -28,6 +29,23 @@ pub struct DirectOffer {
     pub pool: Arc<dyn MappedPool>,
     /// Both ends sum every frame. Without it a fault of the memory or of this program is not noticed.
     pub has_checksums: bool,
+}
+
+/// A node's KV on a CUDA device, as its transports use it.
+#[derive(Clone, Debug)]
+pub struct DeviceEnd {
+    pub kv: Arc<DeviceKv>,
+    /// Decode nodes: where senders of this host that hold the same secret may write in place.
+    pub in_place: Option<DevicePlace>,
+    /// Decode nodes: both ends sum every frame. The device's bytes come to the host for it.
+    pub has_checksums: bool,
+}
+
+/// A pool on a device that trusted senders write in place.
+#[derive(Clone, Debug)]
+pub struct DevicePlace {
+    pub secret: DirectSecret,
+    pub pool: Arc<dyn WrittenPool>,
 }
 
 /// A secret that the nodes of one `baton up` know. It keeps clusters of one user apart and never travels. It does not

@@ -85,7 +85,8 @@ pub struct NodeConfig {
     #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
     pub prefix_cache: bool,
     /// How KV may travel from prefill to decode nodes, best first: shm (same host, same user), grpc (anywhere; pairs meet over
-    /// it). A pair without the one takes the next
+    /// it); between GPUs also cuda-ipc (same host, same user, one secret) and nccl (anywhere), which have not been run on
+    /// hardware. A pair without the one takes the next
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,grpc")]
     pub transports: Vec<TransportKind>,
     /// Held by the nodes of one `baton up`, which draws it: prefill nodes write the KV blocks of decode nodes of the same host

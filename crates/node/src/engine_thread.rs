@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use engine::{Engine, EngineError, KvMemory, Step};
+use engine::{DeviceMemoryUse, Engine, EngineError, KvMemory, Step};
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 
@@ -22,6 +22,7 @@ pub struct NodeWork {
 #[derive(Debug)]
 pub struct EngineThread {
     kv: Arc<KvMemory>,
+    device_memory: Option<DeviceMemoryUse>,
     /// At most one step is under way, so there is always room.
     steps: Option<SyncSender<Step>>,
     thread: Option<JoinHandle<()>>,
@@ -32,6 +33,7 @@ impl EngineThread {
     /// The system starts no thread.
     pub fn start(engine: Box<dyn Engine>, inbox: Arc<Inbox>, work: NodeWork) -> io::Result<Self> {
         let kv = engine.kv().clone();
+        let device_memory = engine.device_memory();
         let (steps, submitted) = sync_channel(1);
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || {
@@ -40,6 +42,7 @@ impl EngineThread {
         })?;
         Ok(Self {
             kv,
+            device_memory,
             steps: Some(steps),
             thread: Some(thread),
         })
@@ -47,6 +50,12 @@ impl EngineThread {
 
     pub fn kv(&self) -> &Arc<KvMemory> {
         &self.kv
+    }
+
+    /// As it was when the engine had opened, which is when an engine takes all its memory. The driver is not asked again: that
+    /// would be between two steps.
+    pub fn device_memory(&self) -> Option<DeviceMemoryUse> {
+        self.device_memory
     }
 
     /// The step that ran before must have come back. Never waits. An engine that is gone says so through the mailbox.

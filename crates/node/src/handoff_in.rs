@@ -5,27 +5,27 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, TransferRefusal};
-use kv_transfer::span::Span;
+use kv_transfer::span::{DeviceAddress, Lending, Lent, Span};
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
 use tokio::sync::oneshot;
 
 use crate::inbox::{CommitJob, Inbox};
+use crate::kv_access::KvAccess;
 
 /// Lives between the loop, which offers reservations, and the receiver's tasks, which claim them. Holds at most
 /// one entry per request that waits for its KV.
 #[derive(Debug)]
 pub struct Reservations {
-    kv: Arc<KvMemory>,
+    kv: KvAccess,
     inbox: Arc<Inbox>,
     offers: Mutex<BTreeMap<TransferId, Reservation>>,
 }
 
 impl Reservations {
-    pub fn new(kv: Arc<KvMemory>, inbox: Arc<Inbox>) -> Self {
+    pub fn new(kv: KvAccess, inbox: Arc<Inbox>) -> Self {
         Self {
             kv,
             inbox,
@@ -67,13 +67,27 @@ impl HandoffSink for Reservations {
     }
 
     fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
-        let copy = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-            Ok(self.kv.import_layers(block, layers, data.host()?)?)
-        };
-        copy().map_err(|source| ImportError { block, source })
+        let copied = self.kv.import(block, layers, data);
+        copied.map_err(|source| ImportError { block, source })
+    }
+
+    fn lend(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        copy: &mut dyn FnMut(DeviceAddress) -> Lent,
+    ) -> Result<Lending, ImportError> {
+        let lent = self.kv.lend_to_writer((block, layers), copy);
+        lent.map_err(|error| ImportError {
+            block,
+            source: Box::new(error),
+        })
     }
 
     async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
+        // A step may read the blocks next.
+        let settled = self.kv.settled().await;
+        settled.map_err(|fault| TransferRefusal::Import(fault.to_string()))?;
         let (answer, answered) = oneshot::channel();
         self.inbox.commit(CommitJob { arrived, answer });
         answered.await.unwrap_or_else(|_| {
@@ -86,13 +100,27 @@ impl HandoffSink for Reservations {
     }
 
     fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
-        self.inbox.receive_ended(transfer, transport, end);
+        if !self.kv.is_settling() {
+            return self.inbox.receive_ended(transfer, transport, end);
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            // The process is ending, and its blocks with it.
+            return;
+        };
+        let (kv, inbox) = (self.kv.clone(), self.inbox.clone());
+        runtime.spawn(async move {
+            match kv.settled().await {
+                Ok(()) => inbox.receive_ended(transfer, transport, end),
+                // Bytes may still come into the blocks, so they stay in quarantine.
+                Err(fault) => tracing::error!(%fault, "blocks of a transfer stay out of use"),
+            }
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use engine::{KvDtype, KvGeometry};
+    use engine::{KvDtype, KvGeometry, KvMemory};
     use serving_core::ids::{Attempt, Generation, NodeEpoch, NodeName, RequestId};
     use serving_core::request::AttemptKey;
 
@@ -115,7 +143,7 @@ mod tests {
             dtype: KvDtype::F16,
         };
         let kv = Arc::new(KvMemory::new(geometry, 2).expect("small"));
-        let reservations = Reservations::new(kv, Arc::default());
+        let reservations = Reservations::new(KvAccess::of(&kv).expect("no device"), Arc::default());
         let reservation = |id: u128| Reservation {
             transfer: TransferId(id),
             key: AttemptKey {

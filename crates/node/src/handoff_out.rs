@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use engine::KvMemory;
 use kv_transfer::choice::TransportKind;
 use kv_transfer::transport::{
     AbortReason, KvSource, PairFault, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart,
@@ -27,6 +26,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::inbox::{HandoffSerial, Inbox, PushEnded, PushReport};
+use crate::kv_access::KvAccess;
 use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
@@ -87,7 +87,7 @@ enum Work {
 #[derive(Clone, Debug)]
 pub struct Handoffs {
     pub transport: Arc<dyn Transport>,
-    pub kv: Arc<KvMemory>,
+    pub kv: KvAccess,
     pub queue: Arc<PushQueue>,
     pub inbox: Arc<Inbox>,
     pub metrics: Metrics,

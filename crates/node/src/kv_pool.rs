@@ -1,11 +1,11 @@
-//! This node's KV memory as trusted prefill nodes map it.
+//! This node's KV memory as trusted prefill nodes write it in place.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use engine::KvMemory;
-use kv_transfer::receiver::{ImportError, MappedPool, PoolShape};
+use kv_transfer::receiver::{ImportError, MappedPool, PoolShape, WrittenPool};
 use serving_core::ids::BlockId;
 
 /// The blocks as they are: the memory's layout is the wire layout (PROTOCOL rule 14).
@@ -16,9 +16,14 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// `None` when the memory is this process's alone.
+    /// Memory that can be mapped. `None` when it is this process's alone.
     pub fn of(kv: &Arc<KvMemory>) -> Option<Self> {
         kv.descriptor()?;
+        Self::written(kv)
+    }
+
+    /// Memory that others can write, however they reach it. `None` when no message can say its shape.
+    pub(crate) fn written(kv: &Arc<KvMemory>) -> Option<Self> {
         let shape = PoolShape {
             blocks: kv.block_count(),
             layers: kv.geometry().layer_count,
@@ -34,7 +39,9 @@ impl MappedPool for KvPool {
             .descriptor()
             .expect("`of` takes shareable memory only, and memory does not change its kind")
     }
+}
 
+impl WrittenPool for KvPool {
     fn shape(&self) -> PoolShape {
         self.shape
     }

@@ -1,18 +1,19 @@
 //! What a transfer reads: this node's KV memory, until the transfer is over.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, TryLockError};
+use std::sync::{PoisonError, RwLock, TryLockError};
 
-use engine::KvMemory;
-use kv_transfer::span::SpanMut;
+use kv_transfer::span::{DeviceAddress, Lending, Lent, SpanMut};
 use kv_transfer::transport::{KvSource, SourceError};
 use serving_core::ids::BlockId;
 use thiserror::Error;
 
+use crate::kv_access::{AnyError, KvAccess};
+
 /// This node's KV memory as one transfer may read it, until the transfer is over.
 #[derive(Debug)]
 pub struct TransferSource {
-    kv: Arc<KvMemory>,
+    kv: KvAccess,
     /// Held for reading during a copy: closing waits for the copies that run and stops those that come.
     is_open: RwLock<bool>,
 }
@@ -22,7 +23,7 @@ pub struct TransferSource {
 struct SourceClosed;
 
 impl TransferSource {
-    pub fn new(kv: Arc<KvMemory>) -> Self {
+    pub fn new(kv: KvAccess) -> Self {
         let is_open = RwLock::new(true);
         Self { kv, is_open }
     }
@@ -39,23 +40,33 @@ impl TransferSource {
         }
         true
     }
+    /// Copies unless the transfer is over. Closing waits for it.
+    fn while_open<R>(&self, block: BlockId, copy: impl FnOnce() -> Result<R, AnyError>) -> Result<R, SourceError> {
+        let is_open = self.is_open.read().unwrap_or_else(PoisonError::into_inner);
+        let copied = match *is_open {
+            true => copy(),
+            false => Err(SourceClosed.into()),
+        };
+        copied.map_err(|source| SourceError { block, source })
+    }
 }
 
 impl KvSource for TransferSource {
     fn layer_count(&self) -> u32 {
-        self.kv.geometry().layer_count
+        self.kv.memory().geometry().layer_count
     }
     fn layer_bytes(&self) -> usize {
-        self.kv.geometry().layer_bytes()
+        self.kv.memory().geometry().layer_bytes()
     }
     fn export(&self, block: BlockId, layers: Range<u32>, out: SpanMut<'_>) -> Result<(), SourceError> {
-        let is_open = self.is_open.read().unwrap_or_else(PoisonError::into_inner);
-        let copy = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-            match *is_open {
-                true => Ok(self.kv.export_layers(block, layers, out.host()?)?),
-                false => Err(SourceClosed.into()),
-            }
-        };
-        copy().map_err(|source| SourceError { block, source })
+        self.while_open(block, || self.kv.export(block, layers, out))
+    }
+    fn lend(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        copy: &mut dyn FnMut(DeviceAddress) -> Lent,
+    ) -> Result<Lending, SourceError> {
+        self.while_open(block, || Ok(self.kv.lend_to_reader((block, layers), copy)?))
     }
 }

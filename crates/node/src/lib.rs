@@ -13,6 +13,7 @@ mod handle;
 mod handoff_in;
 mod handoff_out;
 mod inbox;
+mod kv_access;
 mod kv_pool;
 mod kv_source;
 mod life;

@@ -40,7 +40,7 @@ pub enum RunError {
     #[error(transparent)]
     Node(#[from] NodeError),
     #[error(
-        "the node's loop ended by itself; its last words are above: if the device is lost, start the node again, else this is a bug in baton"
+        "the node's loop ended by itself; its last words are above: if the device is lost or hangs, start the node again, else this is a bug in baton"
     )]
     Loop,
     #[error(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use engine::DeviceMemoryUse;
 use kv_transfer::choice::Fallbacks;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -35,6 +36,11 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
 /// Cloning shares the metrics. Those that a role does not register stay unseen.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -43,6 +49,8 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     transport_fallbacks: Family<FallbackLabels, Counter>,
     local_prefills: Family<ReasonLabel, Counter>,
+    /// Without series on a node that has no device, so that the exposition leaves it out.
+    device_memory: Family<KindLabel, Gauge>,
     fallbacks: Arc<Fallbacks>,
 }
 
@@ -75,14 +83,17 @@ impl Metrics {
     }
 
     fn new(registry: &mut Registry, (role, aliases): (Role, Option<PoolFacts>), fallbacks: Arc<Fallbacks>) -> Self {
-        Self {
+        let metrics = Self {
             node: NodeMetrics::register(registry, &NodeFacts { role, aliases }),
             push_queue_blocks: Gauge::default(),
             requests: Family::default(),
             transport_fallbacks: Family::default(),
             local_prefills: Family::default(),
+            device_memory: Family::default(),
             fallbacks,
-        }
+        };
+        table::DEVICE_MEMORY.register(registry, metrics.device_memory.clone());
+        metrics
     }
 
     /// Called with every step and at least every second.
@@ -96,6 +107,24 @@ impl Metrics {
             let transport = wanted.name();
             let labels = FallbackLabels { transport, reason };
             raise(&self.transport_fallbacks.get_or_create(&labels), total);
+        }
+    }
+
+    pub fn device_memory(&self, memory: DeviceMemoryUse) {
+        let DeviceMemoryUse {
+            weights_bytes,
+            buffers_bytes,
+            kv_bytes,
+            free_bytes,
+        } = memory;
+        for (kind, bytes) in [
+            ("weights", weights_bytes),
+            ("buffers", buffers_bytes),
+            ("kv", kv_bytes),
+            ("free", free_bytes),
+        ] {
+            let gauge = self.device_memory.get_or_create(&KindLabel { kind });
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 
@@ -182,10 +211,18 @@ mod tests {
         text
     }
 
+    const MEMORY: DeviceMemoryUse = DeviceMemoryUse {
+        weights_bytes: 5,
+        buffers_bytes: 4,
+        kv_bytes: 3,
+        free_bytes: 2,
+    };
+
     fn decode(aliases: Option<PoolFacts>) -> String {
         let mut registry = Registry::default();
         let metrics = Metrics::of_decode(&mut registry, aliases);
         assert_eq!(without_a_start(&text(&registry), Role::Decode, &[table::ALL]), [""; 0]);
+        metrics.device_memory(MEMORY);
         metrics.step(12, 3, Duration::from_millis(4));
         metrics.status(&status(), [Stage::Decode, Stage::Decode].into_iter());
         let mut timings = StageTimings::default();
@@ -205,6 +242,7 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = Metrics::of_prefill(&mut registry, Arc::default(), aliases);
         assert_eq!(without_a_start(&text(&registry), Role::Prefill, &[table::ALL]), [""; 0]);
+        metrics.device_memory(MEMORY);
         metrics.status(&status(), [Stage::PrefillQueue].into_iter());
         metrics.step(64, 2, Duration::from_millis(7));
         let mut timings = StageTimings::default();
@@ -240,6 +278,7 @@ mod tests {
                 &decode,
                 r#"baton_kv_transfer_failures_total{transport="grpc",src_role="prefill",reason="pair_lost"} 1"#,
             ),
+            (&decode, r#"baton_device_memory_bytes{kind="kv"} 3"#),
             (&decode, r#"vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0"#),
             (
                 &decode,
@@ -277,6 +316,15 @@ mod tests {
         let stages = text.lines().filter(|line| line.starts_with("baton_stage_requests{"));
         let busy: Vec<&str> = stages.filter(|line| !line.ends_with(" 0")).collect();
         assert_eq!(busy, [""; 0]);
+    }
+
+    #[test]
+    fn a_node_without_a_device_shows_no_memory_of_one() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::of_prefill(&mut registry, Arc::default(), None);
+        assert!(!text(&registry).contains("baton_device_memory"));
+        metrics.device_memory(MEMORY);
+        assert!(text(&registry).contains(r#"baton_device_memory_bytes{kind="free"} 2"#));
     }
 
     #[test]

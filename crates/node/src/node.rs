@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Engine, KvMemory, OpenedEngine};
+use engine::{Engine, OpenedEngine};
 use kv_transfer::pairs::PairConfig;
-use kv_transfer::receiver::{MappedPool, Receiver};
+use kv_transfer::receiver::{MappedPool, Receiver, WrittenPool};
 use kv_transfer::transport::{PairPeer, Transport};
-use kv_transfer::{DirectOffer, DirectWish, ReceivingEnd, Serving, transports};
+use kv_transfer::{DeviceFault, DevicePlace, DirectOffer, DirectWish, ReceivingEnd, Serving, transports};
 use prometheus_client::registry::Registry;
 use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
@@ -30,6 +30,7 @@ use crate::handle::Handle;
 use crate::handoff_in::Reservations;
 use crate::handoff_out::{Handoffs, PushQueue};
 use crate::inbox::Inbox;
+use crate::kv_access::KvAccess;
 use crate::kv_pool::KvPool;
 use crate::metrics::Metrics;
 use crate::node_loop::{Incoming, LoopParts, NodeLoop, Outgoing};
@@ -45,6 +46,8 @@ pub enum NodeError {
     BeyondContext { max_model_tokens: u32, context: u32 },
     #[error("the system started no thread for the node: {0}; raise the process limit")]
     Thread(#[from] std::io::Error),
+    #[error("the transports cannot use the engine's device: {0}")]
+    Device(#[from] DeviceFault),
 }
 
 /// A running node. Dropping it does not stop the loop: `drain` does.
@@ -99,7 +102,7 @@ impl Node {
         let record = record(settings, (&*engine, &limits), (address, model_name), compatibility);
         let inbox: Arc<Inbox> = Arc::default();
         let aliases = PoolFacts::if_wanted(settings.config.metrics, model_name, &limits);
-        let kv = engine.kv().clone();
+        let kv = KvAccess::of(engine.kv())?;
         let ends = match &settings.role {
             RoleSettings::Prefill(prefill) => {
                 sending_end(settings, prefill, (&record, &kv), (registry, aliases), inbox.clone())
@@ -211,21 +214,23 @@ type Registering<'a> = (&'a mut Registry, Option<PoolFacts>);
 fn sending_end(
     settings: &NodeSettings,
     prefill: &PrefillSettings,
-    (record, kv): (&NodeRecord, &Arc<KvMemory>),
+    (record, kv): (&NodeRecord, &KvAccess),
     (registry, aliases): Registering<'_>,
     inbox: Arc<Inbox>,
 ) -> Ends {
-    let geometry = kv.geometry();
+    let geometry = kv.memory().geometry();
     let direct = prefill.direct_secret.clone().map(|secret| DirectWish {
         secret,
         layers: geometry.layer_count,
         layer_bytes: u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX),
     });
     let pairs = PairConfig::new(record.id.clone(), record.compatibility.clone());
-    let pairs = transports::pairs(pairs.writing_in_place(direct).over(settings.config.transports.clone()));
+    let pairs = pairs.writing_in_place(direct).on_device(kv.device_end(None, false));
+    let pairs = transports::pairs(pairs.over(settings.config.transports.clone()));
     let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
     let transport: Arc<dyn Transport> = Arc::new(pairs);
-    let queue_max = prefill.push_queue_blocks_max.unwrap_or(kv.block_count() / 2).max(1);
+    let blocks = kv.memory().block_count();
+    let queue_max = prefill.push_queue_blocks_max.unwrap_or(blocks / 2).max(1);
     let handoffs = Handoffs {
         transport: transport.clone(),
         kv: kv.clone(),
@@ -251,7 +256,7 @@ fn sending_end(
 fn receiving_end(
     settings: &NodeSettings,
     decode: &DecodeSettings,
-    (record, kv): (&NodeRecord, &Arc<KvMemory>),
+    (record, kv): (&NodeRecord, &KvAccess),
     (registry, aliases): Registering<'_>,
     inbox: Arc<Inbox>,
 ) -> Ends {
@@ -276,10 +281,10 @@ fn receiving_end(
 fn serve_transports(
     settings: &NodeSettings,
     decode: &DecodeSettings,
-    (receiver, kv): (&Arc<Receiver>, &Arc<KvMemory>),
+    (receiver, kv): (&Arc<Receiver>, &KvAccess),
 ) -> Vec<Serving> {
     let direct = decode.direct_secret.clone().and_then(|secret| {
-        let pool: Arc<dyn MappedPool> = Arc::new(KvPool::of(kv)?);
+        let pool: Arc<dyn MappedPool> = Arc::new(KvPool::of(kv.memory())?);
         let has_checksums = decode.direct_checksums;
         Some(DirectOffer {
             secret,
@@ -287,12 +292,16 @@ fn serve_transports(
             has_checksums,
         })
     });
-    let layer_bytes = kv.geometry().layer_bytes();
-    transports::serve(
-        receiver,
-        &settings.config.transports,
-        &ReceivingEnd { layer_bytes, direct },
-    )
+    let in_place = decode.direct_secret.clone().and_then(|secret| {
+        let pool: Arc<dyn WrittenPool> = Arc::new(KvPool::written(kv.memory())?);
+        Some(DevicePlace { secret, pool })
+    });
+    let layer_bytes = kv.memory().geometry().layer_bytes();
+    let (kinds, end) = (&settings.config.transports, ReceivingEnd { layer_bytes, direct });
+    match kv.device_end(in_place, decode.direct_checksums) {
+        Some(device) => transports::serve_on_device(receiver, kinds, (&end, &device)),
+        None => transports::serve(receiver, kinds, &end),
+    }
 }
 
 /// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.

@@ -88,6 +88,9 @@ impl NodeLoop {
         // Before the first tick too: to whoever scrapes, a missing series is not zero blocks.
         let status = parts.scheduler.status(NodeState::Ready);
         parts.metrics.status(&status, parts.scheduler.stages());
+        if let Some(memory) = parts.engine.device_memory() {
+            parts.metrics.device_memory(memory);
+        }
         Self {
             kv: parts.engine.kv().clone(),
             parts,

@@ -24,6 +24,7 @@ use super::*;
 use crate::engine_thread::NodeWork;
 use crate::handle::{Asked, EventStream, Handle};
 use crate::handoff_out::PushQueue;
+use crate::kv_access::KvAccess;
 use crate::request::NodeEvent;
 
 const EPOCH: NodeEpoch = NodeEpoch(2);
@@ -175,7 +176,7 @@ impl Rig {
         };
         let handoffs = Handoffs {
             transport: Arc::new(transport),
-            kv: engine.kv().clone(),
+            kv: KvAccess::of(engine.kv()).unwrap(),
             queue: Arc::new(PushQueue::new(POOL_BLOCKS as usize)),
             inbox: inbox.clone(),
             metrics: metrics.clone(),

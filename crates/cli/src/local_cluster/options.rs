@@ -157,6 +157,10 @@ pub struct ClusterSettings {
     /// nodes [default: the processors]. The GPU engine has not been run on hardware.
     #[arg(long, value_name = "DEVICE,..", value_delimiter = ',')]
     pub devices: Vec<DeviceChoice>,
+    /// How KV may travel between the nodes, best first: shm,grpc (default); between GPUs also cuda-ipc and nccl, which have not
+    /// been run on hardware.
+    #[arg(long, value_name = "NAME,..")]
+    pub transports: Option<String>,
     /// Sums of the GPU engine: invariant (default) or fast.
     #[arg(long, value_name = "NAME")]
     pub gpu_numerics: Option<String>,
@@ -406,6 +410,7 @@ impl LocalClusterOptions {
         let mut flags = self.flags_of_all(&name, "127.0.0.1:0");
         flags.set_some("device", &device);
         flags.set_some("gpu-numerics", &settings.gpu_numerics);
+        flags.set_some("transports", &settings.transports);
         flags.set("coordinators", coordinators);
         flags.set_some("threads", &settings.threads_per_node);
         flags.set_some("kv-cache-memory", &settings.kv_cache_memory);

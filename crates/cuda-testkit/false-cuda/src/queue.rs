@@ -213,6 +213,9 @@ impl State {
     }
 
     fn poll(&mut self, work: &Work) -> Poll {
+        if self.has_file(|settings| settings.hang.as_deref()) {
+            return Poll::Runs;
+        }
         match work {
             Work::Outside(outside) => {
                 self.space.open();

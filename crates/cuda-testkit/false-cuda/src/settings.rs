@@ -10,6 +10,8 @@
 //! | `FALSE_CUDA_VERSION` | what `cuDriverGetVersion` answers; decides which PTX is too new | 13000 |
 //! | `FALSE_CUDA_SEED` | order of the work; 0: all runs as late as it can, see `FALSE_CUDA_IDLE_MS` | 1 |
 //! | `FALSE_CUDA_FAIL` | `cuMemAllocAsync:2:2`: the second call answers 2; several by commas | none |
+//! | `FALSE_CUDA_HANG` | path: while there is such a file the devices end no work; `%p` is the process's id | none |
+//! | `FALSE_CUDA_LOST` | path: once there is such a file a device's next work ends with LAUNCH_FAILED; `%p` as above | none |
 //! | `FALSE_CUDA_STEPS_MAX` | thread instructions of a launch; a launch with more ends with LAUNCH_TIMEOUT | 2^33 |
 //! | `FALSE_CUDA_HOST_CLOCKS` | `joined` or `separate`, see below | `joined` |
 //! | `FALSE_CUDA_IDLE_MS` | after so long without a call the device works by itself; 0: never | 20 |
@@ -57,6 +59,9 @@ pub(crate) struct Settings {
     pub(crate) version: i32,
     pub(crate) seed: u64,
     pub(crate) failures: Vec<Failure>,
+    /// Files that a test makes when it wants the trouble.
+    pub(crate) hang: Option<PathBuf>,
+    pub(crate) lost: Option<PathBuf>,
     pub(crate) steps_max: u64,
     pub(crate) host_clocks: HostClocks,
     pub(crate) idle: Option<Duration>,
@@ -115,6 +120,8 @@ impl Settings {
         let clocks = text("FALSE_CUDA_HOST_CLOCKS", "joined");
         let fail = lookup("FALSE_CUDA_FAIL").filter(|text| !text.is_empty());
         let idle_ms: u64 = number(lookup, "FALSE_CUDA_IDLE_MS", 20)?;
+        let process = std::process::id().to_string();
+        let file = |name: &str| lookup(name).map(|path| PathBuf::from(path.replace("%p", &process)));
         Ok(Self {
             devices: visible(
                 number::<u8>(lookup, "FALSE_CUDA_DEVICES", 1)?.into(),
@@ -132,6 +139,8 @@ impl Settings {
                     failures(&text).ok_or_else(|| bad("FALSE_CUDA_FAIL", &text, "a list of call:nth:code"))?
                 }
             },
+            hang: file("FALSE_CUDA_HANG"),
+            lost: file("FALSE_CUDA_LOST"),
             steps_max: number(lookup, "FALSE_CUDA_STEPS_MAX", 1 << 33)?,
             host_clocks: match clocks.as_str() {
                 "joined" => HostClocks::Joined,
@@ -181,6 +190,12 @@ mod tests {
         ] {
             assert_eq!(with(name, value).unwrap_err().name, name);
         }
+    }
+
+    #[test]
+    fn a_file_may_be_of_one_process() {
+        let hang = with("FALSE_CUDA_HANG", "/t/hang-%p").unwrap().hang;
+        assert_eq!(hang, Some(PathBuf::from(format!("/t/hang-{}", std::process::id()))));
     }
 
     #[test]

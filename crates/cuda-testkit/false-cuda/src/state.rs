@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -161,6 +162,12 @@ impl State {
             }
             _ => self.stream_handles.get(&handle).copied().ok_or(Code::INVALID_HANDLE),
         }
+    }
+
+    /// Whether there is the file of a setting, by which a test tells its wish.
+    pub(crate) fn has_file(&self, of: impl Fn(&Settings) -> Option<&Path>) -> bool {
+        let path = self.settings.as_ref().ok().and_then(of);
+        path.is_some_and(Path::exists)
     }
 
     /// An error that the device met while it worked.

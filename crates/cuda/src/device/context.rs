@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys;
@@ -9,7 +10,7 @@ use cudarc::driver::sys;
 use super::capturing;
 use super::facts::DeviceFacts;
 use super::handle::{Raw, RawEvent};
-use crate::error::{CudaError, check};
+use crate::error::{Cause, CudaError, check};
 use crate::loader::{DriverTable, Libraries};
 
 /// What is left of an owner.
@@ -50,8 +51,11 @@ pub(crate) struct Context {
     context: Raw<sys::CUctx_st>,
     facts: DeviceFacts,
     driver: DriverTable,
-    /// Freed at the next chance. It has as many entries as owners were dropped during a capture or a copy.
+    /// Freed at the next chance. It has as many entries as owners were dropped during a capture or a copy, or after the device was
+    /// given up.
     garbage: Mutex<Vec<Garbage>>,
+    /// The device may never end its work: it is called no more, and nothing of it is freed.
+    is_given_up: AtomicBool,
 }
 
 impl fmt::Debug for Context {
@@ -76,6 +80,7 @@ impl Context {
             facts,
             driver,
             garbage: Mutex::default(),
+            is_given_up: AtomicBool::new(false),
         })
     }
 
@@ -90,9 +95,30 @@ impl Context {
     /// Makes the context current for this thread. The driver keeps it in a variable of the thread, so this takes tens of
     /// nanoseconds.
     pub fn enter(&self) -> Result<(), CudaError> {
+        if self.is_given_up() {
+            return Err(CudaError {
+                call: "cuCtxSetCurrent",
+                cause: Cause::GivenUp,
+                context: self.facts.name.clone(),
+            });
+        }
         // SAFETY: the context is retained as long as this value lives.
         let entered = unsafe { sys::cuCtxSetCurrent(self.context.0) };
         check("cuCtxSetCurrent", entered, || self.facts.name.clone())
+    }
+
+    /// As [`Device::give_up`](super::Device::give_up) says.
+    pub fn give_up(&self) {
+        if !self.is_given_up.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                device = %self.facts,
+                "a device does not end its work: what this process has there stays until the process ends"
+            );
+        }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Relaxed)
     }
 
     /// For calls that a capture of this thread would not survive: they are refused before the driver sees them.
@@ -163,6 +189,10 @@ fn free(garbage: Garbage) -> Freed {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.is_given_up() {
+            // The driver would wait for the device.
+            return;
+        }
         if self.enter().is_ok() {
             self.collect();
         }

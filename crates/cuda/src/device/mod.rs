@@ -1,5 +1,6 @@
 //! Owned types over the driver: a device, its memory, streams, events, modules and graphs. Each frees what it owns when it is
-//! dropped, and no drop panics or waits for work of other streams longer than the driver itself does.
+//! dropped, and no drop panics or waits for work of other streams longer than the driver itself does. After [`Device::give_up`]
+//! nothing is freed.
 //!
 //! Every object holds the device's context, and every call makes it current for its thread, so objects may move between
 //! threads. Addresses ([`DevicePtr`]) are plain numbers: the owner of a [`DeviceMemory`] keeps it until the work on it is over.
@@ -96,6 +97,12 @@ impl Device {
     /// The host has no memory that can be pinned (`ulimit -l`), or no bytes were asked for.
     pub fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory, CudaError> {
         PinnedMemory::new(&self.context, bytes)
+    }
+
+    /// For a device whose work may never end, and may go on at any time. Every later call on it is an error, whoever makes it, and
+    /// what is dropped is not freed: the driver would wait for the device. Only a new process uses it again.
+    pub fn give_up(&self) {
+        self.context.give_up();
     }
 
     /// Opens memory of another process. The driver refuses a handle of this process, and a second opening of the same memory

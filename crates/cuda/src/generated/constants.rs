@@ -1,15 +1,26 @@
-//! Sizes and values of the headers of nvidia-cuda-runtime 13.0.96 and nvidia-cublas 13.1.0.3. Written by
-//! `scripts/cuda-abi-check --write`; do not edit.
+//! Sizes and values of the headers of nvidia-cuda-runtime 13.0.96, nvidia-cublas 13.1.0.3 and nvidia-nccl-cu13
+//! 2.28.9. Written by `scripts/cuda-abi-check --write`; do not edit.
 
 #[rustfmt::skip]
 pub(super) const CONSTANTS: &[(&str, u64)] = &[
+    ("sizeof(ncclConfig_t)", 80),
+    ("sizeof(ncclUniqueId)", 128),
     ("sizeof(CUipcMemHandle)", 64),
     ("sizeof(CUipcEventHandle)", 64),
     ("sizeof(CUuuid)", 16),
     ("sizeof(CUlaunchAttribute)", 72),
     ("sizeof(cublasLtMatmulAlgo_t)", 64),
     ("sizeof(cublasLtMatmulHeuristicResult_t)", 96),
+    ("offsetof(ncclConfig_t, blocking)", 16),
+    ("offsetof(ncclConfig_t, minCTAs)", 24),
+    ("offsetof(ncclConfig_t, maxCTAs)", 28),
+    ("offsetof(ncclConfig_t, netName)", 32),
+    ("offsetof(ncclConfig_t, commName)", 48),
+    ("offsetof(ncclConfig_t, nvlinkCentricSched)", 76),
     ("offsetof(cublasLtMatmulHeuristicResult_t, state)", 72),
+    ("ncclConfig_t.magic", 3405692655),
+    ("ncclInProgress", 7),
+    ("ncclUint8", 1),
     ("CUBLASLT_MATMUL_DESC_TRANSA", 3),
     ("CUBLASLT_MATMUL_DESC_TRANSB", 4),
     ("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", 1),

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use cudarc::driver::sys;
 
 use self::constants::CONSTANTS;
-use crate::loader::cublaslt_table;
+use crate::loader::{cublaslt_table, nccl_table};
 
 /// What this crate has for a name of the list. `None`: the list has a name that nothing here knows.
 fn ours(name: &str) -> Option<u64> {
@@ -18,6 +18,17 @@ fn ours(name: &str) -> Option<u64> {
         "sizeof(CUipcEventHandle)" => size(size_of::<sys::CUipcEventHandle>()),
         "sizeof(CUuuid)" => size(size_of::<sys::CUuuid>()),
         "sizeof(CUlaunchAttribute)" => size(size_of::<sys::CUlaunchAttribute>()),
+        "sizeof(ncclConfig_t)" => size(size_of::<nccl_table::Config>()),
+        "offsetof(ncclConfig_t, blocking)" => size(offset_of!(nccl_table::Config, blocking)),
+        "offsetof(ncclConfig_t, minCTAs)" => size(offset_of!(nccl_table::Config, min_ctas)),
+        "offsetof(ncclConfig_t, maxCTAs)" => size(offset_of!(nccl_table::Config, max_ctas)),
+        "offsetof(ncclConfig_t, netName)" => size(offset_of!(nccl_table::Config, net_name)),
+        "offsetof(ncclConfig_t, commName)" => size(offset_of!(nccl_table::Config, comm_name)),
+        "offsetof(ncclConfig_t, nvlinkCentricSched)" => size(offset_of!(nccl_table::Config, nvlink_centric_sched)),
+        "ncclConfig_t.magic" => Some(u64::from(nccl_table::Config::MAGIC)),
+        "sizeof(ncclUniqueId)" => size(nccl_table::ID_BYTES),
+        "ncclInProgress" => value(nccl_table::IN_PROGRESS),
+        "ncclUint8" => value(nccl_table::UINT8),
         "sizeof(cublasLtMatmulAlgo_t)" => size(size_of::<cublaslt_table::Algo>()),
         "sizeof(cublasLtMatmulHeuristicResult_t)" => size(size_of::<cublaslt_table::HeuristicResult>()),
         "offsetof(cublasLtMatmulHeuristicResult_t, state)" => size(offset_of!(cublaslt_table::HeuristicResult, state)),

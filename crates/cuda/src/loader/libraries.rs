@@ -9,12 +9,13 @@ use super::compiler::NvrtcTable;
 use super::cublaslt_table::CublasLtTable;
 use super::decision::{Attempt, LibraryDecision, Outcome, decide_library, decide_nvrtc, fits, image_rule};
 use super::driver::{self, DriverTable};
+use super::nccl_table::NcclTable;
 use super::report::LoaderReport;
 use super::search::{Candidate, Component, Origin, Search};
 use super::version::Version;
 use super::visible::VisibleDevices;
 use crate::error::{Cause, CudaError};
-use crate::table::{self, function_table};
+use crate::table;
 
 /// What a search found. It stays loaded for the rest of the process.
 #[derive(Debug)]
@@ -23,13 +24,7 @@ pub struct Libraries {
     driver: Option<DriverTable>,
     nvrtc: Option<NvrtcTable>,
     cublaslt: Option<CublasLtTable>,
-}
-
-function_table! {
-    /// Nothing uses NCCL yet: that it is there, and its version, are only reported.
-    NcclTable {
-        version = "ncclGetVersion": fn(*mut c_int) -> c_int;
-    }
+    nccl: Option<NcclTable>,
 }
 
 /// A table of functions and the version that its library says.
@@ -53,7 +48,7 @@ impl Libraries {
             open_builtins(candidates, found.version, &mut attempts);
         }
         let cublaslt = first(search, (Component::CublasLt, cuda), &mut attempts, cublaslt_of);
-        first(search, (Component::Nccl, None), &mut attempts, nccl_of);
+        let nccl = first(search, (Component::Nccl, None), &mut attempts, nccl_of);
         let compiler = decide_nvrtc(&attempts);
         let report = LoaderReport {
             visible_devices: search.visible_devices.clone(),
@@ -72,6 +67,7 @@ impl Libraries {
             driver: driver.table,
             nvrtc: nvrtc.filter(|_| has_compiler).map(|found| found.table),
             cublaslt: cublaslt.map(|found| found.table),
+            nccl: nccl.map(|found| found.table),
         }
     }
 
@@ -95,6 +91,10 @@ impl Libraries {
 
     pub(crate) fn cublaslt(&self) -> Result<CublasLtTable, LibraryDecision> {
         self.cublaslt.ok_or_else(|| self.report.cublaslt.clone())
+    }
+
+    pub(crate) fn nccl(&self) -> Result<NcclTable, LibraryDecision> {
+        self.nccl.ok_or_else(|| self.report.nccl.clone())
     }
 
     /// The version of the compiler, which is a part of the name of what it made.

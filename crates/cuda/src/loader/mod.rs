@@ -9,6 +9,7 @@ pub(crate) mod cublaslt_table;
 mod decision;
 mod driver;
 mod libraries;
+pub(crate) mod nccl_table;
 mod report;
 mod search;
 mod version;

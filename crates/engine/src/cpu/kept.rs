@@ -62,7 +62,8 @@ impl KeptWeights {
         }
     }
 
-    pub(super) fn report(&self, progress: LoadProgress) {
+    /// For an engine that keeps no weights here: calls `watch`.
+    pub fn report(&self, progress: LoadProgress) {
         if let Some(watch) = &self.watch {
             watch(progress);
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serving_core::ids::BlockId;
 
+use super::false_cuda::CudaBlocks;
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS};
 use crate::span::{self, DeviceSpan, Span, SpanMemory, SpanMut};
 use crate::transport::{KvSource, SourceError};
@@ -18,7 +19,10 @@ use crate::transport::{KvSource, SourceError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     Host,
+    /// The double of this file.
     Device,
+    /// The device of the false CUDA driver.
+    Cuda,
 }
 
 /// Work of a device's stream.
@@ -55,6 +59,8 @@ impl Stream {
 pub(super) struct Blocks {
     bytes: Arc<Mutex<BTreeMap<BlockId, Vec<u8>>>>,
     stream: Option<Stream>,
+    /// Then `bytes` stays empty.
+    cuda: Option<CudaBlocks>,
 }
 
 impl Blocks {
@@ -62,10 +68,17 @@ impl Blocks {
         Self {
             bytes: Arc::default(),
             stream: (kind == MemoryKind::Device).then(Stream::new),
+            cuda: (kind == MemoryKind::Cuda).then(CudaBlocks::new),
         }
+    }
+    pub fn cuda(&self) -> Option<&CudaBlocks> {
+        self.cuda.as_ref()
     }
     /// Never waits. `data` may be gone after it has returned.
     pub fn write(&self, block: BlockId, start: usize, data: Span<'_>) {
+        if let Some(cuda) = &self.cuda {
+            return cuda.write(block, start, data);
+        }
         // For a device, the copy that a pinned buffer would take.
         let data = match data {
             Span::Host(data) => Ok(data.to_vec()),
@@ -84,17 +97,24 @@ impl Blocks {
     }
     /// Calls back when all that was written before is in its place.
     pub fn after_writes(&self, then: impl FnOnce() + Send + 'static) {
-        match &self.stream {
-            None => then(),
-            Some(stream) => stream.launch(then),
+        match (&self.stream, &self.cuda) {
+            (Some(stream), _) => stream.launch(then),
+            (None, Some(cuda)) => cuda.after_writes(then),
+            (None, None) => then(),
         }
     }
     /// The bytes that a reader would find now. `None` when nothing was written there.
     pub fn get(&self, block: BlockId) -> Option<Vec<u8>> {
-        self.bytes.lock().unwrap().get(&block).cloned()
+        match &self.cuda {
+            Some(cuda) => cuda.get(block),
+            None => self.bytes.lock().unwrap().get(&block).cloned(),
+        }
     }
     pub fn count(&self) -> usize {
-        self.bytes.lock().unwrap().len()
+        match &self.cuda {
+            Some(cuda) => cuda.count(),
+            None => self.bytes.lock().unwrap().len(),
+        }
     }
 }
 

@@ -15,11 +15,15 @@ use serving_core::kv::reservation::Reservation;
 use serving_core::node::Ticket;
 use tokio::sync::oneshot;
 
+use super::false_cuda::POOL_BLOCKS;
 use super::memory::{Blocks, MemoryKind, whole};
 use super::{BLOCK_BYTES, LAYER_BYTES, LAYERS, key};
 use crate::choice::TransportKind;
-use crate::receiver::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
-use crate::span::Span;
+use crate::device::DeviceKv;
+use crate::receiver::{
+    Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal, WrittenPool,
+};
+use crate::span::{DeviceAddress, Lending, Lent, Span};
 
 /// How the recording sink answers a commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,11 +77,23 @@ impl Recorder {
         bytes
     }
 
+    /// The device that has the blocks of a node with a CUDA device.
+    pub(crate) fn device(&self) -> Option<Arc<DeviceKv>> {
+        Some(self.memory.cuda()?.kv())
+    }
+
+    /// Imports wait here.
+    fn pass_the_gate(&self) {
+        while self.is_gated.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn new(answer: CommitAnswer) -> Arc<Self> {
         Self::of((MemoryKind::Host, answer))
     }
 
-    pub(super) fn of((memory, answer): (MemoryKind, CommitAnswer)) -> Arc<Self> {
+    pub(crate) fn of((memory, answer): (MemoryKind, CommitAnswer)) -> Arc<Self> {
         Arc::new(Self {
             reservations: Mutex::default(),
             memory: Blocks::of(memory),
@@ -135,11 +151,22 @@ impl HandoffSink for Recorder {
         self.progressed.lock().unwrap().push(transfer);
     }
     fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
-        while self.is_gated.load(Ordering::Relaxed) {
-            std::thread::park_timeout(Duration::from_millis(1));
-        }
+        self.pass_the_gate();
         self.memory.write(block, layers.start as usize * LAYER_BYTES, data);
         Ok(())
+    }
+    fn lend(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        copy: &mut dyn FnMut(DeviceAddress) -> Lent,
+    ) -> Result<Lending, ImportError> {
+        let Some(cuda) = self.memory.cuda() else {
+            return Ok(Lending::NotOnDevice);
+        };
+        self.pass_the_gate();
+        cuda.lend(block, layers.start as usize * LAYER_BYTES, copy);
+        Ok(Lending::Lent)
     }
     async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         // A step may read the blocks once this has returned, so bytes that are still on their way must arrive first.
@@ -170,8 +197,17 @@ impl MappedPool for Recorder {
     fn memory(&self) -> BorrowedFd<'_> {
         self.pool().0.as_fd()
     }
+}
+
+impl WrittenPool for Recorder {
     fn shape(&self) -> PoolShape {
-        POOL_SHAPE
+        match self.memory.cuda() {
+            Some(_) => PoolShape {
+                blocks: POOL_BLOCKS,
+                ..POOL_SHAPE
+            },
+            None => POOL_SHAPE,
+        }
     }
     fn verify(
         &self,
@@ -179,6 +215,15 @@ impl MappedPool for Recorder {
         layers: Range<u32>,
         is_good: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<bool, ImportError> {
+        if let Some(cuda) = self.memory.cuda() {
+            let bytes = layers.start as usize * LAYER_BYTES..layers.end as usize * LAYER_BYTES;
+            let is_good = is_good(&cuda.bytes(block, bytes));
+            if is_good {
+                self.pass_the_gate();
+                cuda.note(block);
+            }
+            return Ok(is_good);
+        }
         let span = POOL_SHAPE.span(block, &layers).unwrap();
         let (_, map) = self.pool();
         // SAFETY: inside the mapping, whose size is sealed. The test's sender writes no frame's bytes after its header.

@@ -23,8 +23,9 @@ use thiserror::Error;
 use self::budget::Budget;
 use self::queue::Outbox;
 use crate::choice::{Fallback, TransportKind};
+use crate::device::DeviceFault;
 use crate::receiver::Receiver;
-use crate::span::{SpanMut, checksum};
+use crate::span::{DeviceAddress, Lending, SpanMut, checksum};
 use crate::transport::{KvSource, PairFault, PairPeer, SourceError};
 use crate::trust::DirectOffer;
 
@@ -169,6 +170,34 @@ impl Copied<'_> {
     pub fn summed(&self, place: &mut [u8]) -> Result<u64, SourceError> {
         self.to(SpanMut::Host(place))?;
         Ok(checksum(place))
+    }
+
+    /// Into a place on a device: `copy` copies from where the source has the bytes on a device, and sums them if anybody looks
+    /// at sums. Bytes that are on the host are given to `bring`.
+    pub fn to_device(
+        &self,
+        copy: &mut dyn FnMut(DeviceAddress) -> Result<u64, DeviceFault>,
+        bring: &mut dyn FnMut(&[u8]) -> Result<(), DeviceFault>,
+    ) -> Result<u64, NotCopied> {
+        let mut ended = None;
+        let lending = self.source.lend(self.block, self.layers.clone(), &mut |from| {
+            let copied = copy(from);
+            let lent = DeviceFault::lent(&copied);
+            ended = Some(copied);
+            lent
+        })?;
+        let copied = match lending {
+            Lending::Lent => ended.ok_or(NotCopied::BrokeOff)?,
+            Lending::NotOnDevice => {
+                let mut bytes = vec![0; self.bytes];
+                let sum = self.summed(&mut bytes)?;
+                bring(&bytes).map(|()| sum)
+            }
+        };
+        Ok(copied.map_err(|fault| SourceError {
+            block: self.block,
+            source: Box::new(fault),
+        })?)
     }
 }
 

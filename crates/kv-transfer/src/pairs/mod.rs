@@ -23,7 +23,7 @@ use crate::choice::{Fallbacks, TransportKind};
 use crate::link::KvTransport;
 use crate::link::budget::Budget;
 use crate::transport::{PairFault, PairPeer, SendTransfer, TransferError, TransferStart, Transport};
-use crate::trust::DirectWish;
+use crate::trust::{DeviceEnd, DirectWish};
 
 /// Pairs that tickets may open beyond the kept ones, until the coordinator's list comes.
 const PAIRS_MAX: usize = 1024;
@@ -42,6 +42,8 @@ pub struct PairConfig {
     pub transports: Vec<TransportKind>,
     /// The secret for writing the pools of decode nodes in place, where memory is shared and they hold the same secret.
     pub direct: Option<DirectWish>,
+    /// The CUDA device that has this node's KV.
+    pub device: Option<DeviceEnd>,
     /// KV bytes that are queued or being written in this node's memory, over all pairs.
     pub in_flight_bytes_max: u64,
     /// A pair that has bytes to move and moves fewer than the floor during this time is torn down.
@@ -67,6 +69,7 @@ impl PairConfig {
             shard: KvShard::WHOLE,
             transports: Vec::new(),
             direct: None,
+            device: None,
             in_flight_bytes_max: 32 << 20,
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
@@ -87,6 +90,12 @@ impl PairConfig {
     #[must_use]
     pub fn writing_in_place(self, direct: Option<DirectWish>) -> Self {
         Self { direct, ..self }
+    }
+
+    /// With KV on a CUDA device, if it is there.
+    #[must_use]
+    pub fn on_device(self, device: Option<DeviceEnd>) -> Self {
+        Self { device, ..self }
     }
 
     /// The first message of this node on a stream.

@@ -14,12 +14,14 @@ mod incoming;
 mod landing;
 mod shared;
 mod sink;
+mod stream_end;
 
 pub(crate) use incoming::{IncomingPair, PairError};
 pub(crate) use landing::{FrameData, check, copy_in};
-pub(crate) use shared::Offered;
+pub(crate) use shared::{Offered, TakenStreams};
 pub use shared::Receiver;
-pub use sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal};
+pub use sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal, WrittenPool};
+pub(crate) use stream_end::StreamEnd;
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::sink::HandoffSink;
+use super::stream_end::StreamEnd;
 
 /// Everything a decode node receives, over all transports and pairs.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct Receiver {
     pub(super) active: Mutex<BTreeMap<TransferId, Arc<AbortBox>>>,
     /// Sent to every sender whose hello is accepted.
     offers: Mutex<Vec<TransportOffer>>,
+    /// Transports that have a method of the handoff service, by its path.
+    pub(super) stream_ends: Mutex<BTreeMap<&'static str, Arc<dyn StreamEnd>>>,
     /// The streams of pairs that came by the node's port end with it. Each other transport has its own end.
     pub(crate) closed: CancellationToken,
 }
@@ -44,6 +47,7 @@ impl Receiver {
             sink,
             active: Mutex::default(),
             offers: Mutex::default(),
+            stream_ends: Mutex::default(),
             closed: CancellationToken::new(),
         })
     }
@@ -58,6 +62,19 @@ impl Receiver {
         lock(&self.offers).push(offer.clone());
         let receiver = self.clone();
         Offered { receiver, offer }
+    }
+
+    /// Calls of its method go to `end` until the returned value is dropped.
+    pub(crate) fn take_streams(self: &Arc<Self>, end: Arc<dyn StreamEnd>) -> TakenStreams {
+        let path = end.path();
+        lock(&self.stream_ends).insert(path, end);
+        let receiver = self.clone();
+        TakenStreams { receiver, path }
+    }
+
+    /// `None`: no transport of this node takes the method.
+    pub(crate) fn stream_end(&self, path: &str) -> Option<Arc<dyn StreamEnd>> {
+        lock(&self.stream_ends).get(path).cloned()
     }
 
     /// This node gives a transfer up. Idempotent, never blocks. The sink must already refuse to hand its reservation out.
@@ -112,6 +129,19 @@ impl Receiver {
             return refused(HelloRefusedReason::Shard, detail);
         }
         Ok(())
+    }
+}
+
+/// A method of the handoff service that a transport takes.
+#[derive(Debug)]
+pub(crate) struct TakenStreams {
+    receiver: Arc<Receiver>,
+    path: &'static str,
+}
+
+impl Drop for TakenStreams {
+    fn drop(&mut self) {
+        lock(&self.receiver.stream_ends).remove(self.path);
     }
 }
 

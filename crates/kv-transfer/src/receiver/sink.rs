@@ -13,7 +13,7 @@ use serving_core::request::{AttemptKey, TokenEvent};
 use thiserror::Error;
 
 use crate::choice::TransportKind;
-use crate::span::Span;
+use crate::span::{DeviceAddress, Lending, Lent, Span};
 
 /// What a decode node does with a handoff. Calls of one transfer come in order; calls of several interleave.
 #[async_trait]
@@ -37,6 +37,21 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     /// # Errors
     /// The memory could not be written: the transfer is refused.
     fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError>;
+
+    /// Lends the place of some layers in a reserved block to `copy`, where it is in the memory of a CUDA device. `copy` writes
+    /// checked and verified bytes there. It returns when the device has written them, or says that it keeps the place. Called
+    /// on a blocking thread.
+    ///
+    /// # Errors
+    /// The memory could not be written: the transfer is refused.
+    fn lend(
+        &self,
+        _block: BlockId,
+        _layers: Range<u32>,
+        _copy: &mut dyn FnMut(DeviceAddress) -> Lent,
+    ) -> Result<Lending, ImportError> {
+        Ok(Lending::NotOnDevice)
+    }
 
     /// Everything that was promised has arrived, and nothing is written any more. `Ok` is acknowledged to the sender.
     ///
@@ -78,11 +93,8 @@ impl PoolShape {
     }
 }
 
-/// A decode node's KV memory, in the form in which trusted processes may map it. They write the blocks of their tickets in
-/// place, in the wire layout (PROTOCOL rules 11 and 14).
-pub trait MappedPool: Send + Sync + Debug + 'static {
-    /// A memfd whose size is sealed, exactly as long as the shape says.
-    fn memory(&self) -> BorrowedFd<'_>;
+/// A decode node's KV memory, whose blocks trusted processes may write in place, in the wire layout (PROTOCOL rules 11 and 14).
+pub trait WrittenPool: Send + Sync + Debug + 'static {
     fn shape(&self) -> PoolShape;
     /// Shows layers of a block to `is_good` and returns its result. The block stays claimed against this process's own
     /// writers meanwhile. Called on a blocking thread, for small frames on an async one, so it must not wait.
@@ -95,6 +107,12 @@ pub trait MappedPool: Send + Sync + Debug + 'static {
         layers: Range<u32>,
         is_good: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<bool, ImportError>;
+}
+
+/// Such memory on the host, in the form in which processes map it.
+pub trait MappedPool: WrittenPool {
+    /// A memfd whose size is sealed, exactly as long as the shape says.
+    fn memory(&self) -> BorrowedFd<'_>;
 }
 
 /// A whole handoff, verified.

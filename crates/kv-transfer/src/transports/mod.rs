@@ -1,8 +1,10 @@
 //! The transports, and what a node makes of them: its pairs, or the ends at which it receives.
 
+pub(crate) mod cuda_ipc;
 pub mod grpc;
 #[cfg(test)]
 mod memory;
+pub(crate) mod nccl;
 pub mod shm;
 
 use std::sync::{Arc, LazyLock};
@@ -11,23 +13,39 @@ use crate::choice::{Fallbacks, TransportKind};
 use crate::link::{KvTransport, ReceivingEnd, Serving};
 use crate::pairs::{PairConfig, PairTransport, Ways};
 use crate::receiver::Receiver;
-use crate::trust::DirectWish;
+use crate::trust::{DeviceEnd, DirectWish};
 
-/// Makes a node's transport. It may write trusted peers' pools in place, if it can and the node wishes it.
-type Make = fn(Option<&DirectWish>) -> Arc<dyn KvTransport>;
+/// What a node's transports may use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Means<'a> {
+    /// Trusted peers' pools may be written in place.
+    pub direct: Option<&'a DirectWish>,
+    /// The device that has the node's KV.
+    pub device: Option<&'a DeviceEnd>,
+}
+
+/// Makes a node's transport. It looks for no library: that waits for the first peer.
+type Make = fn(&Means<'_>) -> Arc<dyn KvTransport>;
 
 /// Every transport, best first. A new one is a folder here, and a line.
 const REGISTERED: &[Make] = &[
+    cuda_ipc::transport,
+    nccl::transport,
     shm::transport,
     grpc::transport,
     #[cfg(test)]
     memory::transport,
 ];
 
-static KINDS: LazyLock<Vec<TransportKind>> = LazyLock::new(|| made(None).map(|transport| transport.kind()).collect());
+static KINDS: LazyLock<Vec<TransportKind>> = LazyLock::new(|| known().map(|transport| transport.kind()).collect());
 
-fn made(direct: Option<&DirectWish>) -> impl Iterator<Item = Arc<dyn KvTransport>> {
-    REGISTERED.iter().map(move |make| make(direct))
+fn made(means: Means<'_>) -> impl Iterator<Item = Arc<dyn KvTransport>> {
+    REGISTERED.iter().map(move |make| make(&means))
+}
+
+/// For their names alone.
+fn known() -> impl Iterator<Item = Arc<dyn KvTransport>> {
+    made(Means::default())
 }
 
 /// A node's setting names transports by these.
@@ -43,7 +61,7 @@ impl clap::ValueEnum for TransportKind {
 
 /// Every label of a pair: the transports and their modes.
 pub fn kinds() -> Vec<TransportKind> {
-    let fallbacks = made(None).flat_map(|transport| transport.fallbacks().iter().map(|(kind, _)| *kind));
+    let fallbacks = known().flat_map(|transport| transport.fallbacks().iter().map(|(kind, _)| *kind));
     let mut kinds: Vec<TransportKind> = fallbacks.chain(KINDS.iter().copied()).collect();
     let mut seen = std::collections::BTreeSet::new();
     kinds.retain(|kind| seen.insert(*kind));
@@ -57,22 +75,52 @@ impl Default for Fallbacks {
             let kind = *kind;
             reasons.iter().map(move |reason| (kind, *reason))
         };
-        Self::of(made(None).flat_map(|transport| transport.fallbacks().iter().flat_map(reasons)))
+        Self::of(known().flat_map(|transport| transport.fallbacks().iter().flat_map(reasons)))
     }
+}
+
+/// Whether a node that is told to use these may let others write its KV memory in place, if it holds a secret.
+pub fn write_in_place(kinds: &[TransportKind]) -> bool {
+    kinds.contains(&shm::KIND) || kinds.contains(&cuda_ipc::KIND)
 }
 
 /// A prefill node's pairs.
 pub fn pairs(config: PairConfig) -> PairTransport {
-    let all: Vec<Arc<dyn KvTransport>> = made(config.direct.as_ref()).collect();
+    let means = Means {
+        direct: config.direct.as_ref(),
+        device: config.device.as_ref(),
+    };
+    let all: Vec<Arc<dyn KvTransport>> = made(means).collect();
     let of_kind = |kind: &TransportKind| all.iter().find(|transport| transport.kind() == *kind).cloned();
     let best_first = config.transports.iter().filter_map(of_kind).collect();
-    let meeting = grpc::transport(None);
+    let meeting = grpc::transport(&means);
     PairTransport::new(config, Ways { meeting, best_first })
 }
 
 /// A decode node's ends of the transports that it is told to use. One that cannot be served is left out: pairs use others.
 pub fn serve(receiver: &Arc<Receiver>, kinds: &[TransportKind], end: &ReceivingEnd) -> Vec<Serving> {
-    let served = made(None).filter(|transport| kinds.contains(&transport.kind()));
+    serve_with((receiver, end), kinds, Means::default())
+}
+
+/// The same for a node whose KV is on a CUDA device.
+pub fn serve_on_device(
+    receiver: &Arc<Receiver>,
+    kinds: &[TransportKind],
+    (end, device): (&ReceivingEnd, &DeviceEnd),
+) -> Vec<Serving> {
+    let means = Means {
+        device: Some(device),
+        ..Means::default()
+    };
+    serve_with((receiver, end), kinds, means)
+}
+
+fn serve_with(
+    (receiver, end): (&Arc<Receiver>, &ReceivingEnd),
+    kinds: &[TransportKind],
+    means: Means<'_>,
+) -> Vec<Serving> {
+    let served = made(means).filter(|transport| kinds.contains(&transport.kind()));
     let served = served.filter_map(|transport| {
         let served = transport.serve(receiver, end);
         let transport = transport.kind().name();

@@ -47,9 +47,10 @@ closed! {
     };
     REQUEST_TRANSPORT = "transport": |_| [&TRANSPORTS[..], &["unsettled", "none"]].concat();
     PREFILL_OUTCOME = "outcome": |_| prefill_outcomes();
-    WANTED_TRANSPORT = "transport": |_| vec!["shm", "shm-direct"];
+    WANTED_TRANSPORT = "transport": |_| vec!["cuda-ipc", "nccl", "shm", "shm-direct"];
     FALLBACK_REASON = "reason": |_| FALLBACK_REASONS.to_vec();
     WAITING_REASON = "reason": |_| vec!["capacity"];
+    MEMORY_KIND = "kind": |_| vec!["weights", "buffers", "kv", "free"];
     BLOCK_STATE = "state": |_| KvBlockCounts::default().by_state().map(|(state, _)| state).to_vec();
     NODE_STATE = "state": |_| NodeHealth::ALL.map(NodeHealth::name).to_vec();
     NODE_ROLE = "role": |_| vec!["prefill", "decode"];
@@ -110,9 +111,9 @@ const STALL_CAUSES: [&str; 7] = [
     "migration",
 ];
 /// `transports::kinds` of kv-transfer.
-const TRANSPORTS: [&str; 3] = ["shm", "shm-direct", "grpc"];
-/// `shm::ShmFault` of kv-transfer and the faults of its direct mode.
-const FALLBACK_REASONS: [&str; 12] = [
+const TRANSPORTS: [&str; 5] = ["cuda-ipc", "nccl", "shm", "shm-direct", "grpc"];
+/// `Fallbacks` of kv-transfer: the faults of its transports.
+const FALLBACK_REASONS: [&str; 19] = [
     "disabled",
     "not_same_host",
     "unreachable",
@@ -125,6 +126,13 @@ const FALLBACK_REASONS: [&str; 12] = [
     "not_offered",
     "secret",
     "unwatched",
+    "no_device",
+    "no_secret",
+    "pid_namespace",
+    "device",
+    "no_library",
+    "version",
+    "resting",
 ];
 /// vLLM does not count a request that policy refused as finished.
 pub const FINISHED_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];

@@ -126,6 +126,8 @@ metrics! {
     BATCH_SIZE = Metric::histogram(("baton_batch_size", edges::STEP_SEQUENCES), Sequences, "Sequences of an engine step").on(NODES);
     STEP_SECONDS = Metric::histogram(("baton_step_seconds", edges::STEP), Seconds, "Time of an engine step").on(NODES);
     PREEMPTIONS = Metric::counter("baton_preemptions", Events, "Sequences evicted to free blocks; a prefill node never does").on(NODES);
+    DEVICE_MEMORY = Metric::gauge("baton_device_memory_bytes", Bytes,
+        "GPU memory when the engine had opened: what it has, and what was free; only on a node with a GPU").by(&[MEMORY_KIND]).on(NODES);
 
     MEMBERSHIP_REGISTERED = Metric::gauge("baton_membership_registered", Fact,
         "1 while this process's entry stands in etcd; always with embedded membership").on(ALL_ROLES);

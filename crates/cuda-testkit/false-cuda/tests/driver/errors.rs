@@ -1,8 +1,9 @@
 //! Calls that fail because a variable says so, and calls in the wrong state.
 
 use std::ffi::CStr;
+use std::path::PathBuf;
 
-use crate::support::{Session, allocate, assert_clean, cu, get, make_current, ok, report};
+use crate::support::{Session, allocate, assert_clean, cu, event, get, make_current, ok, report, stream};
 
 #[test]
 fn a_machine_without_a_device_says_so() {
@@ -23,6 +24,43 @@ fn the_nth_call_fails() {
     // An error that would end the context of a device ends it here too.
     assert_eq!(cu!(cuStreamCreate((&mut place).into(), 0)), 719);
     assert_eq!(cu!(cuCtxSynchronize()), 719);
+}
+
+/// A file of this test process that is not there yet.
+fn file(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("false-cuda-{name}-{}", std::process::id()))
+}
+
+#[test]
+fn a_device_hangs_while_there_is_a_file() {
+    let hang = file("hang");
+    let _session = Session::new(&[("FALSE_CUDA_HANG", hang.to_str().unwrap())]);
+    let (at, stream, event) = (allocate(16), stream(), event());
+    std::fs::write(&hang, "").unwrap();
+    ok!(cuMemsetD8Async(at, 0, 16, stream));
+    ok!(cuEventRecord(event, stream));
+    for _ in 0..100 {
+        assert_eq!(cu!(cuEventQuery(event)), 600);
+    }
+    std::fs::remove_file(&hang).unwrap();
+    ok!(cuEventSynchronize(event));
+    assert_clean();
+}
+
+#[test]
+fn a_device_is_lost_once_there_is_a_file() {
+    let lost = file("lost");
+    let _session = Session::new(&[("FALSE_CUDA_LOST", lost.to_str().unwrap())]);
+    let (at, stream) = (allocate(16), stream());
+    ok!(cuMemsetD8Async(at, 0, 16, stream));
+    ok!(cuStreamSynchronize(stream));
+    std::fs::write(&lost, "").unwrap();
+    // The device may come to this work within the call, or later.
+    let _ = cu!(cuMemsetD8Async(at, 0, 16, stream));
+    assert_eq!(cu!(cuCtxSynchronize()), 719);
+    std::fs::remove_file(&lost).unwrap();
+    assert_eq!(report().faults.len(), 1);
+    assert_eq!(cu!(cuEventCreate((&mut 0).into(), 0)), 719);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::link::{Dial, Link, LinkReply};
 use crate::transport::{PairFault, PairPeer};
 
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
-const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
+pub(in crate::transports) const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// A peer whose machine vanished is noticed within interval + time limit.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -77,7 +77,8 @@ fn accepted(reply: HelloReply) -> Result<HelloReply, PairFault> {
     }
 }
 
-async fn channel(peer: &PairPeer) -> Result<Channel, PairFault> {
+/// A connection to a node's port.
+pub(in crate::transports) async fn channel(peer: &PairPeer) -> Result<Channel, PairFault> {
     let unreachable = |error: &dyn std::fmt::Display| PairFault::Unreachable(error.to_string());
     let endpoint = Endpoint::from_shared(format!("http://{}", peer.address))
         .map_err(|error| unreachable(&error))?

@@ -1,7 +1,7 @@
 //! KV over gRPC: one long-lived `Push` stream per pair with many transfers at once. It works everywhere. The two nodes of a
 //! pair also meet here before they use another transport.
 
-mod connect;
+pub(super) mod connect;
 mod receiver;
 
 use std::ops::Range;
@@ -11,18 +11,18 @@ use async_trait::async_trait;
 pub use receiver::{add_to_routes, routes};
 use serving_core::ids::BlockId;
 
+use super::Means;
 use crate::choice::TransportKind;
 use crate::frame::FRAME_DATA_BYTES_MAX;
 use crate::link::budget::Share;
 use crate::link::{Carrier, Dial, KvTransport, Link, NoLink, Place};
-use crate::trust::DirectWish;
 
 pub const KIND: TransportKind = TransportKind::new("grpc");
 
 #[derive(Debug)]
 struct Grpc;
 
-pub(super) fn transport(_: Option<&DirectWish>) -> Arc<dyn KvTransport> {
+pub(super) fn transport(_: &Means<'_>) -> Arc<dyn KvTransport> {
     Arc::new(Grpc)
 }
 

@@ -60,10 +60,13 @@ impl tower::Service<Request<Body>> for Service {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        ready(Ok(if request.uri().path() == kv_stream::PUSH_PATH {
+        let path = request.uri().path();
+        ready(Ok(if path == kv_stream::PUSH_PATH {
             self.push(request.into_body())
+        } else if let Some(end) = self.receiver.stream_end(path) {
+            end.take(request)
         } else {
-            Status::unimplemented(format!("{} has the method Push alone", kv_stream::SERVICE)).into_http()
+            Status::unimplemented(format!("this node's {} has no method at {path}", kv_stream::SERVICE)).into_http()
         }))
     }
 }

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::Means;
 use crate::choice::{Fallback, TransportKind};
 use crate::frame::FRAME_DATA_BYTES_MAX;
 use crate::link::budget::{BufferPlace, Share};
@@ -29,7 +30,6 @@ use crate::link::{
 use crate::receiver::{FrameData, HandoffSink, IncomingPair, Offered, Receiver, TransferRefusal, copy_in};
 use crate::span::{DeviceSpan, Ready, Span, SpanMut};
 use crate::transport::PairFault;
-use crate::trust::DirectWish;
 
 pub const KIND: TransportKind = TransportKind::new("memory");
 
@@ -56,7 +56,7 @@ struct Came {
 #[derive(Debug)]
 struct Memory;
 
-pub(super) fn transport(_: Option<&DirectWish>) -> Arc<dyn KvTransport> {
+pub(super) fn transport(_: &Means<'_>) -> Arc<dyn KvTransport> {
     Arc::new(Memory)
 }
 

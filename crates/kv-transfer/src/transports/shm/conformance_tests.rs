@@ -57,6 +57,10 @@ mod staged_on_device {
     crate::conformance::conformance_tests!(crate::conformance::OnDevice(super::Shm));
 }
 
+mod staged_on_cuda {
+    crate::conformance::conformance_tests!(crate::conformance::OnCuda(super::Shm));
+}
+
 /// The same, written in place. What the suite supposes of a sender holds here by its word: it is trusted not to change a
 /// frame's bytes after the header, so there is no case here for a sender that does (`shm/tests.rs` has it for the ring).
 struct ShmDirect;

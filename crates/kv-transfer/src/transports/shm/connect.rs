@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, StreamExt as _};
 use prost::Message as _;
-use proto::messages::{KvFrame, KvReply, StagedBlock, StagedFrame, StagedReply};
+use proto::messages::{Hello, HelloReply, KvFrame, KvReply, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -17,10 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shm;
 use super::fault::{DirectFault, ShmFault};
+use super::in_place::{Writing, WrittenInPlace};
 use super::lent::LentSlots;
 use super::pool::SendPool;
 use super::ring::SendRing;
 use super::socket::{self, Ask, Grant, ShmOffer, Welcome};
+use crate::choice::Fallback;
 use crate::link::queue::{Outbox, Queued};
 use crate::link::{Carrier, Dial, Link, LinkReply};
 use crate::transport::PairFault;
@@ -53,38 +55,87 @@ pub(super) async fn connect(dial: &Dial<'_>, shm: &Shm) -> Result<Link, ShmFault
         let stream = connected.map_err(ShmFault::Unreachable)?;
         socket::check_user(&stream, shm.uid)?;
         let memory = take_memory(&stream, shm.direct.as_ref()).await?;
+        let mut messages = Messages::on(stream);
+        let hello = messages.say_hello(dial.hello.clone()).await?;
+        Ok::<_, ShmFault>((memory, hello, messages))
+    });
+    let (memory, hello, messages) = connected.await.map_err(|_| ShmFault::TimeOut)??;
+    let way = match memory {
+        Memory::Ring(ring, staged) => Way {
+            carrier: Arc::new(ring),
+            in_place: None,
+            lesser_because: staged.map(Into::into),
+        },
+        Memory::Pool(pool) => Way {
+            carrier: Arc::new(pool.clone()),
+            in_place: Some(pool),
+            lesser_because: None,
+        },
+    };
+    Ok(messages.link(hello, way))
+}
+
+/// How the bytes of a link's blocks travel, when its messages are on a socket.
+pub(in crate::transports) struct Way {
+    pub carrier: Arc<dyn Carrier>,
+    /// Where this process itself writes the peer's blocks.
+    pub in_place: Option<Arc<dyn WrittenInPlace>>,
+    /// Why it is not the better mode that was wanted.
+    pub lesser_because: Option<Fallback>,
+}
+
+/// Both directions of a socket whose memory is settled.
+pub(in crate::transports) struct Messages {
+    frames: Frames,
+    replies: Replies,
+}
+
+impl Messages {
+    pub(in crate::transports) fn on(stream: UnixStream) -> Self {
         let (replies, frames) = stream.into_split();
-        let mut frames = FramedWrite::new(frames, socket::codec());
-        let mut replies = FramedRead::new(replies, socket::codec());
-        send(&mut frames, StagedFrame::Control(KvFrame::Hello(dial.hello.clone()))).await?;
-        let first = replies.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
+        Self {
+            frames: FramedWrite::new(frames, socket::codec()),
+            replies: FramedRead::new(replies, socket::codec()),
+        }
+    }
+
+    /// The first message.
+    pub(in crate::transports) async fn say_hello(&mut self, hello: Hello) -> Result<HelloReply, ShmFault> {
+        send(&mut self.frames, StagedFrame::Control(KvFrame::Hello(hello))).await?;
+        let first = self.replies.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
         match read(first) {
-            Ok(StagedReply::Reply(KvReply::Hello(reply))) if reply.refused.is_none() => {
-                Ok((memory, reply, (frames, replies)))
-            }
+            Ok(StagedReply::Reply(KvReply::Hello(reply))) if reply.refused.is_none() => Ok(reply),
             _ => Err(ShmFault::Refused("the hello that it took over gRPC")),
         }
-    });
-    let (memory, hello, (frames, replies)) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let (outbox, queue) = Outbox::new();
-    let lent: Arc<LentSlots> = Arc::default();
-    let (carrier, pool, staged): (Arc<dyn Carrier>, _, _) = match memory {
-        Memory::Ring(ring, staged) => (Arc::new(ring), None, staged),
-        Memory::Pool(pool) => (Arc::new(pool.clone()), Some(pool), None),
-    };
-    let writer = Writer {
-        frames,
-        lent: lent.clone(),
-        pool,
-    };
-    tokio::spawn(writer.run(queue, outbox.over.clone()));
-    Ok(Link {
-        carrier,
-        hello,
-        outbox,
-        replies: until_broken(replies, lent).boxed(),
-        lesser_because: staged.map(Into::into),
-    })
+    }
+
+    /// The last message of a sender that can write nothing in place. It is lost with the socket, and the exit of this process
+    /// says the same.
+    pub(in crate::transports) async fn say_goodbye(&mut self) {
+        let goodbye = send(&mut self.frames, StagedFrame::Goodbye);
+        // A peer that does not read learns it from our exit.
+        let _ = tokio::time::timeout(GOODBYE_TIME_LIMIT, goodbye).await;
+    }
+
+    /// Starts the writer.
+    pub(in crate::transports) fn link(self, hello: HelloReply, way: Way) -> Link {
+        let (outbox, queue) = Outbox::new();
+        let lent: Arc<LentSlots> = Arc::default();
+        let Self { frames, replies } = self;
+        let writer = Writer {
+            frames,
+            lent: lent.clone(),
+            in_place: way.in_place,
+        };
+        tokio::spawn(writer.run(queue, outbox.over.clone()));
+        Link {
+            carrier: way.carrier,
+            hello,
+            outbox,
+            replies: until_broken(replies, lent).boxed(),
+            lesser_because: way.lesser_because,
+        }
+    }
 }
 
 /// The pool, where both sides want that and trust each other; else the ring.
@@ -164,26 +215,38 @@ fn until_broken(replies: Replies, lent: Arc<LentSlots>) -> impl futures::Stream<
 struct Writer {
     frames: Frames,
     lent: Arc<LentSlots>,
-    /// Written in place.
-    pool: Option<Arc<SendPool>>,
+    in_place: Option<Arc<dyn WrittenInPlace>>,
 }
 
 impl Writer {
-    /// Writes until the pair is over. It leaves nothing of a pool mapped, and says so: the decode node keeps the blocks of
-    /// our transfers out of use until then.
+    /// Writes until the pair is over. It leaves nothing of the peer's memory mapped, and says so: the decode node keeps the
+    /// blocks of our transfers out of use until then.
     async fn run(mut self, mut queue: mpsc::Receiver<Queued>, over: CancellationToken) {
         tokio::select! {
             () = over.cancelled() => {}
             // The replies end too and give the reason.
             _ = self.write(&mut queue) => {}
         }
-        if let Some(pool) = self.pool {
-            // A running copy ends first. It is cancelled only with the process.
-            if tokio::task::spawn_blocking(move || pool.unmap()).await.is_ok() {
+        if let Some(memory) = self.in_place {
+            // A running copy ends first. The work is cancelled only with the process.
+            let ended = tokio::task::spawn_blocking(move || memory.end()).await;
+            if matches!(ended, Ok(Writing::Over)) {
                 let goodbye = send(&mut self.frames, StagedFrame::Goodbye);
                 // A peer that does not read learns it from our exit.
                 let _ = tokio::time::timeout(GOODBYE_TIME_LIMIT, goodbye).await;
             }
+        }
+    }
+
+    /// An abort says that this process stores no more for a transfer. It must not be said while a copy may go on.
+    fn check(&self, frame: &KvFrame) -> io::Result<()> {
+        let is_true = match (frame, &self.in_place) {
+            (KvFrame::Abort { .. }, Some(memory)) => memory.writing() == Writing::Over,
+            _ => true,
+        };
+        match is_true {
+            true => Ok(()),
+            false => Err(io::Error::other("a copy into the decode node's memory does not end")),
         }
     }
 
@@ -193,6 +256,7 @@ impl Writer {
         while queue.recv_many(&mut batch, FRAMES_WRITTEN_AT_ONCE).await > 0 {
             let mut told = Vec::new();
             for mut queued in batch.drain(..) {
+                self.check(&queued.frame)?;
                 told.extend(queued.written.take());
                 let bytes: Bytes = v1::StagedFrame::from(self.staged(queued)).encode_to_vec().into();
                 self.frames.feed(bytes).await?;

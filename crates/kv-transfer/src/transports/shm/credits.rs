@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 #[derive(Debug)]
-pub(super) struct Credits {
+pub(in crate::transports) struct Credits {
     /// Last in, first out, because the slot that was used last is still in the cache.
     free: Mutex<Vec<u32>>,
     /// One permit per free index.
@@ -44,7 +44,7 @@ impl Credits {
 
 /// One credit, owned by its holder alone. It is free again when it is dropped.
 #[derive(Debug)]
-pub(super) struct Credit {
+pub(in crate::transports) struct Credit {
     credits: Arc<Credits>,
     index: u32,
     _permit: OwnedSemaphorePermit,

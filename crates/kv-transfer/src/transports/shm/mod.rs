@@ -26,16 +26,17 @@
 //! secret.
 
 mod config;
-mod connect;
-mod credits;
+pub(super) mod connect;
+pub(super) mod credits;
 mod fault;
+pub(super) mod in_place;
 mod lent;
 mod part;
-mod peer_process;
-mod pool;
-mod receiver;
+pub(super) mod peer_process;
+pub(super) mod pool;
+pub(super) mod receiver;
 mod ring;
-mod socket;
+pub(super) mod socket;
 mod welcome;
 mod yardstick;
 
@@ -49,6 +50,7 @@ pub use yardstick::Yardstick;
 use self::config::ShmConfig;
 use self::fault::DirectFault;
 use self::receiver::serve;
+use super::Means;
 use crate::choice::TransportKind;
 use crate::link::{Dial, KvTransport, Link, NoLink, ReceivingEnd, Serving};
 use crate::receiver::Receiver;
@@ -67,10 +69,10 @@ pub(crate) struct Shm {
     pub direct: Option<DirectWish>,
 }
 
-pub(super) fn transport(direct: Option<&DirectWish>) -> Arc<dyn KvTransport> {
+pub(super) fn transport(means: &Means<'_>) -> Arc<dyn KvTransport> {
     Arc::new(Shm {
         uid: rustix::process::geteuid().as_raw(),
-        direct: direct.cloned(),
+        direct: means.direct.cloned(),
     })
 }
 

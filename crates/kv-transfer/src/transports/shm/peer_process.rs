@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 
 /// The process behind a socket, even after it is gone.
 #[derive(Debug)]
-pub(super) struct PeerProcess(AsyncFd<OwnedFd>);
+pub(in crate::transports) struct PeerProcess(AsyncFd<OwnedFd>);
 
 impl PeerProcess {
     /// The process that made the connection. Its number may have been given to another process meanwhile. Only a process

@@ -14,6 +14,7 @@ use serving_core::ids::BlockId;
 use super::DIRECT;
 use super::credits::{Credit, Credits};
 use super::fault::ShmFault;
+use super::in_place::{self, WrittenInPlace};
 use super::ring::{SLOTS_MAX, sealed_bytes};
 use crate::choice::TransportKind;
 use crate::link::{Carrier, Copied, NoPlace, NotCopied, Place};
@@ -45,7 +46,7 @@ impl Debug for SendPool {
 
 /// What a decode node grants with its pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PoolTerms {
+pub(in crate::transports) struct PoolTerms {
     pub shape: PoolShape,
     pub frames_in_flight: u32,
     pub frame_bytes_max: u32,
@@ -156,6 +157,13 @@ impl<'a> Writing<'a> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         self.0.writing().remove(&self.1);
+    }
+}
+
+impl WrittenInPlace for SendPool {
+    fn end(&self) -> in_place::Writing {
+        self.unmap();
+        in_place::Writing::Over
     }
 }
 

@@ -19,11 +19,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::config::{RingBudget, ShmConfig};
 use super::fault::ShmFault;
 use super::part::{Frames, parted};
+use super::peer_process::PeerProcess;
 use super::ring::RingShape;
 use super::socket::{self, ShmOffer};
 use super::welcome::{Incoming, Placed, welcome};
 use super::{DIRECT, KIND};
-use crate::receiver::{IncomingPair, Offered, PairError, Receiver};
+use crate::receiver::{IncomingPair, Offered, PairError, Receiver, WrittenPool};
 
 /// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
 const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -97,7 +98,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<Shm
 
 /// Why this side ends a pair.
 #[derive(Debug, Error)]
-enum PairEnd {
+pub(in crate::transports) enum PairEnd {
     #[error("{0}")]
     NotServed(#[from] ShmFault),
     #[error("it sent no hello in time")]
@@ -136,28 +137,8 @@ impl Sender {
             Incoming::Ring { .. } => IncomingPair::new(&self.receiver, KIND),
             Incoming::Pool { .. } => IncomingPair::new(&self.receiver, DIRECT).written_in_place(),
         };
-        let (frames, replies) = self.stream.into_split();
-        let mut serving = ServedPair {
-            pair,
-            incoming,
-            frames: FramedRead::new(frames, socket::codec()),
-            replies: FramedWrite::new(replies, socket::codec()),
-        };
-        let ended = serving.carry(stop, self.config.hello_wait).await;
-        let ServedPair {
-            mut pair,
-            incoming,
-            frames,
-            replies,
-        } = serving;
-        if let Incoming::Pool { writer, .. } = &incoming {
-            drop(replies);
-            if !matches!(ended, Ok(PeerEnd::Goodbye)) {
-                parted(frames, writer).await;
-            }
-            pair.writer_is_gone();
-        }
-        ended.map(drop)
+        let pair = ServedPair::new(self.stream, (pair, incoming));
+        pair.serve(stop, self.config.hello_wait).await
     }
 }
 
@@ -170,14 +151,71 @@ enum PeerEnd {
 
 /// A sender that has memory.
 #[derive(Debug)]
-struct ServedPair {
+pub(in crate::transports) struct ServedPair {
     pair: IncomingPair,
     incoming: Incoming,
     frames: Frames,
     replies: Replies,
 }
 
+/// A pool that a sender writes in place.
+#[derive(Debug)]
+pub(in crate::transports) struct Granted {
+    pub pool: Arc<dyn WrittenPool>,
+    pub has_checksums: bool,
+    /// The process that can write the pool.
+    pub writer: PeerProcess,
+}
+
 impl ServedPair {
+    fn new(stream: UnixStream, (pair, incoming): (IncomingPair, Incoming)) -> Self {
+        let (frames, replies) = stream.into_split();
+        Self {
+            pair,
+            incoming,
+            frames: FramedRead::new(frames, socket::codec()),
+            replies: FramedWrite::new(replies, socket::codec()),
+        }
+    }
+
+    /// For a transport whose senders write in place, on a socket on which the memory is settled.
+    pub(in crate::transports) fn in_place(stream: UnixStream, pair: IncomingPair, granted: Granted) -> Self {
+        let Granted {
+            pool,
+            has_checksums,
+            writer,
+        } = granted;
+        let incoming = Incoming::Pool {
+            pool,
+            has_checksums,
+            writer,
+        };
+        Self::new(stream, (pair.written_in_place(), incoming))
+    }
+
+    /// Serves the sender until one of the two ends. Returns when the sender can write no block any more.
+    pub(in crate::transports) async fn serve(
+        mut self,
+        stop: CancellationToken,
+        hello_wait: Duration,
+    ) -> Result<(), PairEnd> {
+        let ended = self.carry(stop, hello_wait).await;
+        let Self {
+            mut pair,
+            incoming,
+            frames,
+            replies,
+        } = self;
+        if let Incoming::Pool { writer, .. } = &incoming {
+            drop(replies);
+            if !matches!(ended, Ok(PeerEnd::Goodbye)) {
+                parted(frames, writer).await;
+            }
+            pair.writer_is_gone();
+        }
+        ended.map(drop)
+    }
+
     async fn carry(&mut self, stop: CancellationToken, hello_wait: Duration) -> Result<PeerEnd, PairEnd> {
         let mut is_greeted = false;
         let hello_due = tokio::time::sleep(hello_wait);

@@ -27,7 +27,7 @@ pub(super) const MEMFD_NAME: &str = "baton-kv-ring";
 /// Without these seals the other side could shrink the memory under a copy, which would kill the copying process.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// No slot list grows beyond this, whatever a peer announces.
-pub(super) const SLOTS_MAX: u32 = 4096;
+pub(in crate::transports) const SLOTS_MAX: u32 = 4096;
 /// No mapping is larger than this, whatever a peer announces.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
@@ -43,7 +43,7 @@ pub(super) fn sealed_bytes(memory: &OwnedFd) -> Result<u64, ShmFault> {
 
 /// How a ring is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RingShape {
+pub(in crate::transports) struct RingShape {
     pub slots: u32,
     pub slot_bytes: u32,
 }

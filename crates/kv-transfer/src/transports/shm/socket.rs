@@ -37,7 +37,7 @@ pub(super) struct ShmOffer {
 
 /// The receiver's first message, once it knows whose process came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Welcome {
+pub(in crate::transports) enum Welcome {
     /// Its nonce.
     Ask(Word32),
     OtherUser,
@@ -46,7 +46,7 @@ pub(super) enum Welcome {
 
 /// The mode that the sender wants, sent once it knows whose process listens. It contains the sender's nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Ask {
+pub(in crate::transports) enum Ask {
     Staged,
     Direct {
         nonce: Word32,
@@ -85,21 +85,21 @@ fn from_bytes<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
 /// The zero byte in front makes it a name of the abstract namespace: there is no file, and the name is gone with its last
 /// holder. Names are random, so that no life of a node takes the name of another one. They are no secret
 /// (`/proc/net/unix`).
-pub(super) fn path(name: &str) -> PathBuf {
+pub(in crate::transports) fn path(name: &str) -> PathBuf {
     let mut path = OsString::from("\0");
     path.push(name);
     path.into()
 }
 
 /// The kernel's name of this boot. It is equal in two processes only if they run on one kernel.
-pub(super) fn boot_id() -> io::Result<String> {
+pub(in crate::transports) fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
         .to_owned())
 }
 
 /// The user behind the other end must be the one this side runs as.
-pub(super) fn check_user(socket: &UnixStream, ours: u32) -> Result<(), ShmFault> {
+pub(in crate::transports) fn check_user(socket: &UnixStream, ours: u32) -> Result<(), ShmFault> {
     let theirs = socket.peer_cred()?.uid();
     if theirs == ours {
         return Ok(());
@@ -115,7 +115,7 @@ pub(super) fn codec() -> LengthDelimitedCodec {
 }
 
 /// Sends a message, with memory if there is some.
-pub(super) async fn say(
+pub(in crate::transports) async fn say(
     socket: &UnixStream,
     message: &impl Serialize,
     memory: Option<BorrowedFd<'_>>,
@@ -139,7 +139,7 @@ pub(super) async fn say(
 }
 
 /// Takes a message and at most one descriptor. Any other descriptor is closed.
-pub(super) async fn heard<M: DeserializeOwned>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
+pub(in crate::transports) async fn heard<M: DeserializeOwned>(socket: &UnixStream) -> io::Result<(M, Option<OwnedFd>)> {
     let mut bytes = [0; GREETING_BYTES_MAX];
     let receive = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

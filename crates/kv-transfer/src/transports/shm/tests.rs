@@ -32,6 +32,7 @@ use crate::pairs::{PairConfig, PairTransport, Ways};
 use crate::receiver::{ReceiveEnd, Receiver};
 use crate::span::checksum;
 use crate::transport::*;
+use crate::transports::Means;
 use crate::{grpc, shm, transports};
 
 pub(super) fn prefill() -> NodeId {
@@ -206,8 +207,8 @@ async fn another_user_gets_no_memory_from_either_side_and_the_pair_uses_grpc() {
     let served = Served::new(Some(ring())).await;
     let direct = None;
     let ways = Ways {
-        meeting: grpc::transport(None),
-        best_first: vec![Arc::new(Shm { uid: other, direct }), grpc::transport(None)],
+        meeting: grpc::transport(&Means::default()),
+        best_first: vec![Arc::new(Shm { uid: other, direct }), grpc::transport(&Means::default())],
     };
     let transport = PairTransport::new(config(), ways);
     assert_eq!(served.carried_by(&transport, 1).await, grpc::KIND);

@@ -14,7 +14,7 @@ use super::peer_process::PeerProcess;
 use super::pool::PoolTerms;
 use super::ring::{ReceiveRing, RingShape};
 use super::socket::{self, Ask, Grant, Welcome};
-use crate::receiver::{FrameData, HandoffSink, MappedPool, TransferRefusal, check};
+use crate::receiver::{FrameData, HandoffSink, TransferRefusal, WrittenPool, check};
 use crate::span::checksum;
 use crate::trust::{Prover, Word32};
 
@@ -27,7 +27,7 @@ pub(super) enum Incoming {
         _room: OwnedSemaphorePermit,
     },
     Pool {
-        pool: Arc<dyn MappedPool>,
+        pool: Arc<dyn WrittenPool>,
         has_checksums: bool,
         /// The process that can write the pool.
         writer: PeerProcess,
@@ -56,9 +56,8 @@ pub(super) async fn welcome(
     let (ask, _) = asked.map_err(|_| ShmFault::TimeOut)??;
     let staged = match direct((&ask, &nonce), process, config) {
         Ok((incoming, grant)) => {
-            if let Incoming::Pool { pool, .. } = &incoming {
-                socket::say(stream, &grant, Some(pool.memory())).await?;
-            }
+            let memory = config.direct.as_ref().map(|offer| offer.pool.memory());
+            socket::say(stream, &grant, memory).await?;
             return Ok(Some(incoming));
         }
         Err(fault) => fault,
@@ -124,7 +123,7 @@ fn direct(
 /// Bytes that the sender has written in place. The pool shows them when they must be summed.
 #[derive(Debug)]
 pub(super) struct Placed {
-    pub summed: Option<Arc<dyn MappedPool>>,
+    pub summed: Option<Arc<dyn WrittenPool>>,
     pub bytes: u32,
 }
 
