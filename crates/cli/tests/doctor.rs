@@ -1,5 +1,5 @@
 //! `baton doctor --gpu` and `baton kernels build` as a shell sees them: without a GPU, on the false driver, with wrong kernels,
-//! and in each situation of the libraries.
+//! with a broken handoff, and in each situation of the libraries.
 //!
 //! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; without it `target/false-cuda` is taken. A machine
 //! without the folder fails these tests: a kernel check that is skipped is a kernel that nobody has run.
@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use model_files::test_kit::TinyModel;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -55,16 +56,39 @@ fn checks(report: &Value) -> Vec<&Value> {
         .collect()
 }
 
+/// A row of the report.
+fn step<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let steps = report["steps"].as_array().expect("steps");
+    let found = steps.iter().find(|step| step["step"] == name);
+    found.unwrap_or_else(|| panic!("no step {name} in {report}"))
+}
+
+/// Each process left a report with no finding and no leak. Those that were killed left none. Returns how many kernels ran.
+fn assert_nothing_was_found(reports: &Path) -> u64 {
+    let mut launches = 0;
+    for entry in fs::read_dir(reports).expect("the folder") {
+        let text = fs::read_to_string(entry.expect("an entry").path()).expect("a report");
+        let report: Value = serde_json::from_str(&text).expect("JSON");
+        launches += report["launches"].as_u64().expect("a number");
+        assert_eq!(report["findings"].as_array().map(Vec::len), Some(0), "{text}");
+        for (kind, count) in report["leaks"].as_object().expect("counts") {
+            assert_eq!(count.as_u64(), Some(0), "leaked {kind}: {text}");
+        }
+    }
+    launches
+}
+
 /// The false driver orders its work by the seed, and reports what breaks CUDA's rules: races, reads of what nobody wrote,
-/// leaks. Each group of kernels is a process with a report of its own.
-fn every_kernel_is_right(seed: &str) {
+/// leaks. Each group of kernels, and each other part, is a process with a report of its own.
+fn every_kernel_is_right(seed: &str, more: &[&str]) -> Value {
     let reports = tempfile::tempdir().expect("a folder");
     let report = reports.path().join("%p.json");
     let report = report.to_str().expect("a plain path");
     let page = reports.path().join("page.md");
     let page_path = page.to_str().expect("a plain path");
     let variables = [("FALSE_CUDA_SEED", seed), ("FALSE_CUDA_REPORT", report)];
-    let arguments = ["doctor", "--gpu", "--json", "--seed", seed, "--report", page_path];
+    let mut arguments = vec!["doctor", "--gpu", "--json", "--seed", seed, "--report", page_path];
+    arguments.extend(more);
     let output = baton(&arguments, &variables);
     let (status, json) = status_and_json(&output);
     for check in checks(&json) {
@@ -74,27 +98,102 @@ fn every_kernel_is_right(seed: &str) {
     let written = fs::read_to_string(&page).expect("the page");
     assert!(written.contains("Every kernel is right on GPU 0"), "{written}");
     fs::remove_file(page).expect("it is there");
-    let mut launches = 0;
-    for entry in fs::read_dir(reports.path()).expect("the folder") {
-        let text = fs::read_to_string(entry.expect("an entry").path()).expect("a report");
-        let report: Value = serde_json::from_str(&text).expect("JSON");
-        launches += report["launches"].as_u64().expect("a number");
-        assert_eq!(report["findings"].as_array().map(Vec::len), Some(0), "{text}");
-        for (kind, count) in report["leaks"].as_object().expect("counts") {
-            assert_eq!(count.as_u64(), Some(0), "leaked {kind}: {text}");
-        }
-    }
+    let launches = assert_nothing_was_found(reports.path());
     assert!(launches > 100, "{launches} launches");
+    json
 }
 
+/// Everything that the command does when nothing is asked for or left out.
 #[test]
-fn every_kernel_is_right_in_one_order_of_work() {
-    every_kernel_is_right("1");
+fn every_kernel_and_the_handoff_are_right_in_one_order_of_work_and_nothing_is_measured() {
+    let json = every_kernel_is_right("1", &[]);
+    for (name, outcome, count) in [
+        ("kernels", "right", 0),
+        ("cuda-ipc", "right", 5),
+        ("nccl", "right", 7),
+        ("machine", "not_run", 0),
+        ("model", "not_run", 0),
+        ("sanitize", "not_run", 0),
+    ] {
+        let step = step(&json, name);
+        assert_eq!(step["outcome"], outcome, "{step}");
+        assert_eq!(step["checks"].as_array().map(Vec::len), Some(count), "{step}");
+    }
+    let why = |name| step(&json, name)["why"].as_str().unwrap_or_default();
+    assert!(why("machine").contains("false driver"), "{json}");
+    assert!(why("model").contains("--model"), "{json}");
+    assert_eq!(step(&json, "machine")["figures"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
 fn every_kernel_is_right_in_another_order_of_work() {
-    every_kernel_is_right("2");
+    let json = every_kernel_is_right("2", &["--only", "kernels"]);
+    for left_out in ["machine", "cuda-ipc", "nccl"] {
+        assert_eq!(step(&json, left_out)["outcome"], "not_run");
+    }
+}
+
+/// A driver that opens no memory of another process, and an NCCL whose ranks never meet.
+#[test]
+fn a_handoff_that_fails_is_named_and_fails_the_command() {
+    let variables = [
+        ("FALSE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:1:201"),
+        ("FALSE_NCCL_HANG", "init"),
+    ];
+    let output = baton(&["doctor", "--gpu", "--json", "--only", "handoff"], &variables);
+    let (status, json) = status_and_json(&output);
+    assert_eq!(status, Some(1), "{output:?}");
+    for (name, reason) in [
+        ("cuda-ipc", "cuIpcOpenMemHandle"),
+        ("nccl", "the making of a communicator"),
+    ] {
+        let step = step(&json, name);
+        assert_eq!(step["outcome"], "wrong", "{step}");
+        assert!(step["why"].as_str().is_some_and(|why| why.contains(reason)), "{step}");
+    }
+}
+
+#[test]
+fn a_model_computes_on_the_gpu_what_it_computes_on_the_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let reports = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tiny.gguf");
+    let model = TinyModel {
+        head_dim: 64,
+        ..TinyModel::default()
+    };
+    model.build().write(&path).expect("room for a tiny model");
+    let report = reports.path().join("%p.json");
+    let variables = [("FALSE_CUDA_REPORT", report.to_str().expect("a plain path"))];
+    let path = path.to_str().expect("a plain path");
+    let arguments = ["doctor", "--gpu", "--json", "--only", "model", "--model", path];
+    let output = baton(&arguments, &variables);
+    let (status, json) = status_and_json(&output);
+    assert_eq!(step(&json, "model")["outcome"], "right", "{json}");
+    assert_eq!(status, Some(0), "{output:?}");
+    assert!(assert_nothing_was_found(reports.path()) > 100);
+}
+
+#[test]
+fn what_cannot_be_done_here_is_not_run_or_refused() {
+    let sanitize = [
+        "doctor",
+        "--gpu",
+        "--json",
+        "--sanitize",
+        "--skip",
+        "kernels,machine,handoff,model",
+    ];
+    let (status, json) = status_and_json(&baton(&sanitize, &[]));
+    assert_eq!(status, Some(5), "nothing was checked: {json}");
+    let step = step(&json, "sanitize");
+    assert_eq!(step["outcome"], "not_run");
+    assert!(
+        step["why"].as_str().is_some_and(|why| why.contains("false driver")),
+        "{step}"
+    );
+    let output = baton(&["doctor", "--gpu", "--model", "/no/such/model.gguf"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
 /// As `cuda_engine::kernels::cache` writes it: 16 bytes of magic, the hash of the content, the content.

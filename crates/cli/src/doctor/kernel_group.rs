@@ -1,24 +1,25 @@
 //! One group of kernel checks, in a process of its own: after an illegal address a process can use its GPU no more.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cuda::Device;
-use cuda_engine::kernels::Target;
 use cuda_engine::kernels::cache::KernelCache;
 use cuda_engine::kernels::check::{Bench, Extent, Group, Outcome};
+use cuda_engine::kernels::{AttentionShape, Target};
 use serde::{Deserialize, Serialize};
 
+use super::child;
+use super::step::{self, Row, StepReport};
 use crate::exit::Exit;
 
 /// A group takes a second on a GPU, and a minute on the false driver of the tests. A kernel that never ends holds its process,
 /// which is killed then.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(300);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Attention for which small checks are made: heads of 64 values, three query heads for each KV head.
+const SMALL_ATTENTION: (usize, usize, usize) = (64, 9, 3);
 
 /// What one check found, as the two processes tell it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,7 +73,7 @@ pub(super) struct GroupReport {
 }
 
 impl GroupReport {
-    pub fn is_right(&self) -> bool {
+    fn is_right(&self) -> bool {
         match &self.end {
             GroupEnd::Checked { checks } => !checks.is_empty() && checks.iter().all(|check| check.is_right),
             GroupEnd::Broken { .. } | GroupEnd::TimedOut { .. } => false,
@@ -87,82 +88,94 @@ impl GroupReport {
     }
 }
 
+/// The step of all groups.
+pub(super) fn step_of(groups: &[GroupReport]) -> StepReport {
+    let checks: usize = groups.iter().map(|group| group.checks().len()).sum();
+    let wrong: Vec<&str> = groups
+        .iter()
+        .filter(|group| !group.is_right())
+        .map(|group| group.group)
+        .collect();
+    let outcome = match wrong.as_slice() {
+        [] => step::Outcome::Right {
+            said: format!("{checks} checks"),
+        },
+        wrong => step::Outcome::Wrong {
+            why: format!("groups {}", wrong.join(", ")),
+        },
+    };
+    StepReport {
+        seconds: groups.iter().map(|group| group.seconds).sum(),
+        ..StepReport::new(Row::Kernels, outcome)
+    }
+}
+
+/// How much a group checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shapes {
+    All,
+    /// One of each kernel: under a sanitizer a kernel takes hundreds of times as long.
+    Small,
+}
+
+impl Shapes {
+    fn extent(self) -> anyhow::Result<Extent> {
+        let (head_dim, heads, kv_heads) = SMALL_ATTENTION;
+        Ok(match self {
+            Shapes::All => Extent::Whole,
+            Shapes::Small => Extent::Gate(AttentionShape::new(head_dim, heads, kv_heads)?),
+        })
+    }
+}
+
 /// Runs a group in this process and prints its checks as JSON.
-pub(super) fn run_here(group: Group, device: u32, seed: u64) -> anyhow::Result<Exit> {
+pub(super) fn run_here(group: Group, shapes: Shapes, (device, seed): (u32, u64)) -> anyhow::Result<Exit> {
     let libraries = cuda_engine::libraries();
     let device = Device::open(&libraries, device).context("the GPU cannot be opened")?;
     let cache = KernelCache::of_user(|name| std::env::var_os(name).map(PathBuf::from));
     let target = Target::of(&libraries, &device, cache.as_ref())?;
     let mut bench = Bench::new(&device, &target)?;
-    let outcomes = group.run(&mut bench, Extent::Whole, seed)?;
+    let outcomes = group.run(&mut bench, shapes.extent()?, seed)?;
     let checks: Vec<KernelCheck> = outcomes.into_iter().map(KernelCheck::from).collect();
     writeln!(std::io::stdout().lock(), "{}", serde_json::to_string(&checks)?)?;
     Ok(Exit::Ok)
 }
 
-/// Starts this program for a group and waits for its end.
-///
-/// # Errors
-/// This program cannot be started.
-pub(super) fn run_apart(group: Group, device: u32, seed: u64) -> anyhow::Result<GroupReport> {
-    let executable = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(executable);
-    command.args(["doctor", "--gpu", "--kernel-group", group.name()]);
-    command.args([format!("--device={device}"), format!("--seed={seed}")]);
+/// Starts this program for a group and waits for its end. Whatever happens is in the report.
+pub(super) fn run_apart(group: Group, device: u32, seed: u64) -> GroupReport {
     let begun = Instant::now();
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start a process for the kernels")?;
-    let end = end_of(child, begun + GROUP_TIMEOUT)?;
-    Ok(GroupReport {
+    let end = end_of(group, device, seed).unwrap_or_else(|error| GroupEnd::Broken {
+        said: format!("{error:#}"),
+    });
+    GroupReport {
         group: group.name(),
         seconds: begun.elapsed().as_secs_f64(),
         end,
-    })
+    }
 }
 
-fn end_of(mut child: Child, deadline: Instant) -> anyhow::Result<GroupEnd> {
-    let stdout = child.stdout.take().map(read_all);
-    let stderr = child.stderr.take().map(read_all);
-    let status = loop {
-        match child.try_wait()? {
-            Some(status) => break Some(status),
-            None if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
-            None => break None,
-        }
-    };
-    if status.is_none() {
-        // It may have ended by itself meanwhile.
-        let _ = child.kill();
-        child.wait()?;
-    }
-    let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| {
-        let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).trim().to_owned()
-    };
-    let (said, failed) = (text(stdout), text(stderr));
-    Ok(match status {
+fn end_of(group: Group, device: u32, seed: u64) -> anyhow::Result<GroupEnd> {
+    let mut command = child::this_program()?;
+    command.args(words(group, device, seed));
+    let ended = child::run(command, GROUP_TIMEOUT)?;
+    Ok(match ended.status {
         None => GroupEnd::TimedOut {
             seconds: GROUP_TIMEOUT.as_secs(),
         },
-        Some(status) => match serde_json::from_str(&said) {
+        Some(status) => match serde_json::from_str(&ended.stdout) {
             Ok(checks) if status.success() => GroupEnd::Checked { checks },
             _ => GroupEnd::Broken {
-                said: format!("{status}: {failed}"),
+                said: format!("{status}: {}", ended.stderr),
             },
         },
     })
 }
 
-/// In a thread, so that a full pipe stops nobody.
-fn read_all(mut from: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read before an error is shown.
-        let _ = from.read_to_end(&mut bytes);
-        bytes
-    })
+/// The words of the command line that run a group.
+pub(super) fn words(group: Group, device: u32, seed: u64) -> [String; 3] {
+    [
+        format!("--kernel-group={}", group.name()),
+        format!("--device={device}"),
+        format!("--seed={seed}"),
+    ]
 }

@@ -1,6 +1,5 @@
 //! What `baton doctor --gpu` found, as text, as JSON, and as a page to paste.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use cuda::{DeviceFacts, Libraries, LoaderReport};
@@ -8,8 +7,9 @@ use model_files::gguf::hex;
 use serde::Serialize;
 
 use super::kernel_group::{GroupEnd, GroupReport, KernelCheck};
-use crate::observe::table::{Cell, Table};
-use crate::terminal::{Paint, Terminal};
+use super::step::{Outcome, Row, StepReport};
+use super::tables;
+use crate::terminal::Terminal;
 use crate::version::VERSION;
 
 #[derive(Debug, Serialize)]
@@ -21,14 +21,16 @@ pub(super) struct GpuReport {
     kernels_sha256: String,
     loader: LoaderReport,
     devices: Vec<DeviceFacts>,
-    /// The GPU whose kernels were checked.
+    /// The GPU that was checked.
     device: u32,
+    /// All steps, also those that were not run.
+    steps: Vec<StepReport>,
     /// Empty if no kernel was run.
     kernels: Vec<GroupReport>,
 }
 
 impl GpuReport {
-    pub fn new(libraries: &Libraries, device: u32, kernels: Vec<GroupReport>) -> Self {
+    pub fn new(libraries: &Libraries, device: u32, (kernels, steps): (Vec<GroupReport>, Vec<StepReport>)) -> Self {
         Self {
             version: VERSION,
             commit: coordinator::BUILD_COMMIT,
@@ -36,8 +38,13 @@ impl GpuReport {
             loader: libraries.report().clone(),
             devices: DeviceFacts::of_all(libraries),
             device,
+            steps,
             kernels,
         }
+    }
+
+    pub fn steps(&self) -> &[StepReport] {
+        &self.steps
     }
 
     /// A page in Markdown, with everything as JSON at its end.
@@ -48,7 +55,15 @@ impl GpuReport {
         ))
     }
 
+    /// What follows for serving, and what was wrong besides kernels.
     fn verdict(&self) -> String {
+        let wrong: Vec<String> = self.steps.iter().filter_map(wrong_step).collect();
+        let mut lines = vec![self.verdict_on_kernels(wrong.is_empty())];
+        lines.extend(wrong);
+        lines.join("\n")
+    }
+
+    fn verdict_on_kernels(&self, are_other_steps_good: bool) -> String {
         let wrong: Vec<&str> = self.wrong().map(|check| check.kernel.as_str()).collect();
         let not_run = self.kernels.iter().filter(|group| group.checks().is_empty()).count();
         match () {
@@ -59,11 +74,14 @@ impl GpuReport {
                 "Not run: this machine has no GPU, or lacks what the first lines name. baton serves on the CPU."
                     .to_owned()
             }
-            () if wrong.is_empty() && not_run == 0 => format!(
-                "Every kernel is right on GPU {}: {} checks. `--devices cuda:{0}` serves on it.",
-                self.device,
-                self.kernels.iter().map(|group| group.checks().len()).sum::<usize>()
-            ),
+            () if wrong.is_empty() && not_run == 0 => {
+                let checks: usize = self.kernels.iter().map(|group| group.checks().len()).sum();
+                let serves = match are_other_steps_good {
+                    true => format!(" `--devices cuda:{}` serves on it.", self.device),
+                    false => String::new(),
+                };
+                format!("Every kernel is right on GPU {}: {checks} checks.{serves}", self.device)
+            }
             () => format!(
                 "GPU {} must not serve: {} wrong checks{}, {not_run} groups that did not end. Please report this page.",
                 self.device,
@@ -77,6 +95,25 @@ impl GpuReport {
         let checks = self.kernels.iter().flat_map(GroupReport::checks);
         checks.filter(|check| !check.is_right)
     }
+}
+
+/// What a wrong step means. Kernels have a verdict of their own.
+fn wrong_step(step: &StepReport) -> Option<String> {
+    let Outcome::Wrong { why } = &step.outcome else {
+        return None;
+    };
+    let then = match step.step {
+        Row::Kernels => return None,
+        Row::CudaIpc => "Leave `cuda-ipc` out of `--transports`.",
+        Row::Nccl => "Leave `nccl` out of `--transports`.",
+        Row::Model | Row::Sanitize => "This GPU must not serve.",
+        Row::Machine => "Its times could not be taken.",
+    };
+    let why = why.replace('\n', " ");
+    Some(format!(
+        "{} is wrong: {why}. {then} Please report this page.",
+        step.step
+    ))
 }
 
 /// Each name once, in brackets.
@@ -102,21 +139,18 @@ impl fmt::Display for GpuReport {
             writeln!(f, "GPU {}: {device}", device.ordinal)?;
         }
         write!(f, "{}", self.loader)?;
-        if !self.kernels.is_empty() {
-            writeln!(f, "\n{}", kernel_table(&self.kernels).render(Terminal::plain()))?;
+        let tables = [
+            tables::steps(&self.steps),
+            tables::kernels(&self.kernels),
+            tables::figures(&self.steps),
+            tables::checks(&self.steps),
+        ];
+        for table in tables.iter().filter(|table| !table.is_empty()) {
+            write!(f, "\n{}", table.render(Terminal::plain()))?;
         }
+        writeln!(f)?;
         for group in &self.kernels {
-            match &group.end {
-                GroupEnd::Checked { .. } => {}
-                GroupEnd::Broken { said } => writeln!(f, "group {} could not run: {said}", group.group)?,
-                GroupEnd::TimedOut { seconds } => {
-                    writeln!(
-                        f,
-                        "group {} had not ended after {seconds} s and was killed",
-                        group.group
-                    )?;
-                }
-            }
+            write_trouble(f, group)?;
         }
         for check in self.wrong() {
             let KernelCheck {
@@ -125,7 +159,7 @@ impl fmt::Display for GpuReport {
                 worst_index,
                 ..
             } = check;
-            let error = figure(check.largest_error);
+            let error = tables::error(check.largest_error);
             writeln!(
                 f,
                 "{kernel} is wrong: {shape}: value {worst_index}, largest error {error}"
@@ -135,40 +169,13 @@ impl fmt::Display for GpuReport {
     }
 }
 
-/// One row for each kernel, with its worst figures.
-fn kernel_table(groups: &[GroupReport]) -> Table {
-    let mut table = Table::new(&["group", "kernel", ">checks", ">largest error", ">NMSE", "verdict"]);
-    for group in groups {
-        let mut by_kernel: BTreeMap<&str, Vec<&KernelCheck>> = BTreeMap::new();
-        for check in group.checks() {
-            by_kernel.entry(&check.kernel).or_default().push(check);
+fn write_trouble(f: &mut fmt::Formatter<'_>, group: &GroupReport) -> fmt::Result {
+    let name = group.group;
+    match &group.end {
+        GroupEnd::Checked { .. } => Ok(()),
+        GroupEnd::Broken { said } => writeln!(f, "group {name} could not run: {said}"),
+        GroupEnd::TimedOut { seconds } => {
+            writeln!(f, "group {name} had not ended after {seconds} s and was killed")
         }
-        for (kernel, checks) in by_kernel {
-            let verdict = match checks.iter().all(|check| check.is_right) {
-                true => Cell::new("right").paint(Paint::Good),
-                false => Cell::new("WRONG").paint(Paint::Bad),
-            };
-            let worst = |of: fn(&KernelCheck) -> Option<f64>| {
-                let values: Option<Vec<f64>> = checks.iter().map(|check| of(check)).collect();
-                Cell::new(figure(values.map(|values| values.into_iter().fold(0.0, f64::max))))
-            };
-            table.row(vec![
-                Cell::new(group.group),
-                Cell::new(kernel),
-                Cell::new(checks.len().to_string()),
-                worst(|check| check.largest_error),
-                worst(|check| check.nmse),
-                verdict,
-            ]);
-        }
-    }
-    table
-}
-
-fn figure(value: Option<f64>) -> String {
-    match value {
-        None => "not a number".to_owned(),
-        Some(0.0) => "0".to_owned(),
-        Some(value) => format!("{value:.1e}"),
     }
 }
