@@ -17,7 +17,7 @@ import yaml
 from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, baton, configuration, fetched, flags, joins, load, port, ports, run, version
 
 CHART = DEPLOY / "helm/baton"
-EXAMPLES = ("cpu-dev", "1p1d", "2p1d", "colocated")
+EXAMPLES = ("cpu-dev", "1p1d", "2p1d", "colocated", "gpu")
 # The oldest that the chart is for, and the newest that there are schemas of.
 KUBERNETES = ("1.30", "1.37")
 # Objects of the Prometheus operator; there is no package with its schemas.
@@ -65,6 +65,15 @@ def selects(selector, labels):
     return (selector.get("matchLabels") or {}).items() <= labels.items()
 
 
+# A prefill and a decode pod of one host that move KV by cuda-ipc: no example, since they give up what keeps pods apart.
+ONE_HOST = (
+    'prefill.config={"device": "cuda:0", "transports": ["cuda-ipc", "grpc"]}',
+    'decode.config={"device": "cuda:1", "transports": ["cuda-ipc", "grpc"]}',
+    'gpuTransports.cudaIpc={"hostNamespaces": true, "secretName": "baton-kv"}',
+    "networkPolicy.enabled=false",
+)
+
+
 every_example = pytest.mark.parametrize("name", ("values", *EXAMPLES))
 
 
@@ -94,6 +103,10 @@ def test_helm_takes_the_chart(name):
         ('etcd.cluster="My Cluster"', "cluster"),
         ("podSecurityContext.runAsNonRoot=false", "runAsNonRoot"),
         ("decode.gpu.count=-1", "count"),
+        ("decode.gpu.count=2", "count"),
+        ("gpuTransports.nccl.ports.first=7000", "first"),
+        ("gpuTransports.nccl.ports.last=50010", "nccl.ports"),
+        ('prefill.config.transports=["nccl", "grpc"]', "prefill.gpu.count"),
         ("etcd.endpoints=[]", "needs etcd"),
         ("etcd.tls.clientCertificate=true", "secretName"),
         ("prefill.enabled=false", "co_located"),
@@ -104,6 +117,25 @@ def test_helm_takes_the_chart(name):
 )
 def test_wrong_values_are_refused(setting, complaint):
     done = helm("template", "baton", CHART, "--set-json", setting)
+    assert done.returncode != 0 and complaint in done.stderr, done.stdout[:200] + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name, settings, complaint",
+    [
+        ("gpu", ("decode.gpu.count=0",), "decode.gpu.count"),
+        ("gpu", ('decode.config.device="cpu"',), "decode.gpu.count"),
+        ("gpu", ('decode.config.transports=["grpc"]',), "only prefill"),
+        ("gpu", ("gpuTransports.cudaIpc.hostNamespaces=true",), "hostNamespaces"),
+        ("values", (*ONE_HOST, "gpuTransports.cudaIpc.hostNamespaces=false"), "hostNamespaces"),
+        ("values", (*ONE_HOST, 'gpuTransports.cudaIpc.secretName=""'), "secretName"),
+        ("values", (*ONE_HOST, "networkPolicy.enabled=true"), "networkPolicy"),
+        ("values", (*ONE_HOST, "decode.gpu.count=1"), "decode.gpu.count"),
+    ],
+)
+def test_senseless_values_of_gpus_are_refused(name, settings, complaint):
+    words = [word for setting in settings for word in ("--set-json", setting)]
+    done = helm("template", "baton", CHART, "--values", values_file(name), *words)
     assert done.returncode != 0 and complaint in done.stderr, done.stdout[:200] + done.stderr
 
 
@@ -168,7 +200,7 @@ ALL_ON = (
 
 @pytest.mark.kubernetes_schemas
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-@pytest.mark.parametrize("name, settings", [*((name, ()) for name in ("values", *EXAMPLES)), ("2p1d", ALL_ON)])
+@pytest.mark.parametrize("name, settings", [*((name, ()) for name in ("values", *EXAMPLES)), ("2p1d", ALL_ON), ("values", ONE_HOST)])
 def test_kubernetes_takes_every_object(name, settings, kubernetes):
     objects = [each for each in rendered(name, *settings) if each["kind"] not in NO_SCHEMA]
     assert len(objects) > 8
@@ -190,7 +222,7 @@ def test_the_schemas_can_refuse():
 
 def environment(pod):
     """A container's variables as Kubernetes makes them for one pod."""
-    known = {"metadata.name": "pod-0", "status.podIP": "10.1.2.3", "username": "user", "password": "secret"}
+    known = {"metadata.name": "pod-0", "status.podIP": "10.1.2.3", "username": "user", "password": "secret", "secret": "of both"}
     variables = {}
     for each in pod["spec"]["containers"][0]["env"]:
         source = each.get("valueFrom", {})
@@ -341,6 +373,68 @@ def test_only_those_who_must_connect_may():
             who = sorted(role for role in labels if any(selects(peer, labels[role]) for peer in peers)) if "from" in rule else ["anybody"]
             allowed[rule["ports"][0]["port"]] = who
     assert allowed == {8000: ["anybody"], 7400: ["decode", "prefill"], 7410: ["coordinator"], 7420: ["coordinator", "prefill"]}
+
+
+def mounted(pod):
+    """{path: volume}."""
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    return {mount["mountPath"]: volumes[mount["name"]] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+
+
+def test_a_node_on_a_gpu_gets_what_it_needs(tmp_path):
+    objects = rendered("gpu", 'prefill.gpu.kernelCache={"persistentVolumeClaim": {"claimName": "kernels"}}')
+    image = (DEPLOY / "docker/Dockerfile").read_text()
+    kernels = str(Path(re.search(r"BATON_KERNEL_CACHE=(\S+)", image).group(1)).parent)
+    for role in ("prefill", "decode"):
+        pod, settings = pods(objects)[role][1], settings_of(objects, role, tmp_path)
+        assert (settings["device"], settings["gpu_numerics"], settings["transports"]) == ("cuda:0", "invariant", ["nccl", "grpc"])
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "24Gi", "nvidia.com/gpu": 1}
+        assert pod["spec"]["runtimeClassName"] == "nvidia" and pod["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
+        assert environment(pod)["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert mounted(pod)["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+        assert ("persistentVolumeClaim" if role == "prefill" else "emptyDir") in mounted(pod)[kernels]
+        probe = pod["spec"]["containers"][0]["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == 900
+    # Where no GPU is asked for, nothing of it is there.
+    for _, pod in [pods(objects)["coordinator"], *pods(rendered("1p1d")).values()]:
+        assert "sysctls" not in pod["spec"]["securityContext"] and "NCCL_SOCKET_IFNAME" not in environment(pod)
+        assert not {"/dev/shm", kernels} & set(mounted(pod))
+    assert "device" not in of_kind(rendered("1p1d"), "ConfigMap")["baton-prefill"]["data"]["prefill.toml"]
+
+
+@pytest.mark.parametrize("first, last", [(50000, 51000), (20000, 20099)])
+def test_nccl_has_its_ports_between_the_pools_alone(first, last):
+    objects = rendered("gpu", f"gpuTransports.nccl.ports={json.dumps({'first': first, 'last': last})}")
+    labels = {role: pod["metadata"]["labels"] for role, (_, pod) in pods(objects).items()}
+    allowed = {}
+    for name, policy in of_kind(objects, "NetworkPolicy").items():
+        for rule in policy["spec"]["ingress"]:
+            if "endPort" in rule["ports"][0]:
+                peers = [role for role in labels if any(selects(peer["podSelector"], labels[role]) for peer in rule["from"])]
+                allowed[name] = rule["ports"][0]["port"], rule["ports"][0]["endPort"], peers
+    assert allowed == {"baton-prefill": (first, last, ["decode"]), "baton-decode": (first, last, ["prefill"])}
+    for role in ("prefill", "decode"):
+        sysctl = {"name": "net.ipv4.ip_local_port_range", "value": f"{first} {last}"}
+        assert pods(objects)[role][1]["spec"]["securityContext"]["sysctls"] == [sysctl]
+        assert not first <= ports()[role] <= last, "the node itself listens there"
+    without = rendered("gpu", 'prefill.config.transports=["grpc"]', 'decode.config.transports=["grpc"]')
+    assert "endPort" not in json.dumps(without) and "sysctls" not in json.dumps(without)
+
+
+def test_cuda_ipc_shares_what_it_must_share(tmp_path):
+    objects = rendered("values", *ONE_HOST)
+    for role, (_, pod) in pods(objects).items():
+        is_node = role != "coordinator"
+        assert [pod["spec"].get(key, False) for key in ("hostPID", "hostIPC", "hostNetwork")] == [is_node] * 3
+        assert (pod["spec"].get("dnsPolicy") == "ClusterFirstWithHostNet") == is_node
+        assert (environment(pod).get("NVIDIA_VISIBLE_DEVICES") == "all") == is_node
+        # The host's own /dev/shm, and a range of ports that no pod may set there.
+        assert "/dev/shm" not in mounted(pod) and "sysctls" not in pod["spec"]["securityContext"]
+    settings = {role: settings_of(objects, role, tmp_path) for role in ("prefill", "decode")}
+    assert [settings[role]["device"] for role in settings] == ["cuda:0", "cuda:1"]
+    for role in settings:
+        [secret] = [each for each in pods(objects)[role][1]["spec"]["containers"][0]["env"] if each["name"] == "BATON_SHM_DIRECT_SECRET"]
+        assert secret["valueFrom"]["secretKeyRef"] == {"name": "baton-kv", "key": "secret"}
 
 
 def test_options_do_what_they_say():

@@ -173,6 +173,21 @@ def test_the_unit_is_hardened(role):
     assert float(exposure.group(1)) <= EXPOSURE_MAX, text
 
 
+@pytest.mark.systemd
+@pytest.mark.parametrize("role", ("prefill", "decode"))
+def test_systemd_takes_the_drop_in_for_gpus(systemd_root, role):
+    """In the folder for all units of a role, as the page about GPUs installs it."""
+    units = systemd_root / "etc/systemd/system"
+    shutil.copy(DEPLOY / f"systemd/baton-{role}.service", units / f"baton-{role}-b0.service")
+    (units / f"baton-{role}-.service.d").mkdir()
+    drop_in = units / f"baton-{role}-.service.d/gpu.conf"
+    text = (DEPLOY / "systemd/gpu.conf").read_text()
+    for content, is_right in [(text, True), (text.replace("PrivateDevices=", "PrivatDevices="), False)]:
+        drop_in.write_text(content)
+        status, _, complaints = systemd_analyze("verify", "--man=no", f"--root={systemd_root}", f"baton-{role}-b0.service")
+        assert ((status, complaints) == (0, "")) == is_right, complaints
+
+
 def unit(role):
     """[(key, value)] of a unit."""
     text = (DEPLOY / f"systemd/baton-{role}.service").read_text()
@@ -215,9 +230,14 @@ def test_hadolint_has_nothing_to_say(tmp_path):
     assert run(program, broken).returncode != 0
 
 
-def test_the_image_is_pinned_small_and_not_root():
+def stages_of_the_image():
+    """{name: (what it is built on, its commands)}."""
     text = re.sub(r"\\\n", " ", (DEPLOY / "docker/Dockerfile").read_text())
-    stages = {name: (base, body) for base, name, body in re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)}
+    return {name: (base, body) for base, name, body in re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)}
+
+
+def test_the_image_is_pinned_small_and_not_root():
+    stages = stages_of_the_image()
     assert list(stages)[-1] == "baton", "what is built where no target is named"
     for base, _ in stages.values():
         if base not in stages:
@@ -233,6 +253,23 @@ def test_the_image_is_pinned_small_and_not_root():
     assert "bookworm" in stages["build"][0] and base.startswith("debian:12.")
     channel = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
     assert stages["build"][0].startswith(f"rust:{channel}"), f"the build stage has not Rust {channel}"
+
+
+def test_the_image_for_gpus_has_what_baton_searches_and_no_driver():
+    stages = stages_of_the_image()
+    (base, body), libraries = stages["gpu"], re.findall(r"/(lib[\w.-]+\.so[\w.]*)", stages["nvidia"][1])
+    assert base == "runtime" and "USER" not in body
+    builtins = "libnvrtc-builtins.so.13.0"
+    assert sorted(libraries) == sorted(["libnvrtc.so.13", builtins, "libcublasLt.so.13", "libnccl.so.2"])
+    searched = (REPOSITORY / "crates/cuda/src/loader/search.rs").read_text()
+    assert not [library for library in libraries if f'"{library}"' not in searched and library != builtins]
+    # The kernels' table of registers is of this version, and its name is in that of the builtins.
+    [wheel] = re.findall(r"^wheel=(\S+)", (REPOSITORY / "scripts/get-nvrtc").read_text(), re.M)
+    assert f" {wheel} " in stages["nvidia"][1] and wheel.split("==")[1].startswith(builtins.removeprefix("libnvrtc-builtins.so.") + ".")
+    variables = dict(re.findall(r"(\w+)=(\S+)", body[body.index("\nENV ") :]))
+    assert f"/libraries {variables['BATON_CUDA_PATH']}\n" in body
+    # Pods that ask for no GPU use the same image.
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility" and "NVIDIA_VISIBLE_DEVICES" not in variables
 
 
 def test_the_image_has_the_libraries_of_the_program():

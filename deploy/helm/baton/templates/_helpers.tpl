@@ -70,6 +70,30 @@ manifest.
 {{- end }}
 {{- end }}
 
+{{/* Where a pool computes. The device plugin shows a pod its own GPU alone, as the first. Empty: the program's default. */}}
+{{- define "baton.device" -}}
+{{- $values := index .root.Values .role -}}
+{{- if hasKey $values.config "device" }}{{ $values.config.device | default "" }}
+{{- else if and $values.gpu $values.gpu.count }}cuda:0{{ end }}
+{{- end }}
+
+{{/* Not empty where a pool's KV may take a transport. Takes (dict "root" $ "role" "decode" "transport" "nccl"). */}}
+{{- define "baton.uses" -}}
+{{- $values := index .root.Values .role -}}
+{{- if and $values.enabled (has .transport (splitList "," (join "," ($values.config.transports | default list)))) }}yes{{ end }}
+{{- end }}
+
+{{/* NCCL's listeners, for a peer (dict "root" $ "role" "prefill"). Its two ranks connect to each other, in both directions. */}}
+{{- define "baton.ncclRule" -}}
+{{- if include "baton.uses" (dict "root" .root "role" .role "transport" "nccl") -}}
+{{- with .root.Values.gpuTransports.nccl.ports -}}
+- ports: [{ port: {{ .first }}, endPort: {{ .last }} }]
+  from:
+    - podSelector: { matchLabels: {{ include "baton.selector" $ | fromYaml | toJson }} }
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.config" -}}
 {{- $values := index .root.Values .role -}}
 {{- $own := dict
@@ -82,6 +106,7 @@ manifest.
 {{- if eq .role "coordinator" -}}
 {{- $_ := set $own "control_listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" "control")) -}}
 {{- end -}}
+{{- with include "baton.device" . }}{{ $_ := set $own "device" . }}{{ end -}}
 {{- include "baton.toml" (merge $own $values.config) | trim -}}
 {{- end }}
 
@@ -112,6 +137,42 @@ manifest.
 {{- if and .Values.compare.enabled (empty .Values.compare.facts) }}
 {{- fail "compare.enabled needs compare.facts: cores, GPUs and memory of each arm, as TOML." }}
 {{- end }}
+{{- include "baton.validateGpus" . }}
+{{- end }}
+
+{{- define "baton.validateGpus" -}}
+{{- $ipc := .Values.gpuTransports.cudaIpc }}
+{{- $ports := .Values.gpuTransports.nccl.ports }}
+{{- range $transport := list "nccl" "cuda-ipc" }}
+{{- $users := list }}
+{{- range $role := list "prefill" "decode" }}
+{{- $pool := dict "root" $ "role" $role "transport" $transport }}
+{{- if include "baton.uses" $pool }}
+{{- $users = append $users $role }}
+{{- if not (hasPrefix "cuda:" (include "baton.device" $pool)) }}
+{{- fail (printf "%[1]s.config.transports names %[2]s, which needs a GPU: set %[1]s.gpu.count=1, or %[1]s.config.device=cuda:N." $role $transport) }}
+{{- end }}
+{{- if and (eq $transport "cuda-ipc") (index $.Values $role).gpu.count }}
+{{- fail (printf "cuda-ipc needs pods that see each other's GPU; %[1]s.gpu.count=1 shows a pod its own alone: set 0, and %[1]s.config.device=cuda:N." $role) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $.Values.prefill.enabled (eq (len $users) 1) }}
+{{- fail (printf "only %s.config.transports names %s: both nodes of a pair need it." (first $users) $transport) }}
+{{- end }}
+{{- if and (eq $transport "cuda-ipc") (ne $ipc.hostNamespaces (gt (len $users) 0)) }}
+{{- fail "cuda-ipc in transports and gpuTransports.cudaIpc.hostNamespaces=true need each other: set both, or neither." }}
+{{- end }}
+{{- end }}
+{{- if and $ipc.hostNamespaces (not $ipc.secretName) }}
+{{- fail "cuda-ipc needs gpuTransports.cudaIpc.secretName, a Secret with the key `secret`." }}
+{{- end }}
+{{- if and $ipc.hostNamespaces .Values.networkPolicy.enabled }}
+{{- fail "hostNamespaces=true needs networkPolicy.enabled=false, because policies know no pod in its host's network: use the hosts' firewall." }}
+{{- end }}
+{{- if lt (sub $ports.last $ports.first) 99 }}
+{{- fail "gpuTransports.nccl.ports needs 100 ports or more: every connection that such a pod opens takes one of them." }}
+{{- end }}
 {{- end }}
 
 {{/* The pod of any role. Takes (dict "root" $ "role" "decode" "verb" "serve-decode"). */}}
@@ -121,6 +182,10 @@ manifest.
 {{- $isNode := ne .role "coordinator" -}}
 {{- $port := include "baton.port" .role -}}
 {{- $hasEtcd := not (empty $root.Values.etcd.endpoints) -}}
+{{- $onGpu := and $isNode (hasPrefix "cuda:" (include "baton.device" .)) -}}
+{{- $byNccl := include "baton.uses" (dict "root" $root "role" .role "transport" "nccl") -}}
+{{- $byIpc := include "baton.uses" (dict "root" $root "role" .role "transport" "cuda-ipc") -}}
+{{- $nccl := $root.Values.gpuTransports.nccl -}}
 metadata:
   labels: {{- include "baton.labels" . | nindent 4 }}
   annotations:
@@ -134,7 +199,19 @@ spec:
   # baton never asks Kubernetes for anything.
   automountServiceAccountToken: false
   enableServiceLinks: false
-  securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
+  {{- if $byIpc }}
+  # What this gives up stands in values.yaml, at gpuTransports.cudaIpc. Names of Services are still found.
+  hostPID: true
+  hostIPC: true
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- $context := deepCopy $root.Values.podSecurityContext }}
+  {{- if and $byNccl (not $byIpc) }}
+  {{- $range := dict "name" "net.ipv4.ip_local_port_range" "value" (printf "%d %d" (int $nccl.ports.first) (int $nccl.ports.last)) }}
+  {{- $_ := set $context "sysctls" (append ($context.sysctls | default list) $range) }}
+  {{- end }}
+  securityContext: {{- toYaml $context | nindent 4 }}
   # The wait before the drain, the drain, and 10 s to say goodbye and close.
   terminationGracePeriodSeconds: {{ add $values.preStopSeconds $values.drainSeconds 10 }}
   {{- with $values.priorityClassName }}
@@ -183,6 +260,16 @@ spec:
         - name: OTEL_EXPORTER_OTLP_ENDPOINT
           value: {{ . | quote }}
         {{- end }}
+        {{- if $byNccl }}
+        - name: NCCL_SOCKET_IFNAME
+          value: {{ $nccl.interface | quote }}
+        {{- end }}
+        {{- if $byIpc }}
+        - name: BATON_SHM_DIRECT_SECRET
+          valueFrom: { secretKeyRef: { name: {{ $root.Values.gpuTransports.cudaIpc.secretName }}, key: secret } }
+        - name: NVIDIA_VISIBLE_DEVICES
+          value: all
+        {{- end }}
         {{- with $values.env }}{{ toYaml . | nindent 8 }}{{ end }}
       ports:
         - { name: http, containerPort: {{ $port }} }
@@ -229,6 +316,12 @@ spec:
       volumeMounts:
         - { name: config, mountPath: /etc/baton/{{ .role }}.toml, subPath: {{ .role }}.toml, readOnly: true }
         - { name: tmp, mountPath: /tmp }
+        {{- if $onGpu }}
+        - { name: kernels, mountPath: /var/cache/baton }
+        {{- end }}
+        {{- if and $byNccl (not $byIpc) }}
+        - { name: shm, mountPath: /dev/shm }
+        {{- end }}
         {{- if $root.Values.model.volume }}
         - { name: models, mountPath: /models, readOnly: true }
         {{- end }}
@@ -240,6 +333,16 @@ spec:
       configMap: { name: {{ include "baton.fullname" $root }}-{{ .role }} }
     - name: tmp
       emptyDir: { sizeLimit: 64Mi }
+    {{- if $onGpu }}
+    # The image's BATON_KERNEL_CACHE is in it.
+    - name: kernels
+      {{- toYaml ($values.gpu.kernelCache | default (dict "emptyDir" (dict))) | nindent 6 }}
+    {{- end }}
+    {{- if and $byNccl (not $byIpc) }}
+    # For NCCL, which may need more than the usual 64 MiB.
+    - name: shm
+      emptyDir: { medium: Memory, sizeLimit: {{ $nccl.shmSize }} }
+    {{- end }}
     {{- with $root.Values.model.volume }}
     - name: models
       {{- toYaml . | nindent 6 }}
