@@ -12,6 +12,7 @@ pub mod fault_matrix;
 pub mod fault_runs;
 pub mod footprint;
 pub mod goldens;
+pub mod gpu_goldens;
 pub mod otlp_collector;
 pub mod scrape;
 pub mod token_exact;

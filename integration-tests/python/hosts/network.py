@@ -11,12 +11,14 @@ import os
 import subprocess
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 from traces.processes import fetched
 
 CLONE_NEWNET = 0x40000000
 SUBNET = "10.77.0"
 BRIDGE = "switch"
+NEW_CONNECTION = "tcp flags & (syn | ack) == syn"
 # The kernel's own limit.
 PIECE_PACKETS_MAX = 65535
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -79,13 +81,18 @@ class Host(Namespace):
         super().__init__(tools)
         self.address, self.port = f"{SUBNET}.{number}", f"port{number}"
 
+    def set_ports(self, first, last):
+        """Those that the kernel gives to sockets whose program asks for none."""
+        with self.entered():
+            Path("/proc/sys/net/ipv4/ip_local_port_range").write_text(f"{first} {last}")
+
 
 class Network:
     """Hosts by name, each with one cable to the switch. The packets that are to be dropped are dropped in the switch."""
 
     def __init__(self, names):
         tools = fetched("get-nftables", "nftables")
-        self.switch, self.lost_percent = Namespace(tools), {}
+        self.switch, self.lost_percent, self.closed = Namespace(tools), {}, []
         self.switch.ip("link", "add", BRIDGE, "type", "bridge")
         self.switch.ip("link", "set", BRIDGE, "up")
         self.hosts = {name: Host(tools, number) for number, name in enumerate(names, 1)}
@@ -111,9 +118,21 @@ class Network:
         self.lose(0, *self.lost_percent)
         self.lost_percent.clear()
 
+    def open_only(self, ports):
+        """TCP connections to other ports of any host are refused by silence. `ports` are numbers and ranges, `first-last`."""
+        self.closed.append(f"{NEW_CONNECTION} tcp dport != {{ {', '.join(map(str, ports))} }}")
+        self.apply()
+
+    def close(self, ports, way):
+        """The same for these ports and one way (from, to). Connections that stand go on."""
+        source, target = (self[name].address for name in way)
+        self.closed.append(f"ip saddr {source} ip daddr {target} {NEW_CONNECTION} tcp dport {ports}")
+        self.apply()
+
     def apply(self):
         """All rules at once: a transaction."""
         rules = ["flush chain bridge cuts forward"]
+        rules += [f"add rule bridge cuts forward {rule} counter name dropped drop" for rule in self.closed]
         for (source, target), percent in self.lost_percent.items():
             way = f"ip saddr {self[source].address} ip daddr {self[target].address}"
             some = f"numgen random mod 100 < {percent}" if percent < 100 else ""
