@@ -2,11 +2,15 @@
 //!
 //! `USAGE` below lists them, for `faults --help` too. Exit status 1 when a promise was broken, 2 for words that are not understood.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use integration_tests::etcd_process;
+use integration_tests::false_gpu::FalseGpu;
+use integration_tests::fault_matrix::nodes::Nodes;
 use integration_tests::fault_matrix::report::table;
 use integration_tests::fault_matrix::rig::{RigOptions, Timers};
 use integration_tests::fault_matrix::strike::CellReport;
@@ -16,25 +20,28 @@ use integration_tests::fault_runs::{
     cancels, coordinator_kills, coordinator_pauses, deadlines, etcd_outages, flips, kills, migrate, overload, pauses,
     quantile, retries, reuse, rolling,
 };
+use model_files::test_kit::TinyModel;
 
 const USAGE: &str = "\
 faults matrix SEEDS [TOPOLOGY [TRANSPORT [FILTER]]]   T2, T3, T4: every cell, once for each seed
 faults probed SEEDS [FILTER]                          T14: the same cells with probes and /ready beside them
-faults cancels ROUNDS                                 T9: so many at each of F1 to F11
-faults deadlines REQUESTS                             T8
+faults cancels ROUNDS [TRANSPORT]                     T9: so many at each of F1 to F11
+faults deadlines REQUESTS [TRANSPORT]                 T8
 faults retries SECONDS                                T22
-faults reuse ROUNDS TRANSPORT                         T5: tiny pool, slow link
-faults flips ROUNDS                                   T5: turned bits
-faults kills N                                        T6: so many prefill and so many decode nodes die
+faults reuse ROUNDS [TRANSPORT]                       T5: tiny pool, slow link
+faults flips ROUNDS [grpc|gpu-grpc]                   T5: turned bits
+faults kills N [TRANSPORT]                            T6: so many prefill and so many decode nodes die
 faults migrate STREAMS [ROUNDS]                       a decode node dies under running streams
-faults pauses N [N30]                                 T7: 1 and 5 s so often, 30 s N30 times (N by default)
+faults pauses N [N30 [TRANSPORT]]                     T7: 1 and 5 s so often, 30 s N30 times (N by default)
 faults coordinator N                                  T11: killed and started again
 faults late ROUNDS                                    the coordinator stands still for 8 s, then for 20 s
 faults overload ROUNDS                                five times what fits, half of it with a short timeout
 faults etcd ROUNDS [SECONDS]                          T12: each outage of at most so long; needs $BATON_ETCD
 faults rolling ROUNDS                                 T20: every process is asked to go in turn
 
-FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged.";
+FILTER is how a cell's words begin: `link`, `decode kill`. TRANSPORT is grpc (the default), shm or shm-staged; or, with nodes
+on the false GPU and a tiny model (T26), cuda-ipc, nccl or gpu-grpc. Those need $BATON_FALSE_CUDA, the folder that
+scripts/false-cuda makes. A pair that cannot go by cuda-ipc or nccl goes by gRPC: the runs tell how many handoffs did.";
 
 const SEVENTY_PERCENT: Rate = Rate::OfCapacity {
     share: 0.7,
@@ -46,6 +53,7 @@ const FORTY_PERCENT: Rate = Rate::OfCapacity {
 };
 /// Of the runs under load: T6's "70 % load". Only clients of a coordinator that goes try again, for longer than that takes.
 const TERMS: Terms = Terms {
+    nodes: Nodes::ON_PROCESSORS,
     prompts: 48,
     rate: SEVENTY_PERCENT,
     calm: Duration::from_secs(2),
@@ -56,6 +64,21 @@ const RECONNECTING: Terms = Terms {
     reconnects_within: Duration::from_secs(45),
     ..TERMS
 };
+/// Of nodes on GPUs. Two layers with heads of 64 values, for which there are kernels, and room for the longest prompt of a run.
+const GPU: FalseGpu = FalseGpu {
+    write_model,
+    kernel_cache: None,
+};
+
+fn write_model(path: &Path) -> std::io::Result<()> {
+    let model = TinyModel {
+        head_dim: 64,
+        context_length: 512,
+        ..TinyModel::default()
+    };
+    model.build().write(path)
+}
+
 /// What a rolling restart gives a process for its drain.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -105,10 +128,7 @@ async fn run(words: &[String]) -> Result<Vec<String>> {
         Some("matrix") => {
             let topology = words.get(2).map_or("2p2d", String::as_str);
             let filter = words.get(4).map_or("", String::as_str);
-            let options = RigOptions {
-                transports: transport(words.get(3))?,
-                ..RigOptions::new(topology, 1)
-            };
+            let options = RigOptions::of(nodes(words.get(3))?, topology, 1);
             matrix(number(1)? as u64, &options, filter).await?
         }
         Some("probed") => {
@@ -118,14 +138,17 @@ async fn run(words: &[String]) -> Result<Vec<String>> {
             };
             matrix(number(1)? as u64, &options, words.get(2).map_or("", String::as_str)).await?
         }
-        Some("cancels") => all_cancels(number(1)?).await?,
-        Some("deadlines") => all_deadlines(number(1)?).await?,
+        Some("cancels") => all_cancels(number(1)?, nodes(words.get(2))?).await?,
+        Some("deadlines") => all_deadlines(number(1)?, nodes(words.get(2))?).await?,
         Some("retries") => all_retries(number(1)? as u64).await?,
-        Some("reuse") => all_reuse(number(1)?, transport(words.get(2))?).await?,
-        Some("flips") => all_flips(number(1)?).await?,
-        Some("kills") => all_kills(number(1)?).await?,
+        Some("reuse") => all_reuse(number(1)?, nodes(words.get(2))?).await?,
+        Some("flips") => all_flips(number(1)?, nodes(words.get(2))?).await?,
+        Some("kills") => all_kills(number(1)?, nodes(words.get(2))?).await?,
         Some("migrate") => all_migrations(number(1)?, number(2).unwrap_or(1)).await?,
-        Some("pauses") => all_pauses(number(1)?, number(2).or_else(|_| number(1))?).await?,
+        Some("pauses") => {
+            let long = number(if words.len() > 2 { 2 } else { 1 })?;
+            all_pauses((number(1)?, long), nodes(words.get(3))?).await?
+        }
         Some("coordinator") => all_coordinator_kills(number(1)?).await?,
         Some("late") => all_coordinator_pauses(number(1)?).await?,
         Some("overload") => all_overloads(number(1)?).await?,
@@ -135,27 +158,26 @@ async fn run(words: &[String]) -> Result<Vec<String>> {
     })
 }
 
-/// Shared memory is written in place unless it is `shm-staged`.
-fn transport(word: Option<&String>) -> Result<&'static str> {
-    let known = ["grpc", "shm", "shm-staged"];
-    let wanted = word.map_or("grpc", String::as_str);
-    known
-        .into_iter()
-        .find(|name| *name == wanted)
-        .ok_or_else(|| NotUnderstood(format!("no transport is called {wanted}")).into())
+/// Nodes by the word for their transport.
+fn nodes(word: Option<&String>) -> Result<Nodes> {
+    let Some(wanted) = word else {
+        return Ok(Nodes::ON_PROCESSORS);
+    };
+    let found = Nodes::named(wanted, GPU);
+    found.ok_or_else(|| NotUnderstood(format!("no transport is called {wanted}")).into())
 }
 
 async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<String>> {
-    let (topology, transports) = (&options.topology, options.transports);
+    let (topology, transports) = (&options.topology, options.nodes.transports);
     let (mut reports, mut violations, mut commits, mut lines) = (Vec::new(), Vec::new(), 0, 0);
+    let mut handoffs: BTreeMap<String, u64> = BTreeMap::new();
     for seed in 1..=seeds {
         let all = cells::sample(usize::MAX, seed)?;
         let wanted: Vec<_> = all
             .into_iter()
             .filter(|cell| cell.to_string().starts_with(filter))
             .filter(|cell| cell.victim != cells::Victim::Etcd || etcd_process::program().is_some())
-            // Shared memory has no link.
-            .filter(|cell| transports == "grpc" || cell.victim != cells::Victim::Link)
+            .filter(|cell| options.nodes.has_cell(*cell))
             .collect();
         let options = RigOptions {
             seed,
@@ -169,7 +191,10 @@ async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<St
             } = report;
             let (n, took, violations) = (done.get(), report.took, &report.violations);
             let ready = report.ready_while_failing.unwrap_or_default();
-            eprintln!("seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} {ready:.1?} {violations:?}");
+            let (end, aborts) = (report.to_end.unwrap_or_default(), &report.to_aborts);
+            eprintln!(
+                "seed {seed} {n}/{total} {cell}: {outcomes:?} {errors:?} {took:.1?} last end {end:.1?} aborts {aborts:.1?} {ready:.1?} {violations:?}"
+            );
         };
         let campaign = campaign::run(&wanted, &options, told).await?;
         violations.extend(
@@ -179,6 +204,9 @@ async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<St
                 .map(|what| format!("seed {seed}: {what}")),
         );
         (commits, lines) = (commits + campaign.commits, lines + campaign.log_lines);
+        for (transport, count) in campaign.handoffs {
+            *handoffs.entry(transport).or_default() += count;
+        }
         reports.extend(campaign.reports);
     }
     ensure!(
@@ -186,12 +214,14 @@ async fn matrix(seeds: u64, options: &RigOptions, filter: &str) -> Result<Vec<St
         "no cell was run: no cell begins with {filter:?}, or it needs $BATON_ETCD, which is not set"
     );
     println!("{}", table(&reports));
-    println!("{topology}, {transports}, seeds 1 to {seeds}: {commits} committed handoffs, {lines} lines of event log");
+    println!(
+        "{topology}, {transports}, seeds 1 to {seeds}: {commits} committed handoffs ({handoffs:?} by the coordinators' account), {lines} lines of event log"
+    );
     Ok(violations)
 }
 
-async fn all_cancels(rounds: usize) -> Result<Vec<String>> {
-    let run = cancels::run(rounds, 1).await?;
+async fn all_cancels(rounds: usize, nodes: Nodes) -> Result<Vec<String>> {
+    let run = cancels::run(rounds, nodes, 1).await?;
     println!("| point | n | compute stop p50 | p99 | blocks free p50 | p99 |\n|---|---|---|---|---|---|");
     let limit = run.chunk + Duration::from_millis(100);
     let mut broken = Vec::new();
@@ -215,16 +245,19 @@ async fn all_cancels(rounds: usize) -> Result<Vec<String>> {
             broken.push(format!("{point}: blocks were free after {free99:.1?}, the line is 1 s"));
         }
     }
-    println!("a chunk of 16 tokens takes {:.1?}", run.chunk);
+    println!(
+        "a chunk of 16 tokens takes {:.1?}; handoffs by transport {:?}",
+        run.chunk, run.handoffs
+    );
     Ok(broken)
 }
 
-async fn all_deadlines(requests: usize) -> Result<Vec<String>> {
-    let run = deadlines::run(requests, 1).await?;
+async fn all_deadlines(requests: usize, nodes: Nodes) -> Result<Vec<String>> {
+    let run = deadlines::run(requests, nodes, 1).await?;
     let (n, late) = (run.requests, run.late.len());
     println!(
-        "{n} requests, {} completed, {} ended by an error, {} faults",
-        run.completed, run.failed, run.faults
+        "{n} requests, {} completed, {} ended by an error, {} faults, handoffs by transport {:?}",
+        run.completed, run.failed, run.faults, run.handoffs
     );
     let (p50, p99, max) = (
         quantile(&run.late, 0.5),
@@ -257,17 +290,24 @@ async fn all_retries(seconds: u64) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-async fn all_reuse(rounds: usize, transport: &'static str) -> Result<Vec<String>> {
-    let run = reuse::run(rounds, transport, 1).await?;
+async fn all_reuse(rounds: usize, nodes: Nodes) -> Result<Vec<String>> {
+    let run = reuse::run(rounds, nodes, 1).await?;
     println!(
-        "{transport}: {} rounds, {} texts compared, {} left, {} ended by an error, {} transfers broken off",
-        run.rounds, run.compared_texts, run.left, run.failed, run.broken_off
+        "{}: {} rounds, {} texts compared, {} left, {} ended by an error, {} transfers broken off, handoffs by transport {:?}",
+        nodes.transports, run.rounds, run.compared_texts, run.left, run.failed, run.broken_off, run.handoffs
     );
     Ok(run.violations)
 }
 
-async fn all_flips(rounds: usize) -> Result<Vec<String>> {
-    let run = flips::run(rounds, 1).await?;
+async fn all_flips(rounds: usize, nodes: Nodes) -> Result<Vec<String>> {
+    if !nodes.is_kv_on_link() {
+        let what = format!(
+            "KV by {} passes no link on which a bit could be turned",
+            nodes.transports
+        );
+        return Err(NotUnderstood(what).into());
+    }
+    let run = flips::run(rounds, nodes, 1).await?;
     println!(
         "{} bits turned, {} detected, {} texts right",
         run.flipped, run.detected, run.completed
@@ -279,10 +319,10 @@ async fn all_flips(rounds: usize) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-async fn all_kills(kills_each: usize) -> Result<Vec<String>> {
+async fn all_kills(kills_each: usize, nodes: Nodes) -> Result<Vec<String>> {
     let plan = kills::Plan {
         kills_each,
-        terms: TERMS,
+        terms: TERMS.on(nodes),
     };
     let run = kills::run(plan, |victim, placements| eprintln!("{victim}: {placements:?}")).await?;
     println!("{}", run.summary());
@@ -295,7 +335,7 @@ async fn all_migrations(streams: usize, rounds: usize) -> Result<Vec<String>> {
     Ok(run.violations)
 }
 
-async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
+async fn all_pauses((times, long_times): (usize, usize), nodes: Nodes) -> Result<Vec<String>> {
     let lengths = [(1, times), (5, times), (30, long_times)];
     let plan = pauses::Plan {
         pauses: lengths
@@ -305,7 +345,8 @@ async fn all_pauses(times: usize, long_times: usize) -> Result<Vec<String>> {
         terms: Terms {
             rate: FORTY_PERCENT,
             ..TERMS
-        },
+        }
+        .on(nodes),
     };
     let run = pauses::run(&plan, |pause| eprintln!("{pause:?}")).await?;
     println!("{}", run.summary());

@@ -81,7 +81,7 @@ class TwoHosts(Cluster):
 @contextmanager
 def two_hosts(folder, model, transport):
     network = Network(HOSTS)
-    for name in HOSTS:
+    for name in ("prefill-0", "decode-0"):
         network[name].set_ports(*NCCL_PORTS)
     nccl = f"{NCCL_PORTS[0]}-{NCCL_PORTS[1]}" if transport == "nccl" else None
     network.open_only([PORTS["coordinator"], CONTROL_PORT, PORTS["prefill"], PORTS["decode"], *([nccl] if nccl else [])])

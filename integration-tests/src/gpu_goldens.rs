@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::MODEL;
 use crate::cluster::{TestCluster, baton_executable};
+use crate::false_gpu;
 use crate::goldens::{self, Golden, Measured};
 
 /// Weights of 135 million values are converted and copied first.
@@ -48,16 +49,10 @@ impl GpuNode {
         options.settings.gpu_numerics = Some(self.gpu_numerics.to_owned());
         options.settings.max_num_batched_tokens = Some(128);
         options.settings.max_num_seqs = Some(2);
-        let mut variables = vec![
-            ("BATON_CUDA_PATH", false_cuda()?),
-            ("FALSE_CUDA_MEMORY_BYTES", DEVICE_BYTES.to_owned()),
-            ("FALSE_CUDA_REPORT", reports.join("%p.json").display().to_string()),
-        ];
-        if let Some(folder) = self.kernel_cache {
-            variables.push(("BATON_KERNEL_CACHE", folder.display().to_string()));
-        }
-        let variables = variables.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let variables = false_gpu::variables(reports, self.kernel_cache.as_deref())?;
         options.environment.extend(variables);
+        let memory = ("FALSE_CUDA_MEMORY_BYTES".to_owned(), DEVICE_BYTES.to_owned());
+        options.environment.push(memory);
         Ok(options)
     }
 }
@@ -111,7 +106,7 @@ impl GpuCluster {
     /// A difference is above the thresholds of bf16, nothing was compared, or the driver found something wrong.
     pub async fn finish(mut self) -> Result<()> {
         self.cluster.stop().await?;
-        check_reports(self.reports.path())?;
+        false_gpu::check(self.reports.path())?;
         ensure!(!self.measured.differences.is_empty(), "nothing was compared");
         self.measured.check(&goldens::BF16).map_err(|error| anyhow!(error))
     }
@@ -146,15 +141,6 @@ fn one_node(model: PathBuf) -> Result<LocalClusterOptions> {
     Ok(options)
 }
 
-/// The folder with the false driver, as a path that holds in any working directory.
-fn false_cuda() -> Result<String> {
-    let given = std::env::var_os("BATON_FALSE_CUDA").map(PathBuf::from);
-    let given = given.context("BATON_FALSE_CUDA names the folder that scripts/false-cuda makes")?;
-    let folder = given.canonicalize();
-    let folder = folder.with_context(|| format!("BATON_FALSE_CUDA names {}", given.display()))?;
-    Ok(folder.display().to_string())
-}
-
 /// A token that a node has drawn, and how far the second best one was behind it.
 struct GreedyStep {
     token: u32,
@@ -181,23 +167,4 @@ async fn greedy(cluster: &TestCluster, prompt: &[u32], count: usize) -> Result<V
     };
     let steps = (0..count).map(|at| step(at).with_context(|| format!("no token {at} of {count}: {answer}")));
     steps.collect()
-}
-
-/// The drivers' reports, which they write when their processes end: no finding, no leak, and kernels ran.
-fn check_reports(folder: &Path) -> Result<()> {
-    let mut launches = 0;
-    for entry in std::fs::read_dir(folder)? {
-        let text = std::fs::read_to_string(entry?.path())?;
-        let report: Value = serde_json::from_str(&text).context("a report of the false driver")?;
-        let findings = report["findings"].as_array().context("no findings in the report")?;
-        ensure!(findings.is_empty(), "the false driver found something: {findings:#?}");
-        let leaks = report["leaks"].as_object().context("no leaks in the report")?;
-        ensure!(
-            leaks.values().all(|count| count.as_u64() == Some(0)),
-            "something was not given back: {leaks:#?}"
-        );
-        launches += report["launches"].as_u64().context("no launches in the report")?;
-    }
-    ensure!(launches > 0, "no kernel ran on the false driver");
-    Ok(())
 }

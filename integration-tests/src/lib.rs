@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod configurations;
 pub mod etcd_process;
 pub mod event_check;
+pub mod false_gpu;
 pub mod fault_matrix;
 pub mod fault_runs;
 pub mod footprint;

@@ -304,10 +304,7 @@ impl Engine for CudaEngine {
 
     fn device_memory(&self) -> Option<DeviceMemoryUse> {
         let Parts {
-            device,
-            forward,
-            pool,
-            ..
+            device, forward, pool, ..
         } = &self.parts;
         Some(DeviceMemoryUse {
             weights_bytes: forward.weights.bytes() as u64,

@@ -280,14 +280,18 @@ fn a_block_is_claimed_while_it_is_lent_and_for_good_when_a_device_keeps_it() {
     let mut bytes = vec![0; geometry().block_bytes()];
     let busy = KvAccessError::Busy { block: BlockId(0) };
     let offset = kv.lend_to_reader(BlockId(0), 1..2, |offset| {
-        assert_eq!(kv.import_block(BlockId(0), &vec![0; geometry().block_bytes()]), Err(busy.clone()));
+        assert_eq!(
+            kv.import_block(BlockId(0), &vec![0; geometry().block_bytes()]),
+            Err(busy.clone())
+        );
         (offset, LentBytes::Back)
     });
     assert_eq!(offset, Ok(geometry().layer_bytes()));
     kv.import_block(BlockId(0), &bytes).expect("free again");
     kv.lend_to_writer(BlockId(0), 0..3, |_| ((), LentBytes::Kept)).unwrap();
     assert_eq!(kv.export_block(BlockId(0), &mut bytes), Err(busy));
-    kv.export_block(BlockId(1), &mut bytes).expect("the other block is nobody's");
+    kv.export_block(BlockId(1), &mut bytes)
+        .expect("the other block is nobody's");
     assert!(kv.lend_to_reader(BlockId(0), 2..4, |_| ((), LentBytes::Back)).is_err());
     assert!(kv.device_pool().is_none(), "it is on the host");
 }

@@ -52,15 +52,15 @@ pub(crate) struct Process {
 impl Process {
     /// `test` is the whole path of a test. Its variables are those of this process and these.
     pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(std::env::current_exe().expect("its own path"))
             .args(["--nocapture", "--exact", test])
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+            .expect("it starts");
+        let said = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         Self { child, said }
     }
 
@@ -68,7 +68,7 @@ impl Process {
     pub(crate) async fn says(&mut self, word: &str) -> String {
         within(word, async {
             loop {
-                let line = self.said.next_line().await.unwrap().expect("it lives");
+                let line = self.said.next_line().await.expect("text").expect("it lives");
                 if let Some((_, rest)) = line.split_once(word) {
                     return rest.trim().to_owned();
                 }
@@ -78,6 +78,6 @@ impl Process {
     }
 
     pub(crate) async fn kill(&mut self) {
-        self.child.kill().await.unwrap();
+        self.child.kill().await.expect("it was alive");
     }
 }

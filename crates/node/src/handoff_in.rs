@@ -84,10 +84,20 @@ impl HandoffSink for Reservations {
         })
     }
 
-    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
-        // A step may read the blocks next.
+    fn waits(&self) -> bool {
+        self.kv.is_on_device()
+    }
+
+    fn is_settling(&self) -> bool {
+        self.kv.is_settling()
+    }
+
+    async fn settled(&self) -> Result<(), TransferRefusal> {
         let settled = self.kv.settled().await;
-        settled.map_err(|fault| TransferRefusal::Import(fault.to_string()))?;
+        settled.map_err(|fault| TransferRefusal::Import(fault.to_string()))
+    }
+
+    async fn commit(&self, arrived: Arrived) -> Result<(), TransferRefusal> {
         let (answer, answered) = oneshot::channel();
         self.inbox.commit(CommitJob { arrived, answer });
         answered.await.unwrap_or_else(|_| {
@@ -100,21 +110,7 @@ impl HandoffSink for Reservations {
     }
 
     fn ended(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
-        if !self.kv.is_settling() {
-            return self.inbox.receive_ended(transfer, transport, end);
-        }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            // The process is ending, and its blocks with it.
-            return;
-        };
-        let (kv, inbox) = (self.kv.clone(), self.inbox.clone());
-        runtime.spawn(async move {
-            match kv.settled().await {
-                Ok(()) => inbox.receive_ended(transfer, transport, end),
-                // Bytes may still come into the blocks, so they stay in quarantine.
-                Err(fault) => tracing::error!(%fault, "blocks of a transfer stay out of use"),
-            }
-        });
+        self.inbox.receive_ended(transfer, transport, end);
     }
 }
 

@@ -38,6 +38,14 @@ impl KvAccess {
         })
     }
 
+    /// For memory that the host computes in.
+    pub(crate) fn on_host(kv: &Arc<KvMemory>) -> Self {
+        Self {
+            kv: kv.clone(),
+            device: None,
+        }
+    }
+
     pub fn memory(&self) -> &Arc<KvMemory> {
         &self.kv
     }
@@ -64,6 +72,25 @@ impl KvAccess {
             (copied, of_engine(lent))
         })?;
         Ok(copied?)
+    }
+
+    /// Shows layers of a block: where they are, or a copy of a device's. It waits for the device.
+    pub fn show(
+        &self,
+        block: BlockId,
+        layers: Range<u32>,
+        show: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<bool, AnyError> {
+        let Some(device) = &self.device else {
+            return Ok(self.kv.read_layers(block, layers, show)?);
+        };
+        let mut bytes = vec![0; self.kv.geometry().layer_bytes() * layers.len()];
+        let copied = self.kv.lend_to_reader(block, layers, |offset| {
+            let (copied, lent) = device.download(device.pool().offset(offset), &mut bytes);
+            (copied, of_engine(lent))
+        })?;
+        copied?;
+        Ok(show(&bytes))
     }
 
     /// Copies bytes into layers of a reserved block. On a device they are there when [`settled`](Self::settled) has ended.
@@ -107,6 +134,11 @@ impl KvAccess {
         self.kv.lend_to_writer(block, layers, |offset| {
             (Lending::Lent, of_engine(copy(device.pool().offset(offset))))
         })
+    }
+
+    /// Whether transports address the memory of a device. Then imports may wait for it.
+    pub fn is_on_device(&self) -> bool {
+        self.device.is_some()
     }
 
     /// Whether an import is still on its way to the device.

@@ -8,10 +8,12 @@ use engine::KvMemory;
 use kv_transfer::receiver::{ImportError, MappedPool, PoolShape, WrittenPool};
 use serving_core::ids::BlockId;
 
+use crate::kv_access::KvAccess;
+
 /// The blocks as they are: the memory's layout is the wire layout (PROTOCOL rule 14).
 #[derive(Debug)]
 pub struct KvPool {
-    kv: Arc<KvMemory>,
+    kv: KvAccess,
     shape: PoolShape,
 }
 
@@ -19,15 +21,16 @@ impl KvPool {
     /// Memory that can be mapped. `None` when it is this process's alone.
     pub fn of(kv: &Arc<KvMemory>) -> Option<Self> {
         kv.descriptor()?;
-        Self::written(kv)
+        Self::written(&KvAccess::on_host(kv))
     }
 
     /// Memory that others can write, however they reach it. `None` when no message can say its shape.
-    pub(crate) fn written(kv: &Arc<KvMemory>) -> Option<Self> {
+    pub(crate) fn written(kv: &KvAccess) -> Option<Self> {
+        let memory = kv.memory();
         let shape = PoolShape {
-            blocks: kv.block_count(),
-            layers: kv.geometry().layer_count,
-            layer_bytes: u32::try_from(kv.geometry().layer_bytes()).ok()?,
+            blocks: memory.block_count(),
+            layers: memory.geometry().layer_count,
+            layer_bytes: u32::try_from(memory.geometry().layer_bytes()).ok()?,
         };
         Some(Self { kv: kv.clone(), shape })
     }
@@ -36,6 +39,7 @@ impl KvPool {
 impl MappedPool for KvPool {
     fn memory(&self) -> BorrowedFd<'_> {
         self.kv
+            .memory()
             .descriptor()
             .expect("`of` takes shareable memory only, and memory does not change its kind")
     }
@@ -52,10 +56,7 @@ impl WrittenPool for KvPool {
         layers: Range<u32>,
         is_good: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<bool, ImportError> {
-        let shown = self.kv.read_layers(block, layers, is_good);
-        shown.map_err(|source| ImportError {
-            block,
-            source: Box::new(source),
-        })
+        let shown = self.kv.show(block, layers, is_good);
+        shown.map_err(|source| ImportError { block, source })
     }
 }

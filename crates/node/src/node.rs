@@ -38,6 +38,8 @@ use crate::settings::{DecodeSettings, NodeSettings, PrefillSettings, RoleSetting
 
 /// Longer than the loop itself needs after the grace: it must not be cut off while it says goodbye.
 const DRAIN_MARGIN: Duration = Duration::from_secs(3);
+/// Prefill nodes close a decode node's GPU memory within milliseconds of its goodbye. One that stands still is not waited for longer.
+const OPENERS_LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The configuration's or the machine's fault; nothing to retry.
 #[derive(Debug, Error)]
@@ -186,6 +188,12 @@ impl Node {
         let ended = tokio::time::timeout(grace + DRAIN_MARGIN, self.loop_ended()).await;
         if let Some(receiver) = &self.receiver {
             receiver.close();
+            if tokio::time::timeout(OPENERS_LEAVE_WITHIN, receiver.is_left())
+                .await
+                .is_err()
+            {
+                tracing::warn!("a prefill node does not close this node's GPU memory, which is freed all the same");
+            }
         }
         if let Some(sender) = &self.sender {
             sender.watch.abort();
@@ -293,7 +301,7 @@ fn serve_transports(
         })
     });
     let in_place = decode.direct_secret.clone().and_then(|secret| {
-        let pool: Arc<dyn WrittenPool> = Arc::new(KvPool::written(kv.memory())?);
+        let pool: Arc<dyn WrittenPool> = Arc::new(KvPool::written(kv)?);
         Some(DevicePlace { secret, pool })
     });
     let layer_bytes = kv.memory().geometry().layer_bytes();

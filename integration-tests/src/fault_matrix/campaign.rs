@@ -1,21 +1,24 @@
 //! Many cells, one after another: the baseline first, a cluster for as long as it lasts, the event log at its end.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::cells::{Cell, Victim};
-use super::rig::{Rig, RigOptions, executable};
+use super::nodes::Nodes;
+use super::rig::{Rig, RigOptions};
 use super::strike::{CellReport, REQUESTS_PER_CELL, Workload, strike};
-use crate::PROSE;
-use crate::cluster::{TestCluster, options_of};
+use crate::cluster::TestCluster;
 use crate::token_exact::{self, Answer, Case, OUTPUT_TOKENS, tokenize};
 
 /// Prompts of a campaign: so many that one comes again only after the small pools have forgotten it.
 const PROMPTS_MAX: usize = 96;
-/// Two to four chunks of the rig's 128 tokens.
+/// On GPUs two pools of 64 blocks have forgotten a prompt of 7 blocks by then.
+const PROMPTS_ON_GPUS_MAX: usize = 32;
+/// Two to four chunks of the rig's 128 tokens. Prompts and chunks are shorter on GPUs.
 const PROMPT_TOKENS: Range<usize> = 200..420;
 /// A cluster is made anew after so many cells, so that what a long life hides is looked at, too.
 const CELLS_PER_CLUSTER: usize = 25;
@@ -31,6 +34,8 @@ pub struct Campaign {
     pub log_violations: Vec<String>,
     pub log_lines: usize,
     pub commits: usize,
+    /// The commits by transport, as far as coordinators told: one that is killed in a cell takes what it knew of that cell with it.
+    pub handoffs: BTreeMap<String, u64>,
 }
 
 impl Campaign {
@@ -41,20 +46,29 @@ impl Campaign {
     }
 }
 
-/// The same prompts on one co-located node without any fault.
+/// The same prompts on one co-located node of that kind without any fault.
 ///
 /// # Errors
 /// The cluster does not start or does not answer.
-pub async fn baseline(prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
-    baseline_of(prompts.min(PROMPTS_MAX), PROMPT_TOKENS, seed).await
+pub async fn baseline(nodes: Nodes, prompts: usize, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
+    let most = match nodes.gpu {
+        None => PROMPTS_MAX,
+        Some(_) => PROMPTS_ON_GPUS_MAX,
+    };
+    baseline_of(nodes, prompts.min(most), nodes.prompt_tokens(PROMPT_TOKENS), seed).await
 }
 
 /// The same with prompts of other lengths.
 ///
 /// # Errors
 /// As [`baseline`].
-pub async fn baseline_of(prompts: usize, tokens: Range<usize>, seed: u64) -> Result<(Vec<Case>, Vec<Answer>)> {
-    baseline_with(|text| cases_of(text, prompts, tokens, seed)).await
+pub async fn baseline_of(
+    nodes: Nodes,
+    prompts: usize,
+    tokens: Range<usize>,
+    seed: u64,
+) -> Result<(Vec<Case>, Vec<Answer>)> {
+    baseline_of_length(nodes, prompts, tokens, (nodes.output_tokens(), seed)).await
 }
 
 /// The same with answers of another length.
@@ -62,21 +76,28 @@ pub async fn baseline_of(prompts: usize, tokens: Range<usize>, seed: u64) -> Res
 /// # Errors
 /// As [`baseline`].
 pub async fn baseline_of_length(
+    nodes: Nodes,
     prompts: usize,
     tokens: Range<usize>,
     (output_tokens, seed): (u32, u64),
 ) -> Result<(Vec<Case>, Vec<Answer>)> {
-    let longer = |case: Case| Case { output_tokens, ..case };
-    baseline_with(|text| cases_of(text, prompts, tokens, seed).into_iter().map(longer).collect()).await
-}
-
-async fn baseline_with(cases: impl FnOnce(&[u32]) -> Vec<Case>) -> Result<(Vec<Case>, Vec<Answer>)> {
-    let options = options_of(executable()?, "1c")?;
-    let cluster = TestCluster::start_with(options).await?;
-    let text = tokenize(&cluster.http, cluster.cluster.base_url(), PROSE).await?;
-    let cases = cases(&text);
+    let folder = tempfile::tempdir()?;
+    let cluster = TestCluster::start_with(nodes.options("1c", folder.path())?).await?;
+    let text = tokenize(&cluster.http, cluster.cluster.base_url(), nodes.prose()).await?;
+    let with_length = |case: Case| Case { output_tokens, ..case };
+    let cases: Vec<Case> = cases_of(&text, prompts, tokens, seed)
+        .into_iter()
+        .map(with_length)
+        .collect();
     let answers = token_exact::run(cluster.cluster.base_url(), &cases).await?;
+    let processes = cluster.cluster.processes().into_iter();
+    let in_order: BTreeMap<String, u32> = processes
+        .filter(|process| process.role != "coordinator")
+        .map(|process| (process.name, process.pid))
+        .collect();
     cluster.stop().await?;
+    let wrong = nodes.wrong_on_gpus(folder.path(), &in_order)?;
+    ensure!(wrong.is_empty(), "without any fault: {wrong:?}");
     Ok((cases, answers))
 }
 
@@ -108,7 +129,7 @@ fn cases_of(text: &[u32], count: usize, tokens: Range<usize>, seed: u64) -> Vec<
 /// # Errors
 /// A rig that cannot be made or healed; the reports so far are lost, `told` has heard them.
 pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport)) -> Result<Campaign> {
-    let (cases, answers) = baseline(cells.len() * REQUESTS_PER_CELL, options.seed).await?;
+    let (cases, answers) = baseline(options.nodes, cells.len() * REQUESTS_PER_CELL, options.seed).await?;
     let mut random = StdRng::seed_from_u64(options.seed);
     let mut campaign = Campaign::default();
     let mut rig: Option<(Rig, usize)> = None;
@@ -163,6 +184,9 @@ pub async fn run(cells: &[Cell], options: &RigOptions, told: impl Fn(&CellReport
 
 impl Campaign {
     async fn close(&mut self, rig: Rig) -> Result<()> {
+        for (transport, count) in rig.handoffs().await? {
+            *self.handoffs.entry(transport).or_default() += count;
+        }
         let findings = rig.stop().await?;
         self.log_lines += findings.lines;
         self.commits += findings.commits;

@@ -13,6 +13,10 @@ pub struct Tally {
     pub cells: usize,
     pub outcomes: BTreeMap<Outcome, usize>,
     pub violations: Vec<String>,
+    /// From the fault to the end of the last request.
+    pub worst_end: Option<Duration>,
+    /// From a node's death to the end of a transfer with it.
+    pub worst_abort: Option<Duration>,
     pub worst_rest: Duration,
     pub worst_ready_while_failing: Option<Duration>,
 }
@@ -25,6 +29,8 @@ impl Tally {
         }
         let of_cell = report.violations.iter().map(|what| format!("{}: {what}", report.cell));
         self.violations.extend(of_cell);
+        self.worst_end = self.worst_end.max(report.to_end);
+        self.worst_abort = self.worst_abort.max(report.to_aborts.iter().max().copied());
         self.worst_rest = self.worst_rest.max(report.to_rest);
         self.worst_ready_while_failing = self.worst_ready_while_failing.max(report.ready_while_failing);
     }
@@ -48,7 +54,7 @@ pub fn table(reports: &[CellReport]) -> String {
         all.add(report);
     }
     let mut text = String::from(
-        "| victim | fault | cells | requests | completed | explicit error | connection lost | left | violations | worst time to rest | ready while probes fail |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| victim | fault | cells | requests | completed | explicit error | connection lost | left | violations | worst time to the last answer | worst time to abort | worst time to rest | ready while probes fail |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for ((victim, fault), tally) in &rows {
         row(&mut text, (victim, fault), tally);
@@ -60,7 +66,7 @@ pub fn table(reports: &[CellReport]) -> String {
 fn row(text: &mut String, (victim, fault): (&str, &str), tally: &Tally) {
     let _ = writeln!(
         text,
-        "| {victim} | {fault} | {} | {} | {} | {} | {} | {} | {} | {:.1} s | {} |",
+        "| {victim} | {fault} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {:.1} s | {} |",
         tally.cells,
         tally.texts(),
         tally.of(Outcome::Completed),
@@ -68,9 +74,13 @@ fn row(text: &mut String, (victim, fault): (&str, &str), tally: &Tally) {
         tally.of(Outcome::ConnectionLost),
         tally.of(Outcome::Left),
         tally.violations.len(),
+        seconds(tally.worst_end),
+        seconds(tally.worst_abort),
         tally.worst_rest.as_secs_f64(),
-        tally
-            .worst_ready_while_failing
-            .map_or_else(|| "-".to_owned(), |ready| format!("{:.1} s", ready.as_secs_f64())),
+        seconds(tally.worst_ready_while_failing),
     );
+}
+
+fn seconds(measured: Option<Duration>) -> String {
+    measured.map_or_else(|| "-".to_owned(), |time| format!("{:.1} s", time.as_secs_f64()))
 }

@@ -5,17 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use cli::local_cluster::{ClusterEvent, LocalMembership, Observer};
+use anyhow::{Context, Result};
+use cli::local_cluster::{ClusterEvent, LocalClusterOptions, LocalMembership, Observer};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use service_runtime::failpoints::{FOLDER_VARIABLE, FaultPoint};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
+use super::nodes::Nodes;
+pub use super::options::{RigOptions, Timers};
 use super::sums::{Sums, blocks};
 use crate::chaos_proxy::{ChaosProxy, Fault};
-use crate::cluster::{TestCluster, options_of};
+use crate::cluster::TestCluster;
 use crate::etcd_process::Etcd;
 use crate::event_check;
 use crate::wait::wait_until;
@@ -31,105 +33,10 @@ const FRONTED: &str = "prefill-0";
 
 const EVENT_LOG: &str = "events.jsonl";
 
-/// Of [`Timers::Short`].
-const SHORT_COORDINATOR: [&str; 3] = [
-    "--lease-ms=2000",
-    "--accept-timeout-ms=6000",
-    "--stream-silence-ms-max=8000",
-];
-const SHORT_PREFILL: [&str; 1] = ["--hold-ms-max=4000"];
-const SHORT_DECODE: [&str; 1] = ["--reservation-ms-max=8000"];
-
-/// The binary with failpoints: `$BATON_FAILPOINTS_BIN` (scripts/test names its own), else where `scripts/build-failpoints` puts it.
-///
-/// # Errors
-/// It is not there; the error says how to make it.
-pub fn executable() -> Result<PathBuf> {
-    let beside = || {
-        let own = std::env::current_exe().ok()?;
-        Some(own.ancestors().nth(3)?.join("failpoints/baton"))
-    };
-    let path = std::env::var_os("BATON_FAILPOINTS_BIN")
-        .map(PathBuf::from)
-        .or_else(beside);
-    let path = path.context("no path for the binary with failpoints")?;
-    ensure!(
-        path.is_file(),
-        "{} is not there: run scripts/build-failpoints (scripts/test does without it)",
-        path.display()
-    );
-    Ok(path)
-}
-
-/// How long the processes wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Timers {
-    /// So short that a fault's end is seen within the lease's order of magnitude ([`LEASE`]).
-    Short,
-    /// The processes' defaults.
-    Shipped,
-}
-
-/// What a rig is made with: chunks short enough that a prompt has several, pools small enough that blocks are reused all
-/// the time.
-#[derive(Clone, Debug)]
-pub struct RigOptions {
-    pub timers: Timers,
-    pub topology: String,
-    pub kv_cache_memory: String,
-    /// Sequences a node runs at a time; `None` leaves the nodes' default.
-    pub max_num_seqs: Option<u32>,
-    /// What every process gets for a drain; `None` leaves their defaults.
-    pub drain_ms_max: Option<u64>,
-    /// `grpc` where the link's faults are wanted: shared memory has no link. `shm` is written in place; `shm-staged` goes
-    /// through a ring.
-    pub transports: &'static str,
-    pub seed: u64,
-    /// Tokens of a step: the chunk of a prompt.
-    pub chunk_tokens: u32,
-    pub prefix_cache: bool,
-    /// T14: the cells of a campaign have probes beside their requests.
-    pub is_probed: bool,
-    /// The matrix strikes six requests in a few seconds: the budget's ratio would turn most into errors, and what comes
-    /// after a retry is what is to be judged.
-    pub retries_free_per_minute: u64,
-    /// Put a proxy between the coordinator and prefill-0, too.
-    pub prefill_proxy: bool,
-    /// The processes find each other by an etcd of the rig's own.
-    pub has_etcd: bool,
-    pub threads: u32,
-    /// `None` is the real model's.
-    pub engine: Option<&'static str>,
-    /// Beside the rig's own.
-    pub coordinator_flags: Vec<String>,
-}
-
-impl RigOptions {
-    pub fn new(topology: &str, seed: u64) -> Self {
-        Self {
-            timers: Timers::Short,
-            topology: topology.to_owned(),
-            kv_cache_memory: "80MiB".to_owned(),
-            max_num_seqs: None,
-            drain_ms_max: None,
-            transports: "grpc",
-            seed,
-            chunk_tokens: 128,
-            prefix_cache: true,
-            is_probed: false,
-            retries_free_per_minute: 100_000,
-            prefill_proxy: false,
-            has_etcd: false,
-            threads: 1,
-            engine: None,
-            coordinator_flags: Vec::new(),
-        }
-    }
-}
-
 #[derive(Debug)]
 pub struct Rig {
     pub cluster: TestCluster,
+    nodes: Nodes,
     proxies: Arc<BTreeMap<String, ChaosProxy>>,
     etcd: Option<Etcd>,
     folder: tempfile::TempDir,
@@ -137,6 +44,8 @@ pub struct Rig {
     dead: BTreeSet<String>,
     /// What they had been doing has no end in the event log.
     dead_lives: BTreeSet<event_check::ProcessLife>,
+    /// What dead coordinators told last.
+    handoffs_before: BTreeMap<String, u64>,
     sums: Sums,
 }
 
@@ -147,22 +56,8 @@ impl Rig {
     /// What the cluster's start says.
     pub async fn start(rig: &RigOptions) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let mut options = options_of(executable()?, &rig.topology)?;
-        let mut proxies = BTreeMap::new();
-        for index in 0..count_of(&rig.topology, 'd') {
-            let name = format!("decode-{index}");
-            let proxy = ChaosProxy::start(rig.seed.wrapping_add(index)).await?;
-            let advertise = format!("--kv-advertise={}", proxy.address());
-            options.flags_by_name.insert(name.clone(), vec![advertise.into()]);
-            proxies.insert(name, proxy);
-        }
-        if rig.prefill_proxy {
-            let proxy = ChaosProxy::start(rig.seed).await?;
-            let advertise = format!("--advertise={}", proxy.address());
-            options.flags_by_name.insert(FRONTED.to_owned(), vec![advertise.into()]);
-            proxies.insert(FRONTED.to_owned(), proxy);
-        }
-        let proxies = Arc::new(proxies);
+        let mut options = rig.nodes.options(&rig.topology, folder.path())?;
+        let proxies = Arc::new(proxies(rig, &mut options).await?);
         let targets = proxies.clone();
         options.observer = Observer::new(move |event| {
             if let ClusterEvent::Listening { name, address } = event
@@ -171,42 +66,13 @@ impl Rig {
                 proxy.set_target(address);
             }
         });
-        options.settings.threads_per_node = Some(rig.threads);
-        options.settings.kv_cache_memory = Some(rig.kv_cache_memory.clone());
-        options.settings.max_num_seqs = rig.max_num_seqs;
-        options.settings.max_num_batched_tokens = Some(rig.chunk_tokens);
-        options.settings.prefix_cache = Some(rig.prefix_cache);
-        if rig.timers == Timers::Short {
-            options.coordinator_flags = SHORT_COORDINATOR.map(Into::into).to_vec();
-            options.prefill_flags = SHORT_PREFILL.map(Into::into).to_vec();
-            options.decode_flags = SHORT_DECODE.map(Into::into).to_vec();
-        }
-        options.settings.engine = rig.engine.map(str::to_owned);
-        let more = rig.coordinator_flags.iter().map(Into::into);
-        options.coordinator_flags.extend(more);
-        let retries = format!("--retries-free-per-minute={}", rig.retries_free_per_minute);
-        options.coordinator_flags.push(retries.into());
-        let kind = rig.transports.trim_end_matches("-staged");
-        let transports = format!("--transports={kind}");
-        options.prefill_flags.push(transports.clone().into());
-        options.decode_flags.push(transports.into());
-        if let Some(ms) = rig.drain_ms_max {
-            let drain = || format!("--drain-ms-max={ms}").into();
-            options.coordinator_flags.push(drain());
-            options.prefill_flags.push(drain());
-            options.decode_flags.push(drain());
-        }
+        rig.tell(&mut options);
         options.log_dir = std::env::var_os("BATON_RIG_LOGS").map(PathBuf::from);
         let log = folder.path().join(EVENT_LOG);
-        options.environment = vec![
+        options.environment.extend([
             (FOLDER_VARIABLE.to_owned(), folder.path().display().to_string()),
             ("BATON_EVENT_LOG".to_owned(), log.display().to_string()),
-        ];
-        if kind != rig.transports {
-            // Without the secret that `up` draws nobody writes in place.
-            let no_secret = ("BATON_SHM_DIRECT_SECRET".to_owned(), String::new());
-            options.environment.push(no_secret);
-        }
+        ]);
         let etcd = match rig.has_etcd {
             true => Some(Etcd::start().await?),
             false => None,
@@ -218,17 +84,23 @@ impl Rig {
         let sums = Sums::watch(&cluster);
         Ok(Self {
             cluster,
+            nodes: rig.nodes,
             proxies,
             etcd,
             folder,
             dead: BTreeSet::new(),
             dead_lives: BTreeSet::new(),
+            handoffs_before: BTreeMap::new(),
             sums,
         })
     }
 
     pub fn base_url(&self) -> &str {
         self.cluster.cluster.base_url()
+    }
+
+    pub fn nodes(&self) -> Nodes {
+        self.nodes
     }
 
     /// Names of the running processes of a role.
@@ -280,6 +152,13 @@ impl Rig {
     }
 
     pub async fn kill(&mut self, name: &str) -> Result<()> {
+        if name == "coordinator" {
+            // One that stands still tells nothing, and what it knew is lost.
+            let told = tokio::time::timeout(ARM_WITHIN, self.handoffs()).await;
+            if let Ok(Ok(told)) = told {
+                self.handoffs_before = told;
+            }
+        }
         self.cluster.cluster.kill_node(name).await?;
         self.dead_lives.extend(event_check::last_life(&self.event_log(), name)?);
         self.gone(name);
@@ -320,7 +199,7 @@ impl Rig {
         processes.map(|process| (process.name, process.pid)).collect()
     }
 
-    fn event_log(&self) -> PathBuf {
+    pub(super) fn event_log(&self) -> PathBuf {
         self.folder.path().join(EVENT_LOG)
     }
 
@@ -406,12 +285,30 @@ impl Rig {
         Ok(started.elapsed())
     }
 
+    /// Committed handoffs by transport, by the account of the coordinator and of those before it.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn handoffs(&self) -> Result<BTreeMap<String, u64>> {
+        let mut by_transport = self.handoffs_before.clone();
+        if !self.has_coordinator() {
+            return Ok(by_transport);
+        }
+        let scrape = self.cluster.metrics().await.context("metrics")?;
+        let committed = scrape.matching("baton_handoffs_total", &[("outcome", "committed")]);
+        for sample in committed.filter(|sample| sample.value > 0.0) {
+            let transport = sample.label("transport").unwrap_or("?").to_owned();
+            *by_transport.entry(transport).or_default() += sample.value as u64;
+        }
+        Ok(by_transport)
+    }
+
     /// What was wrong with the sums of the pools since the last call.
     pub fn wrong_sums(&self) -> Vec<String> {
         self.sums.take()
     }
 
-    /// Stops everything and reads the event log of every process, the dead ones too.
+    /// Stops everything and reads the event log of every process, the dead ones too, and what the drivers of GPUs tell.
     ///
     /// # Errors
     /// A process had to be killed, or there is no log.
@@ -419,9 +316,33 @@ impl Rig {
         self.heal_links();
         self.sums.stop();
         let log = self.event_log();
+        let mut in_order = self.pids();
+        in_order.retain(|name, _| !self.dead.contains(name) && !name.starts_with("coordinator"));
         self.cluster.stop().await?;
-        event_check::check_file_with_dead(&log, self.dead_lives)
+        let mut findings = event_check::check_file_with_dead(&log, self.dead_lives)?;
+        let wrong = self.nodes.wrong_on_gpus(self.folder.path(), &in_order)?;
+        findings.violations.extend(wrong);
+        Ok(findings)
     }
+}
+
+/// A proxy before each decode node, and before a prefill node if that is wanted.
+async fn proxies(rig: &RigOptions, options: &mut LocalClusterOptions) -> Result<BTreeMap<String, ChaosProxy>> {
+    let mut proxies = BTreeMap::new();
+    for index in 0..count_of(&rig.topology, 'd') {
+        let name = format!("decode-{index}");
+        let proxy = ChaosProxy::start(rig.seed.wrapping_add(index)).await?;
+        let advertise = format!("--kv-advertise={}", proxy.address());
+        options.flags_by_name.insert(name.clone(), vec![advertise.into()]);
+        proxies.insert(name, proxy);
+    }
+    if rig.prefill_proxy {
+        let proxy = ChaosProxy::start(rig.seed).await?;
+        let advertise = format!("--advertise={}", proxy.address());
+        options.flags_by_name.insert(FRONTED.to_owned(), vec![advertise.into()]);
+        proxies.insert(FRONTED.to_owned(), proxy);
+    }
+    Ok(proxies)
 }
 
 /// `2p3d` has three of `d`.

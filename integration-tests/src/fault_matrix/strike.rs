@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use super::aborts::{ABORTED_WITHIN, AbortWatch};
 use super::cells::{Cell, FaultKind, Victim};
 use super::client::{self, Manner, Seen, Terminal};
 use super::readiness::{READY_WHILE_FAILING_MAX, ReadinessWatch};
@@ -21,6 +22,8 @@ use crate::token_exact::{Answer, Case};
 pub const REQUESTS_PER_CELL: usize = 6;
 /// A whole answer takes two seconds here, a fault's worst detection ten, and the machine is shared.
 const ENDED_WITHIN: Duration = Duration::from_secs(75);
+/// The client of a `TestCluster` waits for 120 s: a request that it gives up would look like a broken connection.
+const ENDED_WITHIN_MAX: Duration = Duration::from_secs(115);
 const REACHED_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// SIGSTOP of TARGETS' matrix.
@@ -52,14 +55,36 @@ pub struct CellReport {
     pub violations: Vec<String>,
     /// No request passed the point as often as it was to: nothing was tried.
     pub is_missed: bool,
+    /// From the fault to the end of the last request.
+    pub to_end: Option<Duration>,
+    /// Of a node that was killed: from its death until a living node had ended a transfer with it, for each that was under way.
+    pub to_aborts: Vec<Duration>,
     pub to_rest: Duration,
     /// Where there were probes: for how long it said ready while they failed.
     pub ready_while_failing: Option<Duration>,
     pub took: Duration,
 }
 
+impl CellReport {
+    fn of(cell: Cell) -> Self {
+        Self {
+            cell,
+            outcomes: Vec::new(),
+            errors: Vec::new(),
+            violations: Vec::new(),
+            is_missed: false,
+            to_end: None,
+            to_aborts: Vec::new(),
+            to_rest: Duration::ZERO,
+            ready_while_failing: None,
+            took: Duration::ZERO,
+        }
+    }
+}
+
 /// One request that runs.
 struct Running {
+    sent: Instant,
     leave: Option<oneshot::Sender<()>>,
     task: JoinHandle<Seen>,
 }
@@ -73,70 +98,82 @@ pub async fn strike(rig: &mut Rig, cell: Cell, work: Workload<'_>, random: &mut 
     let armed = arm(rig, cell, random).await;
     let watch = work.is_probed.then(|| ReadinessWatch::start(rig));
     let mut running: Vec<Running> = work.cases.iter().map(|case| send(rig, case)).collect();
-    let (mut violations, mut is_missed) = (Vec::new(), false);
+    let mut report = CellReport::of(cell);
+    let (mut struck, mut aborts) = (None, None);
     match cell.fault {
         FaultKind::LoseAck => {}
         _ => match wait_for_the_point(rig, &armed, &running).await {
             Some(stopped) => {
-                act(rig, cell, (&stopped, &mut running), random).await?;
+                struck = Some(Instant::now());
+                aborts = act(rig, cell, (&stopped, &mut running), random).await?;
                 disarm(rig, cell, &armed).await;
             }
-            None => is_missed = true,
+            None => report.is_missed = true,
         },
     }
-    let seen = join_all(running.into_iter().map(|request| request.task)).await;
-    let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
-    for (i, seen) in seen.into_iter().enumerate() {
+    let last = judged(running, work, &mut report).await?;
+    report.to_end = struck.map(|struck| last.saturating_duration_since(struck));
+    disarm(rig, cell, &armed).await;
+    rig.heal_links();
+    if let Some(watch) = watch {
+        let (ready, failed) = watch.stop().await;
+        report.ready_while_failing = Some(ready);
+        if ready > READY_WHILE_FAILING_MAX {
+            let what = format!("ready for {ready:.1?} while {failed} probes failed");
+            report.violations.push(what);
+        }
+    }
+    report.to_rest = match rig.wait_for_rest(REST_WITHIN).await {
+        Ok(to_rest) => to_rest,
+        Err(error) => {
+            report.violations.push(format!("{error:#}"));
+            REST_WITHIN
+        }
+    };
+    if let Some(aborts) = aborts {
+        report.to_aborts = aborts.finish().await?;
+        let late = report.to_aborts.iter().filter(|after| **after > ABORTED_WITHIN);
+        let late = late.map(|after| format!("a transfer with the dead node was ended only after {after:.1?}"));
+        report.violations.extend(late);
+    }
+    report.violations.extend(rig.wrong_sums());
+    if rig.has_coordinator() {
+        rig.wait_until_whole().await?;
+    }
+    report.took = started.elapsed();
+    Ok(report)
+}
+
+/// Waits for the end of every request and compares each with its fault-free answer; returns when the last one ended.
+async fn judged(running: Vec<Running>, work: Workload<'_>, report: &mut CellReport) -> Result<Instant> {
+    let mut last = Instant::now();
+    let ends = running
+        .into_iter()
+        .map(|request| async move { (request.sent, request.task.await) });
+    for (i, (sent, seen)) in join_all(ends).await.into_iter().enumerate() {
         let seen = seen.context("a client broke")?;
-        errors.extend(seen.terminals.iter().filter_map(|terminal| match terminal {
+        let end = sent + seen.took;
+        last = if i == 0 { end } else { last.max(end) };
+        let errors = seen.terminals.iter().filter_map(|terminal| match terminal {
             Terminal::Error(code) => Some(code.clone()),
             Terminal::Finished(_) => None,
-        }));
-        match judge(cell.into(), &seen, &work.baseline[i]) {
-            Ok(Outcome::Failed) if cell.victim == Victim::Etcd => {
-                violations.push(format!(
+        });
+        report.errors.extend(errors);
+        match judge(report.cell.into(), &seen, &work.baseline[i]) {
+            Ok(Outcome::Failed) if report.cell.victim == Victim::Etcd => {
+                report.violations.push(format!(
                     "request {i} failed, and only etcd was away: {:?}",
                     seen.terminals
                 ));
             }
-            Ok(outcome) => outcomes.push(outcome),
-            Err(what) => violations.push(format!(
+            Ok(outcome) => report.outcomes.push(outcome),
+            Err(what) => report.violations.push(format!(
                 "request {i} after {:?}: {what}; {:?}",
                 seen.took, seen.terminals
             )),
         }
     }
-    disarm(rig, cell, &armed).await;
-    rig.heal_links();
-    let mut ready_while_failing = None;
-    if let Some(watch) = watch {
-        let (ready, failed) = watch.stop().await;
-        ready_while_failing = Some(ready);
-        if ready > READY_WHILE_FAILING_MAX {
-            violations.push(format!("ready for {ready:.1?} while {failed} probes failed"));
-        }
-    }
-    let to_rest = match rig.wait_for_rest(REST_WITHIN).await {
-        Ok(to_rest) => to_rest,
-        Err(error) => {
-            violations.push(format!("{error:#}"));
-            REST_WITHIN
-        }
-    };
-    violations.extend(rig.wrong_sums());
-    if rig.has_coordinator() {
-        rig.wait_until_whole().await?;
-    }
-    Ok(CellReport {
-        cell,
-        outcomes,
-        errors,
-        violations,
-        is_missed,
-        to_rest,
-        ready_while_failing,
-        took: started.elapsed(),
-    })
+    Ok(last)
 }
 
 fn send(rig: &Rig, case: &Case) -> Running {
@@ -144,12 +181,12 @@ fn send(rig: &Rig, case: &Case) -> Running {
     let (client, url, case) = (rig.cluster.http.clone(), rig.base_url().to_owned(), case.clone());
     let manner = Manner {
         leave: left,
-        ..Manner::staying(ENDED_WITHIN)
+        ..Manner::staying(rig.nodes().patience(ENDED_WITHIN).min(ENDED_WITHIN_MAX))
     };
-    let task = tokio::spawn(async move { client::stream(&client, &url, &case, manner).await });
     Running {
+        sent: Instant::now(),
         leave: Some(leave),
-        task,
+        task: tokio::spawn(async move { client::stream(&client, &url, &case, manner).await }),
     }
 }
 
@@ -168,12 +205,12 @@ async fn arm(rig: &Rig, cell: Cell, random: &mut StdRng) -> Vec<String> {
 }
 
 async fn wait_for_the_point(rig: &Rig, armed: &[String], running: &[Running]) -> Option<String> {
-    let started = Instant::now();
+    let (started, within) = (Instant::now(), rig.nodes().patience(REACHED_WITHIN));
     loop {
         if let Some(stopped) = armed.iter().find(|name| rig.is_paused(name)) {
             return Some(stopped.clone());
         }
-        if started.elapsed() > REACHED_WITHIN || running.iter().all(|request| request.task.is_finished()) {
+        if started.elapsed() > within || running.iter().all(|request| request.task.is_finished()) {
             return None;
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -190,32 +227,31 @@ async fn disarm(rig: &Rig, cell: Cell, armed: &[String]) {
     }
 }
 
-/// The fault, at the point: `stopped` stands still there and goes on afterwards, unless it is the victim.
-async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running]), random: &mut StdRng) -> Result<()> {
-    let link = match cell.fault {
+/// The fault, at the point: `stopped` stands still there and goes on afterwards, unless it is the victim. A death of a node on a GPU
+/// is watched.
+async fn act(
+    rig: &mut Rig,
+    cell: Cell,
+    (stopped, running): (&str, &mut [Running]),
+    random: &mut StdRng,
+) -> Result<Option<AbortWatch>> {
+    match cell.fault {
         FaultKind::Kill if cell.victim == Victim::Etcd => {
             rig.etcd_mut()?.kill().await?;
             rig.resume(stopped);
             tokio::time::sleep(RESTART_AFTER).await;
             rig.etcd_mut()?.restart(true)?;
-            return rig.etcd()?.wait_until_it_answers().await;
+            rig.etcd()?.wait_until_it_answers().await?;
         }
         FaultKind::Pause if cell.victim == Victim::Etcd => {
             rig.etcd()?.pause();
             rig.resume(stopped);
             tokio::time::sleep(PAUSE).await;
             rig.etcd()?.resume();
-            return Ok(());
         }
         FaultKind::Kill => {
             let victim = victim(rig, cell, stopped, random);
-            rig.kill(&victim).await?;
-            rig.resume(stopped);
-            if cell.victim != Victim::Coordinator {
-                tokio::time::sleep(RESTART_AFTER).await;
-                rig.restart(&victim).await?;
-            }
-            return Ok(());
+            return kill(rig, cell, (&victim, stopped)).await;
         }
         FaultKind::Pause => {
             let victim = victim(rig, cell, stopped, random);
@@ -225,7 +261,6 @@ async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running
             }
             tokio::time::sleep(PAUSE).await;
             rig.resume(&victim);
-            return Ok(());
         }
         FaultKind::Leave => {
             if let Some(leave) = running.first_mut().and_then(|request| request.leave.take()) {
@@ -233,10 +268,36 @@ async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running
                 let _ = leave.send(());
             }
             rig.resume(stopped);
-            return Ok(());
         }
-        FaultKind::LoseAck => return Ok(()),
-        FaultKind::Reset => (Fault::Reset, None),
+        FaultKind::LoseAck => {}
+        FaultKind::Reset
+        | FaultKind::Blackhole
+        | FaultKind::Slow
+        | FaultKind::Flip
+        | FaultKind::Cut
+        | FaultKind::HalfClose => damage(rig, cell.fault, stopped, random).await,
+    }
+    Ok(None)
+}
+
+/// A death, and a new life of the node a moment later.
+async fn kill(rig: &mut Rig, cell: Cell, (victim, stopped): (&str, &str)) -> Result<Option<AbortWatch>> {
+    let is_node = matches!(cell.victim, Victim::Prefill | Victim::Decode);
+    let watch = match is_node && rig.nodes().gpu.is_some() {
+        true => Some(AbortWatch::start(&rig.event_log(), victim)?),
+        false => None,
+    };
+    rig.kill(victim).await?;
+    rig.resume(stopped);
+    if cell.victim != Victim::Coordinator {
+        tokio::time::sleep(RESTART_AFTER).await;
+        rig.restart(victim).await?;
+    }
+    Ok(watch)
+}
+
+async fn damage(rig: &Rig, fault: FaultKind, stopped: &str, random: &mut StdRng) {
+    let (fault, lasts) = match fault {
         FaultKind::Blackhole => (Fault::Blackhole, Some(LINK_FAULT)),
         FaultKind::Slow => {
             let bytes_per_second = 1024;
@@ -248,14 +309,14 @@ async fn act(rig: &mut Rig, cell: Cell, (stopped, running): (&str, &mut [Running
             (Fault::CutAfter { bytes }, None)
         }
         FaultKind::HalfClose => (Fault::HalfClose, None),
+        _ => (Fault::Reset, None),
     };
-    rig.damage_links(link.0);
+    rig.damage_links(fault);
     rig.resume(stopped);
-    if let Some(lasts) = link.1 {
+    if let Some(lasts) = lasts {
         tokio::time::sleep(lasts).await;
         rig.heal_links();
     }
-    Ok(())
 }
 
 /// The process at the point when it has the victim's role, else one of that role.

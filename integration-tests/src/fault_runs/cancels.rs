@@ -1,5 +1,6 @@
 //! T9: a client leaves at an exact point; how long until nobody computes for it, and until its blocks are free.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -9,14 +10,18 @@ use service_runtime::failpoints::FaultPoint;
 use tokio::sync::oneshot;
 
 use crate::fault_matrix::client::{self, Ending, Manner};
+use crate::fault_matrix::nodes::Nodes;
 use crate::fault_matrix::rig::{Rig, RigOptions};
-use crate::token_exact::{Case, OUTPUT_TOKENS, tokenize};
+use crate::scrape::Scrape;
+use crate::token_exact::{Case, tokenize};
 use crate::wait::wait_until;
-use crate::{PROSE, scrape::Scrape};
 
-/// 64 chunks of 16 tokens.
+/// 64 chunks of 16 tokens. On GPUs the chunk is the same, because a step of fewer tokens takes no less time there, and the prompt
+/// has a part of the chunks.
 const CHUNK_TOKENS: u32 = 16;
-const PROMPT_TOKENS: usize = 64 * CHUNK_TOKENS as usize;
+const PROMPT_TOKENS: u32 = 64 * CHUNK_TOKENS;
+/// So many steps before its last one an answer is in its middle at the latest.
+const LAST_STEPS: u32 = 4;
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
 const FREE_WITHIN: Duration = Duration::from_secs(20);
 /// Steps that still run have ended by then, and the count of them is final.
@@ -38,20 +43,24 @@ pub struct Cancels {
     pub samples: Vec<Sample>,
     /// Mean time of a chunk on the prefill node, over the run.
     pub chunk: Duration,
+    /// Committed handoffs by transport.
+    pub handoffs: BTreeMap<String, u64>,
 }
 
 /// `rounds` cancels at each of F1 to F11, one request at a time, on one prefill and one decode node.
 ///
 /// # Errors
 /// The rig broke, a point was not reached, or blocks were not free within 20 s.
-pub async fn run(rounds: usize, seed: u64) -> Result<Cancels> {
+pub async fn run(rounds: usize, nodes: Nodes, seed: u64) -> Result<Cancels> {
     let options = RigOptions {
         chunk_tokens: CHUNK_TOKENS,
         prefix_cache: false,
-        ..RigOptions::new("1p1d", seed)
+        ..RigOptions::of(nodes, "1p1d", seed)
     };
+    let (prompt_tokens, output_tokens) = (nodes.tokens(PROMPT_TOKENS), nodes.output_tokens());
+    let length = prompt_tokens as usize;
     let rig = Rig::start(&options).await?;
-    let text = tokenize(&rig.cluster.http, rig.base_url(), PROSE).await?;
+    let text = tokenize(&rig.cluster.http, rig.base_url(), nodes.prose()).await?;
     let mut random = StdRng::seed_from_u64(seed);
     let mut cancels = Cancels::default();
     for point in FaultPoint::ALL
@@ -59,17 +68,17 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Cancels> {
         .filter(|point| *point != FaultPoint::TerminalSent)
     {
         for _ in 0..rounds {
-            let start = random.random_range(0..text.len() - PROMPT_TOKENS);
+            let start = random.random_range(0..text.len() - length);
             let case = Case {
-                prompt: text[start..start + PROMPT_TOKENS].to_vec(),
-                output_tokens: OUTPUT_TOKENS,
+                prompt: text[start..start + length].to_vec(),
+                output_tokens,
                 temperature: 0.0,
                 top_p: 1.0,
                 seed: 1,
             };
             let passages = match point {
-                FaultPoint::MidChunk => random.random_range(0..63),
-                FaultPoint::MidDecode => random.random_range(0..60),
+                FaultPoint::MidChunk => random.random_range(0..prompt_tokens / CHUNK_TOKENS - 1),
+                FaultPoint::MidDecode => random.random_range(0..output_tokens - LAST_STEPS),
                 _ => 0,
             };
             let sample = cancel(&rig, &case, (point, passages)).await;
@@ -77,6 +86,7 @@ pub async fn run(rounds: usize, seed: u64) -> Result<Cancels> {
         }
     }
     cancels.chunk = chunk_time(&rig).await?;
+    cancels.handoffs = rig.handoffs().await?;
     let findings = rig.stop().await?;
     anyhow::ensure!(findings.violations.is_empty(), "{:?}", findings.violations);
     Ok(cancels)
@@ -116,8 +126,8 @@ async fn cancel(rig: &Rig, case: &Case, (point, passages): (FaultPoint, u32)) ->
 async fn watch(rig: &Rig, point: FaultPoint) -> Result<Sample> {
     let gone = Instant::now();
     let mut looks: Vec<(Duration, f64)> = Vec::new();
-    let mut to_blocks_free = None;
-    while to_blocks_free.is_none_or(|free| gone.elapsed() < free + SETTLE) {
+    let (mut to_blocks_free, settle) = (None, rig.nodes().patience(SETTLE));
+    while to_blocks_free.is_none_or(|free| gone.elapsed() < free + settle) {
         let steps = steps(rig).await?;
         looks.push((gone.elapsed(), steps));
         if to_blocks_free.is_none() && rig.is_at_rest().await.is_ok() {

@@ -158,7 +158,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Pause)) -> Result<CoordinatorPauses
         ..RigOptions::new("2p2d", plan.seed)
     };
     let lengths = (OUTPUT_TOKENS, plan.seed);
-    let (cases, answers) = campaign::baseline_of_length(plan.streams, PROMPT_TOKENS, lengths).await?;
+    let (cases, answers) = campaign::baseline_of_length(options.nodes, plan.streams, PROMPT_TOKENS, lengths).await?;
     let rig = Rig::start(&options).await?;
     let mut run = CoordinatorPauses {
         streams: plan.streams,

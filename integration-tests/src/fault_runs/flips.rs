@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use crate::chaos_proxy::Fault;
 use crate::fault_matrix::campaign;
 use crate::fault_matrix::client::{self, Manner};
+use crate::fault_matrix::nodes::Nodes;
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 
@@ -24,16 +25,16 @@ pub struct Flips {
     pub violations: Vec<String>,
 }
 
-/// One request and one turned bit in each round.
+/// One request and one turned bit in each round. The nodes' KV must pass the link ([`Nodes::is_kv_on_link`]).
 ///
 /// # Errors
 /// The rig broke.
-pub async fn run(rounds: usize, seed: u64) -> Result<Flips> {
+pub async fn run(rounds: usize, nodes: Nodes, seed: u64) -> Result<Flips> {
     let options = RigOptions {
         prefix_cache: false,
-        ..RigOptions::new("1p1d", seed)
+        ..RigOptions::of(nodes, "1p1d", seed)
     };
-    let (cases, answers) = campaign::baseline(rounds.min(PROMPTS_MAX), seed).await?;
+    let (cases, answers) = campaign::baseline(nodes, rounds.min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
     let mut run = Flips::default();
     for round in 0..rounds {

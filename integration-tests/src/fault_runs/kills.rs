@@ -1,5 +1,6 @@
 //! T6: under 70 % of what the cluster can do, prefill and decode nodes are killed in turn; only what ran there pays.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -39,6 +40,8 @@ pub struct Kills {
     /// From the restart's begin until every pair works again.
     pub to_whole: Vec<Duration>,
     pub commits: usize,
+    /// The commits by transport.
+    pub handoffs: BTreeMap<String, u64>,
     pub violations: Vec<String>,
 }
 
@@ -47,7 +50,7 @@ impl Kills {
         let ms = |of: &[Duration], q| quantile(of, q).as_millis();
         let added = self.added();
         format!(
-            "{} kills, {:.1} requests/s offered of {:.1}; {}\n{} requests struck: p50 {} ms, p99 {} ms from start to end, the others p50 {} ms, p99 {} ms; added p50 {} ms, p99 {} ms\n{} legs given to a dead node, the last p50 {} ms, p99 {} ms, max {} ms after the kill\nwhole again p50 {} ms, p99 {} ms after the start; {} committed handoffs",
+            "{} kills, {:.1} requests/s offered of {:.1}; {}\n{} requests struck: p50 {} ms, p99 {} ms from start to end, the others p50 {} ms, p99 {} ms; added p50 {} ms, p99 {} ms\n{} legs given to a dead node, the last p50 {} ms, p99 {} ms, max {} ms after the kill\nwhole again p50 {} ms, p99 {} ms after the start; {} committed handoffs, by transport {:?}",
             self.kills,
             self.rates.offered,
             self.rates.capacity,
@@ -66,6 +69,7 @@ impl Kills {
             ms(&self.to_whole, 0.5),
             ms(&self.to_whole, 0.99),
             self.commits,
+            self.handoffs,
         )
     }
 
@@ -99,7 +103,7 @@ pub async fn run(plan: Plan, told: impl Fn(&str, &Placements)) -> Result<Kills> 
     let mut run = Kills::default();
     let (load, rates) = Load::start(&rig, &cases, plan.terms).await;
     run.rates = rates;
-    let mut retried = std::collections::BTreeSet::new();
+    let mut retried = BTreeSet::new();
     for i in 0..plan.kills_each * 2 {
         tokio::time::sleep(plan.terms.calm).await;
         let role = ["prefill", "decode"][i % 2];
@@ -122,6 +126,7 @@ pub async fn run(plan: Plan, told: impl Fn(&str, &Placements)) -> Result<Kills> 
     }
     run.violations.append(&mut run.judged.violations);
     run.violations.extend(rig.wrong_sums());
+    run.handoffs = rig.handoffs().await?;
     let findings = rig.stop().await?;
     run.commits = findings.commits;
     run.violations.extend(findings.violations);

@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::fault_matrix::campaign;
 use crate::fault_matrix::client::{self, Manner, Seen};
+use crate::fault_matrix::nodes::Nodes;
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::token_exact::{Answer, Case};
 use crate::wait::wait_until;
@@ -51,6 +52,7 @@ impl Sent {
 /// How a run under load is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
+    pub nodes: Nodes,
     /// Different ones.
     pub prompts: usize,
     pub rate: Rate,
@@ -59,6 +61,20 @@ pub struct Terms {
     /// How long a client tries again to get an answer to begin.
     pub reconnects_within: Duration,
     pub seed: u64,
+}
+
+impl Terms {
+    /// The same load on other nodes. Slower ones are measured for longer.
+    pub fn on(self, nodes: Nodes) -> Self {
+        let rate = match self.rate {
+            Rate::OfCapacity { share, over } => Rate::OfCapacity {
+                share,
+                over: nodes.patience(over),
+            },
+            rate @ Rate::PerSecond(_) => rate,
+        };
+        Self { nodes, rate, ..self }
+    }
 }
 
 /// How many requests are offered.
@@ -82,7 +98,7 @@ pub fn rig_options(terms: Terms) -> RigOptions {
     RigOptions {
         prefix_cache: false,
         retries_free_per_minute: 10,
-        ..RigOptions::new("2p2d", terms.seed)
+        ..RigOptions::of(terms.nodes, "2p2d", terms.seed)
     }
 }
 
@@ -91,7 +107,7 @@ pub fn rig_options(terms: Terms) -> RigOptions {
 /// # Errors
 /// As [`campaign::baseline`].
 pub async fn baseline(terms: Terms) -> Result<(Vec<Case>, Vec<Answer>)> {
-    campaign::baseline_of(terms.prompts, SHORT_PROMPT_TOKENS, terms.seed).await
+    campaign::baseline_of(terms.nodes, terms.prompts, SHORT_PROMPT_TOKENS, terms.seed).await
 }
 
 #[derive(Debug, Default)]

@@ -89,7 +89,7 @@ pub async fn run(streams: usize, rounds: usize, seed: u64) -> Result<Migrations>
         retries_free_per_minute: 10,
         ..RigOptions::new("2p2d", seed)
     };
-    let (cases, answers) = campaign::baseline_of(streams, PROMPT_TOKENS, seed).await?;
+    let (cases, answers) = campaign::baseline_of(options.nodes, streams, PROMPT_TOKENS, seed).await?;
     let mut rig = Rig::start(&options).await?;
     let mut run = Migrations {
         streams,

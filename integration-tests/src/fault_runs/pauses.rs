@@ -59,6 +59,8 @@ pub struct Pauses {
     /// Of these and of what decode nodes received, those that failed, by reason.
     pub failed_pushes: BTreeMap<String, f64>,
     pub failed_receipts: BTreeMap<String, f64>,
+    /// Committed handoffs by transport.
+    pub handoffs: BTreeMap<String, u64>,
     pub judged: Judged,
     pub violations: Vec<String>,
 }
@@ -88,9 +90,10 @@ impl Pauses {
         }
         let _ = write!(
             text,
-            "{:.1} requests/s offered; {}\nhandoffs not committed, on prefill nodes {:?}; that failed there {:?}, on decode nodes {:?}",
+            "{:.1} requests/s offered; {}\nhandoffs by transport {:?}; not committed, on prefill nodes {:?}; that failed there {:?}, on decode nodes {:?}",
             self.rates.offered,
             self.judged.summary(),
+            self.handoffs,
             self.cut_pushes,
             self.failed_pushes,
             self.failed_receipts
@@ -130,6 +133,7 @@ pub async fn run(plan: &Plan, told: impl Fn(&Pause)) -> Result<Pauses> {
     run.failed_pushes = counted(&rig, "prefill", FAILURES).await?;
     run.failed_receipts = counted(&rig, "decode", FAILURES).await?;
     run.violations.extend(rig.wrong_sums());
+    run.handoffs = rig.handoffs().await?;
     run.violations.extend(rig.stop().await?.violations);
     for pause in &run.pauses {
         match pause.lost_after {

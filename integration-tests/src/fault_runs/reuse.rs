@@ -1,5 +1,6 @@
 //! T5: a pool so small that blocks are given out again at once, a link so slow that aborts meet transfers: no text changes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -11,13 +12,12 @@ use tokio::sync::oneshot;
 use crate::chaos_proxy::Fault;
 use crate::fault_matrix::campaign;
 use crate::fault_matrix::client::{self, Manner};
+use crate::fault_matrix::nodes::Nodes;
 use crate::fault_matrix::rig::{Rig, RigOptions};
 use crate::fault_matrix::strike::REST_WITHIN;
 use crate::fault_matrix::verdict::{Connection, Outcome, judge};
 
-/// 56 blocks of the default model: two requests of this run at most.
-const POOL: &str = "20MiB";
-/// A prompt's KV takes a third of a second.
+/// A prompt's KV takes a third of a second. KV that passes no link is not slowed.
 const LINK_BYTES_PER_SECOND: u64 = 24 << 20;
 const REQUESTS: usize = 4;
 /// Different prompts; the tiny pool forgets one before it comes again.
@@ -36,18 +36,19 @@ pub struct Reuse {
     pub failed: usize,
     /// Transfers that ended before their commit, by the coordinator's account.
     pub broken_off: f64,
+    /// Committed handoffs by transport.
+    pub handoffs: BTreeMap<String, u64>,
     pub violations: Vec<String>,
 }
 
 /// # Errors
 /// The rig broke.
-pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<Reuse> {
+pub async fn run(rounds: usize, nodes: Nodes, seed: u64) -> Result<Reuse> {
     let options = RigOptions {
-        kv_cache_memory: POOL.to_owned(),
-        transports,
-        ..RigOptions::new("1p1d", seed)
+        kv_cache_memory: nodes.tiny_pool().to_owned(),
+        ..RigOptions::of(nodes, "1p1d", seed)
     };
-    let (cases, answers) = campaign::baseline((rounds * REQUESTS).min(PROMPTS_MAX), seed).await?;
+    let (cases, answers) = campaign::baseline(nodes, (rounds * REQUESTS).min(PROMPTS_MAX), seed).await?;
     let rig = Rig::start(&options).await?;
     rig.damage_links(Fault::Rate {
         bytes_per_second: LINK_BYTES_PER_SECOND,
@@ -60,7 +61,7 @@ pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<R
     for round in 0..rounds {
         let requests = (0..REQUESTS).map(|i| {
             let which = (round * REQUESTS + i) % cases.len();
-            let leave_after = (i < LEAVING).then(|| LEAVE_WITHIN.mul_f64(random.random()));
+            let leave_after = (i < LEAVING).then(|| nodes.patience(LEAVE_WITHIN).mul_f64(random.random()));
             (which, leave_after)
         });
         let requests: Vec<(usize, Option<Duration>)> = requests.collect();
@@ -87,6 +88,7 @@ pub async fn run(rounds: usize, transports: &'static str, seed: u64) -> Result<R
             .unwrap_or(0.0)
     };
     run.broken_off = ended("cancelled") + ended("failed");
+    run.handoffs = rig.handoffs().await?;
     run.violations.extend(rig.wrong_sums());
     run.violations.extend(rig.stop().await?.violations);
     Ok(run)

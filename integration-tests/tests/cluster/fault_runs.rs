@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use integration_tests::etcd_process;
+use integration_tests::fault_matrix::nodes::Nodes;
 use integration_tests::fault_matrix::rig::Timers;
 use integration_tests::fault_runs::judged::Judged;
 use integration_tests::fault_runs::load::{Rate, Terms};
@@ -13,6 +14,7 @@ use integration_tests::fault_runs::{
 
 /// Of the runs under load. Only clients of a coordinator that goes try again.
 const TERMS: Terms = Terms {
+    nodes: Nodes::ON_PROCESSORS,
     prompts: 8,
     rate: Rate::PerSecond(3.0),
     calm: Duration::from_millis(500),
@@ -32,7 +34,7 @@ fn most_are_answered(judged: &Judged) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_at_any_point_frees_every_block() {
-    let run = cancels::run(1, 5).await.expect("the run");
+    let run = cancels::run(1, Nodes::ON_PROCESSORS, 5).await.expect("the run");
     assert!(run.samples.len() >= 13, "{}", run.samples.len());
     for sample in &run.samples {
         println!("{sample:?}");
@@ -41,7 +43,7 @@ async fn a_cancel_at_any_point_frees_every_block() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_much_beyond_his_deadline_whatever_fails() {
-    let run = deadlines::run(40, 5).await.expect("the run");
+    let run = deadlines::run(40, Nodes::ON_PROCESSORS, 5).await.expect("the run");
     println!("{run:?}");
     // The quarter second is measured by the long run; a busy CI machine gets no time limit, but wrong texts and missing
     // ends are wrong anywhere.
@@ -73,17 +75,21 @@ async fn failing_transfers_are_retried_within_the_budget() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_are_reused_at_once_never_carry_anothers_tokens() {
-    for transport in ["grpc", "shm"] {
-        let run = reuse::run(4, transport, 5).await.expect("the run");
-        println!("{transport} {run:?}");
-        assert_eq!(run.violations, Vec::<String>::new(), "{transport}");
+    for transports in ["grpc", "shm"] {
+        let nodes = Nodes {
+            transports,
+            ..Nodes::ON_PROCESSORS
+        };
+        let run = reuse::run(4, nodes, 5).await.expect("the run");
+        println!("{transports} {run:?}");
+        assert_eq!(run.violations, Vec::<String>::new(), "{transports}");
         assert!(run.compared_texts >= 4 && run.left > 2, "{run:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_turned_bit_is_detected_and_no_text_changes() {
-    let run = flips::run(6, 5).await.expect("the run");
+    let run = flips::run(6, Nodes::ON_PROCESSORS, 5).await.expect("the run");
     println!("{run:?}");
     assert_eq!(run.violations, Vec::<String>::new());
     assert!(run.flipped > 0);

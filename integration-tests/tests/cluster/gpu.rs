@@ -2,33 +2,33 @@
 //!
 //! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; `scripts/test` sets it.
 
+mod faults;
 mod goldens;
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use cli::local_cluster::LocalClusterOptions;
-use integration_tests::MODEL;
 use integration_tests::cluster::{TestCluster, baton_executable};
 use integration_tests::token_exact::{Answer, Baseline, Case, compare, run};
 use integration_tests::waterfall::{complete, unattributed_ms, whole};
+use integration_tests::{MODEL, false_gpu};
 use model_files::test_kit::TinyModel;
-use serde_json::{Value, json};
+use serde_json::json;
 
 const BLOCK_TOKENS: usize = 16;
 const OUTPUT_TOKENS: u32 = 6;
 
-fn false_cuda() -> String {
-    std::env::var("BATON_FALSE_CUDA").expect("BATON_FALSE_CUDA names the folder that scripts/false-cuda makes")
-}
+/// Kernels that these tests have compiled.
+const COMPILED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled-kernels");
 
 /// Two layers with heads of 64 values, for which there are kernels.
-fn write_model(path: &Path) {
+fn write_model(path: &Path) -> std::io::Result<()> {
     let model = TinyModel {
         head_dim: 64,
         ..TinyModel::default()
     };
-    model.build().write(path).expect("room for a tiny model");
+    model.build().write(path)
 }
 
 /// One shorter than a block, one of several chunks, greedy and sampled.
@@ -53,15 +53,8 @@ fn options(topology: &str, model: PathBuf, reports: &Path) -> LocalClusterOption
     options.settings.max_num_seqs = Some(4);
     options.settings.served_model_name = vec![MODEL.to_owned()];
     options.settings.devices = vec!["cuda:0".parse().expect("a device")];
-    let report = reports.join("%p.json").display().to_string();
-    let compiled = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-kernels");
-    for (name, value) in [
-        ("BATON_CUDA_PATH", false_cuda()),
-        ("BATON_KERNEL_CACHE", compiled.display().to_string()),
-        ("FALSE_CUDA_REPORT", report),
-    ] {
-        options.environment.push((name.to_owned(), value));
-    }
+    let variables = false_gpu::variables(reports, Some(Path::new(COMPILED)));
+    options.environment.extend(variables.expect("the false driver"));
     options
 }
 
@@ -82,16 +75,8 @@ async fn answers(topology: &str, model: &Path, transport: &str) -> (Vec<Answer>,
         assert_pushed_while_computing(&cluster).await;
     }
     cluster.stop().await.expect("stop");
-    for entry in std::fs::read_dir(reports.path()).expect("reports") {
-        let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("a report");
-        let report: Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(
-            report["findings"].as_array().map(Vec::len),
-            Some(0),
-            "{topology}: {text}"
-        );
-        let leaks = report["leaks"].as_object().expect("counts");
-        assert!(leaks.values().all(|count| count == 0), "{topology}: {text}");
+    if let Err(error) = false_gpu::check(reports.path()) {
+        panic!("{topology} by {transport}: {error:#}");
     }
     (answers, handoffs.unwrap_or(0.0))
 }
@@ -104,7 +89,10 @@ async fn assert_pushed_while_computing(cluster: &TestCluster) {
     let id = id.await.expect("an answer");
     let trace = whole(cluster, &id).await.expect("a whole trace");
     let (left, said) = unattributed_ms(&trace["request"]).expect("stages");
-    assert!((left - said).abs() < 0.02, "the stages leave {left} ms, the record says {said}");
+    assert!(
+        (left - said).abs() < 0.02,
+        "the stages leave {left} ms, the record says {said}"
+    );
     let mut command = tokio::process::Command::new(baton_executable().expect("baton"));
     command.args(["trace", &id, "--url", cluster.cluster.base_url()]);
     let shown = said_by(&command.output().await.expect("baton trace"));
@@ -115,7 +103,7 @@ async fn assert_pushed_while_computing(cluster: &TestCluster) {
 async fn two_nodes_on_gpus_give_the_tokens_and_the_kv_of_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("tiny.gguf");
-    write_model(&model);
+    write_model(&model).expect("room for a tiny model");
     let (one_node, none) = answers("1c", &model, "grpc").await;
     assert!(
         one_node
@@ -147,7 +135,7 @@ fn said_by(output: &Output) -> String {
 async fn up(flags: &[&str], variables: &[(&str, &str)]) -> Output {
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("tiny.gguf");
-    write_model(&model);
+    write_model(&model).expect("room for a tiny model");
     let mut command = tokio::process::Command::new(baton_executable().expect("baton"));
     command
         .args(["up", "--listen", "127.0.0.1:0", "--model"])
@@ -155,7 +143,7 @@ async fn up(flags: &[&str], variables: &[(&str, &str)]) -> Output {
         .args(flags);
     command
         .envs(variables.iter().copied())
-        .env("BATON_CUDA_PATH", false_cuda());
+        .env("BATON_CUDA_PATH", false_gpu::folder().expect("the false driver"));
     let ended = tokio::time::timeout(std::time::Duration::from_secs(60), command.kill_on_drop(true).output());
     ended.await.expect("it ends").expect("it starts")
 }
@@ -163,7 +151,11 @@ async fn up(flags: &[&str], variables: &[(&str, &str)]) -> Output {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_cannot_be_used_ends_the_start_with_its_reason() {
     let output = up(&["--devices", "cuda:0"], &[("FALSE_CUDA_DEVICES", "0")]).await;
-    assert!(said_by(&output).contains("the driver sees no GPU"), "{}", said_by(&output));
+    assert!(
+        said_by(&output).contains("the driver sees no GPU"),
+        "{}",
+        said_by(&output)
+    );
     assert_eq!(output.status.code(), Some(1), "{}", said_by(&output));
     let output = up(&["--devices", "cuda:0"], &[("FALSE_CUDA_MEMORY_BYTES", "100000")]).await;
     assert!(said_by(&output).contains("does not fit"), "{}", said_by(&output));
@@ -182,7 +174,7 @@ async fn a_gpu_that_cannot_be_used_ends_the_start_with_its_reason() {
 async fn a_lost_gpu_ends_its_node_and_its_requests_go_on_elsewhere() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("tiny.gguf");
-    write_model(&model);
+    write_model(&model).expect("room for a tiny model");
     let mut options = options("2c", model, folder.path());
     // So that requests are spread over both nodes, whichever has seen their prompts.
     options.settings.prefix_cache = Some(false);

@@ -25,7 +25,8 @@ fn code_of(fault: &Fault) -> Code {
 impl State {
     pub(crate) fn execute(&mut self, device: usize, work: &Work) -> Answer {
         if self.has_file(|settings| settings.lost.as_deref()) {
-            self.faults.push("the device is lost, as FALSE_CUDA_LOST says".to_owned());
+            self.faults
+                .push("the device is lost, as FALSE_CUDA_LOST says".to_owned());
             return Err(Code::LAUNCH_FAILED);
         }
         match work {

@@ -23,7 +23,9 @@ pub enum State {
     /// It says goodbye to its peers.
     Closing,
     /// Only an abort is left.
-    Failed { code: i32 },
+    Failed {
+        code: i32,
+    },
     Aborted,
     Closed,
 }
@@ -73,7 +75,9 @@ unsafe impl Send for Communicator {}
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Communicator")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -363,19 +367,28 @@ mod tests {
 
     #[test]
     fn a_communicator_becomes_ready_when_its_ranks_have_met() {
-        assert_eq!(next(State::Initialising, IN_PROGRESS), (State::Initialising, Ok(Progress::Pending)));
+        assert_eq!(
+            next(State::Initialising, IN_PROGRESS),
+            (State::Initialising, Ok(Progress::Pending))
+        );
         assert_eq!(next(State::Initialising, SUCCESS), (State::Ready, Ok(Progress::Done)));
     }
 
     #[test]
     fn a_group_is_on_its_stream_only_when_nccl_is_at_rest() {
-        assert_eq!(next(State::Launching, IN_PROGRESS), (State::Launching, Ok(Progress::Pending)));
+        assert_eq!(
+            next(State::Launching, IN_PROGRESS),
+            (State::Launching, Ok(Progress::Pending))
+        );
         assert_eq!(next(State::Launching, SUCCESS), (State::Ready, Ok(Progress::Done)));
     }
 
     #[test]
     fn a_communicator_that_closes_is_closed_when_nccl_is_at_rest() {
-        assert_eq!(next(State::Closing, IN_PROGRESS), (State::Closing, Ok(Progress::Pending)));
+        assert_eq!(
+            next(State::Closing, IN_PROGRESS),
+            (State::Closing, Ok(Progress::Pending))
+        );
         assert_eq!(next(State::Closing, SUCCESS), (State::Closed, Ok(Progress::Done)));
     }
 

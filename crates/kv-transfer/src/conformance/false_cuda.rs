@@ -58,7 +58,10 @@ pub(crate) fn limits() -> DeviceLimits {
 
 /// A new pool of so many blocks.
 pub(crate) fn pool(blocks: u32) -> Arc<DeviceKv> {
-    let memory = FALSE_CUDA.device.allocate(blocks as usize * BLOCK_BYTES).expect("memory");
+    let memory = FALSE_CUDA
+        .device
+        .allocate(blocks as usize * BLOCK_BYTES)
+        .expect("memory");
     let address = DeviceAddress(memory.ptr().0);
     let parts = DeviceParts {
         libraries: FALSE_CUDA.libraries.clone(),

@@ -1,9 +1,7 @@
 //! What the transports use of the `cuda` crate's driver half, in one place: the types, and the few calls whose form is that
 //! crate's choice. It decides nothing.
 
-pub(crate) use cuda::{
-    CudaError, Device, DeviceMemory, DevicePtr, Event, EventUse, ImportedMemory, Libraries, Stream,
-};
+pub(crate) use cuda::{CudaError, Device, DeviceMemory, DevicePtr, Event, EventUse, ImportedMemory, Libraries, Stream};
 use cuda::{IpcHandle, PinnedMemory as Pinned};
 
 use crate::span::DeviceAddress;

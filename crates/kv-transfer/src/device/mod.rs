@@ -2,7 +2,7 @@
 //! bytes that go by way of the host, and waits that have a deadline. The engine opens the device; nothing here looks for a library.
 //!
 //! A copy that does not end in time may still read and write for ever. Its bytes are then kept: no owner gets them back, and
-//! nothing that it uses is freed. [`DeviceKv::keep`] counts that.
+//! nothing that it uses is freed. [`DeviceKv::keep`] counts that. The device is given up, so its node ends.
 
 mod buffer;
 mod downloads;
@@ -59,7 +59,8 @@ impl fmt::Debug for DeviceParts {
 /// How long a node waits for its device and for the communicators of its pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceLimits {
-    /// One copy. As long as the window in which a pair must move something: a device that needs longer for a frame has failed.
+    /// One copy. It takes milliseconds, but it may have to wait for kernels of a step, and a step of a long prompt takes seconds.
+    /// The pair's own window judges a slow copy first, and does so without giving anything up.
     pub copy_wait: Duration,
     /// The making of a communicator, from the wish for it to the first byte that may travel. Two ranks need less than a second;
     /// the rest is for a node that loads its library from a slow disk.
@@ -73,7 +74,7 @@ pub struct DeviceLimits {
 impl Default for DeviceLimits {
     fn default() -> Self {
         Self {
-            copy_wait: Duration::from_secs(4),
+            copy_wait: Duration::from_secs(30),
             communicator_wait: Duration::from_secs(15),
             group_wait: Duration::from_secs(8),
             abort_wait: Duration::from_secs(5),
@@ -167,7 +168,7 @@ impl DeviceKv {
     /// [`DeviceFault`]. A part of the bytes may still come.
     pub fn upload(&self, to: DeviceAddress, bytes: &[u8]) -> Result<(), DeviceFault> {
         let waits = (&*self.completed, self.limits.copy_wait);
-        self.uploads.launch((to, bytes), waits)
+        self.judged(self.uploads.launch((to, bytes), waits))
     }
 
     /// Waits until everything that was uploaded before the call is there.
@@ -181,7 +182,7 @@ impl DeviceKv {
             let waited = begun.elapsed();
             if waited >= self.limits.copy_wait {
                 self.keep("bytes on their way to the device");
-                return Err(DeviceFault::Late { waited });
+                return self.judged(Err(DeviceFault::Late { waited }));
             }
             looks += 1;
             match looks {
@@ -210,6 +211,14 @@ impl DeviceKv {
         if DeviceFault::lent(&copied) == Lent::Kept {
             self.keep("a pinned buffer");
         }
+        self.judged(copied)
+    }
+
+    /// A device that does not end a copy in time is given up. Else each later step that gets the copy's block would fail.
+    fn judged(&self, copied: Result<(), DeviceFault>) -> Result<(), DeviceFault> {
+        if let Err(DeviceFault::Late { .. }) = &copied {
+            self.device.give_up();
+        }
         copied
     }
 
@@ -220,7 +229,7 @@ impl DeviceKv {
         while !self.uploads.have_completed(last)? {
             let waited = begun.elapsed();
             if waited >= self.limits.copy_wait {
-                return Err(DeviceFault::Late { waited });
+                return self.judged(Err(DeviceFault::Late { waited }));
             }
             std::thread::yield_now();
         }
@@ -237,7 +246,7 @@ impl DeviceKv {
         lane.launch((&*self.completed, done), |stream| {
             stream.copy_on_device(pointer(to), pointer(from), bytes)
         })?;
-        wait_for(done, self.limits.copy_wait)
+        self.judged(wait_for(done, self.limits.copy_wait))
     }
 
     /// A stream for copies of one pair.

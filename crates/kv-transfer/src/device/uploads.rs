@@ -2,7 +2,8 @@
 //! complete in the order of the calls, so whoever needs the bytes waits for a number.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
 use super::buffer::{BUFFER_BYTES, Buffer};
@@ -18,14 +19,11 @@ const BUFFERS: usize = 8;
 
 pub(super) struct Uploads {
     lane: Lane,
-    ring: Mutex<Ring>,
-}
-
-struct Ring {
-    /// The one that was used first is first.
-    slots: VecDeque<Slot>,
-    launched: u64,
-    completed: u64,
+    /// The one that was used first is first. Whoever launches a copy holds them, also while it waits for the device.
+    slots: Mutex<VecDeque<Slot>>,
+    /// Numbers of copies, from 1: the last one that was launched, and the last one that is known to have completed.
+    last_launched: AtomicU64,
+    last_completed: AtomicU64,
 }
 
 struct Slot {
@@ -39,11 +37,9 @@ impl Uploads {
         let buffers = Buffer::several(device, BUFFERS)?.into_iter();
         Ok(Self {
             lane: Lane::new(device)?,
-            ring: Mutex::new(Ring {
-                slots: buffers.map(|buffer| Slot { buffer, copy: None }).collect(),
-                launched: 0,
-                completed: 0,
-            }),
+            slots: Mutex::new(buffers.map(|buffer| Slot { buffer, copy: None }).collect()),
+            last_launched: AtomicU64::new(0),
+            last_completed: AtomicU64::new(0),
         })
     }
 
@@ -57,17 +53,17 @@ impl Uploads {
         (completed, limit): (&Mutex<Option<Event>>, Duration),
     ) -> Result<(), DeviceFault> {
         for (part, start) in bytes.chunks(BUFFER_BYTES).zip((0..).step_by(BUFFER_BYTES)) {
-            let ring = &mut *lock(&self.ring);
-            let Some(mut slot) = ring.slots.pop_front() else {
+            let mut slots = lock(&self.slots);
+            let Some(mut slot) = slots.pop_front() else {
                 return Err(DeviceFault::NoBuffer { waited: Duration::ZERO });
             };
-            let launched = self.launch_part((to.offset(start), part), (completed, limit), (&mut slot, &mut *ring));
+            let launched = self.launch_part((to.offset(start), part), (completed, limit), &mut slot);
             match &launched {
                 // The copy before this one has not completed. The next caller waits for it, too.
-                Err(_) if slot.copy.is_some() => ring.slots.push_front(slot),
+                Err(_) if slot.copy.is_some() => slots.push_front(slot),
                 // The device may still read the buffer.
                 Err(DeviceFault::Failed(_)) => std::mem::forget(slot),
-                _ => ring.slots.push_back(slot),
+                _ => slots.push_back(slot),
             }
             launched?;
         }
@@ -78,39 +74,46 @@ impl Uploads {
         &self,
         (to, part): (DeviceAddress, &[u8]),
         (completed, limit): (&Mutex<Option<Event>>, Duration),
-        (slot, ring): (&mut Slot, &mut Ring),
+        slot: &mut Slot,
     ) -> Result<(), DeviceFault> {
         if let Some(copy) = slot.copy {
             wait_for(&slot.buffer.done, limit)?;
             slot.copy = None;
-            ring.completed = ring.completed.max(copy);
+            self.last_completed.fetch_max(copy, Ordering::SeqCst);
         }
         let Buffer { pinned, done } = &mut slot.buffer;
         pinned.fill(part).map_err(DeviceFault::Refused)?;
         let pinned = &*pinned;
         self.lane
             .launch((completed, &*done), |stream| pinned.send(stream, to, part.len()))?;
-        ring.launched += 1;
-        slot.copy = Some(ring.launched);
+        slot.copy = Some(self.last_launched.fetch_add(1, Ordering::SeqCst) + 1);
         Ok(())
     }
 
     /// The number of the last copy.
     pub fn launched(&self) -> u64 {
-        lock(&self.ring).launched
+        self.last_launched.load(Ordering::SeqCst)
     }
 
-    /// Whether this copy and all before it have completed.
+    /// Whether this copy and all before it are known to have completed. It never waits: while somebody launches a copy, the answer
+    /// is what was known before.
     pub fn have_completed(&self, copy: u64) -> Result<bool, DeviceFault> {
-        let ring = &mut *lock(&self.ring);
-        for slot in ring.slots.iter_mut() {
+        if self.last_completed.load(Ordering::SeqCst) >= copy {
+            return Ok(true);
+        }
+        let mut slots = match self.slots.try_lock() {
+            Ok(slots) => slots,
+            Err(TryLockError::Poisoned(slots)) => slots.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        for slot in slots.iter_mut() {
             let Some(number) = slot.copy else { continue };
             if !slot.buffer.done.is_done().map_err(DeviceFault::Failed)? {
                 break;
             }
             slot.copy = None;
-            ring.completed = ring.completed.max(number);
+            self.last_completed.fetch_max(number, Ordering::SeqCst);
         }
-        Ok(ring.completed >= copy)
+        Ok(self.last_completed.load(Ordering::SeqCst) >= copy)
     }
 }

@@ -99,6 +99,10 @@ impl Pair {
                 // Logged once: it is tried for ever, and only a new start of one of the nodes changes it.
                 tracing::warn!(%peer, address, reason = fault.name(), %fault, "this pair is never used; start both nodes alike");
                 told = Some(fault);
+            } else if back_off >= BACK_OFF_MAX && told.is_none() {
+                // Once, and late: a node that has just started is out of reach for a moment.
+                tracing::warn!(%peer, address, %fault, "no connection to a decode node yet; dialling on");
+                told = Some(fault);
             } else {
                 tracing::debug!(%peer, %fault, "no pair yet");
             }

@@ -93,7 +93,7 @@ impl IncomingPair {
                 let data = std::mem::take(&mut block.data);
                 self.block(block, data).await
             }
-            KvFrame::Last(last) => self.last(last),
+            KvFrame::Last(last) => self.last(last).await,
             KvFrame::Abort { transfer, reason } => {
                 self.sender()?;
                 Ok(Some(self.abort_by_sender(transfer, reason)))
@@ -224,7 +224,11 @@ impl IncomingPair {
             data_bytes,
         })?;
         let sink = self.receiver.sink.clone();
-        off_the_stream((data_bytes, D::INLINE_BYTES_MAX), move || data.land(&frame, &*sink)).await?;
+        let inline_bytes_max = match sink.waits() && data.asks_memory() {
+            true => 0,
+            false => D::INLINE_BYTES_MAX,
+        };
+        off_the_stream((data_bytes, inline_bytes_max), move || data.land(&frame, &*sink)).await?;
         if let Some(incoming) = self.transfers.get_mut(&transfer) {
             incoming.ledger.landed();
             incoming.kv_bytes += data_bytes as u64;
@@ -233,8 +237,12 @@ impl IncomingPair {
     }
 
     /// Commits run beside the stream: the node's loop answers between two steps, and other transfers go on.
-    fn last(&mut self, last: LastFrame) -> Result<Option<KvReply>, PairError> {
+    async fn last(&mut self, last: LastFrame) -> Result<Option<KvReply>, PairError> {
         let sender = self.sender()?;
+        // While the transfer can still be aborted: whoever is told that it is not there any more uses its blocks again.
+        if let Err(reason) = self.receiver.sink.settled().await {
+            return Ok(Some(self.refuse(last.transfer, reason)));
+        }
         Ok(self.finish(last, &sender))
     }
 
@@ -340,9 +348,25 @@ impl IncomingPair {
         }
     }
 
+    /// Until its bytes have settled it stays in `active`.
     fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
-        lock(&self.receiver.active).remove(&transfer);
-        self.receiver.sink.ended(transfer, self.transport, end);
+        let (receiver, transport) = (self.receiver.clone(), self.transport);
+        if !receiver.sink.is_settling() {
+            return receiver.end(transfer, transport, end);
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            // The process is ending, and its blocks with it.
+            return;
+        };
+        runtime.spawn(async move {
+            match receiver.sink.settled().await {
+                Ok(()) => receiver.end(transfer, transport, end),
+                Err(reason) => {
+                    let transfer = transfer.label();
+                    tracing::error!(transfer, %reason, "blocks of a transfer stay out of use");
+                }
+            }
+        });
     }
 }
 

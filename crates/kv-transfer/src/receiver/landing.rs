@@ -15,6 +15,11 @@ pub(crate) trait FrameData: Send + 'static {
 
     fn len(&self) -> usize;
 
+    /// Whether they land by a call of this node's memory, which may wait for a device.
+    fn asks_memory(&self) -> bool {
+        true
+    }
+
     /// Checks the bytes, and only then writes one. Called on a blocking thread. The bytes that are summed are the bytes that are
     /// written: bytes that the sender can still change are copied before.
     ///

@@ -18,8 +18,8 @@ mod stream_end;
 
 pub(crate) use incoming::{IncomingPair, PairError};
 pub(crate) use landing::{FrameData, check, copy_in};
-pub(crate) use shared::{Offered, TakenStreams};
 pub use shared::Receiver;
+pub(crate) use shared::{Offered, TakenStreams};
 pub use sink::{Arrived, HandoffSink, ImportError, MappedPool, PoolShape, ReceiveEnd, TransferRefusal, WrittenPool};
 pub(crate) use stream_end::StreamEnd;
 

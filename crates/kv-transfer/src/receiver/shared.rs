@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use proto::messages::{Hello, HelloRefused, HelloRefusedReason, HelloReply, KvShard, PROTOCOL_VERSION, TransportOffer};
 use serving_core::compatibility::{Compatibility, Incompatibility};
 use serving_core::ids::{NodeId, TransferId};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::sink::HandoffSink;
+use super::sink::{HandoffSink, ReceiveEnd};
 use super::stream_end::StreamEnd;
+use crate::choice::TransportKind;
 
 /// Everything a decode node receives, over all transports and pairs.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Receiver {
     offers: Mutex<Vec<TransportOffer>>,
     /// Transports that have a method of the handoff service, by its path.
     pub(super) stream_ends: Mutex<BTreeMap<&'static str, Arc<dyn StreamEnd>>>,
+    /// Senders that have this node's memory on a device open.
+    openers: watch::Sender<usize>,
     /// The streams of pairs that came by the node's port end with it. Each other transport has its own end.
     pub(crate) closed: CancellationToken,
 }
@@ -48,6 +51,7 @@ impl Receiver {
             active: Mutex::default(),
             offers: Mutex::default(),
             stream_ends: Mutex::default(),
+            openers: watch::Sender::default(),
             closed: CancellationToken::new(),
         })
     }
@@ -55,6 +59,18 @@ impl Receiver {
     /// This node has drained. It ends its senders' streams, which would otherwise stay for as long as the senders want.
     pub fn close(&self) {
         self.closed.cancel();
+    }
+
+    /// A sender may have this node's memory on a device open until the returned value is dropped.
+    pub(crate) fn opened(self: &Arc<Self>) -> Opener {
+        self.openers.send_modify(|openers| *openers += 1);
+        Opener(self.clone())
+    }
+
+    /// Waits until no sender has this node's memory on a device open: the device must not free it before. Cancel-safe.
+    pub async fn is_left(&self) {
+        // The value that it waits for outlives it.
+        let _ = self.openers.subscribe().wait_for(|openers| *openers == 0).await;
     }
 
     /// An offer that answers to hellos carry until the returned value is dropped.
@@ -91,6 +107,12 @@ impl Receiver {
         }
         pair.notify.notify_one();
         true
+    }
+
+    /// Nothing of a claimed transfer is written any more.
+    pub(super) fn end(&self, transfer: TransferId, transport: TransportKind, end: ReceiveEnd) {
+        lock(&self.active).remove(&transfer);
+        self.sink.ended(transfer, transport, end);
     }
 
     /// The answer to a hello that is accepted, or to one that is not.
@@ -142,6 +164,16 @@ pub(crate) struct TakenStreams {
 impl Drop for TakenStreams {
     fn drop(&mut self) {
         lock(&self.receiver.stream_ends).remove(self.path);
+    }
+}
+
+/// One sender that may have memory open.
+#[derive(Debug)]
+pub(crate) struct Opener(Arc<Receiver>);
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.0.openers.send_modify(|openers| *openers -= 1);
     }
 }
 

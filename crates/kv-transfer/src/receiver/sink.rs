@@ -31,7 +31,7 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     fn progressed(&self, transfer: TransferId);
 
     /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, for small frames on an async
-    /// one, so it must not wait. A copy out of a device's span may be complete later than the call; until then the sink keeps
+    /// one, so it must not wait unless [`waits`](Self::waits) says so. A copy out of a device's span may be complete later than the call; until then the sink keeps
     /// a clone of the span.
     ///
     /// # Errors
@@ -51,6 +51,27 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
         _copy: &mut dyn FnMut(DeviceAddress) -> Lent,
     ) -> Result<Lending, ImportError> {
         Ok(Lending::NotOnDevice)
+    }
+
+    /// Whether `import`, and [`WrittenPool::verify`] of this node's pool, wait for a device. Then they are called on blocking threads
+    /// alone.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// Whether bytes that were imported are still on their way to a device. Never waits.
+    fn is_settling(&self) -> bool {
+        false
+    }
+
+    /// Waits until everything that was imported before the call is in its place. The receiver waits for it before `commit` and
+    /// before `ended`; until then an abort of the transfer is answered with "`ended` follows".
+    ///
+    /// # Errors
+    /// The device does not answer, and the bytes may still come. The transfer is refused, and `ended` is not called for it before
+    /// they are there.
+    async fn settled(&self) -> Result<(), TransferRefusal> {
+        Ok(())
     }
 
     /// Everything that was promised has arrived, and nothing is written any more. `Ok` is acknowledged to the sender.
@@ -97,7 +118,8 @@ impl PoolShape {
 pub trait WrittenPool: Send + Sync + Debug + 'static {
     fn shape(&self) -> PoolShape;
     /// Shows layers of a block to `is_good` and returns its result. The block stays claimed against this process's own
-    /// writers meanwhile. Called on a blocking thread, for small frames on an async one, so it must not wait.
+    /// writers meanwhile. Called on a blocking thread, for small frames on an async one, so it must not wait unless
+    /// [`HandoffSink::waits`] says so.
     ///
     /// # Errors
     /// The block does not exist or this process writes it itself: the transfer is refused.

@@ -23,7 +23,7 @@ fn node(model: PathBuf, gpu_numerics: &'static str) -> GpuNode {
     GpuNode {
         model,
         gpu_numerics,
-        kernel_cache: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-kernels")),
+        kernel_cache: Some(super::COMPILED.into()),
     }
 }
 

@@ -21,8 +21,8 @@ use crate::transports::shm::pool::PoolTerms;
 use crate::transports::shm::socket::{self, Ask, Welcome};
 use crate::trust::{DirectWish, Prover, Word32};
 
-/// Opening a pool on another device makes the driver connect the two devices, which can take a second. A peer that does not
-/// answer is not waited for longer, because the pair has other transports.
+/// For the grant of a pool, and then for its opening: on another device the driver connects the two devices, which can take a
+/// second. A peer that does not answer is not waited for longer, because the pair has other transports.
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(4);
 
 /// Opens the pool of a decode node that offers it, or returns why not.
@@ -36,20 +36,24 @@ pub(super) async fn connect(dial: &Dial<'_>, ipc: &CudaIpc) -> Result<Link, IpcF
         let connected = UnixStream::connect(socket::path(&offer.socket)).await;
         let stream = connected.map_err(ShmFault::Unreachable)?;
         socket::check_user(&stream, ipc.uid)?;
-        let (terms, handle) = ask(&stream, wish).await?;
-        let mut messages = Messages::on(stream);
-        let pool = match open(device, &offer, (terms, handle)).await {
-            Ok(pool) => pool,
-            Err(fault) => {
-                // The decode node would wait for the exit of this process.
-                messages.say_goodbye().await;
-                return Err(fault);
-            }
-        };
-        let hello = messages.say_hello(dial.hello.clone()).await?;
-        Ok::<_, IpcFault>((pool, hello, messages))
+        let granted = ask(&stream, wish).await?;
+        Ok::<_, IpcFault>((granted, Messages::on(stream)))
     });
-    let (pool, hello, messages) = connected.await.map_err(|_| ShmFault::TimeOut)??;
+    let (granted, mut messages) = connected.await.map_err(|_| ShmFault::TimeOut)??;
+    let opened = tokio::time::timeout(CONNECT_TIME_LIMIT, async {
+        let pool = open(device, &offer, granted).await?;
+        let hello = messages.say_hello(dial.hello.clone()).await?;
+        Ok::<_, IpcFault>((pool, hello))
+    });
+    let opened = opened.await.unwrap_or_else(|_| Err(ShmFault::TimeOut.into()));
+    let (pool, hello) = match opened {
+        Ok(opened) => opened,
+        Err(fault) => {
+            // The decode node would wait for the exit of this process. A pool that opens later is closed at once.
+            messages.say_goodbye().await;
+            return Err(fault);
+        }
+    };
     let way = Way {
         carrier: Arc::new(pool.clone()),
         in_place: Some(pool),

@@ -12,7 +12,9 @@ use crate::transports::shm::ShmFault;
 /// It is tried again when the pair's stream is made again.
 #[derive(Debug, Error)]
 pub(super) enum IpcFault {
-    #[error("the decode node does not offer it: its `transports` leave it out, its KV is on the host, or it holds no secret")]
+    #[error(
+        "the decode node does not offer it: its `transports` leave it out, its KV is on the host, or it holds no secret"
+    )]
     Disabled,
     #[error("this node's KV is not in the memory of a CUDA device; leave `cuda-ipc` out of `transports`")]
     NoDevice,
@@ -28,7 +30,9 @@ pub(super) enum IpcFault {
     Socket(ShmFault),
     #[error("{0}")]
     Denied(IpcDenial),
-    #[error("the decode node's pool ({device}) could not be opened: {fault}; CUDA IPC needs devices that reach each other")]
+    #[error(
+        "the decode node's pool ({device}) could not be opened: {fault}; CUDA IPC needs devices that reach each other"
+    )]
     Import { device: String, fault: DeviceFault },
     #[error("this node's device: {0}")]
     Device(DeviceFault),

@@ -92,6 +92,8 @@ pub(super) fn serve(receiver: &Arc<Receiver>, config: IpcConfig) -> io::Result<I
     });
     let stop = CancellationToken::new();
     let accepting = accept(listener, receiver.clone(), Arc::new(config));
+    // Senders close the pool before the node frees it, if they are told early.
+    let accepting = receiver.closed.clone().run_until_cancelled_owned(accepting);
     tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
     Ok(IpcServing {
         _offered: offered,
@@ -116,6 +118,7 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<Ipc
         };
         let permit = room.clone().try_acquire_owned().ok();
         let (receiver, config, stop) = (receiver.clone(), config.clone(), pairs.clone());
+        let opener = receiver.opened();
         // A task of its own, because it must outlive the connection until the sender can write no more.
         tokio::spawn(async move {
             let granted = match welcome(&stream, &config, permit.is_none()).await {
@@ -130,17 +133,13 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<Ipc
             if let Err(end) = pair.serve(stop, config.hello_wait).await {
                 tracing::warn!(%end, "a sender that writes the pool is given up");
             }
-            drop(permit);
+            drop((permit, opener));
         });
     }
 }
 
 /// The pool, for a process of the same user that holds the secret.
-async fn welcome(
-    stream: &UnixStream,
-    config: &IpcConfig,
-    is_one_too_many: bool,
-) -> Result<Option<Granted>, IpcFault> {
+async fn welcome(stream: &UnixStream, config: &IpcConfig, is_one_too_many: bool) -> Result<Option<Granted>, IpcFault> {
     if let Err(fault) = socket::check_user(stream, config.uid) {
         socket::say(stream, &Welcome::OtherUser, None).await?;
         return Err(fault.into());

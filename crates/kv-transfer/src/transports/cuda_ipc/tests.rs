@@ -194,7 +194,9 @@ async fn only_nodes_that_hold_one_secret_open_a_pool() {
     let node = DecodeEnd::new().await;
     let fallback = |transport: &PairTransport, reason: &str| {
         let fallbacks = transport.fallbacks();
-        let found = fallbacks.totals().find(|(kind, name, _)| *kind == super::KIND && *name == reason);
+        let found = fallbacks
+            .totals()
+            .find(|(kind, name, _)| *kind == super::KIND && *name == reason);
         found.map(|(.., count)| count)
     };
     let config = || sending(PairConfig::new(prefill(), compatibility(1)));
@@ -206,7 +208,10 @@ async fn only_nodes_that_hold_one_secret_open_a_pool() {
     let cases = [
         (config().writing_in_place(None), "no_secret"),
         (config().writing_in_place(Some(wish("another up", LAYERS))), "secret"),
-        (config().writing_in_place(Some(wish("of this test", LAYERS + 1))), "geometry"),
+        (
+            config().writing_in_place(Some(wish("of this test", LAYERS + 1))),
+            "geometry",
+        ),
         (config().on_device(None), "no_device"),
     ];
     for (id, (config, reason)) in (1..).zip(cases) {

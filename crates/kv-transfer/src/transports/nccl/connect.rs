@@ -98,6 +98,8 @@ async fn open(dial: &Dial<'_>) -> Result<Control, NcclFault> {
         Some(Ok(ToPrefill::Reply(KvReply::Hello(hello)))) if hello.refused.is_none() => {
             Ok(Control { hello, out, incoming })
         }
-        _ => Err(NcclFault::Control("the hello that was taken before is refused".to_owned())),
+        _ => Err(NcclFault::Control(
+            "the hello that was taken before is refused".to_owned(),
+        )),
     }
 }

@@ -140,7 +140,14 @@ mod tests {
 
     #[test]
     fn neighbours_are_one_run_and_the_receiver_has_the_same_sizes() {
-        let parts = [run(100, 10), run(110, 10), run(130, 5), run(135, 0), run(135, 1), run(100, 2)];
+        let parts = [
+            run(100, 10),
+            run(110, 10),
+            run(130, 5),
+            run(135, 0),
+            run(135, 1),
+            run(100, 2),
+        ];
         let runs = packed(parts.into_iter());
         assert_eq!(runs, [run(100, 20), run(130, 6), run(100, 2)]);
         let sizes: Vec<u32> = runs.iter().map(|run| run.bytes as u32).collect();
@@ -160,7 +167,10 @@ mod tests {
         assert_eq!(group(&[8], &[0, 8]).check(ring), Err(BadGroup::Runs));
         assert_eq!(group(&[8], &[4, 4]).check(ring), Err(BadGroup::Runs));
         assert_eq!(group(&[8, 8], &[15]).check(ring), Err(BadGroup::Lengths));
-        assert_eq!(group(&[u32::MAX, u32::MAX], &[u32::MAX, u32::MAX]).check(ring), Err(BadGroup::TooLarge));
+        assert_eq!(
+            group(&[u32::MAX, u32::MAX], &[u32::MAX, u32::MAX]).check(ring),
+            Err(BadGroup::TooLarge)
+        );
     }
 
     #[test]

@@ -64,7 +64,9 @@ enum Phase {
     /// No transfer has begun.
     Unwanted,
     /// The decode node was asked for an id.
-    Wanted { since: Instant },
+    Wanted {
+        since: Instant,
+    },
     /// Some rank is not made yet.
     Making {
         since: Instant,
@@ -73,7 +75,9 @@ enum Phase {
         ring: Arc<SendRing>,
         made: Option<RankOf>,
     },
-    Ready { worker: Worker },
+    Ready {
+        worker: Worker,
+    },
 }
 
 /// One exchange that has been announced.
@@ -149,11 +153,7 @@ impl Sending {
         let _ = self.tell(Err(fault)).await;
     }
 
-    async fn next(
-        &mut self,
-        queue: &mut mpsc::Receiver<Queued>,
-        incoming: &mut Streaming<ToPrefillWire>,
-    ) -> Event {
+    async fn next(&mut self, queue: &mut mpsc::Receiver<Queued>, incoming: &mut Streaming<ToPrefillWire>) -> Event {
         let deadline = self.phase.since().map(|since| since + self.limits().communicator_wait);
         let has_room = self.waiting.len() < WAITING_MAX;
         tokio::select! {
@@ -273,13 +273,14 @@ impl Sending {
 
     /// Ends an exchange that has landed, and sends what may be sent.
     async fn advance(&mut self) -> Result<(), Stop> {
-        let landed = self.exchange.take_if(|exchange| exchange.has_landed && exchange.running.is_over());
+        let landed = self
+            .exchange
+            .take_if(|exchange| exchange.has_landed && exchange.running.is_over());
         for (kv, since) in landed.into_iter().flat_map(|exchange| exchange.frames) {
             self.has_moved = true;
             kv.moved(&mut self.pace, since);
         }
-        while let Some(first) = self.waiting.front() {
-            let has_bytes = first.kv.is_some();
+        while let Some(has_bytes) = self.waiting.front().map(|first| first.kv.is_some()) {
             let is_free = self.exchange.is_none() && matches!(self.phase, Phase::Ready { .. });
             match has_bytes {
                 false => self.send_control().await?,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::CONTENT_TYPE;
 use http::{Request, Response};
@@ -22,7 +23,9 @@ use super::fault::Ending;
 use super::group::{BadGroup, FRAMES_MAX, Group, RingShape, unpacked};
 use super::land::{InRing, ReceiveRing};
 use super::library::{Direction, Library, RankOf};
-use super::messages::{BadMessage, MESSAGE_BYTES_MAX, NcclOffer, PATH, ToDecode, ToDecodeWire, ToPrefill, ToPrefillWire};
+use super::messages::{
+    BadMessage, MESSAGE_BYTES_MAX, NcclOffer, PATH, ToDecode, ToDecodeWire, ToPrefill, ToPrefillWire,
+};
 use super::rings::Rings;
 use super::worker::{Plan, Running, State, Worker};
 use crate::device::{DeviceFault, DeviceLimits};
@@ -32,6 +35,8 @@ use crate::receiver::{IncomingPair, Offered, PairError, Receiver, StreamEnd, Tak
 const REPLIES_QUEUED_MAX: usize = 256;
 /// Messages that have come behind an exchange which has not run yet. Then no more are read.
 const WAITING_MAX: usize = 2 * FRAMES_MAX;
+/// A sender that does not read is not told for longer why it is given up: its transfers must not outlive their timers.
+const LAST_WORDS_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a decode node gives to NCCL.
 #[derive(Clone, Copy, Debug)]
@@ -232,14 +237,19 @@ impl Receiving {
             return;
         }
         tracing::warn!(%end, "a sender by NCCL is given up");
+        self.communicator = None;
         let last = match &end {
             PairEnd::Pair(error) => error.last_reply().map(ToPrefill::Reply),
             end => Some(ToPrefill::Ended(end.to_string())),
         };
-        if let Some(last) = last {
-            let _ = self.replies.send(Ok(last.into())).await;
-        }
-        let _ = self.replies.send(Err(Status::failed_precondition(end.to_string()))).await;
+        let (replies, status) = (self.replies.clone(), Status::failed_precondition(end.to_string()));
+        let last_words = async {
+            if let Some(last) = last {
+                let _ = replies.send(Ok(last.into())).await;
+            }
+            let _ = replies.send(Err(status)).await;
+        };
+        let _ = tokio::time::timeout(LAST_WORDS_TIME_LIMIT, last_words).await;
     }
 
     async fn next(&mut self, messages: &mut Streaming<ToDecodeWire>) -> Event {
@@ -274,7 +284,11 @@ impl Receiving {
             Event::Came(came) => {
                 // A stream that broke, or that the sender has ended.
                 let wire = came.ok().flatten().ok_or(PairEnd::Over)?;
-                self.waiting.push_back(ToDecode::try_from(wire)?);
+                let message = ToDecode::try_from(wire)?;
+                if matches!(message, ToDecode::Group(_)) && self.arriving.is_some() {
+                    return Err(PairEnd::Contract("an exchange came before the last one had landed"));
+                }
+                self.waiting.push_back(message);
             }
         }
         self.advance().await
@@ -293,7 +307,11 @@ impl Receiving {
                 ToDecode::Group(group) => {
                     self.receive(group)?;
                     // Frames without a byte need no exchange.
-                    if self.arriving.as_ref().is_some_and(|arriving| arriving.running.is_over()) {
+                    if self
+                        .arriving
+                        .as_ref()
+                        .is_some_and(|arriving| arriving.running.is_over())
+                    {
                         self.land().await?;
                     }
                 }

@@ -94,13 +94,15 @@ impl Worker {
             over: over.clone(),
         };
         let named = std::thread::Builder::new().name("nccl".to_owned());
-        named
-            .spawn(move || {
-                thread.run(&taken);
-                // Nobody may be there any more.
-                let _ = aborted.send(());
-            })
-            .map_err(Ending::Thread)?;
+        let started = named.spawn(move || {
+            thread.run(&taken);
+            // Nobody may be there any more.
+            let _ = aborted.send(());
+        });
+        let started = started.map_err(Ending::Thread)?;
+        // A runtime that ends waits a while for its blocking tasks: the thread should not be in the library while the process
+        // takes that down.
+        tokio::task::spawn_blocking(move || started.join());
         tokio::spawn(watch_abort((state.clone(), was_aborted), limits, keep));
         Ok(Self { orders, state, over })
     }

@@ -136,6 +136,10 @@ impl FrameData for Placed {
         self.bytes as usize
     }
 
+    fn asks_memory(&self) -> bool {
+        self.summed.is_some()
+    }
+
     fn land(self, frame: &KvBlockFrame, _: &dyn HandoffSink) -> Result<(), TransferRefusal> {
         let Some(pool) = self.summed else { return Ok(()) };
         let mut is_good = |bytes: &[u8]| checksum(bytes) == frame.checksum;
