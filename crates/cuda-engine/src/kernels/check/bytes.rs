@@ -15,8 +15,8 @@ pub(super) fn check(run: &mut Run<'_, '_>) -> Result<(), KernelError> {
     for kind in GgmlType::ALL {
         dequantise(run, kind)?;
     }
-    // Less than a turn of a block's threads, and several parts with a rest.
-    for piece_bytes in run.shapes(&[6_144u64, 48, 20_496]) {
+    // Less than a turn of a block's threads, several parts with a rest, and more than one turn of all parts.
+    for piece_bytes in run.shapes(&[6_144u64, 48, 20_496, 266_304]) {
         copies(run, piece_bytes)?;
     }
     for layers in run.shapes(&[3u32, 1, 12]) {
