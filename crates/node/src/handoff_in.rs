@@ -45,6 +45,15 @@ impl Reservations {
     }
 }
 
+impl Reservations {
+    /// A node whose GPU hangs takes no KV any more, and its engine notices that only in its next step, which may never come.
+    fn end_if_given_up(&self) {
+        if self.kv.is_given_up() {
+            self.inbox.engine_gone();
+        }
+    }
+}
+
 #[async_trait]
 impl HandoffSink for Reservations {
     /// Only the prefill node that the coordinator named gets the reservation; for anybody else it stays on offer.
@@ -68,6 +77,7 @@ impl HandoffSink for Reservations {
 
     fn import(&self, block: BlockId, layers: Range<u32>, data: Span<'_>) -> Result<(), ImportError> {
         let copied = self.kv.import(block, layers, data);
+        self.end_if_given_up();
         copied.map_err(|source| ImportError { block, source })
     }
 
@@ -78,6 +88,7 @@ impl HandoffSink for Reservations {
         copy: &mut dyn FnMut(DeviceAddress) -> Lent,
     ) -> Result<Lending, ImportError> {
         let lent = self.kv.lend_to_writer((block, layers), copy);
+        self.end_if_given_up();
         lent.map_err(|error| ImportError {
             block,
             source: Box::new(error),
@@ -94,6 +105,7 @@ impl HandoffSink for Reservations {
 
     async fn settled(&self) -> Result<(), TransferRefusal> {
         let settled = self.kv.settled().await;
+        self.end_if_given_up();
         settled.map_err(|fault| TransferRefusal::Import(fault.to_string()))
     }
 

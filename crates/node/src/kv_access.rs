@@ -141,6 +141,11 @@ impl KvAccess {
         self.device.is_some()
     }
 
+    /// The device does not end its copies.
+    pub fn is_given_up(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.is_given_up())
+    }
+
     /// Whether an import is still on its way to the device.
     pub fn is_settling(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.is_uploading())

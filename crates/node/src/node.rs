@@ -192,7 +192,9 @@ impl Node {
                 .await
                 .is_err()
             {
-                tracing::warn!("a prefill node does not close this node's GPU memory, which is freed all the same");
+                tracing::warn!(
+                    "a prefill node does not close this node's GPU memory: it stays until one of the two processes ends"
+                );
             }
         }
         if let Some(sender) = &self.sender {

@@ -91,7 +91,7 @@ pub(super) enum Amount {
     Launch,
 }
 
-/// A time that nothing can beat.
+/// A time to compare with: what the bytes take that must be moved, at the rate of this run's copies. Caches can beat it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Floor {
     pub us: f64,

@@ -91,9 +91,8 @@ pub(crate) struct CudaSource(Arc<DeviceKv>);
 
 static SOURCE: LazyLock<CudaSource> = LazyLock::new(|| {
     let kv = pool(POOL_BLOCKS);
-    for block in (0..POOL_BLOCKS).map(BlockId) {
-        kv.upload(place(&kv, block, 0), &whole(block)).expect("uploaded");
-    }
+    let blocks: Vec<u8> = (0..POOL_BLOCKS).flat_map(|block| whole(BlockId(block))).collect();
+    kv.upload(place(&kv, BlockId(0), 0), &blocks).expect("uploaded");
     settle(&kv);
     CudaSource(kv)
 });

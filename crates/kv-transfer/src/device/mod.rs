@@ -14,7 +14,7 @@ mod uploads;
 use std::any::Any;
 use std::fmt;
 use std::hash::Hasher as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,7 @@ pub struct DeviceKv {
     downloads: Downloads,
     uploads: Uploads,
     kept: AtomicU64,
+    is_given_up: AtomicBool,
 }
 
 impl fmt::Debug for DeviceKv {
@@ -121,6 +122,7 @@ impl DeviceKv {
             uploads: Uploads::new(&device)?,
             device,
             kept: AtomicU64::new(0),
+            is_given_up: AtomicBool::new(false),
         }))
     }
 
@@ -217,9 +219,15 @@ impl DeviceKv {
     /// A device that does not end a copy in time is given up. Else each later step that gets the copy's block would fail.
     fn judged(&self, copied: Result<(), DeviceFault>) -> Result<(), DeviceFault> {
         if let Err(DeviceFault::Late { .. }) = &copied {
+            self.is_given_up.store(true, Ordering::SeqCst);
             self.device.give_up();
         }
         copied
+    }
+
+    /// A copy did not end in time. The node must end: an idle engine would not notice it.
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::SeqCst)
     }
 
     /// Copies bytes to the device and waits until they are there. For a blocking thread.

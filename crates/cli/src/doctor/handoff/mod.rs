@@ -26,13 +26,17 @@ const NCCL_LIMIT: Duration = Duration::from_secs(300);
 /// NCCL's own variables (NCCL documentation, environment variables).
 const INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 const HOST: &str = "NCCL_HOSTID";
+const NETWORK: &str = "NCCL_NET";
 
 /// By CUDA IPC, and by NCCL if it was found.
 pub(super) fn check(gpu: &Gpu, library: &LibraryDecision) -> [StepReport; 2] {
     let ipc = run_apart(Part::Ipc.command(gpu.ordinal), IPC_LIMIT).step(Row::CudaIpc);
     let nccl = match library {
         LibraryDecision::Ready { .. } => run_apart(first_rank(gpu), NCCL_LIMIT).step(Row::Nccl),
-        LibraryDecision::NotFound => StepReport::not_run(Row::Nccl, "NCCL not found (pip install nvidia-nccl-cu13)"),
+        LibraryDecision::NotFound => StepReport::not_run(
+            Row::Nccl,
+            "NCCL not found (pip install nvidia-nccl-cu13; nvidia-nccl-cu12 for a driver below release 580)",
+        ),
         other => StepReport::not_run(Row::Nccl, format!("NCCL is {other}")),
     };
     [ipc, nccl]
@@ -51,13 +55,13 @@ fn first_rank(gpu: &Gpu) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// What a rank's process needs to know. Both are on this host, so NCCL's listener is nobody else's business. NCCL refuses two
-/// ranks on one GPU of one host, and takes the host's name from a variable.
+/// What a rank's process needs to know. Both are on this host, so NCCL's listener is nobody else's business, and no address of the
+/// machine comes into the report. NCCL refuses two ranks on one GPU of one host, and takes the host's name from a variable. Between
+/// two such hosts it would use an adapter for InfiniBand, which is not what is checked.
 fn add_variables(command: &mut Command, rank: u32, ordinals: (u32, u32)) {
-    if std::env::var_os(INTERFACE).is_none() {
-        command.env(INTERFACE, "=lo");
-    }
+    command.env(INTERFACE, "=lo");
     if ordinals.0 == ordinals.1 {
         command.env(HOST, format!("baton-doctor-{rank}"));
+        command.env(NETWORK, "Socket");
     }
 }

@@ -73,11 +73,13 @@ pub(super) enum Ending {
     #[error("this node needs it no longer")]
     Closed,
     #[error(
-        "the two nodes had no communicator after {} ms; {}",
-        .waited.as_millis(), unreachable(.listener.as_ref())
+        "the two nodes had no communicator after {} ms{}; {}",
+        .waited.as_millis(), said(.error.as_ref()), unreachable(.listener.as_ref())
     )]
     NotMade {
         waited: Duration,
+        /// What the library said. `None`: nothing, until the deadline.
+        error: Option<LibraryError>,
         /// Where the decode node's library listens for the other rank.
         listener: Option<SocketAddr>,
     },
@@ -93,6 +95,10 @@ pub(super) enum Ending {
     ByPeer(String),
     #[error("the peer breaks the contract: {0}")]
     Contract(&'static str),
+}
+
+fn said(error: Option<&LibraryError>) -> String {
+    error.map(|error| format!(", NCCL failed: {error}")).unwrap_or_default()
 }
 
 fn unreachable(listener: Option<&SocketAddr>) -> String {
@@ -133,6 +139,7 @@ mod tests {
     fn a_communicator_that_is_not_made_names_the_port_that_must_be_reached() {
         let ending = Ending::NotMade {
             waited: Duration::from_secs(15),
+            error: None,
             listener: Some("192.0.2.7:60187".parse().unwrap()),
         };
         assert!(ending.to_string().contains("192.0.2.7:60187"), "{ending}");

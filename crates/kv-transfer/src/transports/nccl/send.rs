@@ -372,7 +372,11 @@ impl Phase {
             Phase::Making { id, .. } => id.listener(),
             _ => None,
         };
-        Ending::NotMade { waited, listener }
+        Ending::NotMade {
+            waited,
+            error: None,
+            listener,
+        }
     }
 }
 

@@ -348,6 +348,7 @@ impl Receiving {
         let made = tokio::time::timeout(limits.communicator_wait, making).await;
         let made = made.map_err(|_| Ending::NotMade {
             waited: limits.communicator_wait,
+            error: None,
             listener: None,
         })?;
         // The work does not panic, so the runtime is ending.

@@ -227,15 +227,22 @@ impl Thread {
 
     fn make(&self, rank: &mut dyn Rank) -> Result<(), Ending> {
         let mut pauses = Pauses::default();
-        while !self.look(rank)? {
+        loop {
             let waited = pauses.begun.elapsed();
-            if waited >= self.plan.limits.communicator_wait {
-                let listener = self.plan.id.listener();
-                return Err(Ending::NotMade { waited, listener });
+            let not_made = |error| Ending::NotMade {
+                waited,
+                error,
+                listener: self.plan.id.listener(),
+            };
+            match self.look(rank) {
+                Ok(true) => return Ok(()),
+                Ok(false) if waited >= self.plan.limits.communicator_wait => return Err(not_made(None)),
+                Ok(false) => pauses.next(),
+                // The peer's end may give up a moment before this one.
+                Err(Ending::Library(error)) => return Err(not_made(Some(error))),
+                Err(ending) => return Err(ending),
             }
-            pauses.next();
         }
-        Ok(())
     }
 
     fn exchange(&self, rank: &mut dyn Rank, order: Order) -> Result<(), Ending> {
