@@ -1,5 +1,5 @@
 //! The real model on the false CUDA driver beside the reference's probabilities, teacher-forced. By hand: the driver interprets
-//! each instruction and takes 5 GB of memory for its bookkeeping. `integration-tests/tests/cluster/gpu/goldens.rs` runs the shortest cases.
+//! each instruction and takes 5 GB of memory for its bookkeeping. `integration-tests/tests/cluster/gpu/goldens.rs` runs one layer.
 //!
 //! `BATON_FALSE_CUDA=target/false-cuda cargo run --release -p integration-tests --example gpu_goldens -- [LONGEST]`
 //! Rows of up to LONGEST tokens with their outputs (default 80) are compared. Products of matrices are the false cuBLASLt's.
@@ -10,6 +10,10 @@ use anyhow::Result;
 use integration_tests::cluster::model_path;
 use integration_tests::goldens;
 use integration_tests::gpu_goldens::{GpuCluster, GpuNode};
+
+/// One short case also by decode: the reference's margin is above the threshold at each of these steps.
+const BY_DECODE: &str = "short-capital";
+const DECODED_TOKENS: usize = 8;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -29,6 +33,9 @@ async fn main() -> Result<()> {
         }
         let begun = Instant::now();
         gpu.prefill(&row).await?;
+        if row.id == BY_DECODE {
+            gpu.decode(&row, DECODED_TOKENS).await?;
+        }
         println!("{}: {:.0} s", row.id, begun.elapsed().as_secs_f64());
         rows += 1;
     }
