@@ -257,7 +257,8 @@ async fn a_request_goes_through_both_nodes_and_each_token_comes_once() {
         .timings
         .0
         .iter()
-        .filter(|(s, _)| s.is_before_first_token())
+        // What the scripted node says of its forward is made up, and may be longer than it really took.
+        .filter(|(s, _)| s.is_before_first_token() && *s != Stage::PrefillForward)
         .map(|(_, d)| *d)
         .sum();
     assert!(ttft <= total, "{ttft:?} of {total:?}");
