@@ -52,41 +52,22 @@ pub(crate) trait Harness: Send + Sync {
     }
 }
 
-/// The same transport between nodes whose KV lies in the memory of an accelerator.
-pub(crate) struct OnDevice<H>(pub H);
+/// The same transport between nodes whose KV lies in another kind of memory, by way of the host.
+pub(crate) struct On<H>(pub MemoryKind, pub H);
 
 #[async_trait]
-impl<H: Harness> Harness for OnDevice<H> {
+impl<H: Harness> Harness for On<H> {
     fn kind(&self) -> TransportKind {
-        self.0.kind()
+        self.1.kind()
     }
     async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
-        self.0.serve(receiver, sink, address).await
+        self.1.serve(receiver, sink, address).await
     }
     fn config(&self, config: PairConfig) -> PairConfig {
-        self.0.config(config)
+        self.1.config(config)
     }
     fn memory(&self) -> MemoryKind {
-        MemoryKind::Device
-    }
-}
-
-/// The same transport between nodes whose KV lies in the memory of a CUDA device, by way of pinned memory.
-pub(crate) struct OnCuda<H>(pub H);
-
-#[async_trait]
-impl<H: Harness> Harness for OnCuda<H> {
-    fn kind(&self) -> TransportKind {
-        self.0.kind()
-    }
-    async fn serve(&self, receiver: Arc<Receiver>, sink: Arc<Recorder>, address: &str) -> Served {
-        self.0.serve(receiver, sink, address).await
-    }
-    fn config(&self, config: PairConfig) -> PairConfig {
-        self.0.config(config)
-    }
-    fn memory(&self) -> MemoryKind {
-        MemoryKind::Cuda
+        self.0
     }
 }
 

@@ -31,8 +31,8 @@ pub trait HandoffSink: Send + Sync + Debug + 'static {
     fn progressed(&self, transfer: TransferId);
 
     /// Copies checked and verified bytes into a reserved block. Called on a blocking thread, for small frames on an async
-    /// one, so it must not wait unless [`waits`](Self::waits) says so. A copy out of a device's span may be complete later than the call; until then the sink keeps
-    /// a clone of the span.
+    /// one, so it must not wait unless [`waits`](Self::waits) says so. A copy out of a device's span may be complete later than
+    /// the call; until then the sink keeps a clone of the span.
     ///
     /// # Errors
     /// The memory could not be written: the transfer is refused.

@@ -82,7 +82,7 @@ impl First {
         let mut peer = self.start_peer()?;
         let id = self.rank.nccl.unique_id()?;
         peer.tell(&format!("join {}", hex(&id.0)))?;
-        let joined = self.rank.meet(id)?;
+        let joined = self.rank.meet(id).map_err(|error| peer.beside(error))?;
         let mut session = Session { peer, joined };
         match session.exchange(&self.rank, round, scale.meet) {
             Ok(()) => Ok(session),
@@ -141,7 +141,8 @@ impl Session {
     fn exchange(&mut self, rank: &Rank, round: u64, within: Duration) -> anyhow::Result<()> {
         self.peer.expect(JOINED, within)?;
         self.peer.tell(&format!("exchange {round}"))?;
-        rank.exchange(&mut self.joined, round)?;
+        let exchanged = rank.exchange(&mut self.joined, round);
+        exchanged.map_err(|error| self.peer.beside(error))?;
         self.peer.expect(RIGHT, rank.here.scale.exchange)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 
 use crate::doctor::child;
 
@@ -15,6 +15,8 @@ const MARK: &str = "baton-doctor ";
 /// It is told one thing at a time, and answers with one word.
 const WORDS_MAX: usize = 4;
 const READY: &str = "ready";
+/// A process that has failed says so before it ends.
+const LAST_WORD_WITHIN: Duration = Duration::from_secs(1);
 /// From the end of the talk to that of the process.
 const END_WITHIN: Duration = Duration::from_secs(30);
 
@@ -74,6 +76,14 @@ impl Peer {
                 bail!("the other process did not say `{word}` within {} s", within.as_secs())
             }
             Err(RecvTimeoutError::Disconnected) => bail!("the other process ended before it said `{word}`"),
+        }
+    }
+
+    /// Adds what the other process says next to an error of this one: it may know the reason.
+    pub fn beside(&self, error: anyhow::Error) -> anyhow::Error {
+        match self.words.recv_timeout(LAST_WORD_WITHIN) {
+            Ok(said) => anyhow!("{error:#}; the other process: {said}"),
+            Err(_) => error,
         }
     }
 

@@ -18,7 +18,7 @@ use cuda_engine::kernels::{AttentionShape, ImageForm, Kernels, Target};
 
 use self::bench::{Bench, Size};
 use super::part::{Line, Part, run_apart, tell};
-use super::step::{Row, StepReport};
+use super::step::{Figure, Row, StepReport};
 
 /// It takes ten seconds on a GPU, and some more where the kernels are not compiled yet.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -49,12 +49,17 @@ pub(super) fn run_here(ordinal: u32) -> anyhow::Result<()> {
         Err(error) => return Err(error).context("cuBLASLt cannot be used"),
     };
     let bench = Bench::new(&device, &kernels, Size::of(form))?;
+    // One after the other, so that a part that fails leaves the figures before it. Those of the false driver say nothing.
+    let show = |figures: Vec<Figure>| match form {
+        ImageForm::Ptx => Ok(()),
+        ImageForm::Cubin => figures.into_iter().map(Line::Figure).try_for_each(|line| tell(&line)),
+    };
     let (copies, rate) = copies::measure(&bench).context("copies")?;
-    let launches = launches::measure(&bench).context("launches")?;
-    let products = products::measure(&bench, library.as_ref(), rate).context("products")?;
-    if form == ImageForm::Ptx {
-        return tell(&Line::NotRun(FALSE_DRIVER.to_owned()));
+    show(copies)?;
+    show(launches::measure(&bench).context("launches")?)?;
+    show(products::measure(&bench, library.as_ref(), rate).context("products")?)?;
+    match form {
+        ImageForm::Ptx => tell(&Line::NotRun(FALSE_DRIVER.to_owned())),
+        ImageForm::Cubin => Ok(()),
     }
-    let figures = copies.into_iter().chain(launches).chain(products);
-    figures.map(Line::Figure).try_for_each(|figure| tell(&figure))
 }

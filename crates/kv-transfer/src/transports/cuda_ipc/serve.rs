@@ -16,11 +16,11 @@ use super::here::{self, OfferedHere};
 use super::socket::{IpcGrant, IpcOffer};
 use crate::device::{DeviceKv, IPC_HANDLE_BYTES};
 use crate::receiver::{IncomingPair, Offered, Receiver, WrittenPool};
-use crate::transports::shm::ShmFault;
 use crate::transports::shm::peer_process::PeerProcess;
 use crate::transports::shm::pool::PoolTerms;
 use crate::transports::shm::receiver::{Granted, ServedPair};
-use crate::transports::shm::socket::{self, Ask, Welcome};
+use crate::transports::shm::socket::{self, Ask};
+use crate::transports::shm::welcome::{Asked, challenge};
 use crate::trust::{DeviceEnd, DirectSecret, Prover, Word32};
 
 /// The pause after a failed accept (no descriptors left, for example).
@@ -140,20 +140,10 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<Ipc
 
 /// The pool, for a process of the same user that holds the secret.
 async fn welcome(stream: &UnixStream, config: &IpcConfig, is_one_too_many: bool) -> Result<Option<Granted>, IpcFault> {
-    if let Err(fault) = socket::check_user(stream, config.uid) {
-        socket::say(stream, &Welcome::OtherUser, None).await?;
-        return Err(fault.into());
-    }
-    if is_one_too_many {
-        socket::say(stream, &Welcome::TooManyPairs, None).await?;
+    let asked = challenge(stream, (config.uid, config.hello_wait), is_one_too_many).await?;
+    let Some(Asked { ask, nonce, process }) = asked else {
         return Ok(None);
-    }
-    // Watched before the nonce is sent: the process that answers the nonce is the watched one.
-    let process = PeerProcess::behind(stream);
-    let nonce: Word32 = rand::random();
-    socket::say(stream, &Welcome::Ask(nonce), None).await?;
-    let asked = tokio::time::timeout(config.hello_wait, socket::heard(stream)).await;
-    let (ask, _) = asked.map_err(|_| ShmFault::TimeOut)??;
+    };
     match grant((&ask, &nonce), process, config) {
         Ok((granted, grant)) => {
             socket::say(stream, &grant, None).await?;

@@ -143,9 +143,13 @@ async fn a_node_with_another_part_of_each_block_gets_no_pair() {
 }
 
 mod on_device {
-    crate::conformance::conformance_tests!(crate::conformance::OnDevice(super::Grpc));
+    use crate::conformance::{MemoryKind, On};
+
+    crate::conformance::conformance_tests!(On(MemoryKind::Device, super::Grpc));
 }
 
 mod on_cuda {
-    crate::conformance::conformance_tests!(crate::conformance::OnCuda(super::Grpc));
+    use crate::conformance::{MemoryKind, On};
+
+    crate::conformance::conformance_tests!(On(MemoryKind::Cuda, super::Grpc));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::choice::TransportKind;
-use crate::conformance::{Harness, LAYER_BYTES, OnDevice, Recorder, Served, conformance_tests};
+use crate::conformance::{Harness, LAYER_BYTES, MemoryKind, On, Recorder, Served, conformance_tests};
 use crate::link::ReceivingEnd;
 use crate::pairs::PairConfig;
 use crate::receiver::Receiver;
@@ -45,5 +45,5 @@ impl Harness for Memory {
 conformance_tests!(Memory);
 
 mod on_device {
-    super::conformance_tests!(super::OnDevice(super::Memory));
+    super::conformance_tests!(super::On(super::MemoryKind::Device, super::Memory));
 }

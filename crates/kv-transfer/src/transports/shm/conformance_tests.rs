@@ -54,11 +54,15 @@ mod staged {
 }
 
 mod staged_on_device {
-    crate::conformance::conformance_tests!(crate::conformance::OnDevice(super::Shm));
+    use crate::conformance::{MemoryKind, On};
+
+    crate::conformance::conformance_tests!(On(MemoryKind::Device, super::Shm));
 }
 
 mod staged_on_cuda {
-    crate::conformance::conformance_tests!(crate::conformance::OnCuda(super::Shm));
+    use crate::conformance::{MemoryKind, On};
+
+    crate::conformance::conformance_tests!(On(MemoryKind::Cuda, super::Shm));
 }
 
 /// The same, written in place. What the suite supposes of a sender holds here by its word: it is trusted not to change a

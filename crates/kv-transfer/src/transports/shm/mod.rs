@@ -37,7 +37,7 @@ pub(super) mod pool;
 pub(super) mod receiver;
 mod ring;
 pub(super) mod socket;
-mod welcome;
+pub(super) mod welcome;
 mod yardstick;
 
 use std::io;

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::messages::KvBlockFrame;
 use tokio::net::UnixStream;
@@ -40,20 +41,10 @@ pub(super) async fn welcome(
     (config, rings): (&ShmConfig, &RingBudget),
     is_one_too_many: bool,
 ) -> Result<Option<Incoming>, ShmFault> {
-    if let Err(fault) = socket::check_user(stream, config.uid) {
-        socket::say(stream, &Welcome::OtherUser, None).await?;
-        return Err(fault);
-    }
-    if is_one_too_many {
-        socket::say(stream, &Welcome::TooManyPairs, None).await?;
+    let asked = challenge(stream, (config.uid, config.hello_wait), is_one_too_many).await?;
+    let Some(Asked { ask, nonce, process }) = asked else {
         return Ok(None);
-    }
-    // Watched before the nonce is sent: the process that answers the nonce is the watched one.
-    let process = PeerProcess::behind(stream);
-    let nonce: Word32 = rand::random();
-    socket::say(stream, &Welcome::Ask(nonce), None).await?;
-    let asked = tokio::time::timeout(config.hello_wait, socket::heard(stream)).await;
-    let (ask, _) = asked.map_err(|_| ShmFault::TimeOut)??;
+    };
     let staged = match direct((&ask, &nonce), process, config) {
         Ok((incoming, grant)) => {
             let memory = config.direct.as_ref().map(|offer| offer.pool.memory());
@@ -75,6 +66,37 @@ pub(super) async fn welcome(
     };
     socket::say(stream, &Grant::Ring(shape, staged), Some(memory.as_fd())).await?;
     Ok(Some(Incoming::Ring { ring, _room: room }))
+}
+
+/// What a process that came to a socket wants, and the nonce that its proof must be over.
+pub(in crate::transports) struct Asked {
+    pub ask: Ask,
+    pub nonce: Word32,
+    /// An error: the process cannot be watched.
+    pub process: io::Result<PeerProcess>,
+}
+
+/// Asks a process of the same user what it wants. `None`: it was told that there is no room for it.
+pub(in crate::transports) async fn challenge(
+    stream: &UnixStream,
+    (uid, hello_wait): (u32, Duration),
+    is_one_too_many: bool,
+) -> Result<Option<Asked>, ShmFault> {
+    if let Err(fault) = socket::check_user(stream, uid) {
+        socket::say(stream, &Welcome::OtherUser, None).await?;
+        return Err(fault);
+    }
+    if is_one_too_many {
+        socket::say(stream, &Welcome::TooManyPairs, None).await?;
+        return Ok(None);
+    }
+    // Watched before the nonce is sent: the process that answers the nonce is the watched one.
+    let process = PeerProcess::behind(stream);
+    let nonce: Word32 = rand::random();
+    socket::say(stream, &Welcome::Ask(nonce), None).await?;
+    let asked = tokio::time::timeout(hello_wait, socket::heard(stream)).await;
+    let (ask, _) = asked.map_err(|_| ShmFault::TimeOut)??;
+    Ok(Some(Asked { ask, nonce, process }))
 }
 
 /// The pool, or why it is not given. There is no reason when the sender did not ask for it.
