@@ -94,5 +94,27 @@ def write_trace(path, requests):
             file.write(json.dumps(row) + "\n")
 
 
+def write_lone_requests(path, requests):
+    """One request at a time: it is over when the next one comes. What they take shows how fast the machine is just now."""
+    seconds_apart, prompt_tokens, output_tokens = 1.0, 160, 40
+    write_trace(path, [(number * seconds_apart, prompt_tokens, output_tokens) for number in range(requests)])
+
+
+def slowdown(real, predicted):
+    """How many times as long as simulated first tokens took, gaps between tokens, and both together."""
+    ttft, itl = (real[metric] / predicted[metric] for metric in ("ttft_ms_p50", "itl_ms_p50"))
+    return ttft, itl, (ttft * itl) ** 0.5
+
+
+def simulate(baton, costs, topology, trace):
+    """The figures of the same trace on a simulated cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = os.path.join(folder, "run.json")
+        command = [baton, "simulate", "--costs", costs, "--topology", topology, "--trace", trace, "--out", result]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with open(result) as file:
+            return figures(json.load(file))
+
+
 def median(values):
     return statistics.median(values)
