@@ -185,7 +185,7 @@ async fn a_rolling_restart_fails_no_request_beside_a_client_that_does_not_read()
     let run = rolling::run(rolling::Plan {
         rounds: 1,
         nodes_each: 1,
-        // An answer under this load must take less, also on a slow machine: with 2 s, seven were cut there.
+        // An answer under this load takes less, also on a slow machine. Half a second of it is for the goodbye.
         grace: Duration::from_secs(6),
         terms: RECONNECTING,
     })
