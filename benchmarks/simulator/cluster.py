@@ -94,16 +94,56 @@ def write_trace(path, requests):
             file.write(json.dumps(row) + "\n")
 
 
-def write_lone_requests(path, requests):
-    """One request at a time: it is over when the next one comes. What they take shows how fast the machine is just now."""
-    seconds_apart, prompt_tokens, output_tokens = 1.0, 160, 40
-    write_trace(path, [(number * seconds_apart, prompt_tokens, output_tokens) for number in range(requests)])
+# What a step takes for its prompt tokens, and what it takes for reading weights and KV.
+PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
+READING_COSTS = ("fixed_seconds", "draw_seconds", "decode_row_seconds", "decode_context_token_seconds")
+# The 90th percentile of a normal distribution, in standard deviations.
+P90 = 1.2816
 
 
-def slowdown(real, predicted):
-    """How many times as long as simulated first tokens took, gaps between tokens, and both together."""
-    ttft, itl = (real[metric] / predicted[metric] for metric in ("ttft_ms_p50", "itl_ms_p50"))
-    return ttft, itl, (ttft * itl) ** 0.5
+class Calibration:
+    """Two traces for `2c` that show how fast the machine serves just now. Neither is a load whose error is measured."""
+
+    def __init__(self, folder):
+        self.lone = os.path.join(folder, "lone.jsonl")
+        self.light = os.path.join(folder, "light.jsonl")
+        # One request at a time: it is over when the next one comes.
+        write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
+        # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
+        write_trace(self.light, [(0.45 * number, 192, 48) for number in range(32)])
+        self.lone_runs, self.light_runs = [], []
+
+    def run(self, cluster, seeds):
+        self.lone_runs.append(figures(cluster.run(self.lone, next(seeds))))
+        self.light_runs.append(figures(cluster.run(self.light, next(seeds))))
+
+
+def fit(baton, costs, calibration):
+    """Changes the costs of a step so that the light load takes as long on `2c` as in the real runs, and returns by how much:
+    prompts, reading. Gaps between tokens fit the reading, first tokens the prompts. The variation is the spread of the first
+    tokens of lone requests."""
+    real = {metric: median([run[metric] for run in calibration.light_runs]) for metric in calibration.light_runs[0]}
+    step, changed = costs["step"], [1.0, 1.0]
+    spread = median([run["ttft_ms_p90"] / run["ttft_ms_p50"] - 1 for run in calibration.lone_runs]) / P90
+    step["variation"] = max(step["variation"], spread)
+    # Each of the two moves the other a little, so they are found by turns.
+    for _ in range(4):
+        for place, names, metric in ((1, READING_COSTS, "itl_ms_p50"), (0, PROMPT_COSTS, "ttft_ms_p50")):
+            factor = real[metric] / simulate_costs(baton, costs, "2c", calibration.light)[metric]
+            changed[place] *= factor
+            for name in names:
+                step[name] *= factor
+            if place == 1:
+                step["batch_seconds"] = [seconds * factor for seconds in step["batch_seconds"]]
+    return changed
+
+
+def simulate_costs(baton, costs, topology, trace):
+    """As `simulate`, with costs that are in no file yet."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(costs, file)
+        file.flush()
+        return simulate(baton, file.name, topology, trace)
 
 
 def simulate(baton, costs, topology, trace):
