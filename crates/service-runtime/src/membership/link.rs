@@ -15,14 +15,12 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::shared::Shared;
+use super::trouble::{Trouble, Word};
 use super::{LEAVE_TIME_LIMIT, LostReason, MembershipEvent};
 use crate::clock_offset;
 use crate::serve;
 use crate::shutdown::Shutdown;
 
-const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
-/// The longest pause. A restarted coordinator has its nodes again within this time.
-const BACK_OFF_MAX: Duration = Duration::from_secs(1);
 /// Two statuses within this time are sent as one, because under load every step changes the status.
 const COALESCE: Duration = Duration::from_millis(2);
 /// Reports that wait for the stream. A coordinator that does not read holds this many and no more.
@@ -51,14 +49,14 @@ impl Link {
     }
 
     pub(super) async fn keep(mut self) {
-        let mut back_off = BACK_OFF_FIRST;
+        let mut trouble = Trouble::new(Instant::now());
         while !self.leave.is_requested() {
             let mut was_welcome = false;
             let Err(reason) = self.one_stream(&mut was_welcome).await else {
                 return;
             };
             if was_welcome {
-                back_off = BACK_OFF_FIRST;
+                trouble = Trouble::new(Instant::now());
             }
             match was_welcome {
                 // One side has told the other that the stream ends.
@@ -66,14 +64,9 @@ impl Link {
                     tracing::info!(coordinator = %self.address, %reason, "the coordinator's stream ended");
                 }
                 true => tracing::warn!(coordinator = %self.address, %reason, "lost the coordinator; dialling again"),
-                false => tracing::debug!(coordinator = %self.address, %reason, "no coordinator yet"),
+                false => self.tell_trouble(trouble.failed(Instant::now(), &reason), &reason),
             }
-            if matches!(
-                reason,
-                LostReason::Refused { .. } | LostReason::NotUnderstood(_) | LostReason::Contract(_)
-            ) {
-                tracing::error!(coordinator = %self.address, %reason, "not a member");
-            }
+            let pause = trouble.pause(&reason).mul_f64(rand::rng().random_range(0.5..1.0));
             let lost = MembershipEvent::ConnectionLost {
                 address: self.address.clone(),
                 reason,
@@ -81,12 +74,22 @@ impl Link {
             if self.events.send(lost).await.is_err() {
                 return;
             }
-            let pause = back_off.mul_f64(rand::rng().random_range(0.5..1.0));
-            back_off = (back_off * 2).min(BACK_OFF_MAX);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.leave.requested() => {}
             }
+        }
+    }
+
+    fn tell_trouble(&self, word: Word, reason: &LostReason) {
+        let coordinator = &self.address;
+        match word {
+            Word::Nothing => tracing::debug!(%coordinator, %reason, "no coordinator yet"),
+            Word::Refused => tracing::error!(%coordinator, %reason, "not a member; trying again now and then"),
+            Word::NoCoordinator { waited, tries } => tracing::warn!(
+                %coordinator, tries, waited_s = waited.as_secs(), %reason,
+                "no coordinator answers: start it, or correct `coordinators`; dialling on"
+            ),
         }
     }
 
