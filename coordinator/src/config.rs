@@ -48,7 +48,7 @@ pub struct Config {
     #[arg(long)]
     pub max_model_len: Option<u32>,
     /// Requests that may wait for a place, over both lanes
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 2048)]
     pub max_queue_requests: usize,
     /// Longest wait for a place; then 429
     #[arg(long, default_value_t = 60_000)]

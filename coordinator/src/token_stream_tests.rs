@@ -22,6 +22,7 @@ pub(crate) fn request(choice_count: u32) -> Request {
         id: RequestId(7),
         prompt: Arc::from([TokenId(1), TokenId(2)]),
         client_prompt_tokens: 2,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens: 8,

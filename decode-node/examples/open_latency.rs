@@ -56,6 +56,7 @@ fn asked(handle: &Handle, id: u128, max_tokens: u32, prefill_node: Option<NodeId
         id: RequestId(id),
         prompt: (0..64).map(TokenId).collect(),
         client_prompt_tokens: 64,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,

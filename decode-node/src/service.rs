@@ -42,14 +42,14 @@ impl DecodeService for Service {
             prompt_tokens = i64::from(open.request.prompt_tokens()),
         );
         telemetry::set_parent(&span, parent);
-        Ok(Response::new(OpenStream(
-            match Asked::open(open, span, answer_parent) {
-                Ok(asked) => self.node.submit(asked),
-                Err(refused) => self
-                    .node
-                    .refuse(&LegRequest::Whole(LocalPrefillReason::CoLocated), refused),
-            },
-        )))
+        let prepared = self.node.prepare(&open.request).await;
+        let asked = prepared.and_then(|()| Asked::open(open, span, answer_parent));
+        Ok(Response::new(OpenStream(match asked {
+            Ok(asked) => self.node.submit(asked),
+            Err(refused) => self
+                .node
+                .refuse(&LegRequest::Whole(LocalPrefillReason::CoLocated), refused),
+        })))
     }
 }
 

@@ -1,13 +1,17 @@
 """The official OpenAI client against a running cluster: what a user's program does, and what it gets wrong."""
 
 import asyncio
+import json
 import math
 import time
 import urllib.error
 import urllib.request
 
 import openai
+import pydantic
 import pytest
+from schemas import SCHEMAS
+from structured_outputs import ask as ask_by_schema
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
 STORY = [{"role": "user", "content": "Tell me a story about a lighthouse."}]
@@ -40,7 +44,7 @@ def text_of(stream):
 def test_models(client, model):
     served = client.models.retrieve(model)
     assert (served.id, served.object, served.owned_by) == (model, "model", "baton")
-    assert served.root and served.max_model_len > 0
+    assert served.root and "/" not in served.root and served.max_model_len > 0
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("no-such-model")
 
@@ -338,6 +342,83 @@ def test_a_deadline_that_cannot_be_met(chat):
     with pytest.raises(openai.APIStatusError) as caught:
         chat(messages=STORY, max_tokens=1000, extra_headers={"x-request-timeout-ms": "20"}, extra_body={"ignore_eos": True})
     assert caught.value.status_code == 504 and caught.value.code == "timeout"
+
+
+# ---- structured outputs and tools -------------------------------------------------------------------------------
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=120)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_answer_fits_its_schema(client, model, name):
+    assert ask_by_schema(client, model, name, seed=1) is None
+
+
+def test_parse(client, model):
+    answer = client.chat.completions.parse(
+        model=model, messages=[{"role": "user", "content": "Invent a person."}], response_format=Person, max_tokens=100
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_the_other_grammars(chat, complete):
+    assert chat(extra_body={"guided_choice": ["Paris", "Rome"]}).choices[0].message.content in ("Paris", "Rome")
+    number = complete(max_tokens=20, extra_body={"structured_outputs": {"regex": "[1-9][0-9]{2}"}})
+    assert 100 <= int(number.choices[0].text) <= 999 and number.choices[0].finish_reason == "stop"
+    lark = complete(max_tokens=20, extra_body={"guided_grammar": 'start: "a" "b"* "."', "stream": False})
+    assert set(lark.choices[0].text) <= {"a", "b", "."}
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(extra_body={"guided_regex": "("})
+    assert refused.value.param == "guided_regex"
+
+
+def test_words_and_tokens_that_may_not_appear(complete):
+    free = complete(temperature=0, max_tokens=8, extra_body={"return_token_ids": True}).choices[0]
+    assert "Paris" in free.text
+    assert "Paris" not in complete(temperature=0, max_tokens=8, extra_body={"bad_words": ["Paris"]}).choices[0].text
+    some = complete(max_tokens=8, extra_body={"allowed_token_ids": free.token_ids[:2], "return_token_ids": True})
+    assert set(some.choices[0].token_ids) <= set(free.token_ids[:2])
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a place.", "parameters": {
+    "type": "object",
+    "properties": {"place": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["place", "days"], "additionalProperties": False,
+}}}
+QUESTION = [{"role": "user", "content": "How will the weather be in Rome?"}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_forced_call_has_valid_arguments(client, model, choice):
+    def ask(**fields):
+        return client.chat.completions.create(
+            model=model, messages=QUESTION, tools=[WEATHER], tool_choice=choice, max_tokens=400, seed=3, **fields
+        )
+
+    calls = ask().choices[0].message.tool_calls
+    for call in calls:
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "weather" and set(arguments) == {"place", "days"} and 1 <= arguments["days"] <= 7
+    streamed = "".join(
+        part.function.arguments
+        for chunk in ask(stream=True)
+        for part in (chunk.choices[0].delta.tool_calls or [] if chunk.choices else [])
+    )
+    assert streamed == "".join(call.function.arguments for call in calls)
+
+
+def test_results_of_tools_go_back(client, model):
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome", "days": 1}'}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "call_1"},
+    ]
+    answer = client.chat.completions.create(model=model, messages=messages, tools=[WEATHER], max_tokens=16)
+    assert answer.usage.prompt_tokens > 60 and answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
 # ---- leaving ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,26 @@ pub struct Case {
     pub temperature: f64,
     pub top_p: f64,
     pub seed: u64,
+    /// The output is constrained to [`ENDLESS`].
+    pub is_constrained: bool,
+}
+
+/// Lower-case text whose end no model draws, so that constrained outputs have their full length, too.
+const ENDLESS: &str = r"[a-z ,]+\x01";
+
+impl Case {
+    /// The request, for `/v1/completions`. A grammar decides where an output ends, so it does not go with `ignore_eos`.
+    pub fn body(&self) -> Value {
+        let mut body = json!({
+            "model": MODEL, "prompt": self.prompt, "max_tokens": self.output_tokens, "temperature": self.temperature,
+            "top_p": self.top_p, "seed": self.seed >> 1, "return_token_ids": true, "return_kv_hashes": true,
+        });
+        match self.is_constrained {
+            true => body["guided_regex"] = json!(ENDLESS),
+            false => body["ignore_eos"] = json!(true),
+        }
+        body
+    }
 }
 
 /// What is compared of an answer.
@@ -39,7 +59,7 @@ pub struct Answer {
 
 /// Cuts `count` prompts out of `text` (token ids): lengths log-uniform in 1..=2000, so that short ones are as well
 /// covered as long ones; every fourth prompt begins like an earlier one, so that prefix caches have something to hit;
-/// half are greedy, half sampled.
+/// half are greedy, half sampled; half of both follow a grammar.
 pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
     let mut rng = StdRng::seed_from_u64(seed);
     let longest = PROMPT_TOKENS_MAX.min(text.len());
@@ -65,6 +85,8 @@ pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
             temperature: if is_greedy { 0.0 } else { 0.8 },
             top_p: if is_greedy { 1.0 } else { 0.95 },
             seed: rng.random(),
+            // Of the greedy ones and of the sampled ones.
+            is_constrained: i % 4 >= 2,
         });
     }
     cases
@@ -107,13 +129,9 @@ pub async fn run(base_url: &str, cases: &[Case]) -> Result<Vec<Answer>> {
 }
 
 async fn ask(client: &reqwest::Client, url: &str, case: &Case) -> Result<Answer> {
-    let body = json!({
-        "model": MODEL, "prompt": case.prompt, "max_tokens": case.output_tokens, "temperature": case.temperature, "top_p": case.top_p,
-        "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "return_kv_hashes": true,
-    });
     let response = client
         .post(url)
-        .json(&body)
+        .json(&case.body())
         .timeout(Duration::from_secs(600))
         .send()
         .await?;
@@ -223,6 +241,7 @@ mod tests {
             temperature: 0.0,
             top_p: 1.0,
             seed: 1,
+            is_constrained: false,
         };
         let good = answer(64);
         let baseline = Baseline {

@@ -42,7 +42,10 @@ impl PrefillService for Service {
             prompt_tokens = i64::from(message.request.prompt_tokens()),
         );
         telemetry::set_parent(&span, parent);
-        let checked = check(&message, self.node.block_tokens);
+        let mut checked = check(&message, self.node.block_tokens);
+        if checked.is_ok() {
+            checked = self.node.prepare(&message.request).await;
+        }
         let asked = Asked::prefill(message, span);
         Ok(Response::new(PrefillStream(match checked {
             Ok(()) => self.node.submit(asked),

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody as _};
-use axum::http::StatusCode;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -54,6 +57,19 @@ impl BodyBudget {
         }
         Ok(())
     }
+}
+
+/// Refuses a body that comes in an encoding other than gzip. A layer unpacks gzip as the body is read, so all limits count
+/// unpacked bytes.
+pub async fn known_encoding(request: Request, next: Next) -> Response {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    if encoding.is_none_or(|encoding| encoding == "gzip" || encoding == "identity") {
+        return next.run(request).await;
+    }
+    let message = "The `Content-Encoding` of the request is not supported: send the body as it is, or with gzip.";
+    ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+        .with_code("unsupported_encoding")
+        .into_response()
 }
 
 /// The body as text, or the client's mistake.
@@ -136,5 +152,7 @@ async fn discard(mut body: Body) -> usize {
 }
 
 fn broken() -> ApiError {
-    ApiError::bad_request("The request body ended before the length its headers announced, or was badly framed.")
+    ApiError::bad_request(
+        "The request body ended before the length its headers announced, was badly framed, or is no valid gzip.",
+    )
 }

@@ -69,8 +69,7 @@ pub enum Given<T> {
     Real(f64),
     Text(String),
     List(Vec<T>),
-    /// An object, with its field `type` where that is a text.
-    Object(Option<String>),
+    Object,
 }
 
 impl<'de, T: Deserialize<'de>> Given<T> {
@@ -95,7 +94,7 @@ impl<'de, T: Deserialize<'de>> Given<T> {
             Self::Whole(number, _) | Self::Real(number) => number.to_string(),
             Self::Text(text) => format!("the string {:?}", short(text)),
             Self::List(_) => "a list".to_owned(),
-            Self::Object(_) => "an object".to_owned(),
+            Self::Object => "an object".to_owned(),
         };
         E::custom(format!("must be {wanted}, not {given}"))
     }
@@ -116,18 +115,6 @@ impl<'de, T: Deserialize<'de>> Given<T> {
 
     pub fn token_id(&self) -> Option<TokenId> {
         self.whole_within(0, u32::MAX.into()).map(|id| TokenId(id as u32))
-    }
-}
-
-/// A text, or nothing for any other value.
-struct Kind(Option<String>);
-
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Given::<IgnoredAny>::read(deserializer, &"any value", usize::MAX)? {
-            Given::Text(text) => Ok(Self(Some(text))),
-            _ => Ok(Self(None)),
-        }
     }
 }
 
@@ -171,14 +158,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for GivenVisitor<'_, T> {
         Ok(Given::List(list))
     }
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Given<T>, A::Error> {
-        let mut kind = None;
-        while let Some(name) = entries.next_key::<String>()? {
-            match name.as_str() {
-                "type" => kind = entries.next_value::<Kind>()?.0,
-                _ => drop(entries.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(Given::Object(kind))
+        while let Some((IgnoredAny, IgnoredAny)) = entries.next_entry()? {}
+        Ok(Given::Object)
     }
 }
 
@@ -236,11 +217,14 @@ scalar_forms! {
         _ => None,
     };
     Unsupported(()) is UNSUPPORTED, by |_| None;
-    // SDKs and frameworks send these unsupported fields with values that ask for the default behaviour.
-    NoTools(()) is UNSUPPORTED, by |given| matches!(given, Given::List(tools) if tools.is_empty()).then_some(());
-    NoToolChoice(()) is UNSUPPORTED, by |given| matches!(given, Given::Text(choice) if choice == "none").then_some(());
-    PlainText(()) is UNSUPPORTED, by |given| matches!(given, Given::Object(Some(kind)) if kind == "text").then_some(());
-    BestOfOne(()) is UNSUPPORTED, by |given| given.whole_within(1, 1).map(|_| ());
+    // SDKs and frameworks send unsupported fields with values that ask for what this server does anyway.
+    OnlyFlag[const VALUE: bool](()) is UNSUPPORTED,
+        by |given| matches!(given, Given::Bool(value) if *value == VALUE).then_some(());
+    OnlyNumber[const VALUE: i64](()) is UNSUPPORTED, by |given| given.whole_within(VALUE, VALUE).map(|_| ());
+    EmptyText(()) is UNSUPPORTED, by |given| matches!(given, Given::Text(text) if text.is_empty()).then_some(());
+    EmptyList(()) is UNSUPPORTED, by |given| matches!(given, Given::List(list) if list.is_empty()).then_some(());
+    NoToolChoice(()) is UNSUPPORTED,
+        by |given| matches!(given, Given::Text(choice) if choice == "none" || choice == "auto").then_some(());
 }
 
 pub type Count = Whole<0, { u32::MAX as i64 }>;

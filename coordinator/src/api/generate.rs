@@ -14,12 +14,13 @@ use tracing::{Instrument, Span};
 use super::AppState;
 use super::answering::{Answering, note_end, note_finish_reasons};
 use super::body::{self, HeldBytes};
+use super::calls::Calls;
 use super::error::ApiError;
 use super::facts::Generation;
 use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
-use super::prepare::{Prompt, prompts, requests};
+use super::prepare::{Prompt, Tokenized, requests, tokenized};
 use super::record::{RequestLabels, RequestRecord};
 use super::reply::Reply;
 use super::request::{self, CheckedRequest, Endpoint};
@@ -95,14 +96,14 @@ impl Call {
             generation.slo = slo;
             generation.is_streaming = is_streaming;
         });
-        let prompts = self.tokenize(&mut plan, held).await?;
-        let requests = requests(&self.state, &plan, &prompts, &labels)?;
+        let tokenized = self.tokenize(&mut plan, held).await?;
+        let requests = requests(&self.state, &plan, &tokenized, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
         let mut run = Run::start(&self.state, self.run_input(&plan, requests));
         self.record.update(|generation| generation.is_submitted = true);
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
-        let reply = self.reply(plan, prompts);
+        let reply = self.reply(plan, tokenized.prompts);
         // No header leaves before the first token has come, so that a failure until then still has a status of its own.
         let first = run.next().await;
         self.record.update(|generation| run.note(generation));
@@ -149,18 +150,18 @@ impl Call {
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
-    async fn tokenize(&self, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
+    async fn tokenize(&self, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Tokenized, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // The stage begins where parsing ended, so that no time lies between the two.
         let began = self.parsed_at();
-        let prompts = prompts(&self.state, plan, held).instrument(span).await;
+        let tokenized = tokenized(&self.state, plan, held).instrument(span).await;
         let tokenized_at = Instant::now();
         self.record.update(|generation| {
             generation.edge.push(Stage::Tokenize, tokenized_at - began);
             generation.tokenized_at = Some(tokenized_at);
         });
-        prompts
+        tokenized
     }
 
     fn describe(&self, plan: &CheckedRequest, requests: &[Arc<Request>]) {
@@ -226,8 +227,13 @@ impl Call {
         self.span.record("gen_ai.response.id", head.id.as_str());
         self.record
             .update(|generation| generation.response_id = Some(head.id.clone()));
+        let format = self.state.text.tool_format();
         Reply {
             head,
+            calls: plan
+                .tools
+                .as_ref()
+                .map(|tools| Calls::new(tools, format, plan.fields.stream.0)),
             plan,
             echo: prompts.into_iter().map(|prompt| prompt.echo_text).collect(),
             text: self.state.text.clone(),
@@ -238,7 +244,7 @@ impl Call {
         let Answering {
             mut run,
             mut pace,
-            reply,
+            mut reply,
             first,
             egress,
             ..

@@ -13,6 +13,20 @@ pub const PROMPT_ELEMENTS_MAX: usize = 1 << 18;
 pub const MESSAGES_MAX: usize = 4096;
 /// Tokens that end a sequence. Each generated token is compared with all of them.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
+/// Token ids that a request may be limited to. It is as many as the vocabularies that are served here have at most.
+pub const ALLOWED_TOKEN_IDS_MAX: usize = 1 << 18;
+/// Words that the output may not have. Each is compared with the end of the output at every token.
+pub const BAD_WORDS_MAX: usize = 128;
+pub const BAD_WORD_BYTES_MAX: usize = 128;
+/// Texts of which the output is one.
+pub const CHOICE_TEXTS_MAX: usize = 1024;
+/// A grammar travels to the nodes with each attempt. The largest schemas in use have some 100 KB.
+pub const GRAMMAR_BYTES_MAX: usize = 128 << 10;
+/// OpenAI's limits.
+pub const TOOLS_MAX: usize = 128;
+pub const TOOL_NAME_CHARS_MAX: usize = 64;
+/// Calls in one message of the assistant.
+pub const CALLS_MAX: usize = 128;
 /// OpenAI's limit for chat (5 for completions). Each alternative travels with every token.
 pub const LOGPROBS_MAX: i64 = 20;
 /// OpenAI documents -100 to 100 for the values. vLLM's tests use up to 1,024 entries. The list travels to the nodes.

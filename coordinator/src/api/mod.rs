@@ -7,8 +7,10 @@ mod access_line;
 mod admin;
 mod answering;
 mod body;
+mod calls;
 mod connection;
 mod console;
+mod constraint;
 mod error;
 mod events;
 mod facts;
@@ -37,6 +39,7 @@ mod server;
 mod shapes;
 mod sse;
 mod tokenize;
+mod tools;
 mod trace;
 mod trace_context;
 mod traces;
@@ -48,12 +51,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
+use grammar::{Grammars, Vocabulary};
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use tokio::sync::Semaphore;
+use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+use tower_http::normalize_path::NormalizePathLayer;
 
 pub use metrics::{EdgeMetrics, EndedRequest};
 pub use server::{BindError, bind, serve_http};
@@ -107,6 +114,7 @@ pub struct AppState {
     /// Long texts are tokenized on blocking threads, at most as many at once as there are cores.
     long_texts: Arc<Semaphore>,
     bodies: body::BodyBudget,
+    grammars: Arc<Grammars>,
     started_at_unix_s: u64,
     started_at: Instant,
 }
@@ -115,6 +123,7 @@ impl AppState {
     pub fn new(parts: AppParts) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
+            grammars: Arc::new(grammars_of(parts.text.clone())),
             submit: parts.submit,
             text: parts.text,
             served_models: parts.served_models,
@@ -132,6 +141,16 @@ impl AppState {
             started_at: Instant::now(),
         }
     }
+}
+
+/// The grammars of the served model. Its vocabulary is built when the first one comes.
+fn grammars_of(text: Arc<TextModel>) -> Grammars {
+    Grammars::new(move || {
+        let codec = text.codec();
+        Vocabulary::new(codec.vocab_size(), codec.end_tokens(), |token| {
+            Some((codec.token_bytes(token)?, codec.is_special(token)))
+        })
+    })
 }
 
 impl fmt::Debug for AppParts {
@@ -155,7 +174,8 @@ pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let panics = state.metrics.clone();
     let cors = guard::cors(&state.cors_origins);
-    Router::new()
+    let routes = Router::new()
+        .route("/", get(|| async { Redirect::to("/ui") }))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(generate::completions))
@@ -174,7 +194,6 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/nodes/{name}/drain", post(nodes::drain))
         .route("/admin/nodes/{name}/role/{role}", post(nodes::change_role))
         .route("/ui", get(console::index))
-        .route("/ui/", get(console::index))
         .route("/ui/{*path}", get(console::file))
         .route("/admin/slo", get(admin::slo))
         .route("/admin/events", get(events::events))
@@ -182,6 +201,8 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/reports/{name}", get(reports::one))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
+        .layer(RequestDecompressionLayer::new())
+        .layer(from_fn(body::known_encoding))
         .layer(CatchPanicLayer::custom(move |_| {
             panics.handler_panicked();
             ApiError::internal("The server made a mistake handling this request; it goes on serving others.")
@@ -190,7 +211,9 @@ pub fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(state.clone(), guard::guarded))
         .layer(tower::util::option_layer(cors))
         .layer(from_fn_with_state(state.clone(), edge))
-        .with_state(state)
+        .with_state(state);
+    // A path with a slash at its end is the path without it. This has to happen before a route is looked for.
+    Router::new().fallback_service(NormalizePathLayer::trim_trailing_slash().layer(routes))
 }
 
 /// Wraps every request: its record, and the headers that every answer has.

@@ -28,7 +28,7 @@ fn describe(state: &AppState, id: &str) -> Value {
         "object": "model",
         "created": state.started_at_unix_s,
         "owned_by": "baton",
-        "root": state.text.root,
+        "root": state.text.name,
         "parent": null,
         "max_model_len": state.text.max_model_tokens,
     })

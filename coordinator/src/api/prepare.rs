@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use serving_core::ids::{RequestId, TokenId};
-use serving_core::request::{Request, StopConditions};
+use serving_core::request::{OutputConstraint, Request, StopConditions};
 
 use super::AppState;
 use super::body::HeldBytes;
 use super::error::ApiError;
 use super::limits::COUNTED_CONTEXTS;
 use super::long_text::on_text;
-use super::prompt::{Input, PromptSource};
+use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
-use super::request::{CheckedRequest, Endpoint};
-use crate::text::{TextError, TextModel};
+use super::request::{CheckedRequest, Endpoint, Truncation};
+use crate::text::{Chat, TextError, TextModel};
 
 /// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
 const COMPLETIONS_MAX_TOKENS_DEFAULT: u32 = 16;
@@ -26,20 +26,39 @@ pub struct Prompt {
     pub echo_text: Option<String>,
 }
 
+/// What nodes need of a body, in tokens.
+#[derive(Debug)]
+pub struct Tokenized {
+    pub prompts: Vec<Prompt>,
+    pub constraint: OutputConstraint,
+}
+
+pub async fn tokenized(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Tokenized, ApiError> {
+    let prompts = prompts(state, plan, held).await?;
+    let constraint = std::mem::take(&mut plan.constraint).prepare(state).await?;
+    Ok(Tokenized { prompts, constraint })
+}
+
 /// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
-pub async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
+async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.input.param();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let bytes = input.text_bytes();
     let longest = match &input {
         Input::Prompts(list) => list.iter().map(PromptSource::text_bytes).max().unwrap_or(0),
-        Input::Chat(_) => bytes,
+        Input::Chat(..) => bytes,
     };
-    check_length(&state.text, longest, param)?;
+    let limit = state.text.max_model_tokens as usize;
+    let tokens_max = limit * COUNTED_CONTEXTS;
+    let read_max = if plan.truncation.is_some() { tokens_max } else { limit };
+    check_length(&state.text, longest, (read_max, param))?;
     let tokenizing = Tokenizing {
-        tokens_max: state.text.max_model_tokens as usize * COUNTED_CONTEXTS,
-        add_special: true,
-        add_generation_prompt: true,
+        tokens_max,
+        kept_max: plan.truncation.map(|truncation| match truncation {
+            Truncation::Tokens(tokens) => tokens as usize,
+            Truncation::Context => limit.saturating_sub(plan.max_tokens.unwrap_or(1) as usize).max(1),
+        }),
+        add_special: plan.fields.add_special_tokens.map(|wanted| wanted.0),
         echo: plan.fields.echo.0,
     };
     let text = state.text.clone();
@@ -51,26 +70,32 @@ pub async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldByte
     on_text(state, (bytes, held), work).await
 }
 
-/// Refuses a text that has too many bytes for its context, however its tokens fall.
-fn check_length(text: &TextModel, bytes: usize, param: &str) -> Result<(), ApiError> {
-    let (fewest, limit) = (text.fewest_tokens(bytes), text.max_model_tokens as usize);
-    if fewest <= limit {
+/// Refuses a text that has too many bytes for so many tokens, however they fall.
+fn check_length(text: &TextModel, bytes: usize, (tokens_max, param): (usize, &str)) -> Result<(), ApiError> {
+    let fewest = text.fewest_tokens(bytes);
+    if fewest <= tokens_max {
         return Ok(());
     }
     let message = format!(
-        "The context length of this model is {limit} tokens, and a prompt of {bytes} bytes has at least {fewest}. \
-         Shorten it."
+        "{} A prompt of {bytes} bytes has at least {fewest}. Shorten it.",
+        context_words(text.max_model_tokens)
     );
     Err(ApiError::too_long(param, message))
+}
+
+/// The sentence by which LiteLLM and LangChain know that a prompt is too long.
+fn context_words(limit: u32) -> String {
+    format!("This model's maximum context length is {limit} tokens.")
 }
 
 /// How a text becomes tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokenizing {
     pub tokens_max: usize,
-    /// Only for a prompt: the chat template has the special tokens itself.
-    pub add_special: bool,
-    pub add_generation_prompt: bool,
+    /// Only the last so many tokens of a prompt are kept.
+    pub kept_max: Option<usize>,
+    /// A prompt gets the special tokens unless the client says otherwise. A chat does not: its template has them.
+    pub add_special: Option<bool>,
     /// Keep the prompt as text.
     pub echo: bool,
 }
@@ -79,37 +104,63 @@ impl Tokenizing {
     pub fn run(self, text: &TextModel, input: Input) -> Result<Vec<Prompt>, TextError> {
         let encode = |source: &str, add_special| text.codec().encode(source, add_special, self.tokens_max);
         let prompt = |source| {
-            Ok(match source {
-                PromptSource::Text(string) => Prompt {
-                    tokens: Arc::from(encode(&string, self.add_special)?),
-                    echo_text: self.echo.then_some(string),
-                },
-                PromptSource::Tokens(ids) => Prompt {
-                    echo_text: self.echo.then(|| text.decode(&ids, true)),
-                    tokens: Arc::from(ids),
-                },
+            let (tokens, string) = match source {
+                PromptSource::Text(string) => (encode(&string, self.add_special.unwrap_or(true))?, Some(string)),
+                PromptSource::Tokens(ids) => (ids, None),
+            };
+            let kept = self.kept(&tokens);
+            let whole = string.filter(|_| kept.len() == tokens.len());
+            Ok(Prompt {
+                tokens: Arc::from(kept),
+                echo_text: self.echo.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
             })
         };
         match input {
             Input::Prompts(sources) => sources.into_iter().map(prompt).collect(),
-            Input::Chat(turns) => {
-                let rendered = text.codec().render_chat(&turns, self.add_generation_prompt)?;
-                let tokens = Arc::from(encode(&rendered, false)?);
+            Input::Chat(chat, ending) => {
+                let rendered = text.render_chat(&chat, ending == ChatEnding::NewMessage)?;
+                let rendered = match ending {
+                    ChatEnding::LastMessage => up_to_last_message(rendered, &chat)?,
+                    ChatEnding::NewMessage | ChatEnding::Nothing => rendered,
+                };
+                let tokens = encode(&rendered, self.add_special.unwrap_or(false))?;
                 Ok(vec![Prompt {
-                    tokens,
+                    tokens: Arc::from(self.kept(&tokens)),
                     echo_text: None,
                 }])
             }
         }
     }
+
+    fn kept(self, tokens: &[TokenId]) -> &[TokenId] {
+        let kept = self.kept_max.unwrap_or(tokens.len()).min(tokens.len());
+        &tokens[tokens.len() - kept..]
+    }
+}
+
+/// The text to the end of the last message's content, without what the template writes after it. A template may cut the
+/// white space around a content. The method is that of `continue_final_message` in transformers.
+fn up_to_last_message(mut rendered: String, chat: &Chat) -> Result<String, TextError> {
+    let content = chat.messages.last().and_then(|turn| turn["content"].as_str());
+    let content = content.unwrap_or_default().trim_start();
+    let trimmed = content.trim_end();
+    let from = rendered.rfind(trimmed).filter(|_| !trimmed.is_empty());
+    let from = from.ok_or(TextError::CannotContinue)?;
+    let kept = if rendered[from..].starts_with(content) {
+        content
+    } else {
+        trimmed
+    };
+    rendered.truncate(from + kept.len());
+    Ok(rendered)
 }
 
 pub fn text_error(text: &TextModel, error: &TextError, param: &str) -> ApiError {
     match error {
         TextError::TooLong { tokens_max } => {
-            let limit = text.max_model_tokens;
             let message = format!(
-                "The context length of this model is {limit} tokens. Your prompt has more than {tokens_max} tokens. Shorten it."
+                "{} Your prompt has more than {tokens_max}. Shorten it.",
+                context_words(text.max_model_tokens)
             );
             ApiError::too_long(param, message)
         }
@@ -121,19 +172,20 @@ pub fn text_error(text: &TextModel, error: &TextError, param: &str) -> ApiError 
 pub fn requests(
     state: &AppState,
     plan: &CheckedRequest,
-    prompts: &[Prompt],
+    tokenized: &Tokenized,
     labels: &RequestLabels,
 ) -> Result<Vec<Arc<Request>>, ApiError> {
+    let Tokenized { prompts, constraint } = tokenized;
     prompts
         .iter()
-        .map(|prompt| request(state, plan, prompt, labels).map(Arc::new))
+        .map(|prompt| request(state, plan, (prompt, constraint), labels).map(Arc::new))
         .collect()
 }
 
 fn request(
     state: &AppState,
     plan: &CheckedRequest,
-    prompt: &Prompt,
+    (prompt, constraint): (&Prompt, &OutputConstraint),
     labels: &RequestLabels,
 ) -> Result<Request, ApiError> {
     let max_tokens = max_tokens(state, plan, prompt.tokens.len())?;
@@ -142,6 +194,7 @@ fn request(
         id: RequestId(rand::random()),
         prompt: prompt.tokens.clone(),
         client_prompt_tokens: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+        constraint: constraint.clone(),
         sampling: plan.sampling.clone(),
         stop: StopConditions {
             max_tokens,
@@ -183,8 +236,9 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
             let asked_words = asked.map_or(String::new(), |max| format!(" and asked for {max} output tokens"));
             let (field, sum) = (plan.max_tokens_field, prompt_tokens as u64 + u64::from(wanted));
             let message = format!(
-                "The context length of this model is {limit} tokens. Your prompt has {prompt_tokens} tokens{asked_words}, {sum} \
-                 together. Shorten the prompt or lower `{field}`."
+                "{} Your prompt has {prompt_tokens} tokens{asked_words}, {sum} together. Shorten the prompt or lower \
+                 `{field}`.",
+                context_words(limit)
             );
             Err(ApiError::too_long(
                 if asked.is_some() { field } else { prompt_field },

@@ -4,17 +4,48 @@ use std::fmt;
 
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 
 use super::error::{ApiError, short};
-use super::forms::{Given, Id, List, Real, Unsupported, in_vocabulary};
-use super::limits::{LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX};
-use crate::text::ChatTurn;
+use super::forms::{Flag, Given, Id, List, Real, Unsupported, in_vocabulary};
+use super::limits::{
+    CALLS_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX,
+};
+use super::tools::MadeCall;
+use crate::text::Chat;
 
 #[derive(Debug)]
 pub enum Input {
     Prompts(Vec<PromptSource>),
-    Chat(Vec<ChatTurn>),
+    Chat(Chat, ChatEnding),
+}
+
+/// What the model goes on with after the messages of a chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChatEnding {
+    /// A new message of the assistant, whose head the template writes.
+    NewMessage,
+    /// The last message, which is left open.
+    LastMessage,
+    /// The text as the template ends it.
+    Nothing,
+}
+
+impl ChatEnding {
+    /// From the fields `continue_final_message` and `add_generation_prompt`.
+    pub fn of(continues: Flag, generation_prompt: Option<Flag>) -> Result<Self, ApiError> {
+        match (continues.0, generation_prompt) {
+            (true, Some(Flag(true))) => Err(ApiError::invalid(
+                "continue_final_message",
+                "`continue_final_message` and `add_generation_prompt` cannot both be true: the answer either continues the \
+                 last message or begins a new one.",
+            )),
+            (true, _) => Ok(Self::LastMessage),
+            (false, Some(Flag(false))) => Ok(Self::Nothing),
+            (false, _) => Ok(Self::NewMessage),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +124,7 @@ impl Input {
     pub fn param(&self) -> &'static str {
         match self {
             Input::Prompts(_) => "prompt",
-            Input::Chat(_) => "messages",
+            Input::Chat(..) => "messages",
         }
     }
 
@@ -101,7 +132,12 @@ impl Input {
     pub fn text_bytes(&self) -> usize {
         match self {
             Input::Prompts(prompts) => prompts.iter().map(PromptSource::text_bytes).sum(),
-            Input::Chat(turns) => turns.iter().map(|turn| turn.content.len()).sum(),
+            Input::Chat(chat, _) => chat
+                .messages
+                .iter()
+                .filter_map(|turn| turn["content"].as_str())
+                .map(str::len)
+                .sum(),
         }
     }
 
@@ -141,9 +177,9 @@ pub type ChatMessages = List<ChatMessage, MESSAGES_MAX>;
 pub struct ChatMessage {
     role: Option<String>,
     content: Option<Content>,
-    name: Option<Unsupported>,
-    tool_calls: Option<Unsupported>,
-    tool_call_id: Option<Unsupported>,
+    name: Option<String>,
+    tool_calls: Option<List<MadeCall, CALLS_MAX>>,
+    tool_call_id: Option<String>,
     function_call: Option<Unsupported>,
 }
 
@@ -184,7 +220,8 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<ChatTurn>, ApiError> {
+/// The messages as a template reads them.
+pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<Value>, ApiError> {
     let messages = messages.map_or(Vec::new(), |messages| messages.0);
     if messages.is_empty() {
         let message = "`messages` must be a list with at least one message.";
@@ -198,26 +235,51 @@ pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<ChatTurn>, ApiError> 
 }
 
 impl ChatMessage {
-    fn turn(self, at: usize) -> Result<ChatTurn, ApiError> {
+    fn turn(self, at: usize) -> Result<Value, ApiError> {
         let wrong = |field: &str, what: &str| {
             let path = format!("messages[{at}].{field}");
             ApiError::invalid(&path, format!("`{path}` {what}."))
         };
         let role = match self.role.as_deref() {
-            Some(role @ ("system" | "user" | "assistant")) => role,
+            Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
             // OpenAI's newer name for the system role. The models that are served here know only "system".
             Some("developer") => "system",
             Some(other) => {
                 let other = short(other);
-                let what = format!("must be system, developer, user or assistant, not {other:?}");
+                let what = format!("must be system, developer, user, assistant or tool, not {other:?}");
                 return Err(wrong("role", &what));
             }
             None => return Err(wrong("role", "is missing")),
         };
-        Ok(ChatTurn {
-            role: role.to_owned(),
-            content: self.content.ok_or_else(|| wrong("content", "is missing"))?.0,
-        })
+        let unsupported = |field: &str| Err(ApiError::unsupported(&format!("messages[{at}].{field}")));
+        if self.name.is_some() && role != "tool" {
+            return unsupported("name");
+        }
+        if self.tool_call_id.is_some() && role != "tool" {
+            return unsupported("tool_call_id");
+        }
+        let calls = self.tool_calls.map_or(Vec::new(), |calls| calls.0);
+        if !calls.is_empty() && role != "assistant" {
+            return unsupported("tool_calls");
+        }
+        let content = match self.content {
+            Some(content) => content.0,
+            // The content of a message that only calls.
+            None if !calls.is_empty() => String::new(),
+            None => return Err(wrong("content", "is missing")),
+        };
+        let mut turn = json!({"role": role, "content": content});
+        if !calls.is_empty() {
+            let calls = calls.into_iter().map(MadeCall::for_template);
+            let calls: Result<Vec<Value>, _> = calls.collect();
+            turn["tool_calls"] = Value::from(calls.map_err(|what| wrong("tool_calls", what))?);
+        }
+        for (field, value) in [("tool_call_id", self.tool_call_id), ("name", self.name)] {
+            if let Some(value) = value {
+                turn[field] = Value::from(value);
+            }
+        }
+        Ok(turn)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use serving_core::request::FinishReason;
 
+use super::calls::{Calls, Said};
 use super::logprobs::{CompletionLogprobs, chat_logprobs};
 use super::request::{CheckedRequest, Endpoint};
 use super::run::{OutToken, Run};
@@ -21,6 +22,8 @@ pub struct Reply {
     pub plan: CheckedRequest,
     /// With `echo`: each prompt's text.
     pub echo: Vec<Option<String>>,
+    /// Where the request has tools.
+    pub calls: Option<Calls>,
     pub text: Arc<TextModel>,
 }
 
@@ -45,7 +48,7 @@ impl Head {
 
 impl Reply {
     /// The chunk of one token.
-    pub fn chunk(&self, run: &Run, out: &OutToken) -> Answer<'_> {
+    pub fn chunk(&mut self, run: &Run, out: &OutToken) -> Answer<'_> {
         let mut body = self.choice(run, std::slice::from_ref(out));
         if self.plan.endpoint == Endpoint::Chat {
             body.delta = body.message.take().map(|message| Message {
@@ -74,7 +77,7 @@ impl Reply {
     }
 
     /// The whole answer. `tokens` holds the steps of each choice.
-    pub fn whole(&self, run: &Run, tokens: &[Vec<OutToken>], times: &EdgeTimes) -> Answer<'_> {
+    pub fn whole(&mut self, run: &Run, tokens: &[Vec<OutToken>], times: &EdgeTimes) -> Answer<'_> {
         let bodies = tokens
             .iter()
             .map(|steps| {
@@ -104,7 +107,7 @@ impl Reply {
         }
     }
 
-    fn choice(&self, run: &Run, steps: &[OutToken]) -> ChoiceBody {
+    fn choice(&mut self, run: &Run, steps: &[OutToken]) -> ChoiceBody {
         let content: String = steps.iter().map(|step| step.text.as_str()).collect();
         let finish = steps.last().and_then(|step| step.finish);
         let first = steps.first().filter(|step| step.is_first);
@@ -115,7 +118,7 @@ impl Reply {
             Endpoint::Completions => self.completion_logprobs(run, steps, prompt),
         });
         let (text, message) = match self.plan.endpoint {
-            Endpoint::Chat => (None, Some(Message { role: None, content })),
+            Endpoint::Chat => (None, Some(self.message((index, content), finish.is_some()))),
             Endpoint::Completions => {
                 let text = match echo.filter(|_| first.is_some()) {
                     Some(echo) => format!("{echo}{content}"),
@@ -124,6 +127,11 @@ impl Reply {
                 (Some(text), None)
             }
         };
+        let finish_reason = finish.map(FinishReason::openai_name);
+        let finish_reason = match &self.calls {
+            Some(calls) => finish_reason.map(|reason| calls.finish(index, reason)),
+            None => finish_reason,
+        };
         let wants_ids = self.plan.fields.return_token_ids.0;
         ChoiceBody {
             index,
@@ -131,7 +139,7 @@ impl Reply {
             message,
             delta: None,
             logprobs,
-            finish_reason: finish.map(FinishReason::openai_name),
+            finish_reason,
             token_ids: wants_ids.then(|| {
                 steps
                     .iter()
@@ -141,6 +149,21 @@ impl Reply {
             prompt_token_ids: first
                 .filter(|_| wants_ids)
                 .map(|_| ids(&run.prompts[prompt].request.prompt)),
+        }
+    }
+
+    fn message(&mut self, (choice, content): (u32, String), is_last: bool) -> Message {
+        let said = match &mut self.calls {
+            Some(calls) => calls.take(choice, &content, is_last),
+            None => Said {
+                text: content,
+                calls: Vec::new(),
+            },
+        };
+        Message {
+            role: None,
+            content: (said.calls.is_empty() || !said.text.is_empty()).then_some(said.text),
+            tool_calls: said.calls,
         }
     }
 

@@ -10,14 +10,16 @@ use serving_core::ids::TokenId;
 use serving_core::request::SamplingParams;
 
 use super::AppState;
+use super::constraint::{ConstraintFields, GivenConstraint, ResponseFormat, Schema, StructuredOutputs, Texts};
 use super::error::ApiError;
 use super::forms::{
-    self, BestOfOne, Count, Flag, Given, Id, List, NoToolChoice, NoTools, PlainText, Real, Seed, Unsupported, Whole,
-    in_vocabulary, with_field_names,
+    self, Count, EmptyList, EmptyText, Flag, Given, Id, List, NoToolChoice, OnlyFlag, OnlyNumber, Real, Seed,
+    Unsupported, Whole, in_vocabulary, with_field_names,
 };
 use super::limits::*;
-use super::prompt::{ChatMessages, Input, LogitBias, Prompts, turns};
-use crate::text::{STOP_STRINGS_MAX, StopStrings};
+use super::prompt::{ChatEnding, ChatMessages, Input, LogitBias, Prompts, turns};
+use super::tools::{GivenTools, ToolChoice, Tools};
+use crate::text::{Chat, STOP_STRINGS_MAX, StopStrings};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Endpoint {
@@ -78,22 +80,50 @@ with_field_names! {
         pub return_token_ids: Flag,
         pub include_metrics: Flag,
         pub return_kv_hashes: Flag,
-        best_of: Option<BestOfOne>,
-        suffix: Option<Unsupported>,
-        include_stop_str_in_output: Option<Unsupported>,
-        skip_special_tokens: Option<Unsupported>,
-        priority: Option<Unsupported>,
+        truncate_prompt_tokens: Option<Whole<-1, { u32::MAX as i64 }>>,
+        pub add_special_tokens: Option<Flag>,
+        add_generation_prompt: Option<Flag>,
+        continue_final_message: Flag,
+        best_of: Option<OnlyNumber<1>>,
+        suffix: Option<EmptyText>,
+        include_stop_str_in_output: Option<OnlyFlag<false>>,
+        skip_special_tokens: Option<OnlyFlag<true>>,
+        spaces_between_special_tokens: Option<OnlyFlag<true>>,
+        priority: Option<OnlyNumber<0>>,
         request_id: Option<Unsupported>,
         cache_salt: Option<Unsupported>,
-        truncate_prompt_tokens: Option<Unsupported>,
-        add_special_tokens: Option<Unsupported>,
         prompt_logprobs: Option<Unsupported>,
-        stream_interval: Option<Unsupported>,
+        stream_interval: Option<OnlyNumber<1>>,
         session_id: Option<Unsupported>,
+        allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
+        bad_words: Option<List<String, BAD_WORDS_MAX>>,
+        use_beam_search: Option<OnlyFlag<false>>,
+        length_penalty: Option<OnlyNumber<1>>,
+        early_stopping: Option<OnlyFlag<false>>,
+        no_repeat_ngram_size: Option<OnlyNumber<0>>,
+        typical_p: Option<OnlyNumber<1>>,
+        logits_processors: Option<EmptyList>,
+        // What shapes the answer: OpenAI's names, then those of vLLM, SGLang and llama-server.
+        response_format: Option<ResponseFormat>,
+        tools: Option<Tools>,
+        tool_choice: Option<ToolChoice>,
+        pub parallel_tool_calls: Option<Flag>,
+        functions: Option<EmptyList>,
+        function_call: Option<NoToolChoice>,
+        audio: Option<Unsupported>,
+        web_search_options: Option<Unsupported>,
+        structured_outputs: Option<StructuredOutputs>,
+        guided_json: Option<Schema>,
+        guided_regex: Option<String>,
+        guided_choice: Option<Texts>,
+        guided_grammar: Option<String>,
+        chat_template: Option<Unsupported>,
+        chat_template_kwargs: Option<Unsupported>,
+        documents: Option<EmptyList>,
         json_schema: Option<Unsupported>,
-        tools: Option<NoTools>,
-        tool_choice: Option<NoToolChoice>,
-        response_format: Option<PlainText>,
+        regex: Option<Unsupported>,
+        ebnf: Option<Unsupported>,
+        grammar: Option<EmptyText>,
     }
 }
 
@@ -158,6 +188,19 @@ pub struct CheckedRequest {
     /// `Some(k)`: logprobs with the k best alternatives.
     pub logprobs: Option<u32>,
     pub stream_options: StreamOptions,
+    pub truncation: Option<Truncation>,
+    pub constraint: GivenConstraint,
+    /// Functions that the answer may call.
+    pub tools: Option<GivenTools>,
+}
+
+/// A prompt that is longer loses its first tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// To so many tokens, at least 1.
+    Tokens(u32),
+    /// To what the context holds beside the output.
+    Context,
 }
 
 pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<CheckedRequest, ApiError> {
@@ -180,12 +223,13 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
         let message = format!("`min_tokens` ({min_tokens}) must not exceed `{max_tokens_field}` ({max}).");
         return Err(ApiError::invalid("min_tokens", message));
     }
-    if fields.stream_options.is_some() && !fields.stream.0 {
-        return Err(ApiError::invalid(
-            "stream_options",
-            "`stream_options` needs `stream` to be true.",
-        ));
-    }
+    let tools = GivenTools::new(fields.tools.take(), fields.tool_choice.take())?;
+    let constraint = fields.constraint(vocab_size, tools.as_ref())?;
+    let input = match endpoint {
+        Endpoint::Completions => Input::prompts(fields.prompt.take(), vocab_size)?,
+        Endpoint::Chat => fields.chat(tools.as_ref())?,
+    };
+    let truncation = fields.truncation()?;
     let stop_token_ids = fields.stop_token_ids.take().map_or(Vec::new(), |ids| ids.0);
     Ok(CheckedRequest {
         endpoint,
@@ -198,24 +242,20 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
         choice_count: fields.n.map_or(1, Whole::get),
         logprobs: fields.logprobs(endpoint)?,
         stream_options: fields.stream_options.unwrap_or_default(),
-        input: match endpoint {
-            Endpoint::Completions => Input::prompts(fields.prompt.take(), vocab_size)?,
-            Endpoint::Chat => Input::Chat(turns(fields.messages.take())?),
-        },
+        truncation,
+        constraint,
+        tools,
+        input,
         fields,
     })
 }
 
-/// The first served name. `asked` must be one of them.
+/// The first served name. `asked` must be one of them. All of them name the one model of this cluster, so nobody has to ask.
 pub fn served_model(state: &AppState, asked: Option<String>) -> Result<String, ApiError> {
     let served = &state.served_models;
-    match (asked, served.first()) {
-        (Some(asked), Some(first)) if served.contains(&asked) => Ok(first.clone()),
-        (Some(asked), _) => Err(ApiError::unknown_model(&asked, served)),
-        (None, _) => {
-            let message = format!("`model` is missing. This server serves: {}.", served.join(", "));
-            Err(ApiError::invalid("model", message))
-        }
+    match asked {
+        Some(asked) if !served.contains(&asked) => Err(ApiError::unknown_model(&asked, served)),
+        _ => Ok(served.first().cloned().unwrap_or_default()),
     }
 }
 
@@ -236,6 +276,56 @@ impl GenerateFields {
             return Err(ApiError::invalid(name, message));
         }
         Ok((asked, name))
+    }
+
+    fn chat(&mut self, tools: Option<&GivenTools>) -> Result<Input, ApiError> {
+        let ending = ChatEnding::of(self.continue_final_message, self.add_generation_prompt)?;
+        let chat = Chat {
+            messages: turns(self.messages.take())?,
+            tools: tools.map_or(Vec::new(), |tools| tools.for_template.clone()),
+        };
+        Ok(Input::Chat(chat, ending))
+    }
+
+    /// A grammar decides where the output ends, so nothing else may move its end.
+    fn constraint(&mut self, vocab_size: u32, tools: Option<&GivenTools>) -> Result<GivenConstraint, ApiError> {
+        let is_parallel = self.parallel_tool_calls.is_none_or(|wanted| wanted.0);
+        let given = ConstraintFields {
+            response_format: self.response_format.take(),
+            structured_outputs: self.structured_outputs.take(),
+            guided_json: self.guided_json.take(),
+            guided_regex: self.guided_regex.take(),
+            guided_choice: self.guided_choice.take(),
+            guided_grammar: self.guided_grammar.take(),
+            allowed_token_ids: self.allowed_token_ids.take(),
+            bad_words: self.bad_words.take(),
+            tools: tools.and_then(|tools| tools.grammar(is_parallel)),
+        };
+        let given = given.check(vocab_size)?;
+        let moved = [
+            ("ignore_eos", self.ignore_eos.0),
+            ("min_tokens", self.min_tokens.is_some_and(|least| least.get() > 0)),
+        ];
+        match moved.iter().find(|(_, is_set)| *is_set && given.has_grammar()) {
+            None => Ok(given),
+            Some((name, _)) => {
+                let message =
+                    format!("`{name}` does not go together with a grammar, which decides where the output ends.");
+                Err(ApiError::invalid(name, message))
+            }
+        }
+    }
+
+    fn truncation(&self) -> Result<Option<Truncation>, ApiError> {
+        match self.truncate_prompt_tokens.map(|tokens| tokens.0) {
+            None => Ok(None),
+            Some(-1) => Ok(Some(Truncation::Context)),
+            Some(0) => Err(ApiError::invalid(
+                "truncate_prompt_tokens",
+                "`truncate_prompt_tokens` must be at least 1, or -1 for as much as the context holds.",
+            )),
+            Some(tokens) => Ok(Some(Truncation::Tokens(u32::try_from(tokens).unwrap_or(u32::MAX)))),
+        }
     }
 
     fn sampling(&self, vocab_size: u32) -> Result<SamplingParams, ApiError> {
@@ -284,6 +374,8 @@ impl GenerateFields {
                     ("messages", self.messages.is_some()),
                     ("max_completion_tokens", self.max_completion_tokens.is_some()),
                     ("top_logprobs", self.top_logprobs.is_some()),
+                    ("continue_final_message", self.continue_final_message.0),
+                    ("tools", self.tools.as_ref().is_some_and(|tools| !tools.0.is_empty())),
                 ][..],
             ),
             Endpoint::Chat => (

@@ -65,7 +65,30 @@ pub struct ChoiceBody {
 pub struct Message {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    pub content: String,
+    /// Null where the answer only calls.
+    pub content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCallBody>,
+}
+
+/// A call. In a stream it has an index, and may come in parts: the first one has all fields, the others more of the arguments.
+#[derive(Debug, Serialize)]
+pub struct ToolCallBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    pub function: FunctionBody,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FunctionBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// JSON.
+    pub arguments: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -100,6 +123,9 @@ pub struct Metrics {
     pub e2e_ms: f64,
     /// Output tokens after the first one, divided by the time after it.
     pub tokens_per_second: Option<f64>,
+    /// The same facts under the names, and as the differences, that vLLM's clients read.
+    #[serde(flatten)]
+    pub vllm: VllmMetrics,
     #[serde(flatten)]
     pub serving: Serving,
     /// Every stage by name (the list in PROTOCOL): those of the time to first token, and those after it.
@@ -107,6 +133,33 @@ pub struct Metrics {
     pub stages_rest_ms: serde_json::Map<String, Value>,
     /// TTFT less its stages: the time that no stage measured.
     pub unattributed_ms: Option<f64>,
+}
+
+/// vLLM's per-request metrics (its `tokens_per_second` has our name and meaning).
+#[derive(Debug, Serialize)]
+pub struct VllmMetrics {
+    pub queue_time_ms: Option<f64>,
+    /// From the end of the queue to the first token.
+    pub time_to_first_token_ms: Option<f64>,
+    /// From the first token to the last.
+    pub generation_time_ms: Option<f64>,
+    pub mean_itl_ms: Option<f64>,
+}
+
+impl VllmMetrics {
+    fn new(times: &EdgeTimes, output_tokens: u32) -> Self {
+        let queued = times.stages.get(Stage::Queue);
+        let generation = times.ttft.map(|ttft| times.e2e.saturating_sub(ttft));
+        let gaps = output_tokens.saturating_sub(1);
+        Self {
+            queue_time_ms: queued.map(ms),
+            time_to_first_token_ms: times
+                .ttft
+                .map(|ttft| ms(ttft.saturating_sub(queued.unwrap_or_default()))),
+            generation_time_ms: generation.map(ms),
+            mean_itl_ms: generation.filter(|_| gaps > 0).map(|time| ms(time / gaps)),
+        }
+    }
 }
 
 pub fn ids(tokens: &[TokenId]) -> Vec<u32> {
@@ -169,6 +222,7 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         tokens_per_second: after_first
             .filter(|_| prompt.output_tokens > 1)
             .map(|seconds| (f64::from(prompt.output_tokens - 1) / seconds * 1e3).round() / 1e3),
+        vllm: VllmMetrics::new(times, prompt.output_tokens),
         serving: Serving::of(prompt.placement.as_ref(), &prompt.summary, tokens),
         stages_ttft_ms: stages(true),
         stages_rest_ms: stages(false),

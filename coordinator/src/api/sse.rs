@@ -62,7 +62,8 @@ impl Events {
         };
         match next {
             Ok(Some(out)) => {
-                let frame = frame(&self.parts.reply.chunk(&self.parts.run, &out));
+                let Answering { reply, run, .. } = &mut self.parts;
+                let frame = frame(&reply.chunk(run, &out));
                 self.parts.pace.token(&out);
                 if out.finish.is_some() {
                     self.finished.push(out);

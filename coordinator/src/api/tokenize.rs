@@ -12,11 +12,12 @@ use super::forms::{self, Flag, Id, List, in_vocabulary};
 use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
 use super::prepare::{Tokenizing, text_error};
-use super::prompt::{ChatMessages, Input, PromptSource, turns};
+use super::prompt::{ChatEnding, ChatMessages, Input, PromptSource, turns};
 use super::request::served_model;
 use super::shapes::ids;
+use super::tools::{GivenTools, Tools};
 use super::{AppState, body};
-use crate::text::{TextError, TextModel};
+use crate::text::{Chat, TextError, TextModel};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -26,6 +27,8 @@ struct TokenizeFields {
     messages: Option<ChatMessages>,
     add_special_tokens: Option<Flag>,
     add_generation_prompt: Option<Flag>,
+    continue_final_message: Flag,
+    tools: Option<Tools>,
     return_token_strs: Flag,
 }
 
@@ -50,11 +53,16 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let fields: TokenizeFields = forms::read(&body)?;
     // The body is not needed while the text waits for its turn.
     drop(body);
-    if fields.model.is_some() {
-        served_model(&state, fields.model)?;
-    }
+    served_model(&state, fields.model)?;
+    let ending = ChatEnding::of(fields.continue_final_message, fields.add_generation_prompt)?;
     let input = match (fields.messages, fields.prompt) {
-        (Some(messages), _) => Input::Chat(turns(Some(messages))?),
+        (Some(messages), _) => {
+            let chat = Chat {
+                messages: turns(Some(messages))?,
+                tools: GivenTools::new(fields.tools, None)?.map_or(Vec::new(), |tools| tools.for_template),
+            };
+            Input::Chat(chat, ending)
+        }
         (None, Some(prompt)) => Input::Prompts(vec![PromptSource::Text(prompt)]),
         (None, None) => {
             let message = "Send `prompt` (a string) or `messages` (a list).";
@@ -69,8 +77,8 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     }
     let tokenizing = Tokenizing {
         tokens_max,
-        add_special: fields.add_special_tokens.is_none_or(|wanted| wanted.0),
-        add_generation_prompt: fields.add_generation_prompt.is_none_or(|wanted| wanted.0),
+        kept_max: None,
+        add_special: fields.add_special_tokens.map(|wanted| wanted.0),
         echo: false,
     };
     let tokens = on_text(&state, (bytes, held), move || {
@@ -99,9 +107,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (body, _held) = body::text(&state, request.into_body()).await?;
     let fields: DetokenizeFields = forms::read(&body)?;
-    if fields.model.is_some() {
-        served_model(&state, fields.model)?;
-    }
+    served_model(&state, fields.model)?;
     let Some(List(tokens)) = fields.tokens else {
         return Err(ApiError::invalid("tokens", "`tokens` is missing: a list of token ids."));
     };

@@ -3,6 +3,7 @@
 
 mod choice;
 mod served;
+mod tools;
 
 use std::fmt;
 
@@ -12,8 +13,7 @@ use thiserror::Error;
 pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
 pub use served::OpenModelError;
 
-/// One message of a chat, ready for the model's template.
-pub use model_files::chat_template::ChatMessage as ChatTurn;
+pub use tools::{Chat, Piece, ToolCall, ToolCallReader, ToolFormat};
 
 #[derive(Debug, Error)]
 pub enum TextError {
@@ -26,6 +26,11 @@ pub enum TextError {
     Template(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
+    #[error(
+        "the last message cannot be continued: it is empty, or the model's chat template changes its text. Leave out \
+         `continue_final_message`"
+    )]
+    CannotContinue,
     /// The count ended before the whole text was looked at.
     #[error("the text has more than {tokens_max} tokens")]
     TooLong { tokens_max: usize },
@@ -41,7 +46,9 @@ pub trait TextCodec: Send + Sync {
     fn is_special(&self, token: TokenId) -> bool;
     fn vocab_size(&self) -> u32;
     fn end_tokens(&self) -> &[TokenId];
-    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError>;
+    fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError>;
+    /// `None`: the chat template knows no tools.
+    fn tool_format(&self) -> Option<ToolFormat>;
 }
 
 /// What the edge knows of the served model.
@@ -49,23 +56,16 @@ pub struct TextModel {
     codec: Box<dyn TextCodec>,
     /// Prompt and output tokens of one sequence together.
     pub max_model_tokens: u32,
-    /// What the model is called where nobody gives it another name.
+    /// What the model is called where nobody gives it another name: the `root` of `/v1/models`, too, which is no path of this
+    /// machine.
     pub name: String,
-    /// The path or name that the model came from: the `root` of `/v1/models`.
-    pub root: String,
     /// Differs between two builds or models: the `system_fingerprint` of every answer.
     pub fingerprint: String,
     longest_token_bytes: usize,
 }
 
 impl TextModel {
-    /// `name` and `root` are as in the fields.
-    pub fn new(
-        codec: Box<dyn TextCodec>,
-        max_model_tokens: u32,
-        (name, root): (String, String),
-        fingerprint: String,
-    ) -> Self {
+    pub fn new(codec: Box<dyn TextCodec>, max_model_tokens: u32, name: String, fingerprint: String) -> Self {
         let longest_token_bytes = (0..codec.vocab_size())
             .filter_map(|id| codec.token_bytes(TokenId(id)).map(<[u8]>::len))
             .max()
@@ -75,7 +75,6 @@ impl TextModel {
             codec,
             max_model_tokens,
             name,
-            root,
             fingerprint,
             longest_token_bytes,
         }
@@ -83,6 +82,21 @@ impl TextModel {
 
     pub fn codec(&self) -> &dyn TextCodec {
         &*self.codec
+    }
+
+    /// The prompt of a chat, whose tools become text where the template knows none.
+    pub fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
+        match chat.tools.is_empty() || self.codec.tool_format().is_some() {
+            true => self.codec.render_chat(chat, add_generation_prompt),
+            false => self
+                .codec
+                .render_chat(&chat.with_tools_as_text(), add_generation_prompt),
+        }
+    }
+
+    /// How this model writes calls.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.codec.tool_format().unwrap_or(ToolFormat::Tagged)
     }
 
     /// The fewest tokens that a text of this many bytes can have. Texts that cannot fit are refused without tokenizing
@@ -106,7 +120,7 @@ impl TextModel {
 impl fmt::Debug for TextModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TextModel")
-            .field("root", &self.root)
+            .field("name", &self.name)
             .field("max_model_tokens", &self.max_model_tokens)
             .finish_non_exhaustive()
     }

@@ -1,15 +1,17 @@
 //! The served model's tokenizer and chat template, out of its files.
 
 use std::path::Path;
+use std::time::SystemTime;
 
-use model_files::chat_template::{ChatTemplate, ChatTemplateError};
+use model_files::chat_template::{ChatTemplate, ChatTemplateError, Conversation};
 use model_files::gguf::hex;
 use model_files::model::{Model, ModelError};
 use model_files::tokenizer::{Tokenizer, TokenizerError};
+use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-use super::{ChatTurn, TextCodec, TextError, TextModel};
+use super::{Chat, TextCodec, TextError, TextModel, ToolFormat};
 
 /// Why a coordinator cannot start with this model file. The operator can mend it, and each text says how.
 #[derive(Debug, Error)]
@@ -59,7 +61,7 @@ impl TextModel {
         Ok(TextModel::new(
             Box::new(codec),
             max_model_tokens,
-            (file.name(), path.display().to_string()),
+            file.name(),
             fingerprint,
         ))
     }
@@ -86,11 +88,24 @@ impl TextCodec for ServedText {
     fn end_tokens(&self) -> &[TokenId] {
         self.tokenizer.end_tokens()
     }
-    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
+    fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let mut variables = Map::new();
+        if !chat.tools.is_empty() {
+            variables.insert("tools".to_owned(), Value::from(chat.tools.clone()));
+        }
+        let conversation = Conversation {
+            messages: &chat.messages,
+            variables: &variables,
+            add_generation_prompt,
+            now: SystemTime::now(),
+        };
         template
-            .render(turns, add_generation_prompt)
+            .render_conversation(&conversation)
             .map_err(|error| TextError::Template(Box::new(error)))
+    }
+    fn tool_format(&self) -> Option<ToolFormat> {
+        ToolFormat::of_template(self.template.as_ref()?.source_with_tools())
     }
 }
 
@@ -105,13 +120,13 @@ mod tests {
     #[test]
     fn the_real_model_renders_encodes_and_comes_back() {
         let model = real();
-        let turns = [ChatTurn {
-            role: "user".into(),
-            content: "Bonjour, où est le café ?".into(),
-        }];
+        let chat = Chat {
+            messages: vec![serde_json::json!({"role": "user", "content": "Bonjour, où est le café ?"})],
+            tools: Vec::new(),
+        };
         let prompt = model
             .codec()
-            .render_chat(&turns, true)
+            .render_chat(&chat, true)
             .expect("the template takes a user turn");
         let tokens = model.codec().encode(&prompt, false, usize::MAX).expect("encodes");
         assert_eq!(model.decode(&tokens, true), prompt);

@@ -55,6 +55,41 @@ async fn messages_in_all_their_forms() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_chat_is_a_new_message_the_last_one_or_nothing() {
+    let server = Server::saying("x").await;
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": " so: [user] "}]);
+    for (fields, prompt) in [
+        (json!({}), "[user]hi[assistant] so: [user] [assistant]"),
+        (
+            json!({"add_generation_prompt": false}),
+            "[user]hi[assistant] so: [user] ",
+        ),
+        (
+            json!({"continue_final_message": true}),
+            "[user]hi[assistant] so: [user] ",
+        ),
+        (
+            json!({"continue_final_message": true, "add_generation_prompt": false, "add_special_tokens": true}),
+            "[user]hi[assistant] so: [user] ",
+        ),
+    ] {
+        let mut fields = fields;
+        fields["messages"] = messages.clone();
+        chat(&server, fields).await;
+        assert_eq!(prompt_text(&server), prompt);
+    }
+    for (content, both) in [("go on", true), (" ", false)] {
+        let body = json!({
+            "model": MODEL, "messages": [{"role": "assistant", "content": content}], "continue_final_message": true,
+            "add_generation_prompt": both,
+        });
+        let answer = post(server.address, "/v1/chat/completions", &body).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("continue_final_message"), "{}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn both_names_of_the_budget() {
     let server = Server::saying("long text").await;
     let body = chat(&server, json!({"max_completion_tokens": 4, "max_tokens": 9})).await;

@@ -96,6 +96,42 @@ async fn every_field_reaches_the_request() {
 }
 
 #[tokio::test]
+async fn a_prompt_is_cut_to_its_last_tokens_where_the_client_asks_for_it() {
+    let server = Server::saying("x").await;
+    let heard = |server: &Server| -> String {
+        server
+            .request()
+            .prompt
+            .iter()
+            .map(|id| char::from(id.0 as u8))
+            .collect()
+    };
+    let long = "x".repeat(700) + "end";
+    for (fields, prompt) in [
+        (json!({"prompt": "abcdef", "truncate_prompt_tokens": 3}), "def"),
+        (json!({"prompt": "abc", "truncate_prompt_tokens": 3}), "abc"),
+        (json!({"prompt": [97, 98, 99], "truncate_prompt_tokens": 2}), "bc"),
+        (json!({"prompt": long, "truncate_prompt_tokens": 4}), "xend"),
+        (
+            json!({"prompt": long, "truncate_prompt_tokens": -1, "max_tokens": 507}),
+            "xxend",
+        ),
+    ] {
+        let body = complete(&server, fields).await;
+        assert_eq!(heard(&server), prompt);
+        assert_eq!(body["usage"]["prompt_tokens"], prompt.len());
+    }
+    let echoed = json!({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true});
+    assert_eq!(complete(&server, echoed).await["choices"][0]["text"], "efx");
+    let wrong = json!({"model": MODEL, "prompt": "a", "truncate_prompt_tokens": 0});
+    let answer = post(server.address, "/v1/completions", &wrong).await;
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["param"]),
+        (400, &json!("truncate_prompt_tokens"))
+    );
+}
+
+#[tokio::test]
 async fn a_seed_is_drawn_where_none_is_given() {
     let server = Server::saying("x").await;
     complete(&server, json!({})).await;
@@ -274,6 +310,17 @@ async fn metrics_are_in_the_body_where_asked_for() {
         (&json!(1), &Value::Null)
     );
     assert!(metrics["ttft_ms"].as_f64().unwrap() > 0.0);
+    // vLLM's names of the same: its first token counts from the end of the queue.
+    let ms = |name: &str| metrics[name].as_f64().unwrap_or_else(|| panic!("no {name}: {metrics}"));
+    assert_eq!(ms("queue_time_ms"), ms("queue_ms"));
+    assert!((ms("time_to_first_token_ms") - (ms("ttft_ms") - ms("queue_ms")).max(0.0)).abs() < 0.002);
+    assert!((ms("generation_time_ms") - (ms("e2e_ms") - ms("ttft_ms"))).abs() < 0.002);
+    assert!(
+        (ms("mean_itl_ms")
+            - ms("generation_time_ms") / f64::from(body["usage"]["completion_tokens"].as_u64().unwrap() as u32 - 1))
+        .abs()
+            < 0.002
+    );
     for stage in ["parse", "tokenize", "queue", "prefill_forward"] {
         assert!(metrics["stages_ttft_ms"][stage].is_number(), "{stage}: {metrics}");
     }

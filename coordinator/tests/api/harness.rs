@@ -11,7 +11,7 @@ use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
     TokenTimes,
 };
-use coordinator::text::{ChatTurn, TextCodec, TextError, TextModel};
+use coordinator::text::{Chat, TextCodec, TextError, TextModel, ToolFormat};
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
@@ -64,14 +64,21 @@ impl TextCodec for Bytes {
     fn end_tokens(&self) -> &[TokenId] {
         &[END]
     }
-    fn render_chat(&self, turns: &[ChatTurn], add_generation_prompt: bool) -> Result<String, TextError> {
-        if turns.iter().any(|turn| turn.content == "panic") {
-            panic!("the test asked for a panic");
-        }
-        let body: String = turns
+    fn tool_format(&self) -> Option<ToolFormat> {
+        Some(ToolFormat::Tagged)
+    }
+    fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
+        let turn = |turn: &serde_json::Value| {
+            let (role, content) = (turn["role"].as_str().unwrap(), turn["content"].as_str().unwrap());
+            assert!(content != "panic", "the test asked for a panic");
+            let calls = turn.get("tool_calls").map_or(String::new(), ToString::to_string);
+            format!("[{role}]{content}{calls}")
+        };
+        let names = chat
+            .tools
             .iter()
-            .map(|turn| format!("[{}]{}", turn.role, turn.content))
-            .collect();
+            .map(|tool| format!("({})", tool["function"]["name"].as_str().unwrap()));
+        let body: String = names.chain(chat.messages.iter().map(turn)).collect();
         Ok(if add_generation_prompt {
             body + "[assistant]"
         } else {
@@ -255,7 +262,7 @@ impl Server {
         let text = TextModel::new(
             Box::new(Bytes::new()),
             MAX_MODEL_TOKENS,
-            (MODEL.into(), "root-of-tiny".into()),
+            "own-name-of-tiny".into(),
             "fp-1".into(),
         );
         let mut parts = AppParts {

@@ -1,5 +1,7 @@
 //! The other endpoints.
 
+use std::io::Write as _;
+
 use serde_json::json;
 
 use super::client::{get, post, request, send};
@@ -12,7 +14,7 @@ async fn models_are_listed_and_found() {
     assert_eq!(list["object"], "list");
     assert_eq!(list["data"].as_array().map(Vec::len), Some(2));
     assert_eq!(list["data"][1]["id"], "org/alias");
-    assert_eq!(list["data"][1]["root"], "root-of-tiny", "it is the same model");
+    assert_eq!(list["data"][1]["root"], "own-name-of-tiny", "it is the same model");
     let model = &list["data"][0];
     assert_eq!(
         (&model["id"], &model["object"], &model["owned_by"]),
@@ -20,7 +22,7 @@ async fn models_are_listed_and_found() {
     );
     assert_eq!(
         (&model["root"], &model["max_model_len"]),
-        (&json!("root-of-tiny"), &json!(512))
+        (&json!("own-name-of-tiny"), &json!(512))
     );
     assert!(model["created"].as_u64().unwrap() > 1_700_000_000);
     assert_eq!(
@@ -71,6 +73,45 @@ async fn probes_and_metrics() {
             .starts_with("application/openmetrics-text")
     );
     assert_eq!(metrics.text(), "baton_test 1\n# EOF\n");
+}
+
+#[tokio::test]
+async fn a_slash_at_the_end_changes_nothing_and_the_root_leads_to_the_console() {
+    let server = Server::saying("x").await;
+    for path in ["/v1/models/", "/health/", "/v1/models/tiny/", "/ui/"] {
+        assert_eq!(get(server.address, path).await.status, 200, "{path}");
+    }
+    let body = json!({"model": MODEL, "prompt": "hi"});
+    assert_eq!(post(server.address, "/v1/completions/", &body).await.status, 200);
+    let root = get(server.address, "/").await;
+    assert_eq!((root.status, root.header("location")), (303, "/ui"));
+}
+
+#[tokio::test]
+async fn a_body_may_be_gzip_and_its_unpacked_size_counts() {
+    let server = Server::saying("x").await;
+    let packed = |text: &[u8]| {
+        let mut writer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        writer.write_all(text).expect("memory takes it");
+        writer.finish().expect("memory takes it")
+    };
+    let ask = async |body: &[u8], encoding: &str| {
+        let headers = [("content-encoding", encoding), ("content-type", "application/json")];
+        send(server.address, &request("POST", "/v1/completions", &headers, body)).await
+    };
+    let body = json!({"model": MODEL, "prompt": "hi"}).to_string();
+    assert_eq!(ask(&packed(body.as_bytes()), "gzip").await.status, 200);
+    assert_eq!(ask(body.as_bytes(), "identity").await.status, 200);
+    let bomb = packed(&vec![b' '; 64 << 20]);
+    assert!(bomb.len() < 100_000);
+    assert_eq!(ask(&bomb, "gzip").await.status, 413);
+    let broken = ask(b"no gzip", "gzip").await;
+    assert_eq!((broken.status, broken.text().contains("no valid gzip")), (400, true));
+    let unknown = ask(body.as_bytes(), "br").await;
+    assert_eq!(
+        (unknown.status, &unknown.json()["error"]["code"]),
+        (415, &json!("unsupported_encoding"))
+    );
 }
 
 #[tokio::test]

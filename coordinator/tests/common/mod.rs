@@ -271,6 +271,7 @@ pub fn request(id: u128, max_tokens: u32) -> Arc<Request> {
         id: RequestId(id),
         prompt: prompt.into(),
         client_prompt_tokens: 40,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,

@@ -138,6 +138,7 @@ fn request(logprobs: Option<u32>) -> Request {
             .map(|at| TokenId(at * 7 % TINY_VOCAB_SIZE as u32))
             .collect(),
         client_prompt_tokens: PROMPT_TOKENS,
+        constraint: Default::default(),
         sampling: SamplingParams {
             temperature: 0.9,
             top_p: 0.95,

@@ -40,6 +40,7 @@ fn request(prompt: u32, max_tokens: u32) -> Request {
         id: RequestId(1),
         prompt: (0..prompt).map(|i| TokenId(i * 7 % VOCAB)).collect(),
         client_prompt_tokens: prompt,
+        constraint: Default::default(),
         sampling: SamplingParams {
             temperature: 1.0,
             ..SamplingParams::greedy()

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
-use serving_core::request::{AttemptKey, Request, SamplingParams, TokenLogprobs};
+use serving_core::request::{AttemptKey, Request, TokenLogprobs};
 use serving_core::scheduler::{RowLogits, SampledToken, StepPlan};
 
 use crate::{EngineError, LogitsWanted, SampleInput, SequenceRows};
@@ -17,6 +17,8 @@ pub struct Step {
     /// Tokens to feed, and outputs that penalties look at. The rows' ranges point into it.
     tokens: Vec<TokenId>,
     blocks: Vec<BlockId>,
+    /// Which tokens may be drawn, for the rows that do not allow all; see [`SampleInput::allowed`].
+    allowed: Vec<u32>,
 }
 
 /// Rows of one sequence: a chunk of its prompt, or its one decode row.
@@ -38,8 +40,9 @@ pub struct Draws {
     pub choices: Range<u32>,
     /// Counted over all attempts of the request.
     pub output_index: OutputIndex,
-    /// The outputs so far, those of earlier attempts included. Empty when no penalty looks at them.
+    /// The outputs so far, those of earlier attempts included. Empty when neither a penalty nor a constraint looks at them.
     outputs: Range<usize>,
+    allowed: Option<Range<usize>>,
 }
 
 /// What a step brought.
@@ -75,6 +78,7 @@ impl Step {
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
+        self.allowed.clear();
         for (i, row) in plan.rows().iter().enumerate() {
             let request = plan.request(i);
             let tokens = append(&mut self.tokens, plan.tokens(i));
@@ -82,10 +86,11 @@ impl Step {
             let draws = (row.draws > 0).then(|| Draws {
                 choices: row.choice.0..row.choice.0 + row.draws,
                 output_index: plan.output_index(i),
-                outputs: match looks_back(&request.sampling) {
+                outputs: match looks_back(request) {
                     true => append(&mut self.tokens, plan.history(i).1),
                     false => 0..0,
                 },
+                allowed: None,
             });
             self.rows.push(StepRow {
                 key: row.key,
@@ -117,6 +122,21 @@ impl Step {
         }
     }
 
+    /// A row whose draws are constrained, with its outputs so far.
+    pub fn constrained(&self, row: usize) -> Option<(&StepRow, &[TokenId])> {
+        let row = self.rows.get(row)?;
+        let draws = row.draws.as_ref()?;
+        let is_constrained = !row.request.constraint.is_none();
+        is_constrained.then(|| (row, &self.tokens[draws.outputs.clone()]))
+    }
+
+    /// From now on the row draws these tokens only; the form is that of [`SampleInput::allowed`].
+    pub fn allow_only(&mut self, row: usize, allowed: &[u32]) {
+        if let Some(draws) = self.rows.get_mut(row).and_then(|row| row.draws.as_mut()) {
+            draws.allowed = Some(append(&mut self.allowed, allowed));
+        }
+    }
+
     /// Everything that determines one draw except the logits.
     pub fn sample_input<'a>(&'a self, row: &'a StepRow, draws: &Draws, choice: ChoiceIndex) -> SampleInput<'a> {
         let request = &row.request;
@@ -129,7 +149,14 @@ impl Step {
             prompt: &request.prompt[..request.client_prompt_tokens as usize],
             outputs: &self.tokens[draws.outputs.clone()],
             logprobs: request.logprobs,
+            allowed: draws.allowed.as_ref().map(|range| &self.allowed[range.clone()]),
         }
+    }
+}
+
+impl Draws {
+    pub fn is_constrained(&self) -> bool {
+        self.allowed.is_some()
     }
 }
 
@@ -146,6 +173,9 @@ fn append<T: Copy>(buffer: &mut Vec<T>, items: &[T]) -> Range<usize> {
 }
 
 /// Whether a draw depends on the outputs before it.
-fn looks_back(params: &SamplingParams) -> bool {
-    params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
+fn looks_back(request: &Request) -> bool {
+    let params = &request.sampling;
+    let is_penalised =
+        params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
+    is_penalised || !request.constraint.is_none()
 }

@@ -99,6 +99,7 @@ fn steps_and_draws_allocate_nothing() {
                     prompt: &tokens[..9],
                     outputs: &tokens[..9],
                     logprobs: None,
+                    allowed: None,
                 };
                 sampler.sample(&input, logits).unwrap();
                 draws += 1;

@@ -83,6 +83,7 @@ pub struct ChatTemplate {
     /// Why the template for conversations with tools does not compile, which some models have. It is only an error when it
     /// is used.
     with_tools: Option<Result<(), (u32, String)>>,
+    with_tools_source: Option<String>,
     special_tokens: Map<String, Value>,
 }
 
@@ -191,11 +192,13 @@ impl ChatTemplate {
                 .map_err(|error| described(&error))
         };
         add(DEFAULT, source).map_err(compile_error)?;
+        let with_tools_source = with_tools.map(str::to_owned);
         let with_tools = with_tools.map(|source| add(WITH_TOOLS, source));
         Ok(ChatTemplate {
             source: source.to_owned(),
             environment,
             with_tools,
+            with_tools_source,
             special_tokens,
         })
     }
@@ -203,6 +206,11 @@ impl ChatTemplate {
     /// The template as the model's files have it.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// The template for conversations with tools: one of its own, or the only one, which may not know them.
+    pub fn source_with_tools(&self) -> &str {
+        self.with_tools_source.as_deref().unwrap_or(&self.source)
     }
 
     /// The prompt text of a conversation, for `Tokenizer::encode` without added special tokens.

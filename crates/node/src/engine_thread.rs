@@ -6,9 +6,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use engine::{DeviceMemoryUse, Engine, EngineError, KvMemory, Step};
+use grammar::{Grammars, Places};
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 
+use crate::constraints::restrict;
 use crate::inbox::{Inbox, StepDone};
 
 /// What the node does, as far as faults on purpose ask for it.
@@ -31,14 +33,22 @@ pub struct EngineThread {
 impl EngineThread {
     /// # Errors
     /// The system starts no thread.
-    pub fn start(engine: Box<dyn Engine>, inbox: Arc<Inbox>, work: NodeWork) -> io::Result<Self> {
+    pub fn start(
+        engine: Box<dyn Engine>,
+        inbox: Arc<Inbox>,
+        work: NodeWork,
+        grammars: Arc<Grammars>,
+    ) -> io::Result<Self> {
         let kv = engine.kv().clone();
         let device_memory = engine.device_memory();
         let (steps, submitted) = sync_channel(1);
+        // Each choice of a request is a sequence of its own.
+        let sequences = engine.limits().max_sequences as usize;
+        let places = Places::new(grammars, engine.model().vocab_size, sequences);
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || {
             let gone = Gone(inbox);
-            run(engine, &submitted, (&gone.0, work));
+            run((engine, places), &submitted, (&gone.0, work));
         })?;
         Ok(Self {
             kv,
@@ -84,12 +94,17 @@ impl Drop for Gone {
     }
 }
 
-fn run(mut engine: Box<dyn Engine>, submitted: &Receiver<Step>, (inbox, work): (&Inbox, NodeWork)) {
-    while let Ok(step) = submitted.recv() {
+fn run(
+    (mut engine, mut places): (Box<dyn Engine>, Places),
+    submitted: &Receiver<Step>,
+    (inbox, work): (&Inbox, NodeWork),
+) {
+    while let Ok(mut step) = submitted.recv() {
         if work.hands_over {
             failpoints::hit(FaultPoint::MidChunk);
         }
         let began = Clock::now();
+        restrict(&mut step, &mut places);
         engine.submit(step);
         let Some(completed) = engine.complete() else {
             return;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use grammar::Grammars;
 use proto::messages::{DecodeEvent, OpenRequest, PrefillEvent, PrefillRequest, RefuseReason, Refused};
 use service_runtime::clock::Clock;
 use service_runtime::telemetry;
@@ -23,6 +24,7 @@ pub const EVENTS_QUEUED_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Handle {
     pub(crate) inbox: Arc<Inbox>,
+    pub(crate) grammars: Arc<Grammars>,
     pub epoch: NodeEpoch,
     pub block_tokens: u32,
 }

@@ -6,6 +6,7 @@
 
 mod admit;
 mod config;
+mod constraints;
 mod decode_leg;
 mod deliver;
 mod engine_thread;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, OpenedEngine};
+use grammar::Grammars;
 use kv_transfer::pairs::PairConfig;
 use kv_transfer::receiver::{MappedPool, Receiver, WrittenPool};
 use kv_transfer::transport::{PairPeer, Transport};
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
+use crate::constraints::grammars_of;
 use crate::engine_thread::{EngineThread, NodeWork};
 use crate::handle::Handle;
 use crate::handoff_in::Reservations;
@@ -61,6 +63,7 @@ pub struct Node {
     pub prefixes: watch::Receiver<PrefixLog>,
     pub gauges: MembershipGauges,
     inbox: Arc<Inbox>,
+    grammars: Arc<Grammars>,
     sender: Option<Sender>,
     receiver: Option<Arc<Receiver>>,
     /// Prefill nodes may use other transports than gRPC as long as these live.
@@ -121,9 +124,10 @@ impl Node {
             hands_over: ends.outgoing.is_some(),
             decodes: ends.incoming.is_some(),
         };
+        let grammars = Arc::new(grammars_of(settings.config.model.clone()));
         let node_loop = NodeLoop::new(LoopParts {
             node: record.id.clone(),
-            engine: EngineThread::start(engine, inbox.clone(), work)?,
+            engine: EngineThread::start(engine, inbox.clone(), work, grammars.clone())?,
             scheduler,
             inbox: inbox.clone(),
             metrics: ends.metrics,
@@ -138,6 +142,7 @@ impl Node {
             prefixes,
             gauges,
             inbox,
+            grammars,
             sender: ends.sender,
             receiver: ends.receiver,
             _transports: ends.transports,
@@ -149,6 +154,7 @@ impl Node {
     pub fn handle(&self) -> Handle {
         Handle {
             inbox: self.inbox.clone(),
+            grammars: self.grammars.clone(),
             epoch: self.record.id.epoch,
             block_tokens: self.record.capacity.block_tokens,
         }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use engine::{
     CompletedStep, Engine, EngineLimits, KvDtype, KvGeometry, ModelFacts, OnHost, StandInConfig, StandInEngine,
 };
+use grammar::Grammars;
 use kv_transfer::choice::{Fallbacks, TransportKind};
 use kv_transfer::transport::{
     AbortReason, PairPeer, PushedBlock, SendTransfer, TransferError, TransferReport, TransferStart, Transport,
@@ -156,7 +157,7 @@ impl Rig {
             hands_over: true,
             decodes: false,
         };
-        let engine = EngineThread::start(engine, inbox.clone(), work).unwrap();
+        let engine = EngineThread::start(engine, inbox.clone(), work, Arc::new(Grammars::unknown())).unwrap();
         let node_limits = NodeLimits {
             kv_blocks: POOL_BLOCKS,
             block_tokens: BLOCK_TOKENS,
@@ -195,6 +196,7 @@ impl Rig {
         });
         std::thread::spawn(move || node_loop.run());
         let handle = Handle {
+            grammars: Arc::new(Grammars::unknown()),
             inbox,
             epoch: EPOCH,
             block_tokens: BLOCK_TOKENS,
@@ -246,6 +248,7 @@ fn message(blocks: u32) -> PrefillRequest {
         request: Request {
             id: RequestId(1),
             client_prompt_tokens: prompt.len() as u32,
+            constraint: Default::default(),
             prompt,
             sampling: SamplingParams::greedy(),
             stop: StopConditions {

@@ -60,6 +60,34 @@ impl SamplingParams {
     }
 }
 
+/// A text that the output tokens of each choice have to spell. It is the client's; a node needs the bytes of its tokens to
+/// follow it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OutputGrammar {
+    /// JSON that this schema describes.
+    JsonSchema(Arc<str>),
+    Regex(Arc<str>),
+    /// Rules in the form of Lark.
+    Lark(Arc<str>),
+}
+
+/// Which tokens may be drawn at all. All of it is a function of the output tokens so far, so a handoff, a retry or a migration
+/// moves no state of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OutputConstraint {
+    pub grammar: Option<OutputGrammar>,
+    /// Empty: every token.
+    pub allowed_tokens: Vec<TokenId>,
+    /// None of these sequences of tokens appears in the output. No sequence is empty.
+    pub bad_words: Vec<Vec<TokenId>>,
+}
+
+impl OutputConstraint {
+    pub fn is_none(&self) -> bool {
+        self.grammar.is_none() && self.allowed_tokens.is_empty() && self.bad_words.is_empty()
+    }
+}
+
 /// When a sequence ends. Stop *strings* are the coordinator's business and are not here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopConditions {
@@ -83,6 +111,7 @@ pub struct Request {
     /// penalties, `min_tokens` and the random counter all count from here.
     pub client_prompt_tokens: u32,
     pub sampling: SamplingParams,
+    pub constraint: OutputConstraint,
     pub stop: StopConditions,
     /// The OpenAI `n`: sequences that share the prompt. At least 1.
     pub choice_count: u32,

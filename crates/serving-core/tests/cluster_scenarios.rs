@@ -146,6 +146,7 @@ impl Script {
         Request {
             id: request_id(words.at(1)),
             client_prompt_tokens: u32::try_from(prompt.len()).expect("u32"),
+            constraint: Default::default(),
             prompt: Arc::from(prompt),
             sampling: SamplingParams::greedy(),
             stop: StopConditions {

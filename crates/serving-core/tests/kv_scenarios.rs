@@ -184,6 +184,7 @@ impl World {
         let request = Request {
             id: RequestId(u128::from(id)),
             client_prompt_tokens: prompt.len() as u32,
+            constraint: Default::default(),
             prompt,
             sampling: SamplingParams::greedy(),
             stop: StopConditions {

@@ -126,6 +126,7 @@ fn request(id: u128, prompt_tokens: u32) -> Arc<Request> {
         id: RequestId(id),
         prompt: Arc::from(prompt),
         client_prompt_tokens: prompt_tokens,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens: 16,

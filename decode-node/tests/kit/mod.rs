@@ -177,6 +177,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         id: RequestId(id),
         prompt: (0..prompt).map(|i| TokenId((i * 31 + 7) % 49_000)).collect(),
         client_prompt_tokens: prompt,
+        constraint: Default::default(),
         sampling: SamplingParams {
             temperature: 1.0,
             ..SamplingParams::greedy()

@@ -119,6 +119,8 @@ fn cases_of(text: &[u32], count: usize, tokens: Range<usize>, seed: u64) -> Vec<
             temperature: if is_greedy { 0.0 } else { 0.8 },
             top_p: if is_greedy { 1.0 } else { 0.95 },
             seed: random.random(),
+            // Of the greedy ones and of the sampled ones.
+            is_constrained: i % 4 >= 2,
         }
     };
     (0..count).map(case).collect()

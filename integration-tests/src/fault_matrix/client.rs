@@ -7,7 +7,6 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::MODEL;
 use crate::token_exact::{Case, kv_hashes};
 
 const RECONNECT_EVERY: Duration = Duration::from_millis(50);
@@ -99,10 +98,8 @@ pub async fn stream(client: &reqwest::Client, base_url: &str, case: &Case, mut m
 
 async fn read(client: &reqwest::Client, base_url: &str, (case, manner): (&Case, &Manner), seen: &mut Seen) -> Ending {
     let begun = Instant::now();
-    let body = json!({
-        "model": MODEL, "prompt": case.prompt, "max_tokens": case.output_tokens, "temperature": case.temperature, "top_p": case.top_p,
-        "seed": case.seed >> 1, "ignore_eos": true, "return_token_ids": true, "return_kv_hashes": true, "stream": true,
-    });
+    let mut body = case.body();
+    body["stream"] = json!(true);
     let response = loop {
         let mut request = client.post(format!("{base_url}/v1/completions")).json(&body);
         if let Some(deadline) = manner.deadline {

@@ -75,6 +75,7 @@ pub async fn run(rounds: usize, nodes: Nodes, seed: u64) -> Result<Cancels> {
                 temperature: 0.0,
                 top_p: 1.0,
                 seed: 1,
+                is_constrained: false,
             };
             let passages = match point {
                 FaultPoint::MidChunk => random.random_range(0..prompt_tokens / CHUNK_TOKENS - 1),

@@ -27,6 +27,7 @@ fn cases() -> Vec<Case> {
         temperature,
         top_p: 1.0,
         seed: u64::from(length),
+        is_constrained: temperature > 0.0,
     };
     let of_length = |length| [case(length, 0.0), case(length, 0.8)];
     PROMPT_TOKENS.into_iter().flat_map(of_length).collect()

@@ -41,6 +41,7 @@ fn cases() -> Vec<Case> {
         temperature,
         top_p: 1.0,
         seed: u64::from(length),
+        is_constrained: temperature > 0.0,
     };
     vec![case(5, 0.0), case(70, 0.0), case(70, 0.8)]
 }

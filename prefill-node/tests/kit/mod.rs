@@ -411,6 +411,7 @@ pub fn request(id: u128, prompt_tokens: u32, max_tokens: u32) -> Request {
             .map(|i| TokenId((i * 31 + id as u32 * 7) % VOCAB))
             .collect(),
         client_prompt_tokens: prompt_tokens,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,

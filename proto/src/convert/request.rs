@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::ids::{Attempt, TokenId};
-use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
+use serving_core::request::{Lane, OutputConstraint, OutputGrammar, Request, SamplingParams, StopConditions};
 
 use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
 use crate::v1;
@@ -14,6 +14,12 @@ const PROMPT_TOKENS_MAX: usize = 1 << 20;
 /// OpenAI allows 300 entries; a token list of a whole vocabulary is refused.
 const LOGIT_BIAS_MAX: usize = 4096;
 const STOP_TOKENS_MAX: usize = 4096;
+/// Bytes of a grammar. The HTTP edge allows a client less (`coordinator/src/api/limits.rs`).
+const GRAMMAR_BYTES_MAX: usize = 1 << 20;
+/// A vocabulary in reach has no more tokens.
+const ALLOWED_TOKENS_MAX: usize = 1 << 20;
+const BAD_WORDS_MAX: usize = 4096;
+const BAD_WORD_TOKENS_MAX: usize = 4096;
 /// The wire's limit. The HTTP edge allows a client 16 (`coordinator/src/api/limits.rs`).
 const CHOICES_MAX: u32 = 128;
 /// Alternatives per token; clients ask for at most 20.
@@ -26,6 +32,7 @@ pub(super) fn request_to_wire(request: Request, attempt: Attempt) -> v1::Generat
         prompt: request.prompt.iter().map(|token| token.0).collect(),
         client_prompt_tokens: request.client_prompt_tokens,
         sampling: Some(sampling_to_wire(request.sampling)),
+        constraint: constraint_to_wire(request.constraint),
         stop: Some(v1::StopConditions {
             max_tokens: request.stop.max_tokens,
             min_tokens: request.stop.min_tokens,
@@ -86,6 +93,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         prompt,
         client_prompt_tokens: wire.client_prompt_tokens,
         sampling: sampling_from_wire(required(wire.sampling, "request.sampling")?)?,
+        constraint: constraint_from_wire(wire.constraint.unwrap_or_default())?,
         stop: stop_from_wire(required(wire.stop, "request.stop")?)?,
         choice_count: wire.choice_count,
         seed: wire.seed,
@@ -125,6 +133,57 @@ fn stop_from_wire(wire: v1::StopConditions) -> Result<StopConditions> {
         min_tokens: wire.min_tokens,
         end_tokens: tokens(wire.end_tokens, "request.stop.end_tokens")?,
         stop_token_ids: tokens(wire.stop_token_ids, "request.stop.stop_token_ids")?,
+    })
+}
+
+fn constraint_to_wire(constraint: OutputConstraint) -> Option<v1::OutputConstraint> {
+    let words = constraint.bad_words.iter();
+    (!constraint.is_none()).then(|| v1::OutputConstraint {
+        allowed_tokens: numbers(&constraint.allowed_tokens),
+        bad_words: words.map(|word| v1::TokenSequence { tokens: numbers(word) }).collect(),
+        grammar: constraint.grammar.map(|grammar| match grammar {
+            OutputGrammar::JsonSchema(schema) => v1::output_constraint::Grammar::JsonSchema(schema.to_string()),
+            OutputGrammar::Regex(regex) => v1::output_constraint::Grammar::Regex(regex.to_string()),
+            OutputGrammar::Lark(rules) => v1::output_constraint::Grammar::Lark(rules.to_string()),
+        }),
+    })
+}
+
+fn constraint_from_wire(wire: v1::OutputConstraint) -> Result<OutputConstraint> {
+    const FIELD: &str = "request.constraint.grammar";
+    let text = |text: String| match text.len() {
+        ..=GRAMMAR_BYTES_MAX => Ok(Arc::from(text)),
+        bytes => Err(ConvertError::OutOfRange {
+            field: FIELD,
+            value: format!("{bytes} bytes"),
+            allowed: "at most 1 MiB",
+        }),
+    };
+    let grammar = wire.grammar.map(|grammar| {
+        Ok(match grammar {
+            v1::output_constraint::Grammar::JsonSchema(schema) => OutputGrammar::JsonSchema(text(schema)?),
+            v1::output_constraint::Grammar::Regex(regex) => OutputGrammar::Regex(text(regex)?),
+            v1::output_constraint::Grammar::Lark(rules) => OutputGrammar::Lark(text(rules)?),
+        })
+    });
+    let words = at_most(wire.bad_words, BAD_WORDS_MAX, "request.constraint.bad_words")?;
+    let word = |word: v1::TokenSequence| {
+        const FIELD: &str = "request.constraint.bad_words.tokens";
+        let tokens = at_most(word.tokens, BAD_WORD_TOKENS_MAX, FIELD)?;
+        if tokens.is_empty() {
+            return Err(ConvertError::Missing { field: FIELD });
+        }
+        Ok(tokens.into_iter().map(TokenId).collect())
+    };
+    let allowed = at_most(
+        wire.allowed_tokens,
+        ALLOWED_TOKENS_MAX,
+        "request.constraint.allowed_tokens",
+    )?;
+    Ok(OutputConstraint {
+        grammar: grammar.transpose()?,
+        allowed_tokens: allowed.into_iter().map(TokenId).collect(),
+        bad_words: words.into_iter().map(word).collect::<Result<_>>()?,
     })
 }
 

@@ -24,6 +24,7 @@ pub(super) fn sample_request() -> Request {
         id: RequestId(0x0123_4567_89ab_cdef),
         prompt: Arc::from([TokenId(1), TokenId(70_000), TokenId(2)]),
         client_prompt_tokens: 2,
+        constraint: Default::default(),
         sampling: SamplingParams {
             logit_bias: vec![(TokenId(1), -1.5), (TokenId(9), 2.0)],
             ..SamplingParams::greedy()
@@ -70,11 +71,12 @@ prop_compose! {
         id in any::<u128>(), prompt in prop::collection::vec(any::<u32>(), 1..40), client in any::<prop::sample::Index>(),
         sampling in sampling(), limits in any::<(u32, u32)>(), ends in (tokens(), tokens()),
         choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)),
-        report_kv_hashes in any::<bool>(), lane in select(vec![Lane::Interactive, Lane::Batch]), nanos in any::<u64>(),
+        constraint in constraint(), report_kv_hashes in any::<bool>(), lane in select(vec![Lane::Interactive, Lane::Batch]), nanos in any::<u64>(),
     ) -> Request {
         Request {
             id: RequestId(id),
             client_prompt_tokens: u32::try_from(client.index(prompt.len())).unwrap() + 1,
+            constraint,
             prompt: prompt.into_iter().map(TokenId).collect(),
             sampling,
             stop: StopConditions { max_tokens: limits.0, min_tokens: limits.1, end_tokens: ends.0, stop_token_ids: ends.1 },
@@ -87,6 +89,23 @@ prop_compose! {
             time_limit: Duration::from_nanos(nanos),
         }
     }
+}
+
+fn constraint() -> impl Strategy<Value = OutputConstraint> {
+    let text = || any::<String>().prop_map(Arc::<str>::from);
+    let grammar = prop_oneof![
+        text().prop_map(OutputGrammar::JsonSchema),
+        text().prop_map(OutputGrammar::Regex),
+        text().prop_map(OutputGrammar::Lark),
+    ];
+    let word = prop::collection::vec(any::<u32>().prop_map(TokenId), 1..4);
+    (option::of(grammar), tokens(), prop::collection::vec(word, 0..3)).prop_map(
+        |(grammar, allowed_tokens, bad_words)| OutputConstraint {
+            grammar,
+            allowed_tokens,
+            bad_words,
+        },
+    )
 }
 
 fn label() -> impl Strategy<Value = String> {

@@ -138,6 +138,9 @@ pub struct ClusterSettings {
     /// first one [default: from the file or folder].
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub served_model_name: Vec<String>,
+    /// Requests that may wait for a place; further ones get 429 [default: 2048].
+    #[arg(long, value_name = "N")]
+    pub max_queue_requests: Option<usize>,
     /// Prompts of which a decode node lacks fewer tokens than this are prefilled there.
     #[arg(long, value_name = "TOKENS")]
     pub local_prefill_below_tokens: Option<u32>,
@@ -348,6 +351,7 @@ impl LocalClusterOptions {
             flags.set("membership", address);
         }
         flags.set("control-listen", "127.0.0.1:0");
+        flags.set_some("max-queue-requests", &self.settings.max_queue_requests);
         flags.set_some("local-prefill-below-tokens", &self.settings.local_prefill_below_tokens);
         self.spec(ProcessKind::Coordinator, name, flags)
     }

@@ -20,7 +20,7 @@ pub struct ClusterArgs {
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     local_prefill_below: u32,
     /// Requests that may wait for a place
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 2048)]
     max_queue_requests: usize,
     /// Longest wait for a place; then 429
     #[arg(long, default_value_t = 60_000)]

@@ -1,10 +1,11 @@
-//! Which rows need logits, and who draws from them: the device, or the host where log-probabilities are asked for.
+//! Which rows need logits, and who draws from them: the device, or the host where log-probabilities are asked for or only some
+//! tokens are allowed.
 //!
 //! A row is drawn on the host, too, when its records do not fit the tables. Both draw the same tokens (`engine::sample`).
 
 use std::ops::Range;
 
-use engine::{LogitsWanted, Step, StepRow};
+use engine::{Draws, LogitsWanted, Step, StepRow};
 use serving_core::ids::ChoiceIndex;
 
 use crate::buffers::{DRAWS_MAX, LOGITS_ROWS};
@@ -70,6 +71,7 @@ impl LogitsPlan {
             };
             let is_drawn = row.logits != LogitsWanted::All
                 && row.request.logprobs.is_none()
+                && !row.draws.as_ref().is_some_and(Draws::is_constrained)
                 && self.add_draws(step, (sequence, row), first_row + wanted.start);
             if !is_drawn {
                 self.host_rows.extend(wanted.clone().map(|index| first_row + index));

@@ -48,6 +48,7 @@ fn scheduler(kv: &KvMemory, vocab_size: u32) -> Scheduler {
         id: RequestId(1),
         prompt: (0..50).map(TokenId).collect(),
         client_prompt_tokens: 50,
+        constraint: Default::default(),
         sampling: SamplingParams {
             temperature: 1.0,
             frequency_penalty: 0.5,

@@ -2,8 +2,8 @@
 //!
 //! Order, as in vLLM where the OpenAI text leaves it open:
 //! 1. log-probabilities are those of the raw logits;
-//! 2. `logit_bias` is added; before `min_tokens` the end and stop tokens are masked; repetition penalty (prompt and
-//!    outputs), then frequency and presence penalties (outputs only);
+//! 2. tokens that are not allowed are masked; `logit_bias` is added; before `min_tokens` the end and stop tokens are masked;
+//!    repetition penalty (prompt and outputs), then frequency and presence penalties (outputs only);
 //! 3. temperature 0 takes the largest logit, ties to the lowest id;
 //! 4. otherwise logits are divided by the temperature, then top-k, top-p, min-p cut, each among the survivors of the one before;
 //! 5. one token is drawn with the 64 random bits of (seed, choice, output index).
@@ -44,6 +44,8 @@ pub struct SampleInput<'a> {
     pub outputs: &'a [TokenId],
     /// `Some(k)`: report the chosen token's log-probability and the k best.
     pub logprobs: Option<u32>,
+    /// Bit `token % 32` of word `token / 32` says whether a token may be drawn; tokens beyond the words may not. `None`: all may.
+    pub allowed: Option<&'a [u32]>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +63,9 @@ pub enum SampleError {
     NotFinite { token: u32 },
     #[error("a row of {logits} logits was given to a sampler for {vocab_size}")]
     WrongLength { logits: usize, vocab_size: usize },
-    #[error("no token may be drawn: every one is masked; check min_tokens and stop_token_ids")]
+    #[error(
+        "no token may be drawn: every one is masked; check min_tokens, stop_token_ids and what constrains the output"
+    )]
     NothingLeft,
     #[error("token {token} is not in the vocabulary of {vocab_size}")]
     NoSuchToken { token: u32, vocab_size: usize },
@@ -139,6 +143,9 @@ impl Sampler {
     /// Step 2 of the module's documentation. Ids outside the vocabulary have no logit and are skipped.
     fn adjust(&mut self, input: &SampleInput<'_>, logits: &mut [f32]) {
         let params = input.params;
+        if let Some(allowed) = input.allowed {
+            mask(logits, allowed);
+        }
         for (token, bias) in &params.logit_bias {
             if let Some(logit) = logits.get_mut(token.0 as usize) {
                 *logit += bias;
@@ -243,6 +250,20 @@ impl Sampler {
                 return;
             }
             look = look.saturating_mul(8);
+        }
+    }
+}
+
+fn mask(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().chain(std::iter::repeat(&0));
+    for (logits, word) in logits.chunks_mut(u32::BITS as usize).zip(words) {
+        if *word == u32::MAX {
+            continue;
+        }
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word & (1 << bit) == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ struct Case {
     prompt: Vec<TokenId>,
     outputs: Vec<TokenId>,
     logprobs: Option<u32>,
+    allowed: Option<Vec<u32>>,
 }
 
 fn case(change: impl FnOnce(&mut SamplingParams)) -> Case {
@@ -31,6 +32,7 @@ fn case(change: impl FnOnce(&mut SamplingParams)) -> Case {
         prompt: vec![],
         outputs: vec![],
         logprobs: None,
+        allowed: None,
     }
 }
 
@@ -45,6 +47,7 @@ impl Case {
             prompt: &self.prompt,
             outputs: &self.outputs,
             logprobs: self.logprobs,
+            allowed: self.allowed.as_deref(),
         };
         Sampler::new(logits.len() as u32)
             .unwrap()
@@ -93,6 +96,33 @@ fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
 }
 
 const LOGITS: [f32; 8] = [0.3, 2.0, -1.0, 1.5, 2.0, -3.0, 0.0, 1.0];
+
+#[test]
+fn only_allowed_tokens_are_drawn_and_log_probabilities_are_those_of_all() {
+    let logits: Vec<f32> = (0..40).map(|token| token as f32).collect();
+    let mut case = case(|params| params.temperature = 0.0);
+    case.logprobs = Some(1);
+    // Tokens 3 and 33 of the first two words; a token beyond the words may not be drawn.
+    case.allowed = Some(vec![1 << 3, 1 << 1]);
+    let sampled = case.try_sample(&logits, 0).unwrap();
+    assert_eq!(sampled.token, TokenId(33));
+    let logprobs = sampled.logprobs.unwrap();
+    assert_eq!(logprobs.top[0].0, TokenId(39));
+    case.allowed = Some(vec![1 << 3]);
+    assert_eq!(case.token(&logits, 0), 3);
+    case.params.temperature = 30.0;
+    case.allowed = Some(vec![1 << 3, 1 << 1]);
+    let counts = case.counts(&logits, 200);
+    assert_eq!(counts.iter().sum::<u32>(), counts[3] + counts[33]);
+    assert!(
+        counts[3] > 0 && counts[33] > counts[3],
+        "{} and {}",
+        counts[3],
+        counts[33]
+    );
+    case.allowed = Some(Vec::new());
+    assert_eq!(case.try_sample(&logits, 0), Err(SampleError::NothingLeft));
+}
 
 #[test]
 fn greedy_takes_the_lowest_id_of_a_tie() {
@@ -275,6 +305,7 @@ fn unusable_rows_are_errors() {
         prompt: &[],
         outputs: &[],
         logprobs: None,
+        allowed: None,
     };
     let wrong = Sampler::new(3).unwrap().sample(&input, &mut [0.0; 2]);
     assert_eq!(
@@ -336,7 +367,7 @@ proptest! {
         // One sampler used twice, with other work between, draws what a fresh one draws.
         let input = SampleInput {
             params: &one.params, stop: &one.stop, seed, choice: ChoiceIndex(0), output_index: OutputIndex(3),
-            prompt: &[], outputs: &one.outputs, logprobs: Some(2),
+            prompt: &[], outputs: &one.outputs, logprobs: Some(2), allowed: None,
         };
         let mut sampler = Sampler::new(logits.len() as u32).unwrap();
         for _ in 0..2 {

@@ -48,6 +48,7 @@ impl Outline {
             id: self.id,
             prompt: prompt.into(),
             client_prompt_tokens: self.client_prompt_tokens,
+            constraint: Default::default(),
             sampling: SamplingParams::greedy(),
             stop: StopConditions {
                 max_tokens: self.max_tokens,

@@ -14,6 +14,7 @@ pub(crate) fn request(id: u128, prompt_tokens: u32, max_tokens: u32) -> Request 
         id: RequestId(id),
         prompt: Arc::from(prompt),
         client_prompt_tokens: prompt_tokens,
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,

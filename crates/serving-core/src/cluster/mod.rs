@@ -94,7 +94,7 @@ pub enum OnIllegalTransition {
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
-            queue_requests_max: 512,
+            queue_requests_max: 2048,
             queue_wait_max: Duration::from_secs(60),
             overtake_max: Duration::from_secs(2),
             lease: Duration::from_secs(5),

@@ -28,6 +28,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
     Request {
         id: RequestId(id),
         client_prompt_tokens: prompt.len() as u32,
+        constraint: Default::default(),
         prompt,
         sampling: SamplingParams::greedy(),
         stop: StopConditions {

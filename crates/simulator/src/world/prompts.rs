@@ -50,6 +50,7 @@ pub(super) fn request(scenario: &Scenario, index: usize) -> Request {
     Request {
         id: id_of(scenario.seed, index),
         client_prompt_tokens: u32::try_from(prompt.len()).unwrap_or(u32::MAX),
+        constraint: Default::default(),
         prompt,
         sampling: SamplingParams::greedy(),
         stop: StopConditions {

@@ -91,6 +91,7 @@ impl Load<'_> {
         let request = Request {
             id: RequestId(rig.next_request),
             client_prompt_tokens: prompt_tokens,
+            constraint: Default::default(),
             prompt,
             sampling: SamplingParams::greedy(),
             stop: StopConditions {

@@ -73,6 +73,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         id: RequestId(1),
         prompt: prompt.into(),
         client_prompt_tokens: u32::try_from(prompt.len()).unwrap_or(u32::MAX),
+        constraint: Default::default(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,

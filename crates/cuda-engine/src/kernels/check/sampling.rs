@@ -124,6 +124,7 @@ fn input(case: &Case, choice: u32) -> SampleInput<'_> {
         prompt: &case.prompt,
         outputs: &case.outputs,
         logprobs: None,
+        allowed: None,
     }
 }
 

@@ -429,6 +429,7 @@ fn request(id: RequestId, prompt: Vec<TokenId>) -> Request {
     Request {
         id,
         client_prompt_tokens: u32::try_from(prompt.len()).expect("short"),
+        constraint: Default::default(),
         prompt: prompt.into(),
         sampling: SamplingParams::greedy(),
         stop: StopConditions {

@@ -1,0 +1,135 @@
+//! The calls in an answer: what the model wrote becomes `tool_calls`, whole or as it comes.
+
+use std::collections::BTreeMap;
+
+use super::shapes::{FunctionBody, ToolCallBody};
+use super::tools::{GivenTools, ToolChoice};
+use crate::text::{Piece, ToolCall, ToolCallReader, ToolFormat};
+
+/// Reads the calls of one answer, choice by choice.
+#[derive(Debug)]
+pub struct Calls {
+    choice: ToolChoice,
+    format: ToolFormat,
+    is_streaming: bool,
+    readers: BTreeMap<u32, Reader>,
+}
+
+#[derive(Debug)]
+struct Reader {
+    in_text: ToolCallReader,
+    /// Of a list of calls that is not complete.
+    held: String,
+    calls: u32,
+}
+
+/// A part of a choice's answer.
+#[derive(Debug, Default)]
+pub struct Said {
+    pub text: String,
+    pub calls: Vec<ToolCallBody>,
+}
+
+impl Calls {
+    pub fn new(tools: &GivenTools, format: ToolFormat, is_streaming: bool) -> Self {
+        Self {
+            choice: tools.choice.clone(),
+            format,
+            is_streaming,
+            readers: BTreeMap::new(),
+        }
+    }
+
+    /// The next text of a choice. With the last one, what was held back comes out.
+    pub fn take(&mut self, choice: u32, text: &str, is_last: bool) -> Said {
+        let reader = self.readers.entry(choice).or_insert_with(|| Reader {
+            in_text: ToolCallReader::new(self.format),
+            held: String::new(),
+            calls: 0,
+        });
+        let pieces = match &self.choice {
+            ToolChoice::Named(name) => return named(reader, name, text, self.is_streaming),
+            ToolChoice::Required => {
+                reader.held.push_str(text);
+                match is_last {
+                    true => all_calls(std::mem::take(&mut reader.held)),
+                    false => Vec::new(),
+                }
+            }
+            ToolChoice::None | ToolChoice::Auto => {
+                let mut pieces = reader.in_text.push(text);
+                if is_last {
+                    pieces.extend(reader.in_text.end());
+                }
+                pieces
+            }
+        };
+        let mut said = Said::default();
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => said.text.push_str(&text),
+                Piece::Call(call) => {
+                    said.calls.push(whole(call, self.is_streaming.then_some(reader.calls)));
+                    reader.calls += 1;
+                }
+            }
+        }
+        said
+    }
+
+    /// OpenAI's reason for the end of a choice: `tool_calls` where the model chose to call.
+    pub fn finish(&self, choice: u32, finish: &'static str) -> &'static str {
+        let has_called = self.readers.get(&choice).is_some_and(|reader| reader.calls > 0);
+        let is_forced = matches!(self.choice, ToolChoice::Named(_));
+        if finish == "stop" && has_called && !is_forced {
+            return "tool_calls";
+        }
+        finish
+    }
+}
+
+/// The whole answer is the arguments.
+fn named(reader: &mut Reader, name: &str, text: &str, is_streaming: bool) -> Said {
+    let is_first = reader.calls == 0;
+    reader.calls = 1;
+    let index = is_streaming.then_some(0);
+    let call = match is_first {
+        true => {
+            let (name, arguments) = (name.to_owned(), text.to_owned());
+            whole(ToolCall { name, arguments }, index)
+        }
+        false => ToolCallBody {
+            index,
+            id: None,
+            kind: None,
+            function: FunctionBody {
+                name: None,
+                arguments: text.to_owned(),
+            },
+        },
+    };
+    Said {
+        text: String::new(),
+        calls: vec![call],
+    }
+}
+
+fn all_calls(text: String) -> Vec<Piece> {
+    match ToolCall::all_of(&text) {
+        Some(calls) => calls.into_iter().map(Piece::Call).collect(),
+        // It was cut by its budget.
+        None => vec![Piece::Text(text)],
+    }
+}
+
+fn whole(call: ToolCall, index: Option<u32>) -> ToolCallBody {
+    ToolCallBody {
+        index,
+        id: Some(format!("call_{:024x}", rand::random::<u128>() >> 32)),
+        kind: Some("function"),
+        function: FunctionBody {
+            name: Some(call.name),
+            arguments: call.arguments,
+        },
+    }
+}

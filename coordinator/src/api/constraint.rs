@@ -1,0 +1,234 @@
+//! What the output has to be, in the fields of OpenAI and of vLLM: a JSON schema, a regular expression, one of several texts, rules,
+//! or no more than some tokens. At most one field may name a grammar.
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use serving_core::ids::TokenId;
+use serving_core::request::{OutputConstraint, OutputGrammar};
+
+use super::AppState;
+use super::body::HeldBytes;
+use super::error::ApiError;
+use super::forms::{Flag, Id, List, Unsupported, in_vocabulary};
+use super::limits::{ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, CHOICE_TEXTS_MAX, GRAMMAR_BYTES_MAX};
+use super::long_text::on_text;
+use crate::text::{TextError, TextModel};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object with `type`")]
+pub struct ResponseFormat {
+    r#type: Option<String>,
+    json_schema: Option<NamedSchema>,
+}
+
+/// The name, the description and `strict` change nothing: a schema is always followed.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object with `name` and `schema`")]
+struct NamedSchema {
+    schema: Option<Schema>,
+}
+
+/// A JSON schema as it was written: it takes no more memory than its text. vLLM's clients also send it as a string.
+pub type Schema = Box<RawValue>;
+
+/// vLLM's `structured_outputs`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+pub struct StructuredOutputs {
+    json: Option<Schema>,
+    json_object: Flag,
+    regex: Option<String>,
+    choice: Option<Texts>,
+    grammar: Option<String>,
+    structural_tag: Option<Unsupported>,
+    whitespace_pattern: Option<Unsupported>,
+}
+
+pub type Texts = List<String, CHOICE_TEXTS_MAX>;
+
+/// The fields of a body that constrain the output.
+#[derive(Debug, Default)]
+pub struct ConstraintFields {
+    pub response_format: Option<ResponseFormat>,
+    pub structured_outputs: Option<StructuredOutputs>,
+    pub guided_json: Option<Schema>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Texts>,
+    pub guided_grammar: Option<String>,
+    pub allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
+    pub bad_words: Option<List<String, BAD_WORDS_MAX>>,
+    /// Where a call is forced.
+    pub tools: Option<OutputGrammar>,
+}
+
+/// A constraint whose words are no tokens yet.
+#[derive(Debug, Default)]
+pub struct GivenConstraint {
+    /// With the field that it came from.
+    grammar: Option<(&'static str, OutputGrammar)>,
+    allowed_tokens: Vec<TokenId>,
+    bad_words: Vec<String>,
+}
+
+impl ConstraintFields {
+    pub fn check(self, vocab_size: u32) -> Result<GivenConstraint, ApiError> {
+        let allowed = self.allowed_token_ids;
+        if allowed.as_ref().is_some_and(|list| list.0.is_empty()) {
+            let message =
+                "`allowed_token_ids` is empty, so nothing could be said. Name at least one token, or leave it out.";
+            return Err(ApiError::invalid("allowed_token_ids", message));
+        }
+        let words = self.bad_words.map_or(Vec::new(), |list| list.0);
+        if words
+            .iter()
+            .any(|word| word.is_empty() || word.len() > BAD_WORD_BYTES_MAX)
+        {
+            let message = format!("Each of `bad_words` must have 1 to {BAD_WORD_BYTES_MAX} bytes.");
+            return Err(ApiError::invalid("bad_words", message));
+        }
+        let structured = self.structured_outputs.unwrap_or_default();
+        let choices = [
+            ("structured_outputs.choice", &structured.choice),
+            ("guided_choice", &self.guided_choice),
+        ];
+        if let Some((field, _)) = choices
+            .iter()
+            .find(|(_, texts)| texts.as_ref().is_some_and(|texts| texts.0.is_empty()))
+        {
+            return Err(ApiError::invalid(field, format!("`{field}` has no text to choose.")));
+        }
+        let json = |schema: Option<Schema>, field| schema.map(|schema| (field, schema_text(&schema)));
+        let found = [
+            self.tools.map(|grammar| ("tool_choice", grammar)),
+            of_response_format(self.response_format)?,
+            json(structured.json, "structured_outputs.json"),
+            structured
+                .json_object
+                .0
+                .then(|| ("structured_outputs.json_object", any_object())),
+            structured
+                .regex
+                .map(|text| ("structured_outputs.regex", OutputGrammar::Regex(text.into()))),
+            structured
+                .choice
+                .map(|texts| ("structured_outputs.choice", one_of(&texts.0))),
+            structured
+                .grammar
+                .map(|text| ("structured_outputs.grammar", OutputGrammar::Lark(text.into()))),
+            json(self.guided_json, "guided_json"),
+            self.guided_regex
+                .map(|text| ("guided_regex", OutputGrammar::Regex(text.into()))),
+            self.guided_choice.map(|texts| ("guided_choice", one_of(&texts.0))),
+            self.guided_grammar
+                .map(|text| ("guided_grammar", OutputGrammar::Lark(text.into()))),
+        ];
+        Ok(GivenConstraint {
+            grammar: only_one(found.into_iter().flatten())?,
+            allowed_tokens: match allowed {
+                Some(ids) => in_vocabulary(ids.0, "allowed_token_ids", vocab_size)?,
+                None => Vec::new(),
+            },
+            bad_words: words,
+        })
+    }
+}
+
+impl GivenConstraint {
+    /// Compiles the grammar and turns the words into tokens, away from the threads that others need.
+    pub async fn prepare(self, state: &AppState) -> Result<OutputConstraint, ApiError> {
+        let (text, grammars) = (state.text.clone(), state.grammars.clone());
+        let bytes = self.bad_words.iter().map(String::len).sum();
+        // A grammar is compiled on a blocking thread, however short it is.
+        let bytes = if self.grammar.is_some() { usize::MAX } else { bytes };
+        let work = move || {
+            if let Some((field, grammar)) = &self.grammar {
+                let compiled = grammars.compile(grammar);
+                compiled.map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?;
+            }
+            let words = self.bad_words.iter().map(|word| spellings(&text, word));
+            let words: Result<Vec<_>, TextError> = words.collect();
+            let words = words.map_err(|error| ApiError::invalid("bad_words", error.to_string()))?;
+            Ok(OutputConstraint {
+                grammar: self.grammar.map(|(_, grammar)| grammar),
+                allowed_tokens: self.allowed_tokens,
+                bad_words: words.into_iter().flatten().collect(),
+            })
+        };
+        on_text(state, (bytes, HeldBytes::default()), work).await
+    }
+
+    pub fn has_grammar(&self) -> bool {
+        self.grammar.is_some()
+    }
+}
+
+fn of_response_format(format: Option<ResponseFormat>) -> Result<Option<(&'static str, OutputGrammar)>, ApiError> {
+    const SCHEMA: &str = "response_format.json_schema.schema";
+    let Some(format) = format else { return Ok(None) };
+    match format.r#type.as_deref() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(("response_format", any_object()))),
+        Some("json_schema") => match format.json_schema.and_then(|named| named.schema) {
+            Some(schema) => Ok(Some((SCHEMA, schema_text(&schema)))),
+            None => Err(ApiError::invalid(SCHEMA, format!("`{SCHEMA}` is missing."))),
+        },
+        _ => {
+            let message = "`response_format.type` must be text, json_object or json_schema.";
+            Err(ApiError::invalid("response_format.type", message))
+        }
+    }
+}
+
+fn schema_text(schema: &Schema) -> OutputGrammar {
+    let in_string = serde_json::from_str::<String>(schema.get());
+    OutputGrammar::JsonSchema(match in_string {
+        Ok(text) => text.into(),
+        Err(_) => schema.get().into(),
+    })
+}
+
+fn any_object() -> OutputGrammar {
+    OutputGrammar::JsonSchema(r#"{"type":"object"}"#.into())
+}
+
+fn one_of(texts: &[String]) -> OutputGrammar {
+    // A JSON string is a string of Lark, too.
+    let texts: Vec<String> = texts
+        .iter()
+        .map(|text| Value::from(text.as_str()).to_string())
+        .collect();
+    OutputGrammar::Lark(format!("start: {}", texts.join(" | ")).into())
+}
+
+fn only_one(
+    found: impl Iterator<Item = (&'static str, OutputGrammar)>,
+) -> Result<Option<(&'static str, OutputGrammar)>, ApiError> {
+    let mut only: Option<(&str, _)> = None;
+    for (field, grammar) in found {
+        if let Some((first, _)) = only {
+            let message = format!("`{first}` and `{field}` both say what the output has to be. Send one of them.");
+            return Err(ApiError::invalid(field, message));
+        }
+        let (OutputGrammar::JsonSchema(text) | OutputGrammar::Regex(text) | OutputGrammar::Lark(text)) = &grammar;
+        if text.len() > GRAMMAR_BYTES_MAX {
+            let message = format!(
+                "`{field}` must have at most {GRAMMAR_BYTES_MAX} bytes, not {}.",
+                text.len()
+            );
+            return Err(ApiError::invalid(field, message));
+        }
+        only = Some((field, grammar));
+    }
+    Ok(only)
+}
+
+/// The tokens of a word at the beginning of a text, and after a space, where that is another token. The rule is vLLM's.
+fn spellings(text: &TextModel, word: &str) -> Result<Vec<Vec<TokenId>>, TextError> {
+    let encode = |word: &str| text.codec().encode(word, false, BAD_WORD_BYTES_MAX + 1);
+    let first = encode(word)?;
+    let after_space = encode(&format!(" {}", word.trim_start()))?;
+    let is_new = after_space.first() != first.first() && after_space.len() == first.len();
+    let all = [Some(first), is_new.then_some(after_space)];
+    Ok(all.into_iter().flatten().filter(|tokens| !tokens.is_empty()).collect())
+}

@@ -1,0 +1,245 @@
+//! Calls of tools in a model's text: the form in which its family writes them, and how they are read again.
+
+use serde_json::{Value, json};
+
+/// A conversation as a chat template sees it: messages and tools are objects as in OpenAI's API.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    pub messages: Vec<Value>,
+    pub tools: Vec<Value>,
+}
+
+/// How a family writes calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`, as many as there are calls: Hermes, Qwen and their relatives.
+    Tagged,
+    /// A list of such objects alone, behind `[TOOL_CALLS]`: Mistral.
+    List,
+    /// One object with `name` and `parameters` alone, or several with `;` between them: Llama.
+    Object,
+}
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const LIST_MARK: &str = "[TOOL_CALLS]";
+
+impl ToolFormat {
+    /// By the text of the template, which shows earlier calls to the model. `None`: the template knows no tools.
+    pub fn of_template(source: &str) -> Option<Self> {
+        if !source.contains("tools") {
+            return None;
+        }
+        Some(match () {
+            () if source.contains(LIST_MARK) => Self::List,
+            () if source.contains("<|python_tag|>") || source.contains("\"parameters\":") => Self::Object,
+            () => Self::Tagged,
+        })
+    }
+}
+
+impl Chat {
+    /// The same for a template that knows no tools: they stand in the system message, calls in the text, results in messages of
+    /// the user. The model has not been trained for it, so it follows at best roughly.
+    pub fn with_tools_as_text(&self) -> Self {
+        let list: Vec<String> = self.tools.iter().map(Value::to_string).collect();
+        let orders = format!(
+            "You can call functions. To call one, write {OPEN}{{\"name\": its name, \"arguments\": its arguments}}{CLOSE} and \
+             nothing else. These are the functions:\n{}",
+            list.join("\n")
+        );
+        let mut messages: Vec<Value> = self.messages.iter().map(as_text).collect();
+        match messages.first_mut().filter(|first| first["role"] == "system") {
+            Some(system) => {
+                let own = system["content"].as_str().unwrap_or_default();
+                system["content"] = Value::from(format!("{own}\n\n{orders}"));
+            }
+            None => messages.insert(0, json!({"role": "system", "content": orders})),
+        }
+        Self {
+            messages,
+            tools: Vec::new(),
+        }
+    }
+}
+
+fn as_text(message: &Value) -> Value {
+    let content = message["content"].as_str().unwrap_or_default();
+    if message["role"] == "tool" {
+        let text = format!("<tool_response>{content}</tool_response>");
+        return json!({"role": "user", "content": text});
+    }
+    let calls = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
+    let calls: String = calls
+        .iter()
+        .map(|call| {
+            let function = &call["function"];
+            let call = json!({"name": function["name"], "arguments": function["arguments"]});
+            format!("{OPEN}{call}{CLOSE}")
+        })
+        .collect();
+    json!({"role": message["role"], "content": format!("{content}{calls}")})
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    Text(String),
+    Call(ToolCall),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    pub name: String,
+    /// JSON.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// Of an object with `name` and `arguments`, or `parameters`.
+    fn of(value: &Value) -> Option<Self> {
+        let arguments = value.get("arguments").or_else(|| value.get("parameters"));
+        Some(Self {
+            name: value.get("name")?.as_str()?.to_owned(),
+            arguments: match arguments {
+                Some(Value::String(text)) => text.clone(),
+                Some(arguments) => arguments.to_string(),
+                None => "{}".to_owned(),
+            },
+        })
+    }
+
+    /// All calls of a JSON text, or nothing if something in it is no call.
+    pub fn all_of(text: &str) -> Option<Vec<Self>> {
+        match serde_json::from_str(text).ok()? {
+            Value::Array(values) if !values.is_empty() => values.iter().map(Self::of).collect(),
+            value => Some(vec![Self::of(&value)?]),
+        }
+    }
+}
+
+/// Reads an answer as it comes. Text that may be the beginning of a call is held back until that is decided.
+#[derive(Debug)]
+pub struct ToolCallReader {
+    format: ToolFormat,
+    held: String,
+    /// Nothing but white space has been seen.
+    is_at_start: bool,
+    has_called: bool,
+}
+
+impl ToolCallReader {
+    pub fn new(format: ToolFormat) -> Self {
+        Self {
+            format,
+            held: String::new(),
+            is_at_start: true,
+            has_called: false,
+        }
+    }
+
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.held.push_str(text);
+        match self.format {
+            ToolFormat::Tagged => self.tagged(),
+            ToolFormat::List | ToolFormat::Object => self.bare(),
+        }
+    }
+
+    /// The answer has ended.
+    pub fn end(&mut self) -> Vec<Piece> {
+        let held = std::mem::take(&mut self.held);
+        let calls = match self.format {
+            ToolFormat::Tagged => held
+                .trim_start()
+                .strip_prefix(OPEN)
+                .and_then(|body| ToolCall::all_of(body.trim())),
+            _ if !self.is_at_start => None,
+            ToolFormat::List => ToolCall::all_of(held.trim().trim_start_matches(LIST_MARK).trim()),
+            ToolFormat::Object => objects(held.trim()),
+        };
+        match calls {
+            Some(calls) => calls.into_iter().map(Piece::Call).collect(),
+            None => self.text(held),
+        }
+    }
+
+    fn tagged(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        loop {
+            let Some(open) = self.held.find(OPEN) else {
+                let kept = self.held.len() - partial_end(&self.held, OPEN);
+                let text = self.held.drain(..kept).collect();
+                pieces.extend(self.text(text));
+                return pieces;
+            };
+            let text = self.held.drain(..open).collect();
+            pieces.extend(self.text(text));
+            let Some(close) = self.held.find(CLOSE) else {
+                return pieces;
+            };
+            let body = self.held[OPEN.len()..close].trim();
+            match ToolCall::all_of(body) {
+                Some(calls) => {
+                    self.has_called = true;
+                    pieces.extend(calls.into_iter().map(Piece::Call));
+                    self.held.drain(..close + CLOSE.len());
+                }
+                None => {
+                    let text = self.held.drain(..close + CLOSE.len()).collect();
+                    pieces.push(Piece::Text(text));
+                }
+            }
+        }
+    }
+
+    /// An answer is calls from its first character on, or it is text.
+    fn bare(&mut self) -> Vec<Piece> {
+        let first = self.held.trim_start();
+        let may_be_calls = match self.format {
+            ToolFormat::List => first.is_empty() || first.starts_with('['),
+            _ => first.is_empty() || first.starts_with('{'),
+        };
+        if self.is_at_start && may_be_calls {
+            return Vec::new();
+        }
+        self.is_at_start = false;
+        let text = std::mem::take(&mut self.held);
+        self.text(text)
+    }
+
+    /// White space around calls is no answer.
+    fn text(&self, text: String) -> Vec<Piece> {
+        match text.is_empty() || (self.has_called && text.trim().is_empty()) {
+            true => Vec::new(),
+            false => vec![Piece::Text(text)],
+        }
+    }
+}
+
+fn objects(text: &str) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let mut at = 0;
+    while let Some(value) = values.next() {
+        calls.push(ToolCall::of(&value.ok()?)?);
+        at += values.byte_offset();
+        let rest = text.get(at..)?.trim_start_matches([';', ' ', '\n']);
+        at = text.len() - rest.len();
+        values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// How many bytes at the end of `text` may be the beginning of `mark`.
+fn partial_end(text: &str, mark: &str) -> usize {
+    let most = mark.len().min(text.len());
+    (1..=most)
+        .rev()
+        .find(|bytes| text.as_bytes().ends_with(&mark.as_bytes()[..*bytes]))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+#[path = "tools_tests.rs"]
+mod tests;

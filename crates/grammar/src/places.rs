@@ -1,0 +1,129 @@
+//! Where each running sequence stands in its grammar, and so which tokens it may draw next.
+
+use std::sync::Arc;
+
+use llguidance::Matcher;
+use serving_core::ids::{ChoiceIndex, TokenId};
+use serving_core::request::{AttemptKey, OutputConstraint, OutputGrammar};
+
+use crate::recent::Recent;
+use crate::{GrammarError, Grammars};
+
+const WORD_BITS: u32 = u32::BITS;
+
+/// The places of one engine's sequences. A place is only a shortcut: without it the outputs are followed from the first one.
+#[derive(Debug)]
+pub struct Places {
+    grammars: Arc<Grammars>,
+    vocab_size: u32,
+    places: Recent<(AttemptKey, ChoiceIndex), Place>,
+    /// One bit for each token.
+    allowed: Vec<u32>,
+}
+
+struct Place {
+    matcher: Matcher,
+    /// Outputs that the matcher has taken.
+    taken: usize,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place")
+            .field("taken", &self.taken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Places {
+    /// `sequences_max`: how many run at a time.
+    pub fn new(grammars: Arc<Grammars>, vocab_size: u32, sequences_max: usize) -> Self {
+        Self {
+            grammars,
+            vocab_size,
+            places: Recent::new(sequences_max),
+            allowed: Vec::new(),
+        }
+    }
+
+    /// The tokens that may follow `outputs`, those of earlier attempts included: bit `token % 32` of word `token / 32`.
+    ///
+    /// # Errors
+    /// The grammar cannot be compiled or followed.
+    pub fn allowed(
+        &mut self,
+        sequence: (AttemptKey, ChoiceIndex),
+        constraint: &OutputConstraint,
+        outputs: &[TokenId],
+    ) -> Result<&[u32], GrammarError> {
+        let words = self.vocab_size.div_ceil(WORD_BITS) as usize;
+        self.allowed.clear();
+        match &constraint.grammar {
+            Some(grammar) => self.follow(sequence, grammar, outputs)?,
+            None => self.allowed.resize(words, u32::MAX),
+        }
+        self.allowed.resize(words, 0);
+        if !constraint.allowed_tokens.is_empty() {
+            keep_only(&mut self.allowed, &constraint.allowed_tokens);
+        }
+        for word in &constraint.bad_words {
+            // The last token of a word is forbidden where the others stand before it.
+            if let Some((last, before)) = word.split_last()
+                && outputs.ends_with(before)
+                && let Some(word) = self.allowed.get_mut((last.0 / WORD_BITS) as usize)
+            {
+                *word &= !(1 << (last.0 % WORD_BITS));
+            }
+        }
+        Ok(&self.allowed)
+    }
+
+    fn follow(
+        &mut self,
+        sequence: (AttemptKey, ChoiceIndex),
+        grammar: &OutputGrammar,
+        outputs: &[TokenId],
+    ) -> Result<(), GrammarError> {
+        let is_known = self
+            .places
+            .get(&sequence)
+            .is_some_and(|place| place.taken <= outputs.len());
+        if !is_known {
+            let matcher = self.grammars.start(grammar)?;
+            self.places.insert(sequence, Place { matcher, taken: 0 });
+        }
+        let Some(place) = self.places.get(&sequence) else {
+            return Err(GrammarError::Lost("it has no place".to_owned()));
+        };
+        let new: Vec<u32> = outputs[place.taken..].iter().map(|token| token.0).collect();
+        let taken = place.matcher.consume_tokens(&new);
+        let next = taken.and_then(|()| place.matcher.compute_mask_or_eos());
+        match next {
+            Ok(next) => {
+                place.taken = outputs.len();
+                self.allowed.extend_from_slice(next.as_slice());
+                Ok(())
+            }
+            Err(error) => {
+                self.places.remove(&sequence);
+                Err(GrammarError::Lost(error.to_string()))
+            }
+        }
+    }
+}
+
+fn keep_only(allowed: &mut [u32], tokens: &[TokenId]) {
+    let mut kept = vec![0; allowed.len()];
+    for token in tokens {
+        if let Some(word) = kept.get_mut((token.0 / WORD_BITS) as usize) {
+            *word |= 1 << (token.0 % WORD_BITS);
+        }
+    }
+    for (word, kept) in allowed.iter_mut().zip(kept) {
+        *word &= kept;
+    }
+}
+
+#[cfg(test)]
+#[path = "places_tests.rs"]
+mod tests;

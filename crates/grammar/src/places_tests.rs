@@ -1,0 +1,171 @@
+//! Grammars over a vocabulary of bytes: what may come next, step by step and all at once.
+
+use serving_core::ids::{Attempt, RequestId};
+
+use super::*;
+use crate::Vocabulary;
+
+const END: TokenId = TokenId(256);
+/// A token of several bytes: `{"a`.
+const LONG: TokenId = TokenId(257);
+const SIZE: u32 = 258;
+
+fn bytes(token: TokenId) -> Option<(&'static [u8], bool)> {
+    static BYTES: [u8; 256] = {
+        let mut all = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            all[byte] = byte as u8;
+            byte += 1;
+        }
+        all
+    };
+    match token {
+        END => Some((b"<end>", true)),
+        LONG => Some((b"{\"a", false)),
+        TokenId(byte) => Some((BYTES.get(byte as usize..=byte as usize)?, false)),
+    }
+}
+
+fn places() -> Places {
+    let grammars = Grammars::new(|| Vocabulary::new(SIZE, &[END], bytes));
+    Places::new(Arc::new(grammars), SIZE, 4)
+}
+
+fn sequence(request: u128) -> (AttemptKey, ChoiceIndex) {
+    let key = AttemptKey {
+        request: RequestId(request),
+        attempt: Attempt(0),
+    };
+    (key, ChoiceIndex(0))
+}
+
+fn follows(grammar: OutputGrammar) -> OutputConstraint {
+    OutputConstraint {
+        grammar: Some(grammar),
+        ..OutputConstraint::default()
+    }
+}
+
+fn schema(text: &str) -> OutputConstraint {
+    follows(OutputGrammar::JsonSchema(text.into()))
+}
+
+fn tokens(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|byte| TokenId(byte.into())).collect()
+}
+
+/// The allowed tokens, as characters, `E` for the end and `L` for the long one.
+fn set(words: &[u32]) -> String {
+    let is_allowed = |token: &u32| words[(token / 32) as usize] & (1 << (token % 32)) != 0;
+    let show = |token| match TokenId(token) {
+        END => 'E',
+        LONG => 'L',
+        _ => char::from(token as u8),
+    };
+    (0..SIZE).filter(is_allowed).map(show).collect()
+}
+
+fn after(constraint: &OutputConstraint, outputs: &str) -> String {
+    let mut places = places();
+    let allowed = places.allowed(sequence(1), constraint, &tokens(outputs));
+    set(allowed.expect("it can be followed"))
+}
+
+#[test]
+fn a_schema_allows_what_can_still_become_such_json() {
+    let object = schema(
+        r#"{"type": "object", "properties": {"a": {"enum": [1, 23]}}, "required": ["a"], "additionalProperties": false}"#,
+    );
+    assert_eq!(after(&object, ""), "{L");
+    assert_eq!(after(&object, "{"), "\"");
+    assert_eq!(after(&object, "{\"a\":"), " 12");
+    assert_eq!(after(&object, "{\"a\": 2"), "3");
+    assert_eq!(after(&object, "{\"a\": 23"), "}");
+    assert_eq!(after(&object, "{\"a\": 23}"), "E");
+}
+
+#[test]
+fn a_regular_expression_and_rules_are_followed() {
+    let regex = follows(OutputGrammar::Regex("ab?".into()));
+    assert_eq!(after(&regex, ""), "a");
+    assert_eq!(after(&regex, "a"), "bE");
+    let lark = follows(OutputGrammar::Lark("start: \"yes\" | \"no\"".into()));
+    assert_eq!(after(&lark, ""), "ny");
+    assert_eq!(after(&lark, "y"), "e");
+}
+
+#[test]
+fn token_by_token_and_from_the_first_one_give_the_same() {
+    let object =
+        schema(r#"{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}"#);
+    let outputs = tokens("{\"a\": \"xy\"");
+    let mut followed = places();
+    for taken in 0..=outputs.len() {
+        let step_by_step = followed
+            .allowed(sequence(1), &object, &outputs[..taken])
+            .unwrap()
+            .to_vec();
+        let at_once = places()
+            .allowed(sequence(1), &object, &outputs[..taken])
+            .unwrap()
+            .to_vec();
+        assert_eq!(step_by_step, at_once, "after {taken} tokens");
+    }
+}
+
+#[test]
+fn more_sequences_than_places_cost_time_only() {
+    let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));
+    let mut places = places();
+    for taken in 0..3 {
+        for request in 0..10 {
+            let allowed = places
+                .allowed(sequence(request), &word, &tokens("abc")[..taken])
+                .unwrap();
+            assert_eq!(set(allowed), "abc");
+        }
+    }
+}
+
+#[test]
+fn allowed_tokens_and_bad_words_hold_alone_and_together_with_a_grammar() {
+    let mut constraint = OutputConstraint {
+        grammar: None,
+        allowed_tokens: tokens("abc"),
+        bad_words: vec![tokens("ab"), tokens("c")],
+    };
+    assert_eq!(after(&constraint, ""), "ab");
+    assert_eq!(after(&constraint, "xa"), "a");
+    constraint.grammar = Some(OutputGrammar::Regex("[b-z]+".into()));
+    assert_eq!(after(&constraint, ""), "b");
+}
+
+#[test]
+fn what_is_no_grammar_is_refused_and_says_why() {
+    let grammars = Grammars::new(|| Vocabulary::new(SIZE, &[END], bytes));
+    for wrong in [
+        OutputGrammar::JsonSchema("{".into()),
+        OutputGrammar::JsonSchema("[]".into()),
+        OutputGrammar::JsonSchema(r#"{"type": "no such type"}"#.into()),
+        OutputGrammar::Regex("(".into()),
+        OutputGrammar::Lark("start: missing".into()),
+        OutputGrammar::JsonSchema(r##"{"$ref": "#/$defs/missing"}"##.into()),
+    ] {
+        let refused = grammars.compile(&wrong);
+        assert!(
+            matches!(&refused, Err(GrammarError::Invalid(why)) if !why.is_empty()),
+            "{wrong:?}: {refused:?}"
+        );
+    }
+    let unknown = Grammars::unknown().compile(&OutputGrammar::Regex("a".into()));
+    assert!(matches!(unknown, Err(GrammarError::NoVocabulary(_))), "{unknown:?}");
+}
+
+#[test]
+fn outputs_that_the_grammar_does_not_allow_are_an_error() {
+    let mut places = places();
+    let word = follows(OutputGrammar::Regex("ab".into()));
+    let lost = places.allowed(sequence(1), &word, &tokens("x"));
+    assert!(matches!(lost, Err(GrammarError::Lost(_))), "{lost:?}");
+}

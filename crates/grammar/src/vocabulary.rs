@@ -1,0 +1,51 @@
+//! A model's tokens as bytes, in the form in which the parser walks them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use serving_core::ids::TokenId;
+
+use crate::GrammarError;
+
+/// The bytes of every token. Control tokens are no text, so a grammar never takes one, but the end tokens where it may end.
+#[derive(Clone)]
+pub struct Vocabulary {
+    pub(crate) tokens: TokEnv,
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.tokens.tok_trie().vocab_size();
+        f.debug_struct("Vocabulary")
+            .field("size", &size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Vocabulary {
+    /// `bytes` gives a token's bytes, and whether it is a control token; `None` for an id that stands for nothing.
+    ///
+    /// # Errors
+    /// A model without an end token: an output could not end.
+    pub fn new<'a>(
+        size: u32,
+        end_tokens: &[TokenId],
+        bytes: impl Fn(TokenId) -> Option<(&'a [u8], bool)>,
+    ) -> Result<Self, GrammarError> {
+        let Some(first_end) = end_tokens.first() else {
+            return Err(GrammarError::NoVocabulary("it has no end token".to_owned()));
+        };
+        let word = |id| match bytes(TokenId(id)) {
+            Some((bytes, false)) => bytes.to_vec(),
+            Some((name, true)) => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
+            None => Vec::new(),
+        };
+        let words: Vec<Vec<u8>> = (0..size).map(word).collect();
+        let tree = TokTrie::from(&TokRxInfo::new(size, first_end.0), &words);
+        let ends: Vec<u32> = end_tokens.iter().map(|token| token.0).collect();
+        Ok(Self {
+            tokens: Arc::new(ApproximateTokEnv::new(tree.with_eos_tokens(&ends))),
+        })
+    }
+}
