@@ -43,9 +43,9 @@ impl DecodeService for Service {
         );
         telemetry::set_parent(&span, parent);
         let prepared = self.node.prepare(&open.request).await;
-        let asked = prepared.and_then(|()| Asked::open(open, span, answer_parent));
+        let asked = prepared.and_then(|grammar| Ok((Asked::open(open, span, answer_parent)?, grammar)));
         Ok(Response::new(OpenStream(match asked {
-            Ok(asked) => self.node.submit(asked),
+            Ok((asked, grammar)) => self.node.submit(asked).keeping(grammar),
             Err(refused) => self
                 .node
                 .refuse(&LegRequest::Whole(LocalPrefillReason::CoLocated), refused),

@@ -42,13 +42,13 @@ impl PrefillService for Service {
             prompt_tokens = i64::from(message.request.prompt_tokens()),
         );
         telemetry::set_parent(&span, parent);
-        let mut checked = check(&message, self.node.block_tokens);
-        if checked.is_ok() {
-            checked = self.node.prepare(&message.request).await;
-        }
+        let checked = match check(&message, self.node.block_tokens) {
+            Ok(()) => self.node.prepare(&message.request).await,
+            Err(refused) => Err(refused),
+        };
         let asked = Asked::prefill(message, span);
         Ok(Response::new(PrefillStream(match checked {
-            Ok(()) => self.node.submit(asked),
+            Ok(grammar) => self.node.submit(asked).keeping(grammar),
             Err(refused) => self.node.refuse(&asked.leg, refused),
         })))
     }

@@ -14,8 +14,9 @@ use serving_core::request::{LocalPrefillReason, Request, TokenEvent, TokenLogpro
 use serving_core::stage::StageTimings;
 use serving_core::time::Time;
 
-/// Version of the whole wire. It is equal on both ends of a stream, and part of the compatibility hash.
-pub const PROTOCOL_VERSION: u32 = 2;
+/// Version of the whole wire. It is equal on both ends of a stream, and part of the compatibility hash. It rises when an older node
+/// would do something else than it is asked: 3 came with constrained outputs.
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Largest control message (Open, Prefill, Join, token events). A prompt of 700,000 tokens of 5-byte varints fits.
 pub const CONTROL_MESSAGE_BYTES_MAX: usize = 4 << 20;

@@ -1,6 +1,7 @@
 //! The calls in an answer: what the model wrote becomes `tool_calls`, whole or as it comes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::shapes::{FunctionBody, ToolCallBody};
 use super::tools::{GivenTools, ToolChoice};
@@ -11,6 +12,7 @@ use crate::text::{Piece, ToolCall, ToolCallReader, ToolFormat};
 pub struct Calls {
     choice: ToolChoice,
     format: ToolFormat,
+    names: Arc<[String]>,
     is_streaming: bool,
     readers: BTreeMap<u32, Reader>,
 }
@@ -35,6 +37,7 @@ impl Calls {
         Self {
             choice: tools.choice.clone(),
             format,
+            names: tools.names(),
             is_streaming,
             readers: BTreeMap::new(),
         }
@@ -43,16 +46,16 @@ impl Calls {
     /// The next text of a choice. With the last one, what was held back comes out.
     pub fn take(&mut self, choice: u32, text: &str, is_last: bool) -> Said {
         let reader = self.readers.entry(choice).or_insert_with(|| Reader {
-            in_text: ToolCallReader::new(self.format),
+            in_text: ToolCallReader::new(self.format, self.names.clone()),
             held: String::new(),
             calls: 0,
         });
         let pieces = match &self.choice {
-            ToolChoice::Named(name) => return named(reader, name, text, self.is_streaming),
+            ToolChoice::Named(name) => return named(reader, name, text, (self.is_streaming, self.format)),
             ToolChoice::Required => {
                 reader.held.push_str(text);
                 match is_last {
-                    true => all_calls(std::mem::take(&mut reader.held)),
+                    true => all_calls(std::mem::take(&mut reader.held), &self.names),
                     false => Vec::new(),
                 }
             }
@@ -69,7 +72,8 @@ impl Calls {
             match piece {
                 Piece::Text(text) => said.text.push_str(&text),
                 Piece::Call(call) => {
-                    said.calls.push(whole(call, self.is_streaming.then_some(reader.calls)));
+                    said.calls
+                        .push(whole(call, self.is_streaming.then_some(reader.calls), self.format));
                     reader.calls += 1;
                 }
             }
@@ -89,14 +93,14 @@ impl Calls {
 }
 
 /// The whole answer is the arguments.
-fn named(reader: &mut Reader, name: &str, text: &str, is_streaming: bool) -> Said {
+fn named(reader: &mut Reader, name: &str, text: &str, (is_streaming, format): (bool, ToolFormat)) -> Said {
     let is_first = reader.calls == 0;
     reader.calls = 1;
     let index = is_streaming.then_some(0);
     let call = match is_first {
         true => {
             let (name, arguments) = (name.to_owned(), text.to_owned());
-            whole(ToolCall { name, arguments }, index)
+            whole(ToolCall { name, arguments }, index, format)
         }
         false => ToolCallBody {
             index,
@@ -114,18 +118,26 @@ fn named(reader: &mut Reader, name: &str, text: &str, is_streaming: bool) -> Sai
     }
 }
 
-fn all_calls(text: String) -> Vec<Piece> {
-    match ToolCall::all_of(&text) {
+fn all_calls(text: String, names: &[String]) -> Vec<Piece> {
+    match ToolCall::all_of(&text, names) {
         Some(calls) => calls.into_iter().map(Piece::Call).collect(),
         // It was cut by its budget.
         None => vec![Piece::Text(text)],
     }
 }
 
-fn whole(call: ToolCall, index: Option<u32>) -> ToolCallBody {
+/// Mistral's templates take ids of nine letters and digits only.
+fn call_id(format: ToolFormat) -> String {
+    match format {
+        ToolFormat::List => format!("{:09x}", rand::random::<u64>() >> 28),
+        ToolFormat::Tagged | ToolFormat::Object => format!("call_{:024x}", rand::random::<u128>() >> 32),
+    }
+}
+
+fn whole(call: ToolCall, index: Option<u32>, format: ToolFormat) -> ToolCallBody {
     ToolCallBody {
         index,
-        id: Some(format!("call_{:024x}", rand::random::<u128>() >> 32)),
+        id: Some(call_id(format)),
         kind: Some("function"),
         function: FunctionBody {
             name: Some(call.name),

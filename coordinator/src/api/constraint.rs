@@ -11,7 +11,9 @@ use super::AppState;
 use super::body::HeldBytes;
 use super::error::ApiError;
 use super::forms::{Flag, Id, List, Unsupported, in_vocabulary};
-use super::limits::{ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, CHOICE_TEXTS_MAX, GRAMMAR_BYTES_MAX};
+use super::limits::{
+    ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, CHOICE_TEXTS_MAX, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX,
+};
 use super::long_text::on_text;
 use crate::text::{TextError, TextModel};
 
@@ -141,19 +143,31 @@ impl GivenConstraint {
         let bytes = self.bad_words.iter().map(String::len).sum();
         // A grammar is compiled on a blocking thread, however short it is.
         let bytes = if self.grammar.is_some() { usize::MAX } else { bytes };
+        let _place = match self.grammar.is_some() {
+            true => state.compiling.acquire().await.ok(),
+            false => None,
+        };
         let work = move || {
             if let Some((field, grammar)) = &self.grammar {
                 let compiled = grammars.compile(grammar);
                 compiled.map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?;
             }
+            let field = self.grammar.as_ref().map_or("allowed_token_ids", |(field, _)| field);
             let words = self.bad_words.iter().map(|word| spellings(&text, word));
             let words: Result<Vec<_>, TextError> = words.collect();
             let words = words.map_err(|error| ApiError::invalid("bad_words", error.to_string()))?;
-            Ok(OutputConstraint {
+            let constraint = OutputConstraint {
                 grammar: self.grammar.map(|(_, grammar)| grammar),
                 allowed_tokens: self.allowed_tokens,
                 bad_words: words.into_iter().flatten().collect(),
-            })
+            };
+            match grammar::allows_a_first_token(&grammars, &constraint, text.codec().vocab_size()) {
+                true => Ok(constraint),
+                false => Err(ApiError::invalid(
+                    field,
+                    "No token may come first: the grammar, `allowed_token_ids` and `bad_words` rule all out together.",
+                )),
+            }
         };
         on_text(state, (bytes, HeldBytes::default()), work).await
     }
@@ -193,11 +207,9 @@ fn any_object() -> OutputGrammar {
 }
 
 fn one_of(texts: &[String]) -> OutputGrammar {
-    // A JSON string is a string of Lark, too.
-    let texts: Vec<String> = texts
-        .iter()
-        .map(|text| Value::from(text.as_str()).to_string())
-        .collect();
+    // A JSON string is a string of Lark, too, but for one character.
+    let quoted = |text: &String| Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f");
+    let texts: Vec<String> = texts.iter().map(quoted).collect();
     OutputGrammar::Lark(format!("start: {}", texts.join(" | ")).into())
 }
 
@@ -210,12 +222,12 @@ fn only_one(
             let message = format!("`{first}` and `{field}` both say what the output has to be. Send one of them.");
             return Err(ApiError::invalid(field, message));
         }
-        let (OutputGrammar::JsonSchema(text) | OutputGrammar::Regex(text) | OutputGrammar::Lark(text)) = &grammar;
-        if text.len() > GRAMMAR_BYTES_MAX {
-            let message = format!(
-                "`{field}` must have at most {GRAMMAR_BYTES_MAX} bytes, not {}.",
-                text.len()
-            );
+        let (text, most) = match &grammar {
+            OutputGrammar::Regex(text) => (text, REGEX_BYTES_MAX),
+            OutputGrammar::JsonSchema(text) | OutputGrammar::Lark(text) => (text, GRAMMAR_BYTES_MAX),
+        };
+        if text.len() > most {
+            let message = format!("`{field}` must have at most {most} bytes, not {}.", text.len());
             return Err(ApiError::invalid(field, message));
         }
         only = Some((field, grammar));
@@ -226,7 +238,7 @@ fn only_one(
 /// The tokens of a word at the beginning of a text, and after a space, where that is another token. The rule is vLLM's.
 fn spellings(text: &TextModel, word: &str) -> Result<Vec<Vec<TokenId>>, TextError> {
     let encode = |word: &str| text.codec().encode(word, false, BAD_WORD_BYTES_MAX + 1);
-    let first = encode(word)?;
+    let first = encode(word.trim_start())?;
     let after_space = encode(&format!(" {}", word.trim_start()))?;
     let is_new = after_space.first() != first.first() && after_space.len() == first.len();
     let all = [Some(first), is_new.then_some(after_space)];

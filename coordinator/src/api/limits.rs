@@ -13,13 +13,17 @@ pub const PROMPT_ELEMENTS_MAX: usize = 1 << 18;
 pub const MESSAGES_MAX: usize = 4096;
 /// Tokens that end a sequence. Each generated token is compared with all of them.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
-/// Token ids that a request may be limited to. It is as many as the vocabularies that are served here have at most.
-pub const ALLOWED_TOKEN_IDS_MAX: usize = 1 << 18;
+/// Token ids that a request may be limited to. They travel with each attempt, and each draw looks at them.
+pub const ALLOWED_TOKEN_IDS_MAX: usize = 1 << 14;
 /// Words that the output may not have. Each is compared with the end of the output at every token.
 pub const BAD_WORDS_MAX: usize = 128;
 pub const BAD_WORD_BYTES_MAX: usize = 128;
 /// Texts of which the output is one.
 pub const CHOICE_TEXTS_MAX: usize = 1024;
+/// A regular expression of this size takes some 50 MiB while it is compiled, at worst.
+pub const REGEX_BYTES_MAX: usize = 8 << 10;
+/// Grammars that are compiled at a time. Each takes a core.
+pub const COMPILED_AT_ONCE: usize = 2;
 /// A grammar travels to the nodes with each attempt. The largest schemas in use have some 100 KB.
 pub const GRAMMAR_BYTES_MAX: usize = 128 << 10;
 /// OpenAI's limits.

@@ -30,12 +30,13 @@ pub struct Prompt {
 #[derive(Debug)]
 pub struct Tokenized {
     pub prompts: Vec<Prompt>,
-    pub constraint: OutputConstraint,
+    pub constraint: Arc<OutputConstraint>,
 }
 
 pub async fn tokenized(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Tokenized, ApiError> {
     let prompts = prompts(state, plan, held).await?;
     let constraint = std::mem::take(&mut plan.constraint).prepare(state).await?;
+    let constraint = Arc::new(constraint);
     Ok(Tokenized { prompts, constraint })
 }
 
@@ -118,10 +119,10 @@ impl Tokenizing {
         match input {
             Input::Prompts(sources) => sources.into_iter().map(prompt).collect(),
             Input::Chat(chat, ending) => {
-                let rendered = text.render_chat(&chat, ending == ChatEnding::NewMessage)?;
                 let rendered = match ending {
-                    ChatEnding::LastMessage => up_to_last_message(rendered, &chat)?,
-                    ChatEnding::NewMessage | ChatEnding::Nothing => rendered,
+                    ChatEnding::LastMessage => up_to_last_message(text, chat)?,
+                    ChatEnding::NewMessage => text.render_chat(&chat, true)?,
+                    ChatEnding::Nothing => text.render_chat(&chat, false)?,
                 };
                 let tokens = encode(&rendered, self.add_special.unwrap_or(false))?;
                 Ok(vec![Prompt {
@@ -138,20 +139,16 @@ impl Tokenizing {
     }
 }
 
-/// The text to the end of the last message's content, without what the template writes after it. A template may cut the
-/// white space around a content. The method is that of `continue_final_message` in transformers.
-fn up_to_last_message(mut rendered: String, chat: &Chat) -> Result<String, TextError> {
-    let content = chat.messages.last().and_then(|turn| turn["content"].as_str());
-    let content = content.unwrap_or_default().trim_start();
-    let trimmed = content.trim_end();
-    let from = rendered.rfind(trimmed).filter(|_| !trimmed.is_empty());
-    let from = from.ok_or(TextError::CannotContinue)?;
-    let kept = if rendered[from..].starts_with(content) {
-        content
-    } else {
-        trimmed
-    };
-    rendered.truncate(from + kept.len());
+/// The prompt to the end of the last message's content, without what the template writes after it. A mark that no text has shows
+/// where that is.
+fn up_to_last_message(text: &TextModel, mut chat: Chat) -> Result<String, TextError> {
+    let mark = format!("\u{2063}{:032x}\u{2063}", rand::random::<u128>());
+    let last = chat.messages.last_mut().ok_or(TextError::CannotContinue)?;
+    let content = last["content"].as_str().unwrap_or_default();
+    last["content"] = serde_json::Value::from(format!("{content}{mark}"));
+    let mut rendered = text.render_chat(&chat, false)?;
+    let end = rendered.rfind(&mark).ok_or(TextError::CannotContinue)?;
+    rendered.truncate(end);
     Ok(rendered)
 }
 
@@ -185,7 +182,7 @@ pub fn requests(
 fn request(
     state: &AppState,
     plan: &CheckedRequest,
-    (prompt, constraint): (&Prompt, &OutputConstraint),
+    (prompt, constraint): (&Prompt, &Arc<OutputConstraint>),
     labels: &RequestLabels,
 ) -> Result<Request, ApiError> {
     let max_tokens = max_tokens(state, plan, prompt.tokens.len())?;

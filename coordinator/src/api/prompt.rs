@@ -128,16 +128,16 @@ impl Input {
         }
     }
 
-    /// Bytes of text in all prompts together.
+    /// Bytes of text in all prompts together, of tools and calls as well.
     pub fn text_bytes(&self) -> usize {
         match self {
             Input::Prompts(prompts) => prompts.iter().map(PromptSource::text_bytes).sum(),
-            Input::Chat(chat, _) => chat
-                .messages
-                .iter()
-                .filter_map(|turn| turn["content"].as_str())
-                .map(str::len)
-                .sum(),
+            Input::Chat(chat, _) => {
+                let content = |turn: &Value| turn["content"].as_str().map_or(0, str::len);
+                let calls = |turn: &Value| turn.get("tool_calls").map_or(0, |calls| calls.to_string().len());
+                let turns: usize = chat.messages.iter().map(|turn| content(turn) + calls(turn)).sum();
+                turns + chat.tools.iter().map(|tool| tool.to_string().len()).sum::<usize>()
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! `tools` and `tool_choice`: which functions the model may call, and which it must.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use serving_core::request::OutputGrammar;
@@ -137,6 +139,10 @@ impl GivenTools {
             .push(json!({"type": "function", "function": described}));
         self.functions.push((name, parameters));
         Ok(())
+    }
+
+    pub fn names(&self) -> Arc<[String]> {
+        self.functions.iter().map(|(name, _)| name.clone()).collect()
     }
 
     /// What the whole output has to be where a call is forced: the arguments of the named function, or a list of calls.

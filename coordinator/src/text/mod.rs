@@ -27,7 +27,7 @@ pub enum TextError {
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
     #[error(
-        "the last message cannot be continued: it is empty, or the model's chat template changes its text. Leave out \
+        "the last message cannot be continued: the model's chat template leaves its text out. Leave out \
          `continue_final_message`"
     )]
     CannotContinue,

@@ -1,5 +1,7 @@
 //! Calls of tools in a model's text: the form in which its family writes them, and how they are read again.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 /// A conversation as a chat template sees it: messages and tools are objects as in OpenAI's API.
@@ -32,6 +34,7 @@ impl ToolFormat {
         }
         Some(match () {
             () if source.contains(LIST_MARK) => Self::List,
+            () if source.contains(OPEN) => Self::Tagged,
             () if source.contains("<|python_tag|>") || source.contains("\"parameters\":") => Self::Object,
             () => Self::Tagged,
         })
@@ -96,24 +99,24 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// Of an object with `name` and `arguments`, or `parameters`.
-    fn of(value: &Value) -> Option<Self> {
-        let arguments = value.get("arguments").or_else(|| value.get("parameters"));
-        Some(Self {
-            name: value.get("name")?.as_str()?.to_owned(),
+    /// Of an object with `name`, one of `names`, and `arguments` or `parameters`. Other objects are answers.
+    fn of(value: &Value, names: &[String]) -> Option<Self> {
+        let arguments = value.get("arguments").or_else(|| value.get("parameters"))?;
+        let name = value.get("name")?.as_str()?;
+        names.iter().any(|known| known == name).then(|| Self {
+            name: name.to_owned(),
             arguments: match arguments {
-                Some(Value::String(text)) => text.clone(),
-                Some(arguments) => arguments.to_string(),
-                None => "{}".to_owned(),
+                Value::String(text) => text.clone(),
+                arguments => arguments.to_string(),
             },
         })
     }
 
     /// All calls of a JSON text, or nothing if something in it is no call.
-    pub fn all_of(text: &str) -> Option<Vec<Self>> {
+    pub fn all_of(text: &str, names: &[String]) -> Option<Vec<Self>> {
         match serde_json::from_str(text).ok()? {
-            Value::Array(values) if !values.is_empty() => values.iter().map(Self::of).collect(),
-            value => Some(vec![Self::of(&value)?]),
+            Value::Array(values) if !values.is_empty() => values.iter().map(|value| Self::of(value, names)).collect(),
+            value => Some(vec![Self::of(&value, names)?]),
         }
     }
 }
@@ -122,6 +125,8 @@ impl ToolCall {
 #[derive(Debug)]
 pub struct ToolCallReader {
     format: ToolFormat,
+    /// The functions that may be called.
+    names: Arc<[String]>,
     held: String,
     /// Nothing but white space has been seen.
     is_at_start: bool,
@@ -129,9 +134,10 @@ pub struct ToolCallReader {
 }
 
 impl ToolCallReader {
-    pub fn new(format: ToolFormat) -> Self {
+    pub fn new(format: ToolFormat, names: Arc<[String]>) -> Self {
         Self {
             format,
+            names,
             held: String::new(),
             is_at_start: true,
             has_called: false,
@@ -153,10 +159,10 @@ impl ToolCallReader {
             ToolFormat::Tagged => held
                 .trim_start()
                 .strip_prefix(OPEN)
-                .and_then(|body| ToolCall::all_of(body.trim())),
+                .and_then(|body| ToolCall::all_of(body.trim(), &self.names)),
             _ if !self.is_at_start => None,
-            ToolFormat::List => ToolCall::all_of(held.trim().trim_start_matches(LIST_MARK).trim()),
-            ToolFormat::Object => objects(held.trim()),
+            ToolFormat::List => ToolCall::all_of(held.trim().trim_start_matches(LIST_MARK).trim(), &self.names),
+            ToolFormat::Object => objects(held.trim(), &self.names),
         };
         match calls {
             Some(calls) => calls.into_iter().map(Piece::Call).collect(),
@@ -179,7 +185,7 @@ impl ToolCallReader {
                 return pieces;
             };
             let body = self.held[OPEN.len()..close].trim();
-            match ToolCall::all_of(body) {
+            match ToolCall::all_of(body, &self.names) {
                 Some(calls) => {
                     self.has_called = true;
                     pieces.extend(calls.into_iter().map(Piece::Call));
@@ -217,12 +223,12 @@ impl ToolCallReader {
     }
 }
 
-fn objects(text: &str) -> Option<Vec<ToolCall>> {
+fn objects(text: &str, names: &[String]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let mut at = 0;
     while let Some(value) = values.next() {
-        calls.push(ToolCall::of(&value.ok()?)?);
+        calls.push(ToolCall::of(&value.ok()?, names)?);
         at += values.byte_offset();
         let rest = text.get(at..)?.trim_start_matches([';', ' ', '\n']);
         at = text.len() - rest.len();

@@ -15,7 +15,7 @@ fn text(text: &str) -> Piece {
 
 /// What comes out when the answer arrives in parts of so many characters; neighbouring texts are joined.
 fn read(format: ToolFormat, answer: &str, part: usize) -> Vec<Piece> {
-    let mut reader = ToolCallReader::new(format);
+    let mut reader = ToolCallReader::new(format, ["weather", "clock", "a", "b"].map(str::to_owned).into());
     let characters: Vec<char> = answer.chars().collect();
     let mut pieces: Vec<Piece> = Vec::new();
     for part in characters.chunks(part) {
@@ -84,6 +84,11 @@ fn what_is_no_call_stays_text() {
         (ToolFormat::Tagged, "<tool_call>{\"name\": 5}"),
         (ToolFormat::Object, "A set is written {1, 2}."),
         (ToolFormat::Object, "{\"answer\": 42}"),
+        (ToolFormat::Object, "{\"name\": \"clock\", \"age\": 3}"),
+        (
+            ToolFormat::Tagged,
+            "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
+        ),
         (ToolFormat::List, "[1, 2, 3]"),
         (ToolFormat::List, "[]"),
         (ToolFormat::List, "See [1]."),
@@ -98,6 +103,11 @@ fn what_is_no_call_stays_text() {
 fn a_format_is_known_by_its_template() {
     for (source, format) in [
         ("{% if tools %}<tool_call>{% endif %}", Some(ToolFormat::Tagged)),
+        // Hermes' own template describes functions in the words of Llama's.
+        (
+            "{% if tools %}, \"parameters\": {} <tool_call>{% endif %}",
+            Some(ToolFormat::Tagged),
+        ),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", Some(ToolFormat::List)),
         (
             "{% if tools %}{{ '{\"parameters\": ' }}{% endif %}",

@@ -11,7 +11,7 @@ async fn constraint(fields: Value) -> OutputConstraint {
     let server = Server::saying("x").await;
     let answer = ask(&server, fields).await;
     assert_eq!(answer.0, 200, "{}", answer.1);
-    server.request().constraint.clone()
+    (*server.request().constraint).clone()
 }
 
 async fn ask(server: &Server, fields: Value) -> (u16, Value) {
@@ -123,6 +123,17 @@ async fn what_is_no_constraint_is_refused_by_name() {
         (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos", "ends"),
         (json!({"guided_regex": "a", "min_tokens": 2}), "min_tokens", "ends"),
         (json!({"allowed_token_ids": []}), "allowed_token_ids", "empty"),
+        (
+            json!({"allowed_token_ids": [97], "bad_words": ["a"]}),
+            "allowed_token_ids",
+            "rule all out",
+        ),
+        (
+            json!({"allowed_token_ids": [97], "guided_regex": "b"}),
+            "guided_regex",
+            "rule all out",
+        ),
+        (json!({"guided_regex": "a".repeat(9_000)}), "guided_regex", "8192 bytes"),
         (json!({"allowed_token_ids": [259]}), "allowed_token_ids", "0 to 258"),
         (json!({"bad_words": [""]}), "bad_words", "1 to 128"),
         (json!({"bad_words": ["x".repeat(129)]}), "bad_words", "1 to 128"),

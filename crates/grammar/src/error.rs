@@ -10,7 +10,7 @@ pub enum GrammarError {
     /// The operator's: without the bytes of its tokens nothing is known of a model's text.
     #[error("the tokens of the model are not known here: {0}")]
     NoVocabulary(String),
-    /// It was compiled, and following it failed: it grew beyond the limits, or the tokens so far do not fit it.
+    /// Following it failed: nobody keeps it compiled, it grew beyond the limits, or the tokens so far do not fit it.
     #[error("the grammar cannot be followed: {0}")]
     Lost(String),
 }

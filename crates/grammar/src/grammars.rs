@@ -1,7 +1,9 @@
-//! Compiled grammars, each once as long as it is in use.
+//! Compiled grammars: each is compiled once, and kept as long as a request follows it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Builder;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
@@ -11,23 +13,66 @@ use serving_core::request::OutputGrammar;
 use crate::recent::Recent;
 use crate::{GrammarError, Vocabulary};
 
-/// Grammars that are kept compiled. Clients use a few again and again.
-const COMPILED_MAX: usize = 32;
-/// One state takes 1 to 2 KiB, so a grammar takes at most about 40 MiB. The schemas of the acceptance tests have below 1,000.
-const LEXER_STATES_MAX: usize = 20_000;
+/// Grammars that stay compiled without a request. Clients use a few again and again.
+const KEPT_MAX: usize = 32;
+/// llguidance walks nested rules and chains of references by recursion. This holds the deepest ones of a text of the largest size
+/// (`GRAMMAR_BYTES_MAX` of the coordinator and of the wire). Only memory that is used is taken.
+const COMPILE_STACK_BYTES: usize = 512 << 20;
+/// What a grammar may cost. llguidance's own limits are for a service of one model per process; here a hostile client must not
+/// hold up the other streams of a node. Its documentation gives the speeds.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2_000,
+    // 20 ms, on a thread that nobody waits for.
+    initial_lexer_fuel: 1_000_000,
+    // 3.5 ms and 1 ms for each token, on the engine's thread. Usual schemas take 0.05 ms.
+    step_lexer_fuel: 50_000,
+    step_max_items: 20_000,
+    // 1 to 2 KiB each, so up to 40 MiB for a sequence.
+    max_lexer_states: 20_000,
+    max_grammar_size: 100_000,
+    precompute_large_lexemes: true,
+    // They would show the parser's state to clients.
+    verbose_errors: false,
+};
 /// Between the parts of an object or a list. JSON allows more white space. A small model would write it until its budget of
 /// tokens is used up.
 const ITEM_SEPARATOR: &str = ", ?";
 const KEY_SEPARATOR: &str = ": ?";
+/// Characters of the parser's words that a client gets to read.
+const WORDS_CHARS_MAX: usize = 300;
 
 type Load = dyn Fn() -> Result<Vocabulary, GrammarError> + Send + Sync;
+
+/// A grammar at its first token. While somebody has it, [`Grammars`] finds it.
+pub struct CompiledGrammar(Mutex<Matcher>);
+
+impl fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CompiledGrammar")
+    }
+}
+
+impl CompiledGrammar {
+    /// A sequence that follows it. It shares nothing with other sequences: what one of them uses up is not another's loss.
+    pub(crate) fn start(&self) -> Matcher {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    /// The last ones that were asked for.
+    kept: Recent<OutputGrammar, Arc<CompiledGrammar>>,
+    /// Those that some request follows, too.
+    alive: HashMap<OutputGrammar, Weak<CompiledGrammar>>,
+}
 
 /// Compiles grammars for one model. The vocabulary is built when the first one comes: it takes a few bytes for each byte of the
 /// tokens, and most servers never need it.
 pub struct Grammars {
     load: Box<Load>,
     factory: OnceLock<Result<ParserFactory, GrammarError>>,
-    compiled: Mutex<Recent<OutputGrammar, Matcher>>,
+    known: Mutex<Known>,
 }
 
 impl fmt::Debug for Grammars {
@@ -44,7 +89,10 @@ impl Grammars {
         Self {
             load: Box::new(load),
             factory: OnceLock::new(),
-            compiled: Mutex::new(Recent::new(COMPILED_MAX)),
+            known: Mutex::new(Known {
+                kept: Recent::new(KEPT_MAX),
+                alive: HashMap::new(),
+            }),
         }
     }
 
@@ -53,48 +101,69 @@ impl Grammars {
         Self::new(|| Err(GrammarError::NoVocabulary("this process has no model file".to_owned())))
     }
 
-    /// Compiles a grammar, so that [`Self::start`] has it at hand. Takes up to some 50 ms of a core, and the first call the time
-    /// to read the vocabulary: not for a thread that others wait for.
+    /// Compiles a grammar, unless it is known. Takes tens of milliseconds, and the first call the time to read the vocabulary:
+    /// not for a thread that others wait for. Whoever follows the grammar has to keep the result until the end.
     ///
     /// # Errors
     /// What is wrong with the grammar, or that no vocabulary is known.
-    pub fn compile(&self, grammar: &OutputGrammar) -> Result<(), GrammarError> {
-        self.start(grammar).map(drop)
+    pub fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        if let Some(compiled) = self.find(grammar) {
+            return Ok(compiled);
+        }
+        let compiled = std::thread::scope(|scope| {
+            let thread = Builder::new()
+                .name("grammar".to_owned())
+                .stack_size(COMPILE_STACK_BYTES);
+            let work = thread.spawn_scoped(scope, || self.compile_anew(grammar));
+            work.ok().and_then(|work| work.join().ok())
+        });
+        let broke = || GrammarError::Invalid("its compiler could not start, or broke on it".to_owned());
+        let compiled = Arc::new(compiled.unwrap_or_else(|| Err(broke()))?);
+        let mut known = self.known();
+        known.alive.retain(|_, grammar| grammar.strong_count() > 0);
+        known.alive.insert(grammar.clone(), Arc::downgrade(&compiled));
+        known.kept.insert(grammar.clone(), compiled.clone());
+        Ok(compiled)
     }
 
-    /// A sequence at its first token.
-    pub(crate) fn start(&self, grammar: &OutputGrammar) -> Result<Matcher, GrammarError> {
-        if let Some(compiled) = self.compiled().get(grammar) {
-            return Ok(compiled.clone());
-        }
+    /// A grammar that was compiled and that somebody keeps. Never compiles.
+    pub(crate) fn find(&self, grammar: &OutputGrammar) -> Option<Arc<CompiledGrammar>> {
+        let mut known = self.known();
+        let kept = known.kept.get(grammar).cloned();
+        kept.or_else(|| known.alive.get(grammar)?.upgrade())
+    }
+
+    fn compile_anew(&self, grammar: &OutputGrammar) -> Result<CompiledGrammar, GrammarError> {
         let factory = self
             .factory
             .get_or_init(|| (self.load)().and_then(|known| factory(&known)));
         let factory = factory.as_ref().map_err(Clone::clone)?;
         let mut matcher = Matcher::new(factory.create_parser(top_level(grammar)?));
         if let Some(error) = matcher.get_error() {
-            return Err(GrammarError::Invalid(error));
+            return Err(invalid(&error));
         }
         // The first mask is the most expensive one. It also finds grammars that nothing can follow.
         let first = matcher.compute_mask_or_eos();
-        first.map_err(|error| GrammarError::Invalid(error.to_string()))?;
-        self.compiled().insert(grammar.clone(), matcher.clone());
-        Ok(matcher)
+        first.map_err(|error| invalid(&error.to_string()))?;
+        Ok(CompiledGrammar(Mutex::new(matcher)))
     }
 
-    fn compiled(&self) -> std::sync::MutexGuard<'_, Recent<OutputGrammar, Matcher>> {
-        self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The parser's words for a client, without the trace of calls that follows a panic of it.
+fn invalid(words: &str) -> GrammarError {
+    let words = words.split("\n<").next().unwrap_or_default().trim();
+    GrammarError::Invalid(words.chars().take(WORDS_CHARS_MAX).collect())
 }
 
 fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, GrammarError> {
     let factory = ParserFactory::new_simple(&vocabulary.tokens);
     let mut factory = factory.map_err(|error| GrammarError::NoVocabulary(error.to_string()))?;
     factory.quiet();
-    *factory.limits_mut() = ParserLimits {
-        max_lexer_states: LEXER_STATES_MAX,
-        ..ParserLimits::default()
-    };
+    *factory.limits_mut() = LIMITS;
     Ok(factory)
 }
 
@@ -102,10 +171,9 @@ fn top_level(grammar: &OutputGrammar) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match grammar {
         OutputGrammar::JsonSchema(text) => {
             let schema = serde_json::from_str(text);
-            let schema: Value = schema.map_err(|error| GrammarError::Invalid(error.to_string()))?;
+            let schema: Value = schema.map_err(|error| invalid(&error.to_string()))?;
             if !schema.is_object() {
-                let wrong = "a JSON schema must be an object".to_owned();
-                return Err(GrammarError::Invalid(wrong));
+                return Err(invalid("a JSON schema must be an object"));
             }
             TopLevelGrammar::from_json_schema(with_our_options(schema))
         }
@@ -120,6 +188,8 @@ fn with_our_options(mut schema: Value) -> Value {
         item_separator: ITEM_SEPARATOR.to_owned(),
         key_separator: KEY_SEPARATOR.to_owned(),
         whitespace_flexible: false,
+        // `oneOf` as `anyOf`: to tell whether exactly one of them fits is beyond a grammar.
+        coerce_one_of: true,
         ..JsonCompileOptions::default()
     };
     options.apply_to(&mut schema);

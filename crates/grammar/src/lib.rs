@@ -13,6 +13,6 @@ mod recent;
 mod vocabulary;
 
 pub use error::GrammarError;
-pub use grammars::Grammars;
-pub use places::Places;
+pub use grammars::{CompiledGrammar, Grammars};
+pub use places::{Places, allows_a_first_token};
 pub use vocabulary::Vocabulary;

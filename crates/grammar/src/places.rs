@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use llguidance::Matcher;
-use serving_core::ids::{ChoiceIndex, TokenId};
+use llguidance::toktrie::SimpleVob;
+use serving_core::ids::{Attempt, ChoiceIndex, RequestId, TokenId};
 use serving_core::request::{AttemptKey, OutputConstraint, OutputGrammar};
 
 use crate::recent::Recent;
 use crate::{GrammarError, Grammars};
 
 const WORD_BITS: u32 = u32::BITS;
+/// Tokens that are followed on the allowance of one mask.
+const REPLAYED_TOKENS: usize = 64;
 
 /// The places of one engine's sequences. A place is only a shortcut: without it the outputs are followed from the first one.
 #[derive(Debug)]
@@ -25,6 +28,25 @@ struct Place {
     matcher: Matcher,
     /// Outputs that the matcher has taken.
     taken: usize,
+}
+
+impl Place {
+    /// Takes the outputs that are new, and says what may come next. Each mask refills what following may cost, so many new tokens,
+    /// as after a migration, are taken in parts with a mask after each.
+    fn follow(&mut self, outputs: &[TokenId]) -> Result<SimpleVob, GrammarError> {
+        let new: Vec<u32> = outputs[self.taken..].iter().map(|token| token.0).collect();
+        let lost = |error: &dyn std::fmt::Display| GrammarError::Lost(error.to_string());
+        let (mut parts, matcher) = (new.chunks(REPLAYED_TOKENS).peekable(), &mut self.matcher);
+        while let Some(part) = parts.next() {
+            matcher.consume_tokens(part).map_err(|error| lost(&error))?;
+            if parts.peek().is_some() {
+                matcher.invalidate_bias_cache();
+                matcher.compute_mask_or_eos().map_err(|error| lost(&error))?;
+            }
+        }
+        self.taken = outputs.len();
+        matcher.compute_mask_or_eos().map_err(|error| lost(&error))
+    }
 }
 
 impl std::fmt::Debug for Place {
@@ -49,7 +71,7 @@ impl Places {
     /// The tokens that may follow `outputs`, those of earlier attempts included: bit `token % 32` of word `token / 32`.
     ///
     /// # Errors
-    /// The grammar cannot be compiled or followed.
+    /// The grammar is not compiled here, or cannot be followed.
     pub fn allowed(
         &mut self,
         sequence: (AttemptKey, ChoiceIndex),
@@ -89,27 +111,39 @@ impl Places {
             .get(&sequence)
             .is_some_and(|place| place.taken <= outputs.len());
         if !is_known {
-            let matcher = self.grammars.start(grammar)?;
+            let compiled = self.grammars.find(grammar);
+            let compiled = compiled.ok_or_else(|| GrammarError::Lost("it is not compiled here".to_owned()))?;
+            let matcher = compiled.start();
             self.places.insert(sequence, Place { matcher, taken: 0 });
         }
         let Some(place) = self.places.get(&sequence) else {
             return Err(GrammarError::Lost("it has no place".to_owned()));
         };
-        let new: Vec<u32> = outputs[place.taken..].iter().map(|token| token.0).collect();
-        let taken = place.matcher.consume_tokens(&new);
-        let next = taken.and_then(|()| place.matcher.compute_mask_or_eos());
-        match next {
+        match place.follow(outputs) {
             Ok(next) => {
-                place.taken = outputs.len();
                 self.allowed.extend_from_slice(next.as_slice());
                 Ok(())
             }
             Err(error) => {
                 self.places.remove(&sequence);
-                Err(GrammarError::Lost(error.to_string()))
+                Err(error)
             }
         }
     }
+}
+
+/// Whether a constraint lets an output begin. Its grammar must be compiled.
+pub fn allows_a_first_token(grammars: &Arc<Grammars>, constraint: &OutputConstraint, vocab_size: u32) -> bool {
+    if constraint.is_none() {
+        return true;
+    }
+    let nobody = AttemptKey {
+        request: RequestId(0),
+        attempt: Attempt(0),
+    };
+    let mut places = Places::new(grammars.clone(), vocab_size, 1);
+    let allowed = places.allowed((nobody, ChoiceIndex(0)), constraint, &[]);
+    allowed.is_ok_and(|words| words.iter().any(|word| *word != 0))
 }
 
 fn keep_only(allowed: &mut [u32], tokens: &[TokenId]) {

@@ -1,7 +1,5 @@
 //! Grammars over a vocabulary of bytes: what may come next, step by step and all at once.
 
-use serving_core::ids::{Attempt, RequestId};
-
 use super::*;
 use crate::Vocabulary;
 
@@ -66,8 +64,17 @@ fn set(words: &[u32]) -> String {
     (0..SIZE).filter(is_allowed).map(show).collect()
 }
 
+/// Places in which the constraint can be followed.
+fn places_for(constraint: &OutputConstraint) -> Places {
+    let places = places();
+    if let Some(grammar) = &constraint.grammar {
+        places.grammars.compile(grammar).expect("it compiles");
+    }
+    places
+}
+
 fn after(constraint: &OutputConstraint, outputs: &str) -> String {
-    let mut places = places();
+    let mut places = places_for(constraint);
     let allowed = places.allowed(sequence(1), constraint, &tokens(outputs));
     set(allowed.expect("it can be followed"))
 }
@@ -100,13 +107,13 @@ fn token_by_token_and_from_the_first_one_give_the_same() {
     let object =
         schema(r#"{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}"#);
     let outputs = tokens("{\"a\": \"xy\"");
-    let mut followed = places();
+    let mut followed = places_for(&object);
     for taken in 0..=outputs.len() {
         let step_by_step = followed
             .allowed(sequence(1), &object, &outputs[..taken])
             .unwrap()
             .to_vec();
-        let at_once = places()
+        let at_once = places_for(&object)
             .allowed(sequence(1), &object, &outputs[..taken])
             .unwrap()
             .to_vec();
@@ -117,7 +124,7 @@ fn token_by_token_and_from_the_first_one_give_the_same() {
 #[test]
 fn more_sequences_than_places_cost_time_only() {
     let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));
-    let mut places = places();
+    let mut places = places_for(&word);
     for taken in 0..3 {
         for request in 0..10 {
             let allowed = places
@@ -164,8 +171,56 @@ fn what_is_no_grammar_is_refused_and_says_why() {
 
 #[test]
 fn outputs_that_the_grammar_does_not_allow_are_an_error() {
-    let mut places = places();
     let word = follows(OutputGrammar::Regex("ab".into()));
+    let mut places = places_for(&word);
     let lost = places.allowed(sequence(1), &word, &tokens("x"));
     assert!(matches!(lost, Err(GrammarError::Lost(_))), "{lost:?}");
+}
+
+#[test]
+fn a_grammar_is_found_while_somebody_keeps_it_and_never_compiled_by_a_step() {
+    let mut places = places();
+    let word = follows(OutputGrammar::Regex("ab".into()));
+    let lost = places.allowed(sequence(1), &word, &[]);
+    assert!(matches!(lost, Err(GrammarError::Lost(_))), "{lost:?}");
+    let grammar = |number: u32| OutputGrammar::Regex(format!("a{{{number}}}").into());
+    let first = places.grammars.compile(&grammar(1)).unwrap();
+    for number in 2..40 {
+        places.grammars.compile(&grammar(number)).unwrap();
+    }
+    assert!(places.grammars.find(&grammar(1)).is_some() && places.grammars.find(&grammar(2)).is_none());
+    drop(first);
+    assert!(places.grammars.find(&grammar(1)).is_none());
+}
+
+#[test]
+fn deep_grammars_are_refused_or_compiled_and_break_nothing() {
+    let grammars = Grammars::new(|| Vocabulary::new(SIZE, &[END], bytes));
+    let chain: Vec<String> = (0..4_000)
+        .map(|n| format!("\"a{n}\":{{\"$ref\":\"#/$defs/a{}\"}}", n + 1))
+        .collect();
+    let references = format!(
+        "{{\"$ref\":\"#/$defs/a0\",\"$defs\":{{{},\"a4000\":{{\"type\":\"null\"}}}}}}",
+        chain.join(",")
+    );
+    let rules: String = (0..5_000).map(|n| format!("a{n}: a{}\n", n + 1)).collect();
+    for deep in [
+        OutputGrammar::JsonSchema(references.into()),
+        OutputGrammar::Lark(format!("start: a0\n{rules}a5000: \"x\"").into()),
+        OutputGrammar::Lark(format!("start: \"a\" %if {}x{}", "not(".repeat(15_000), ")".repeat(15_000)).into()),
+        OutputGrammar::Regex(format!("{}a{}", "(".repeat(2_000), ")".repeat(2_000)).into()),
+    ] {
+        let compiled = grammars.compile(&deep);
+        assert!(
+            matches!(compiled, Ok(_) | Err(GrammarError::Invalid(_))),
+            "{compiled:?}"
+        );
+    }
+}
+
+#[test]
+fn a_long_output_is_followed_again_at_once() {
+    let text = schema(r#"{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}"#);
+    let outputs = format!("{{\"a\": \"{}", "x".repeat(3_000));
+    assert!(after(&text, &outputs).contains('x'));
 }

@@ -8,7 +8,8 @@ use serving_core::ids::TokenId;
 
 use crate::GrammarError;
 
-/// The bytes of every token. Control tokens are no text, so a grammar never takes one, but the end tokens where it may end.
+/// The bytes of every token. Control tokens are no text: a grammar takes the end tokens where it may end, and others only where
+/// rules name them.
 #[derive(Clone)]
 pub struct Vocabulary {
     pub(crate) tokens: TokEnv,

@@ -5,13 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::Step;
-use grammar::{GrammarError, Grammars, Places, Vocabulary};
+use grammar::{CompiledGrammar, GrammarError, Grammars, Places, Vocabulary};
 use model_files::model::Model;
 use proto::messages::{RefuseReason, Refused};
 use serving_core::ids::{ChoiceIndex, TokenId};
 use serving_core::request::Request;
 
 use crate::handle::Handle;
+
+/// Grammars that a node compiles at a time: the others wait, so that its engine has a core.
+pub(crate) const COMPILED_AT_ONCE: usize = 1;
 
 /// The grammars of a node that serves this model. Its tokenizer is read when the first grammar comes.
 pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
@@ -48,18 +51,20 @@ pub(crate) fn restrict(step: &mut Step, places: &mut Places) {
 }
 
 impl Handle {
-    /// Compiles the request's grammar, if it has one. The coordinator has compiled it, too: a refusal means that the two differ.
+    /// Compiles the request's grammar, if it has one. Its stream has to keep the result. The coordinator has compiled it, too: a
+    /// refusal means that the two differ.
     ///
     /// # Errors
     /// The grammar cannot be compiled here.
-    pub async fn prepare(&self, request: &Request) -> Result<(), Refused> {
+    pub async fn prepare(&self, request: &Request) -> Result<Option<Arc<CompiledGrammar>>, Refused> {
         let Some(grammar) = request.constraint.grammar.clone() else {
-            return Ok(());
+            return Ok(None);
         };
+        let _place = self.compiling.acquire().await;
         let grammars: Arc<Grammars> = self.grammars.clone();
         let compiled = tokio::task::spawn_blocking(move || grammars.compile(&grammar)).await;
         let detail = match compiled {
-            Ok(Ok(())) => return Ok(()),
+            Ok(Ok(compiled)) => return Ok(Some(compiled)),
             Ok(Err(error)) => format!("its grammar cannot be compiled: {error}"),
             Err(error) => format!("compiling its grammar broke: {error}"),
         };

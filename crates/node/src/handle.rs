@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use grammar::Grammars;
+use grammar::{CompiledGrammar, Grammars};
 use proto::messages::{DecodeEvent, OpenRequest, PrefillEvent, PrefillRequest, RefuseReason, Refused};
 use service_runtime::clock::Clock;
 use service_runtime::telemetry;
 use service_runtime::telemetry::opentelemetry::Context as TraceContext;
 use serving_core::ids::{Attempt, NodeEpoch};
 use serving_core::request::Request;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
@@ -25,6 +25,8 @@ pub const EVENTS_QUEUED_MAX: usize = 1024;
 pub struct Handle {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) grammars: Arc<Grammars>,
+    /// Of [`crate::constraints::COMPILED_AT_ONCE`].
+    pub(crate) compiling: Arc<Semaphore>,
     pub epoch: NodeEpoch,
     pub block_tokens: u32,
 }
@@ -126,6 +128,7 @@ impl Handle {
             queue,
             inbox: self.inbox.clone(),
             span: asked.span,
+            grammar: None,
         }
     }
 
@@ -137,6 +140,7 @@ impl Handle {
             queue,
             inbox: self.inbox.clone(),
             span: Span::none(),
+            grammar: None,
         }
     }
 }
@@ -148,9 +152,16 @@ pub struct EventStream {
     inbox: Arc<Inbox>,
     /// The request's span on this node lasts as long as the stream.
     span: Span,
+    grammar: Option<Arc<CompiledGrammar>>,
 }
 
 impl EventStream {
+    /// Keeps what [`Handle::prepare`] gave for as long as the request runs.
+    pub fn keeping(mut self, grammar: Option<Arc<CompiledGrammar>>) -> Self {
+        self.grammar = grammar;
+        self
+    }
+
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<NodeEvent>> {
         let polled = self.queue.poll_recv(context);
         if let Poll::Ready(Some(

@@ -22,11 +22,11 @@ use serving_core::node::{NodeCapacity, NodeRecord, NodeState, NodeStatus, PairHe
 use serving_core::scheduler::{NodeLimits, Scheduler};
 use thiserror::Error;
 use tokio::runtime::Handle as RuntimeHandle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
-use crate::constraints::grammars_of;
+use crate::constraints::{COMPILED_AT_ONCE, grammars_of};
 use crate::engine_thread::{EngineThread, NodeWork};
 use crate::handle::Handle;
 use crate::handoff_in::Reservations;
@@ -64,6 +64,7 @@ pub struct Node {
     pub gauges: MembershipGauges,
     inbox: Arc<Inbox>,
     grammars: Arc<Grammars>,
+    compiling: Arc<Semaphore>,
     sender: Option<Sender>,
     receiver: Option<Arc<Receiver>>,
     /// Prefill nodes may use other transports than gRPC as long as these live.
@@ -143,6 +144,7 @@ impl Node {
             gauges,
             inbox,
             grammars,
+            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
             sender: ends.sender,
             receiver: ends.receiver,
             _transports: ends.transports,
@@ -155,6 +157,7 @@ impl Node {
         Handle {
             inbox: self.inbox.clone(),
             grammars: self.grammars.clone(),
+            compiling: self.compiling.clone(),
             epoch: self.record.id.epoch,
             block_tokens: self.record.capacity.block_tokens,
         }

@@ -197,6 +197,7 @@ impl Rig {
         std::thread::spawn(move || node_loop.run());
         let handle = Handle {
             grammars: Arc::new(Grammars::unknown()),
+            compiling: Arc::new(tokio::sync::Semaphore::new(1)),
             inbox,
             epoch: EPOCH,
             block_tokens: BLOCK_TOKENS,

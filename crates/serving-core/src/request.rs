@@ -111,7 +111,7 @@ pub struct Request {
     /// penalties, `min_tokens` and the random counter all count from here.
     pub client_prompt_tokens: u32,
     pub sampling: SamplingParams,
-    pub constraint: OutputConstraint,
+    pub constraint: Arc<OutputConstraint>,
     pub stop: StopConditions,
     /// The OpenAI `n`: sequences that share the prompt. At least 1.
     pub choice_count: u32,

@@ -15,7 +15,7 @@ const PROMPT_TOKENS_MAX: usize = 1 << 20;
 const LOGIT_BIAS_MAX: usize = 4096;
 const STOP_TOKENS_MAX: usize = 4096;
 /// Bytes of a grammar. The HTTP edge allows a client less (`coordinator/src/api/limits.rs`).
-const GRAMMAR_BYTES_MAX: usize = 1 << 20;
+const GRAMMAR_BYTES_MAX: usize = 128 << 10;
 /// A vocabulary in reach has no more tokens.
 const ALLOWED_TOKENS_MAX: usize = 1 << 20;
 const BAD_WORDS_MAX: usize = 4096;
@@ -32,7 +32,7 @@ pub(super) fn request_to_wire(request: Request, attempt: Attempt) -> v1::Generat
         prompt: request.prompt.iter().map(|token| token.0).collect(),
         client_prompt_tokens: request.client_prompt_tokens,
         sampling: Some(sampling_to_wire(request.sampling)),
-        constraint: constraint_to_wire(request.constraint),
+        constraint: constraint_to_wire(&request.constraint),
         stop: Some(v1::StopConditions {
             max_tokens: request.stop.max_tokens,
             min_tokens: request.stop.min_tokens,
@@ -93,7 +93,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         prompt,
         client_prompt_tokens: wire.client_prompt_tokens,
         sampling: sampling_from_wire(required(wire.sampling, "request.sampling")?)?,
-        constraint: constraint_from_wire(wire.constraint.unwrap_or_default())?,
+        constraint: Arc::new(constraint_from_wire(wire.constraint.unwrap_or_default())?),
         stop: stop_from_wire(required(wire.stop, "request.stop")?)?,
         choice_count: wire.choice_count,
         seed: wire.seed,
@@ -136,12 +136,12 @@ fn stop_from_wire(wire: v1::StopConditions) -> Result<StopConditions> {
     })
 }
 
-fn constraint_to_wire(constraint: OutputConstraint) -> Option<v1::OutputConstraint> {
+fn constraint_to_wire(constraint: &OutputConstraint) -> Option<v1::OutputConstraint> {
     let words = constraint.bad_words.iter();
     (!constraint.is_none()).then(|| v1::OutputConstraint {
         allowed_tokens: numbers(&constraint.allowed_tokens),
         bad_words: words.map(|word| v1::TokenSequence { tokens: numbers(word) }).collect(),
-        grammar: constraint.grammar.map(|grammar| match grammar {
+        grammar: constraint.grammar.as_ref().map(|grammar| match grammar {
             OutputGrammar::JsonSchema(schema) => v1::output_constraint::Grammar::JsonSchema(schema.to_string()),
             OutputGrammar::Regex(regex) => v1::output_constraint::Grammar::Regex(regex.to_string()),
             OutputGrammar::Lark(rules) => v1::output_constraint::Grammar::Lark(rules.to_string()),
@@ -156,7 +156,7 @@ fn constraint_from_wire(wire: v1::OutputConstraint) -> Result<OutputConstraint> 
         bytes => Err(ConvertError::OutOfRange {
             field: FIELD,
             value: format!("{bytes} bytes"),
-            allowed: "at most 1 MiB",
+            allowed: "at most 128 KiB",
         }),
     };
     let grammar = wire.grammar.map(|grammar| {

@@ -76,7 +76,7 @@ prop_compose! {
         Request {
             id: RequestId(id),
             client_prompt_tokens: u32::try_from(client.index(prompt.len())).unwrap() + 1,
-            constraint,
+            constraint: Arc::new(constraint),
             prompt: prompt.into_iter().map(TokenId).collect(),
             sampling,
             stop: StopConditions { max_tokens: limits.0, min_tokens: limits.1, end_tokens: ends.0, stop_token_ids: ends.1 },

@@ -22,7 +22,9 @@ pub enum NodeFailure {
     Transfer { reason: String, detail: String },
     #[error("the model step failed: {detail}")]
     Engine { detail: String },
-    #[error("the logits could not be sampled: they are not numbers; check the model file")]
+    #[error(
+        "no token could be drawn: every one is ruled out (by the grammar, allowed_token_ids, bad_words or min_tokens), or the logits are not numbers, and the model file is broken"
+    )]
     Sampling,
     #[error("the reader of the token stream is {behind_tokens} tokens behind")]
     SlowReader { behind_tokens: u32 },
