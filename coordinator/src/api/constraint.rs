@@ -148,10 +148,15 @@ impl GivenConstraint {
             false => None,
         };
         let work = move || {
-            if let Some((field, grammar)) = &self.grammar {
-                let compiled = grammars.compile(grammar);
-                compiled.map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?;
-            }
+            // Kept until its first token has been looked at.
+            let _compiled = match &self.grammar {
+                Some((field, grammar)) => Some(
+                    grammars
+                        .compile(grammar)
+                        .map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?,
+                ),
+                None => None,
+            };
             let field = self.grammar.as_ref().map_or("allowed_token_ids", |(field, _)| field);
             let words = self.bad_words.iter().map(|word| spellings(&text, word));
             let words: Result<Vec<_>, TextError> = words.collect();

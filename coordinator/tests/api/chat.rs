@@ -15,10 +15,6 @@ async fn chat(server: &Server, fields: Value) -> Value {
     answer.json()
 }
 
-fn prompt_text(server: &Server) -> String {
-    String::from_utf8(server.request().prompt.iter().map(|id| id.0 as u8).collect()).unwrap()
-}
-
 #[tokio::test]
 async fn the_body_has_openais_shape() {
     let server = Server::saying("hello").await;
@@ -30,7 +26,7 @@ async fn the_body_has_openais_shape() {
         json!({"role": "assistant", "content": "hello"})
     );
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
-    assert_eq!(prompt_text(&server), "[user]hi[assistant]");
+    assert_eq!(server.prompt_text(), "[user]hi[assistant]");
     // The default budget is what fits.
     assert_eq!(server.request().stop.max_tokens, MAX_MODEL_TOKENS - 19);
 }
@@ -49,7 +45,7 @@ async fn messages_in_all_their_forms() {
     )
     .await;
     assert_eq!(
-        prompt_text(&server),
+        server.prompt_text(),
         "[system]be brief[user]one two[assistant][assistant]"
     );
 }
@@ -76,7 +72,7 @@ async fn the_end_of_a_chat_is_a_new_message_the_last_one_or_nothing() {
         let mut fields = fields;
         fields["messages"] = messages.clone();
         chat(&server, fields).await;
-        assert_eq!(prompt_text(&server), prompt);
+        assert_eq!(server.prompt_text(), prompt);
     }
     let body = json!({
         "model": MODEL, "messages": messages, "continue_final_message": true, "add_generation_prompt": true,

@@ -47,6 +47,17 @@ impl Answer {
     }
 }
 
+/// A status and a body that refuse `fields`, name one of them and say something about it.
+pub fn assert_refused((status, body): &(u16, Value), (fields, param, about): (&Value, &str, &str)) {
+    assert_eq!(
+        (*status, &body["error"]["param"]),
+        (400, &Value::from(param)),
+        "{fields}: {body}"
+    );
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.contains(about), "{message} does not say {about:?}");
+}
+
 pub async fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
     post_with(address, path, body, &[]).await
 }

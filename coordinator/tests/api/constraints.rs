@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 use serving_core::request::{OutputConstraint, OutputGrammar};
 
-use super::client::post;
+use super::client::{assert_refused, post};
 use super::harness::{MODEL, Server};
 
 async fn constraint(fields: Value) -> OutputConstraint {
@@ -139,14 +139,8 @@ async fn what_is_no_constraint_is_refused_by_name() {
         (json!({"bad_words": ["x".repeat(129)]}), "bad_words", "1 to 128"),
         (json!({"bad_words": many}), "bad_words", "128"),
     ] {
-        let (status, body) = ask(&server, fields.clone()).await;
-        assert_eq!(
-            (status, &body["error"]["param"]),
-            (400, &json!(param)),
-            "{fields}: {body}"
-        );
-        let message = body["error"]["message"].as_str().unwrap();
-        assert!(message.contains(about), "{message} does not say {about:?}");
+        let answer = ask(&server, fields.clone()).await;
+        assert_refused(&answer, (&fields, param, about));
     }
     assert_eq!(server.submitted(), 0);
 }

@@ -316,6 +316,10 @@ impl Server {
     pub fn stop(&mut self) {
         self.stop.take();
     }
+    /// The text of the last request's prompt: a token is a byte here.
+    pub fn prompt_text(&self) -> String {
+        String::from_utf8(self.request().prompt.iter().map(|id| id.0 as u8).collect()).unwrap()
+    }
     pub fn request(&self) -> Arc<Request> {
         self.heard
             .lock()

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use serving_core::request::OutputGrammar;
 
-use super::client::post;
+use super::client::{assert_refused, post};
 use super::harness::{MODEL, Server};
 
 fn tools() -> Value {
@@ -26,15 +26,6 @@ async fn ask(server: &Server, fields: Value) -> (u16, Value) {
     (answer.status, answer.json())
 }
 
-fn prompt(server: &Server) -> String {
-    server
-        .request()
-        .prompt
-        .iter()
-        .map(|id| char::from(id.0 as u8))
-        .collect()
-}
-
 const CALLS: &str = r#"Ok. <tool_call>{"name": "weather", "arguments": {"place": "Rome"}}</tool_call>
 <tool_call>{"name": "clock", "arguments": {}}</tool_call>"#;
 
@@ -42,7 +33,7 @@ const CALLS: &str = r#"Ok. <tool_call>{"name": "weather", "arguments": {"place":
 async fn calls_of_the_model_become_tool_calls() {
     let server = Server::saying(CALLS).await;
     let (_, body) = ask(&server, json!({})).await;
-    assert_eq!(prompt(&server), "(weather)(clock)[user]hi[assistant]");
+    assert_eq!(server.prompt_text(), "(weather)(clock)[user]hi[assistant]");
     let choice = &body["choices"][0];
     assert_eq!(
         (&choice["finish_reason"], &choice["message"]["content"]),
@@ -61,7 +52,7 @@ async fn calls_of_the_model_become_tool_calls() {
     assert!(calls[0].get("index").is_none());
     // Without tools the same text is a text.
     let (_, body) = ask(&server, json!({"tool_choice": "none"})).await;
-    assert_eq!(prompt(&server), "[user]hi[assistant]");
+    assert_eq!(server.prompt_text(), "[user]hi[assistant]");
     assert_eq!(
         body["choices"][0]["message"],
         json!({"role": "assistant", "content": CALLS})
@@ -179,7 +170,7 @@ async fn calls_and_results_go_back_to_the_model() {
     ]);
     let (status, body) = ask(&server, json!({"messages": messages})).await;
     assert_eq!(status, 200, "{body}");
-    let prompt = prompt(&server);
+    let prompt = server.prompt_text();
     assert!(
         prompt.contains(r#""arguments":{"zone":1}"#) && prompt.ends_with("[tool]noon[assistant]"),
         "{prompt}"
@@ -215,14 +206,8 @@ async fn wrong_tools_are_named() {
             "tool_choice",
         ),
     ] {
-        let (status, body) = ask(&server, fields.clone()).await;
-        assert_eq!(
-            (status, &body["error"]["param"]),
-            (400, &json!(param)),
-            "{fields}: {body}"
-        );
-        let message = body["error"]["message"].as_str().unwrap();
-        assert!(message.contains(about), "{message} does not say {about:?}");
+        let answer = ask(&server, fields.clone()).await;
+        assert_refused(&answer, (&fields, param, about));
     }
     let completion = json!({"model": MODEL, "prompt": "hi", "tools": tools()});
     let answer = post(server.address, "/v1/completions", &completion).await;

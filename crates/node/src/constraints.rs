@@ -38,8 +38,9 @@ pub(crate) fn restrict(step: &mut Step, places: &mut Places) {
         let Some((constrained, outputs)) = step.constrained(row) else {
             continue;
         };
-        let choices = constrained.draws.as_ref().map_or(0, |draws| draws.choices.start);
-        let sequence = (constrained.key, ChoiceIndex(choices));
+        // All choices of a row have the same outputs.
+        let first_choice = constrained.draws.as_ref().map_or(0, |draws| draws.choices.start);
+        let sequence = (constrained.key, ChoiceIndex(first_choice));
         match places.allowed(sequence, &constrained.request.constraint, outputs) {
             Ok(allowed) => step.allow_only(row, allowed),
             Err(error) => {
