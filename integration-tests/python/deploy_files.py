@@ -60,9 +60,9 @@ def baton():
 
 
 @functools.cache
-def help_of(verb):
-    done = run(baton(), verb, "--help")
-    assert done.returncode == 0, f"`baton {verb}` is no verb of this binary: {done.stderr}"
+def help_of(*verb):
+    done = run(baton(), *verb, "--help")
+    assert done.returncode == 0, f"`baton {' '.join(verb)}` is no verb of this binary: {done.stderr}"
     return done.stdout
 
 
@@ -72,8 +72,14 @@ def verbs():
     return {*listed, *(f"serve-{role}" for role in ROLES)}
 
 
-def flags(verb):
-    return set(re.findall(r"--[a-z][a-z0-9-]*", help_of(verb))) | {"--help", "--version"}
+def flags(*verb):
+    return set(re.findall(r"--[a-z][a-z0-9-]*", help_of(*verb))) | {"--help", "--version"}
+
+
+def with_second_verb(verb, words):
+    """`model pull` of `model` and `pull smollm2-135m`."""
+    seconds = re.findall(r"^  ([a-z-]+)  ", help_of(verb).partition("\nCommands:\n")[2].partition("\n\n")[0], re.M)
+    return (verb, words[0]) if words and words[0] in seconds else (verb,)
 
 
 def clean(environment):
@@ -82,7 +88,7 @@ def clean(environment):
 
 
 def configuration(role, arguments=(), environment=None):
-    """{key: (value, origin)} as the process itself reads its arguments and variables; every BATON_ variable must arrive."""
+    """{key: value} as the process itself reads its arguments and variables; every BATON_ variable must arrive."""
     environment = environment or {}
     outside = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     words = [baton(), f"serve-{role}", *arguments, "--print-config"]
@@ -90,10 +96,13 @@ def configuration(role, arguments=(), environment=None):
     assert done.returncode == 0, f"{role} {arguments} {environment}: {done.stderr}"
     lines = re.findall(r"^(\w+) = (.*?)  # (.*)$", done.stdout, re.M)
     keys = {key: (tomllib.loads(f"v = {value}")["v"], origin) for key, value, origin in lines}
+    keys_without_value = set(re.findall(r"^# (\w+) is not set$", done.stdout, re.M))
     for name in environment:
         if name.startswith("BATON_"):
-            origin = keys.get(name.removeprefix("BATON_").lower(), (None, "nowhere"))[1]
-            assert origin == "environment", f"{name} is no setting of {role}: {origin}"
+            key = name.removeprefix("BATON_").lower()
+            # An empty variable counts as not set.
+            arrived = keys.get(key, (None, "nowhere"))[1] == "environment" if environment[name] else key in keys_without_value | set(keys)
+            assert arrived, f"{name} is no setting of {role}"
     return {key: value for key, (value, _) in keys.items()}
 
 
@@ -111,16 +120,32 @@ def markdown_code(text):
 def commands(path):
     """(verb, words) of each `baton VERB ...` and `baton-...` in a file. In Markdown all code counts, elsewhere known verbs."""
     text = path.read_text()
-    text = (markdown_code(text) if path.suffix == ".md" else text).replace("\\\n", " ")
+    text = markdown_code(text) if path.suffix == ".md" else text
     text = re.sub(r"[,\[\]\"]+ ?", " ", text) if path.suffix in (".yaml", ".tpl") else text
-    for line in text.splitlines():
+    yield from commands_in(text, of_any_verb=path.suffix == ".md")
+
+
+def commands_in(text, of_any_verb=True):
+    for line in text.replace("\\\n", " ").replace("cargo run --release -- ", "baton ").splitlines():
         for found in re.finditer(r"(?:^|[\s/$(])(baton|baton-(?:coordinator|(?:prefill|decode)-node)) ([^|;&#)`<>]*)", line):
             program, rest = found.groups()
             words = rest.replace("'", " ").replace('"', " ").split()
             if program != "baton":
                 yield "serve-" + program.split("-")[1], words
-            elif words and re.fullmatch(r"[a-z][a-z-]*", words[0]) and (path.suffix == ".md" or words[0] in verbs()):
+            elif words and re.fullmatch(r"[a-z][a-z-]*", words[0]) and (of_any_verb or words[0] in verbs()):
                 yield words[0], words[1:]
+
+
+def assert_verbs_and_flags_exist(started, where):
+    """Says which verbs there were."""
+    seen = set()
+    for verb, words in started:
+        told = f"{where}: baton {verb} {' '.join(words)}"
+        assert verb in verbs(), told
+        for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", " ".join(words)):
+            assert flag in flags(*with_second_verb(verb, words)), f"{told}: {flag}"
+        seen.add(verb)
+    return seen
 
 
 # ---- what the files must agree on -----------------------------------------------------------------------------------
@@ -155,6 +180,12 @@ def port_table():
 def ports():
     """{role: port}; a coordinator's first."""
     return {role: min(number for number, process in port_table().items() if process.startswith(role) and number != 7400) for role in ROLES}
+
+
+def stages_of_the_image():
+    """{name: (what it is built on, its commands)}."""
+    text = re.sub(r"\\\n", " ", (DEPLOY / "docker/Dockerfile").read_text())
+    return {name: (base, body) for base, name, body in re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)}
 
 
 def version():

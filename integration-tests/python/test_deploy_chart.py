@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import referencing
 import yaml
-from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, baton, configuration, fetched, flags, joins, load, port, ports, run, version
+from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_pinned, baton, clean, configuration, fetched, flags, joins, load, port, ports, run, version
 
 CHART = DEPLOY / "helm/baton"
 EXAMPLES = ("cpu-dev", "1p1d", "2p1d", "colocated", "gpu")
@@ -97,6 +97,18 @@ def test_helm_takes_the_chart(name):
         ("prefill.replicas=0", "replicas"),
         ('prefill.config={"listen": "0.0.0.0:1"}', "listen"),
         ('prefill.config={"Max-Seqs": 1}', "Max-Seqs"),
+        ('prefill.config={"reservation_ms_max": 1}', "reservation_ms_max"),
+        ('coordinator.config={"kv_cache_memory": "1GiB"}', "kv_cache_memory"),
+        ("decode.config.threads=0", "threads"),
+        ('decode.config.kv_cache_memory="4Gi"', "kv_cache_memory"),
+        ("prefill.drainSeconds=3601", "drainSeconds"),
+        ("etcd.leaseSeconds=3601", "leaseSeconds"),
+        ('decode.env=[{"name": "BATON_LISTEN", "value": "0.0.0.0:1"}]', "name"),
+        ('decode.env=[{"name": "A", "valu": "b"}]', "valu"),
+        ('decode.resources={"limit": {}}', "limit"),
+        ('prefill.tolerations=[{"effect": "NoScheduling"}]', "effect"),
+        ('model.volume={"persistentVolumeClame": {}}', "persistentVolumeClame"),
+        ('model.pull="a model"', "pull"),
         ('image.tag="latest"', "tag"),
         ('model.path="model.gguf"', "path"),
         ('etcd.endpoints=["etcd"]', "endpoints"),
@@ -148,7 +160,11 @@ def test_the_schema_is_one_and_knows_every_value():
     def resolve(part):
         for choice in [part, *part.get("allOf", [])]:
             if "$ref" in choice:
-                choice = schema["definitions"][choice["$ref"].rsplit("/", 1)[1]]
+                name = choice["$ref"].rsplit("/", 1)[1]
+                # Not every field of these has a value here.
+                if name.startswith("kubernetes") or name.endswith("Config"):
+                    return None
+                choice = schema["definitions"][name]
             if "properties" in choice and not choice.get("additionalProperties", True):
                 return choice["properties"]
         return None
@@ -162,6 +178,31 @@ def test_the_schema_is_one_and_knows_every_value():
                 compare(properties[key], value, f"{where}.{key}")
 
     compare(schema, load("helm/baton/values.yaml"), "")
+
+
+# Objects of the schema that take any key: Helm's own, and one that each pool closes.
+OPEN = {"properties/global", "definitions/pool/properties/config"}
+# Fields of Kubernetes' own types, whose content the API server checks.
+OPEN_FIELDS = re.compile(r"definitions/kubernetes\w+/(items/)?properties/\w+(/items)?|definitions/env/items/properties/valueFrom/properties/\w+")
+
+
+def test_the_schema_is_closed_at_each_level():
+    """A key that is spelt wrong is refused wherever it stands."""
+    found = set()
+
+    def look(part, where):
+        if isinstance(part, list):
+            for number, each in enumerate(part):
+                look(each, f"{where}/{number}")
+        elif isinstance(part, dict):
+            if part.get("type") == "object" and "additionalProperties" not in part:
+                found.add(where)
+            for key, each in part.items():
+                look(each, f"{where}/{key}".lstrip("/"))
+
+    look(json.loads((CHART / "values.schema.json").read_text()), "")
+    open_fields = {where for where in found if OPEN_FIELDS.fullmatch(where)}
+    assert found - open_fields == OPEN and len(open_fields) > 10
 
 
 @functools.cache
@@ -181,6 +222,27 @@ def schema_errors(kubernetes, each):
     assert path.exists(), f"Kubernetes {kubernetes} has no {each['apiVersion']} {each['kind']}"
     validator = jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=registry)
     return [f"{each['kind']} {each['metadata']['name']} {error.json_path}: {error.message}" for error in validator.iter_errors(each)]
+
+
+# Definitions of the chart's schema that close Kubernetes' own types.
+KUBERNETES_TYPES = {
+    "kubernetesVolume": "volume-v1",
+    "kubernetesResources": "resourcerequirements-v1",
+    "kubernetesTolerations": "toleration-v1",
+    "kubernetesAffinity": "affinity-v1",
+    "kubernetesPeers": "networkpolicypeer-networking-v1",
+    "kubernetesPodSecurityContext": "podsecuritycontext-v1",
+}
+
+
+@pytest.mark.kubernetes_schemas
+def test_the_chart_knows_fields_that_kubernetes_has():
+    definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    assert set(KUBERNETES_TYPES) == {name for name in definitions if name.startswith("kubernetes")}
+    folder, _ = schemas(KUBERNETES[-1])
+    for name, file in KUBERNETES_TYPES.items():
+        ours = definitions[name].get("items", definitions[name])["properties"]
+        assert set(ours) <= set(json.loads((folder / f"{file}.json").read_text())["properties"]), name
 
 
 ALL_ON = (
@@ -252,7 +314,7 @@ def test_baton_takes_its_configuration(name, tmp_path):
     found = {role: settings_of(objects, role, tmp_path) for role in pods(objects)}
     for role, settings in found.items():
         assert settings["name"] == "pod-0" and port(settings["listen"]) == ports()[role]
-        assert settings["model"] == values["model"]["path"]
+        assert settings["model"] == (values["model"].get("pull") or values["model"]["path"])
         if role != "coordinator":
             assert settings["advertise"] == f"10.1.2.3:{ports()[role]}"
     coordinator = found.pop("coordinator")
@@ -298,6 +360,93 @@ def test_pods_outlive_their_drain_and_hold_their_kv(name, tmp_path):
             limit = bytes_of(container["resources"]["limits"]["memory"])
             assert bytes_of(settings["kv_cache_memory"]) + BESIDE_KV_BYTES <= limit, role
             assert settings["threads"] >= 1
+
+
+# What the chart sets itself, by other values or from the pod.
+SET_BY_THE_CHART = {"name", "listen", "advertise", "control_listen", "control_advertise", "coordinators", "membership", "model"} | {
+    "served_model_name", "drain_ms_max", "shm_direct_secret", "shared_weights"
+}  # fmt: skip
+
+
+def closed_config(role):
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    return schema["definitions"][f"{role}Config"]["properties"], schema
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_chart_takes_the_keys_of_the_process(role):
+    listed = re.findall(r"env:\s+BATON_(\w+)", run(baton(), f"serve-{role}", "--help").stdout)
+    keys = {key.lower() for key in listed} - {"config", "event_log"}
+    assert set(closed_config(role)[0]) == keys - SET_BY_THE_CHART
+
+
+# Also what is next to each bound, and what no key takes.
+ODD_VALUES = (-1, 0, 1, 17, 1.5, 2**32 - 1, 2**32, True, False, "", "text", "1GiB", "1Gi", [], [""], ["text"], ["a b"], [1], {"a": 1})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_the_chart_takes_the_process_takes(role, tmp_path):
+    """The schema may be stricter than the process, and never more patient: an error belongs to `helm install`, not to a pod's log."""
+    properties, schema = closed_config(role)
+    taken = []
+    for key, part in properties.items():
+        part = schema["definitions"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part
+        edges = [part[bound] + step for bound in ("minimum", "maximum") if bound in part for step in (-1, 0, 1)]
+        names = part.get("enum", part.get("items", {}).get("enum", []))
+        validator = jsonschema.Draft7Validator(part)
+        for value in [*ODD_VALUES, *edges, *names, *([name] for name in names)]:
+            if value is not None and validator.is_valid(value):
+                taken.append((key, value))
+    for key, value in taken:
+        file = tmp_path / "one.toml"
+        file.write_text(f"{key} = {json.dumps(value)}\n")
+        done = run(baton(), f"serve-{role}", "--config", file, "--model", "any", "--print-config", env=clean({}))
+        assert done.returncode == 0, f"the chart takes {key} = {value}: {done.stderr}"
+    assert len(taken) > 2 * len(properties)
+
+
+def test_names_of_slo_profiles_are_those_of_the_program():
+    """Where no file of the user's has others."""
+    config = closed_config("coordinator")[1]["definitions"]["coordinatorConfig"]
+    names = re.search(r"\(([a-z|-]+)\)", config["then"]["properties"]["slo"]["items"]["pattern"]).group(1).split("|")
+    source = (REPOSITORY / "coordinator/src/slo/config.rs").read_text().split("BUILT_IN")[1].split("];")[0]
+    assert names == re.findall(r'"([a-z-]+)"', source)
+    validator = jsonschema.Draft7Validator(config)
+    assert validator.is_valid({"slo": ["lane:batch=mine"], "slo_config": "/etc/slo.toml"})
+    assert not validator.is_valid({"slo": ["lane:batch=mine"]}) and validator.is_valid({"slo": ["model:a=rag"]})
+
+
+def containers(objects):
+    for each in objects:
+        spec = each["spec"].get("template", each)["spec"] if each["kind"] in ("Pod", "Job", "Deployment", "StatefulSet") else {}
+        yield from [*spec.get("initContainers", []), *spec.get("containers", [])]
+
+
+@pytest.mark.parametrize("name, settings", [*((name, ()) for name in ("values", *EXAMPLES)), ("2p1d", ALL_ON), ("values", ONE_HOST)])
+def test_every_flag_that_a_template_gives_exists(name, settings):
+    started = [container["args"] for container in containers(rendered(name, *settings))]
+    assert len(started) >= 3
+    for verb, *words in started:
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= flags(verb), (verb, given - flags(verb))
+
+
+def test_the_model_is_fetched_where_it_is_wanted():
+    """By each pod, before its process starts, into the volume where the process finds it by its name."""
+    for name, settings in (("cpu-dev", ()), ("1p1d", ('model.pull="org/name"', 'decode.env=[{"name": "HF_TOKEN", "value": "t"}]'))):
+        for role, (_, pod) in pods(rendered(name, *settings)).items():
+            [init] = pod["spec"]["initContainers"]
+            assert init["args"][:2] == ["model", "pull"] and init["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
+            assert init["image"] == pod["spec"]["containers"][0]["image"]
+            config = of_kind(rendered(name, *settings), "ConfigMap")[f"baton-{role}"]["data"][f"{role}.toml"]
+            assert tomllib.loads(config)["model"] == init["args"][2]
+            own = {"emptyDir": {}} if name == "cpu-dev" else load("helm/baton/examples/1p1d.yaml")["model"]["volume"]
+            assert mounted(pod)["/models"] == {"name": "models"} | own
+            assert [each["name"] for each in init["env"]] == (["HF_TOKEN"] if name == "1p1d" and role == "decode" else [])
+    image = (DEPLOY / "docker/Dockerfile").read_text()
+    assert "BATON_CACHE_DIR=/models" in image and "python3-pip" in image
+    assert all("initContainers" not in pod["spec"] for _, pod in pods(rendered("1p1d")).values())
+
 
 
 # ---- itself -------------------------------------------------------------------------------------------------------
@@ -351,7 +500,7 @@ def test_containers_are_pinned_and_unprivileged(name, settings):
         assert spec["automountServiceAccountToken"] is False
         context = spec["securityContext"]
         assert context["runAsNonRoot"] and context["runAsUser"] > 0 and context["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in spec["containers"]:
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
             assert_pinned(container["image"])
             own = container["securityContext"]
             assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True and own["capabilities"]["drop"] == ["ALL"]

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_one_cluster, assert_pinned, baton, clean, commands, configuration
-from deploy_files import fetched, flags, help_of, load, port, port_table, ports, run, text_files, tool, verbs, version
+from deploy_files import DEPLOY, REPOSITORY, ROLES, assert_one_cluster, assert_pinned, assert_verbs_and_flags_exist, baton, clean, commands
+from deploy_files import configuration, fetched, help_of, load, port, port_table, ports, run, stages_of_the_image, text_files, tool, verbs, version
 
 # systemd's own measure, 0 (safe) to 10; a unit without hardening has 9.6.
 EXPOSURE_MAX = 2.0
@@ -42,14 +42,7 @@ def test_every_variable_is_one_that_baton_reads():
 
 
 def test_every_verb_and_flag_exists():
-    seen = set()
-    for path in text_files():
-        for verb, words in commands(path):
-            where = f"{path.relative_to(REPOSITORY)}: baton {verb} {' '.join(words)}"
-            assert verb in verbs(), where
-            for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", " ".join(words)):
-                assert flag in flags(verb), f"{where}: {flag}"
-            seen.add(verb)
+    seen = set().union(*(assert_verbs_and_flags_exist(commands(path), path.relative_to(REPOSITORY)) for path in text_files()))
     assert seen >= {"up", "status", "nodes", "trace", "drain", *(f"serve-{role}" for role in ROLES)}, seen
 
 
@@ -230,12 +223,6 @@ def test_hadolint_has_nothing_to_say(tmp_path):
     assert run(program, broken).returncode != 0
 
 
-def stages_of_the_image():
-    """{name: (what it is built on, its commands)}."""
-    text = re.sub(r"\\\n", " ", (DEPLOY / "docker/Dockerfile").read_text())
-    return {name: (base, body) for base, name, body in re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)}
-
-
 def test_the_image_is_pinned_small_and_not_root():
     stages = stages_of_the_image()
     assert list(stages)[-1] == "baton", "what is built where no target is named"
@@ -244,7 +231,10 @@ def test_the_image_is_pinned_small_and_not_root():
             assert_pinned(base)
     base, body = stages["runtime"]
     assert stages["baton"][0] == stages["with-model"][0] == "runtime" and stages["baton"][1].strip() == ""
-    assert re.search(r"^USER (\d+):(\d+)$", body, re.M).group(1) != "0" and "USER" not in stages["with-model"][1]
+    user, group = re.search(r"^USER (\d+):(\d+)$", body, re.M).groups()
+    assert user != "0" and "USER" not in stages["with-model"][1]
+    # A new volume of Docker's has the owner that the folder has in the image, and `baton model pull` runs as this user.
+    assert f"install -d -o {user} -g {group} /models" in body
     assert f'image.version="{version()}"' in body
     assert json.loads(re.search(r"^ENTRYPOINT (.*)$", body, re.M).group(1)) == ["/usr/local/bin/baton"]
     exposed = set(map(int, re.search(r"^EXPOSE (.*)$", body, re.M).group(1).split()))
@@ -280,6 +270,21 @@ def test_the_image_has_the_libraries_of_the_program():
     assert wanted <= {"linux-vdso.so.1", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}, wanted
 
 
+def test_the_image_builds_itself_and_fetches_models():
+    """No file comes from the host but the sources, and what `baton model pull` runs is there."""
+    stages = stages_of_the_image()
+    copied = {name: re.findall(r"^COPY (.*)$", body, re.M) for name, (_, body) in stages.items()}
+    assert copied.pop("build") == [". ."]
+    for name, words in copied.items():
+        for word in words:
+            assert re.match(r"--from=(build|nvidia) ", word), f"{name}: COPY {word}"
+    python = re.search(r'OsString::from\("(python\d?)"\)', (REPOSITORY / "crates/cli/src/model/pull.rs").read_text()).group(1)
+    assert f" {python}-pip " in stages["runtime"][1]
+    variables = dict(re.findall(r"(\w+)=(/\S+)", stages["runtime"][1]))
+    assert variables["BATON_CACHE_DIR"] == "/models" and variables["HF_HOME"].startswith("/models/")
+    assert "baton model pull" in stages["with-model"][1]
+
+
 def test_the_build_context_has_what_cargo_reads():
     ignored = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     workspace = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]
@@ -293,17 +298,16 @@ def test_the_build_context_has_what_cargo_reads():
 # ---- compose ------------------------------------------------------------------------------------------------------
 
 
-def composed(tmp_path, *names, folder=DEPLOY / "compose"):
+def composed(*names, folder=DEPLOY / "compose", **environment):
     """The files as Docker's own Compose reads them, together."""
-    model = tmp_path / "model.gguf"
-    model.touch()
     files = [word for name in names for word in ("-f", folder / name)]
-    return run(tool("compose", "docker-compose"), *files, "config", "--format", "json", env=clean({"MODEL_FILE": str(model)}))
+    unset = dict.fromkeys(("MODEL", "MODELS", "MODEL_NAME"), "")
+    return run(tool("compose", "docker-compose"), *files, "config", "--format", "json", env=clean(unset | environment))
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    done = composed(tmp_path_factory.mktemp("compose"), "compose.yaml", "compose.observability.yaml")
+def services():
+    done = composed("compose.yaml", "compose.observability.yaml")
     assert done.returncode == 0 and "warn" not in done.stderr.lower(), done.stderr
     return json.loads(done.stdout)["services"]
 
@@ -313,16 +317,34 @@ BATON_SERVICES = {"coordinator": "coordinator", "prefill-0": "prefill", "decode-
 
 @pytest.mark.compose
 def test_compose_reads_the_cluster_alone_and_refuses_what_is_wrong(tmp_path):
-    done = composed(tmp_path, "compose.yaml")
+    done = composed("compose.yaml")
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["services"]) == {"etcd", *BATON_SERVICES}
+    assert set(json.loads(done.stdout)["services"]) == {"etcd", "model", *BATON_SERVICES}
     text = (DEPLOY / "compose/compose.yaml").read_text()
     for old, new in [("healthcheck:", "healthchek:"), ("service_healthy", "healthy"), ("stop_grace_period: 45s", "stop_grace_period: 45x")]:
         assert old in text
         (tmp_path / "compose.yaml").write_text(text.replace(old, new))
-        assert composed(tmp_path, "compose.yaml", folder=tmp_path).returncode != 0, new
-    done = run(tool("compose", "docker-compose"), "-f", DEPLOY / "compose/compose.yaml", "config", "-q", env={"MODEL_FILE": ""})
-    assert done.returncode != 0 and "baton model pull" in done.stderr, done.stderr
+        assert composed("compose.yaml", folder=tmp_path).returncode != 0, new
+
+
+@pytest.mark.compose
+@pytest.mark.parametrize("model, name", [("", ""), ("org/name", ""), ("/models/my.gguf", "my-model")])
+def test_compose_fetches_the_model_before_a_process_wants_it(model, name, tmp_path):
+    """Into one volume that the others read, or out of a folder of the user's; `up` builds the image, so the host needs no file."""
+    own = str(tmp_path) if name else ""
+    services = json.loads(composed("compose.yaml", MODEL=model, MODELS=own, MODEL_NAME=name).stdout)["services"]
+    pull = services["model"]
+    assert pull["command"] == ["model", "pull", model or "smollm2-135m"] and pull["restart"] == "no"
+    [volume] = pull["volumes"]
+    assert volume["target"] == "/models" and not volume.get("read_only")
+    assert (volume["type"], volume["source"]) == (("bind", own) if own else ("volume", "models"))
+    for service, role in BATON_SERVICES.items():
+        [mounted] = services[service]["volumes"]
+        assert mounted["read_only"] and [mounted[key] for key in ("source", "target")] == [volume[key] for key in ("source", "target")]
+        assert services[service]["depends_on"]["model"]["condition"] == "service_completed_successfully"
+        assert services[service]["image"] == pull["image"] and services[service]["build"] == pull["build"]
+        settings = configuration(role, services[service]["command"][1:], services[service]["environment"])
+        assert settings["model"] == (model or "smollm2-135m") and settings.get("served_model_name", []) == ([name] if name else [])
 
 
 @pytest.mark.compose
@@ -331,13 +353,16 @@ def test_containers_are_pinned_unprivileged_and_watched(services):
         assert_pinned(service["image"])
         assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"], name
-        # Two images have neither a shell nor a client.
-        assert "healthcheck" in service or name in ("otel-collector", "jaeger"), name
+        # Two images have neither a shell nor a client, and one container ends.
+        assert "healthcheck" in service or name in ("otel-collector", "jaeger", "model"), name
         for published in service.get("ports", []):
             assert published["host_ip"] == "127.0.0.1" and published["target"] in port_table(), (name, published)
         for volume in service.get("volumes", []):
-            assert volume["type"] == "bind" and volume["read_only"], (name, volume)
-            assert Path(volume["source"]).exists(), f"{name}: {volume['source']} is not there"
+            assert volume.get("read_only") or name == "model", (name, volume)
+            if volume["type"] == "bind":
+                assert Path(volume["source"]).exists(), f"{name}: {volume['source']} is not there"
+            else:
+                assert (volume["type"], volume["source"]) == ("volume", "models"), (name, volume)
         for other in service.get("depends_on", {}):
             assert other in services
             needs_health = service["depends_on"][other]["condition"] == "service_healthy"
@@ -355,7 +380,6 @@ def test_the_containers_make_one_cluster(services):
         grace_ms = 1000 * sum(int(n) * {"m": 60, "s": 1}[unit] for n, unit in re.findall(r"(\d+)(m|s)", service["stop_grace_period"]))
         assert grace_ms > settings[role]["drain_ms_max"], name
         assert service["healthcheck"]["test"][-1] == f"http://127.0.0.1:{ports()[role]}/ready"
-        assert settings[role]["model"] in [volume["target"] for volume in service["volumes"]]
         assert service["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel-collector:4317"
         reached = settings[role]["control_advertise" if role == "coordinator" else "advertise"]
         assert reached.split(":")[0] == name, "a container is reached by its name"

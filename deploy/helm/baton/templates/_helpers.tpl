@@ -97,7 +97,7 @@ manifest.
 {{- define "baton.config" -}}
 {{- $values := index .root.Values .role -}}
 {{- $own := dict
-  "model" .root.Values.model.path
+  "model" (.root.Values.model.pull | default .root.Values.model.path)
   "served_model_name" .root.Values.model.servedName
   "listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" .role))
   "drain_ms_max" (mul $values.drainSeconds 1000)
@@ -220,6 +220,25 @@ spec:
   {{- if and $isNode $values.gpu.runtimeClassName }}
   runtimeClassName: {{ $values.gpu.runtimeClassName }}
   {{- end }}
+  {{- with $root.Values.model.pull }}
+  initContainers:
+    # Fetches the model where the volume does not have it, and checks it. Its log says what was wrong.
+    - name: model
+      image: {{ include "baton.image" $root }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args: [model, pull, {{ . | quote }}]
+      env: {{- toYaml $values.env | nindent 8 }}
+      # The larger of an init container and the container counts, so this costs nothing.
+      resources:
+        requests: { cpu: 100m, memory: 128Mi }
+        limits: { memory: 512Mi }
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: { drop: [ALL] }
+      volumeMounts:
+        - { name: models, mountPath: /models }
+  {{- end }}
   {{- with $values.spread }}
   topologySpreadConstraints:
     - maxSkew: 1
@@ -322,7 +341,7 @@ spec:
         {{- if and $byNccl (not $byIpc) }}
         - { name: shm, mountPath: /dev/shm }
         {{- end }}
-        {{- if $root.Values.model.volume }}
+        {{- if or $root.Values.model.volume $root.Values.model.pull }}
         - { name: models, mountPath: /models, readOnly: true }
         {{- end }}
         {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
@@ -343,9 +362,9 @@ spec:
     - name: shm
       emptyDir: { medium: Memory, sizeLimit: {{ $nccl.shmSize }} }
     {{- end }}
-    {{- with $root.Values.model.volume }}
+    {{- if or $root.Values.model.volume $root.Values.model.pull }}
     - name: models
-      {{- toYaml . | nindent 6 }}
+      {{- toYaml ($root.Values.model.volume | default (dict "emptyDir" (dict))) | nindent 6 }}
     {{- end }}
     {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
     - name: etcd-tls
