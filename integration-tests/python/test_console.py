@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -22,6 +23,8 @@ ROWS_MAX = 80
 # Asks the mock to hold or do what a real cluster does not on demand; conftest.py leaves these out of a run with a cluster.
 mock_only = pytest.mark.mock
 LIMIT_MS = 20_000
+# A folder for pictures of every view; without it none is taken.
+PICTURES = os.environ.get("BATON_CONSOLE_PICTURES")
 
 
 class Server:
@@ -129,6 +132,32 @@ def copied(page):
     return page.evaluate("navigator.clipboard.readText()")
 
 
+# Elements that stick out of the page to the left or right, and boxes that scroll sideways. Code may scroll inside its own box.
+STICKS_OUT = """() => {
+  const width = document.documentElement.clientWidth;
+  const found = [];
+  for (const element of [document.documentElement, ...document.querySelectorAll("body, body *")]) {
+    if (element.ownerSVGElement || !element.checkVisibility() || element.closest(".visually-hidden, .skip")) continue;
+    const name = [element.tagName.toLowerCase(), ...element.classList].join(".") + (element.id && `#${element.id}`);
+    const isScrolling = /auto|scroll/.test(getComputedStyle(element).overflowX) || element === document.documentElement;
+    const beyond = element.scrollWidth - element.clientWidth;
+    if (isScrolling && beyond > 0 && !element.matches("pre")) found.push(`${name} scrolls sideways by ${beyond} px`);
+    const box = element.getBoundingClientRect();
+    if (box.width > 0 && !element.closest("pre") && (box.left < -0.5 || box.right > width + 0.5))
+      found.push(`${name} reaches from ${box.left} to ${box.right} of ${width} px`);
+  }
+  return found.slice(0, 12);
+}"""
+
+
+def assert_nothing_sticks_out(page):
+    """The page settles within a moment: charts are drawn again when their boxes have got their size."""
+    deadline = time.monotonic() + 3
+    while (found := page.evaluate(STICKS_OUT)) and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert not found, "\n".join(found)
+
+
 # ---- cluster ----------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +179,111 @@ def test_the_map_has_every_node_and_every_pair(at, server):
             1
         )
     assert page.title().startswith("Cluster")
+
+
+def test_the_rates_of_the_last_hour_survive_a_reload(at, server):
+    page = at("#/cluster")
+    for _ in range(2):
+        expect(page.locator(".rate")).to_have_count(5)
+        some = re.compile(r"n = [\d,]*[1-9]\d* request")
+        expect(page.locator('.rate[data-rate="requests"] .rate-hour')).to_contain_text(some)
+        expect(page.locator('.rate[data-rate="ttft"] .rate-hour')).to_contain_text(re.compile(r"p50 .*s · p99 .*s, n ="))
+        expect(page.locator('.rate[data-rate="tokens"] .step-line').first).to_be_attached()
+        page.reload()
+    assert server.get("/admin/rates")["slot_s"] == 30
+    page.locator('.rate[data-rate="itl"]').get_by_role("button", name="PromQL").click()
+    expect(page.locator("#toast")).to_have_text("PromQL copied")
+    assert "baton_itl_seconds_bucket" in copied(page)
+
+
+@mock_only
+def test_a_slot_without_a_request_is_a_gap_and_not_zero(at):
+    page = at("#/cluster")
+    expect(page.locator('.rate[data-rate="requests"] .step-line')).to_have_count(2)
+    expect(page.locator('.rate[data-rate="ttft"] .step-line')).to_have_count(4)
+    page.locator('.rate[data-rate="ttft"] svg').hover(position={"x": 60, "y": 40})
+    expect(page.locator('.rate[data-rate="ttft"] .rate-read')).to_contain_text("n =")
+
+
+@mock_only
+def test_every_coordinator_and_every_transport_is_named(at, server):
+    page = at("#/cluster")
+    expect(page.locator('[data-node="coordinator"] dl')).to_contain_text("2 in etcd, nodes connected to 3")
+    expect(page.locator('[data-coordinator="coordinator-1"]')).to_contain_text("Registered in etcd")
+    expect(page.locator('[data-coordinator=""]')).to_contain_text("1 more")
+    for pair in server.get("/admin/cluster")["pairs"]:
+        row = page.locator("main table tbody tr", has_text=f"{pair['prefill']} → {pair['decode']}")
+        expect(row.locator("td").nth(1)).to_have_text(pair["transport"] or "–")
+        label = page.locator(f'.edge[data-prefill="{pair["prefill"]}"][data-decode="{pair["decode"]}"] text')
+        expect(label).to_contain_text(pair["transport"] or "not usable")
+    # The cards of a row share its whole width.
+    row, cards = page.locator(".map-row-prefill .map-cards").bounding_box(), page.locator(".map-row-prefill .node-card")
+    first, last = cards.first.bounding_box(), cards.last.bounding_box()
+    assert first["x"] == pytest.approx(row["x"], abs=1)
+    assert last["x"] + last["width"] == pytest.approx(row["x"] + row["width"], abs=1)
+
+
+def test_an_order_waits_for_a_confirmation(at, server):
+    page = at("#/cluster")
+    orders = []
+    page.on("request", lambda request: orders.append(request.url) if request.method == "POST" else None)
+    node = next(node for node in server.get("/admin/cluster")["nodes"] if node["state"] == "ready")
+    button = page.locator(f'.node-card[data-node="{node["name"]}"]').get_by_role("button", name="Drain")
+    button.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Nothing new goes to {node['name']} from now on.")
+    expect(dialog).to_contain_text("Then its process exits with status 0.")
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    # The keys of the page do nothing behind it.
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.set_viewport_size({"width": 400, "height": 700})
+    box = dialog.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 400
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(button).to_be_focused()
+    assert page.url.endswith("#/cluster")
+    assert not orders
+
+
+@mock_only
+def test_a_node_is_drained_and_changes_its_role(at):
+    page = at("#/cluster")
+    card = page.locator('.node-card[data-node="prefill-1"]')
+    card.get_by_role("button", name="Drain").click()
+    with page.expect_request(re.compile("/admin/nodes/prefill-1/drain$")) as sent:
+        page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    assert sent.value.method == "POST"
+    expect(page.locator("#toast")).to_have_text("prefill-1 is draining")
+    expect(card.locator("header")).to_contain_text("draining")
+    expect(card.get_by_role("button", name="Drain")).to_be_disabled()
+    expect(card.locator("header")).to_contain_text("ready")
+    card.get_by_role("button", name="Change role").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("joins again as a decode node")
+    dialog.locator("select").select_option("co-located")
+    expect(dialog).to_contain_text("joins again as a co-located node")
+    with page.expect_request(re.compile("/admin/nodes/prefill-1/role/co-located$")):
+        dialog.get_by_role("button", name="Make it a co-located node").click()
+    expect(page.locator("#toast")).to_contain_text("comes back as a co-located node")
+    # Its process was started as a prefill node and can be nothing else.
+    role = page.locator('.node-card[data-node="prefill-0"]').get_by_role("button", name="Change role")
+    expect(role).to_be_disabled()
+    expect(role).to_have_attribute("title", re.compile("has this role only"))
+
+
+@mock_only
+def test_the_last_decode_node_is_drained_only_when_that_is_said_twice(at):
+    page = at("#/cluster")
+    page.locator('.node-card[data-node="decode-0"]').get_by_role("button", name="Drain").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Drain").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("the only node that decodes")
+    with page.expect_request(re.compile(r"/admin/nodes/decode-0/drain\?force=true$")):
+        dialog.get_by_role("button", name="Drain all the same").click()
+    expect(dialog).to_have_count(0)
 
 
 @mock_only
@@ -299,6 +433,33 @@ def test_the_pointer_and_grouping_of_the_waterfall(at, server):
     expect(axis.last).to_have_text(whole)
 
 
+def test_the_attributes_of_a_span_stand_in_two_columns_and_can_be_copied(at, server):
+    page = at(f"#/requests/{some_request(server)['id']}")
+    page.locator(".waterfall .span-row").first.hover()
+    details = page.locator(".details")
+    expect(details.locator(".attributes").nth(1)).to_be_visible()
+    for part in ("dt", "dd"):
+        lefts = details.locator(part).evaluate_all("all => all.map(one => Math.round(one.getBoundingClientRect().left))")
+        assert len(lefts) > 5 and len(set(lefts)) == 1, f"{part} at {lefts}"
+    assert details.evaluate("pane => pane.scrollWidth - pane.clientWidth") <= 0, "long values wrap"
+    details.get_by_role("button", name="Copy all").click()
+    expect(page.locator("#toast")).to_have_text("attributes copied")
+    attributes = json.loads(copied(page))
+    value = details.locator(".attribute", has=page.get_by_text("request.model", exact=True))
+    value.get_by_role("button", name="Copy the value").click()
+    expect(page.locator("#toast")).to_have_text("value copied")
+    assert copied(page) == attributes["gen_ai.request.model"]
+
+
+@mock_only
+def test_a_request_leads_to_its_trace_in_the_viewer(at, server):
+    record = some_request(server)
+    page = at(f"#/requests/{record['id']}")
+    link = page.get_by_role("link", name="Open in trace viewer")
+    expect(link).to_have_attribute("href", f"https://jaeger.example/trace/{record['trace_id']}")
+    expect(link).to_have_attribute("rel", "noopener noreferrer")
+
+
 def test_what_can_be_taken_along(at, server):
     record = some_request(server)
     page = at(f"#/requests/{record['id']}")
@@ -436,12 +597,68 @@ def test_chat_shows_timings_and_leads_to_its_waterfall(at):
     for name in ("TTFT", "queue", "prefill", "KV transfer", "decode", "tokens/s"):
         expect(answer.locator(".turn-foot")).to_contain_text(name)
     assert answer.locator(".turn-text").inner_text()
-    assert answer.locator(".turn-text > *").count() == 0, "an answer is text and nothing else"
+    assert answer.locator(".turn-text b").count() == 0, "markup of a model stays text"
     answer.get_by_role("link", name="Waterfall").click()
     expect(page).to_have_url(re.compile("#/requests/chatcmpl-"))
     expect(page.locator(".waterfall .span-row").first).to_be_visible()
     page.go_back()
     expect(page.locator(".turn-assistant")).to_have_count(1)
+
+
+@mock_only
+def test_an_answer_in_markdown_is_laid_out_and_its_markup_stays_text(at):
+    page = at("#/playground")
+    ask(page, "Answer in Markdown, please.", 400)
+    answer = page.locator(".turn-assistant").last
+    expect(answer.locator(".turn-foot")).to_contain_text("TTFT")
+    text = answer.locator(".turn-text")
+    expect(text.locator("h3")).to_have_text("A lighthouse")
+    expect(text.locator("strong")).to_have_text("a lamp")
+    expect(text.locator("> p em")).to_have_text("a keeper")
+    expect(text.locator("p code")).to_have_text("light()")
+    expect(text.locator("> ol > li")).to_have_count(2)
+    expect(text.locator("> ol > li > ul > li")).to_have_count(2)
+    expect(text.locator("pre code")).to_contain_text('return "**not bold**" * seconds')
+    expect(text.locator("p").nth(0)).to_contain_text("snake_case_name stays, and so does 2 * 3 * 4.")
+    expect(text.locator("a")).to_have_count(1)
+    expect(text.locator("a")).to_have_attribute("href", "https://example.com/lighthouse?a=1&b=2")
+    expect(text).to_contain_text("[this](javascript:alert)")
+    expect(text).to_contain_text("<img src=x")
+    assert text.locator("img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert_nothing_sticks_out(page)
+
+
+@mock_only
+def test_an_answer_that_comes_in_pieces_looks_as_if_it_had_come_at_once(at, server):
+    from console.mock_server import MARKDOWN
+
+    page = at("#/playground")
+    texts = [
+        MARKDOWN,
+        "- a\n\n- b\n\n  more of b\n\nend\n\n2. two\n3. three\n   1. deep\n",
+        "**bold *it* more** ***both*** __x__ *open **and\n\n~~~\nnever closed\n# no heading\n",
+        "para\n# heading #\n- item\nlazy\n```\ncode\n```\n``a`b`` [x](http://h/y) [z](data:text/html,q) \\*no\\* `",
+        "*" * 300 + "a" + "_" * 300 + "[" * 300 + "`" * 301 + "\n" + "> " * 50 + "\n" + "  - x\n" * 40,
+    ]
+    different = page.evaluate(
+        """async ([module, texts]) => {
+          const { Markdown } = await import(module);
+          const shown = (cuts) => {
+            const element = document.createElement("div");
+            const view = new Markdown(element);
+            for (const text of cuts) view.show(text);
+            return element.innerHTML;
+          };
+          return texts.filter((text) => {
+            const pieces = Array.from(text, (_, at) => text.slice(0, at + 1));
+            return shown(pieces) !== shown([text]);
+          });
+        }""",
+        [f"{server.url}/ui/js/markdown.js", texts],
+    )
+    assert different == []
 
 
 def test_an_answer_can_be_stopped(at):
@@ -520,22 +737,44 @@ def test_dark_and_light(at, page):
     assert page.evaluate(background) == light
 
 
-@pytest.mark.parametrize("view", ["#/cluster", "#/requests", "#/latency", "#/kv", "#/playground", "request"])
-def test_nothing_sticks_out_at_900_pixels(at, page, server, view):
-    page.set_viewport_size({"width": 900, "height": 800})
-    at(f"#/requests/{some_request(server)['id']}" if view == "request" else view)
-    expect(page.locator("main > *").first).to_be_attached()
-    ready = {
-        "request": ".span-row",
-        "#/cluster": ".node-card:visible",
-        "#/requests": ".grid-body .grid-row:visible",
-        "#/latency": ".hist-bar",
-        "#/kv": ".chart",
-        "#/playground": "#chat-prompt",
-    }
-    expect(page.locator(ready[view]).first).to_be_attached()
-    for element in ("document.scrollingElement", "document.querySelector('main')"):
-        assert page.evaluate(f"{element}.scrollWidth - {element}.clientWidth") <= 0
+# What says that a view is there, whole.
+READY = {
+    "cluster": [".node-card:visible", ".rate .step-line", ".edges .edge"],
+    "requests": [".grid-body .grid-row:visible"],
+    "latency": [".hist-bar", "main table"],
+    "kv": [".chart polygon"],
+    "playground": ["#chat-prompt", "#chat-model:enabled"],
+    "reports": [".reports > *"],
+    "request": [".span-row", ".details .attribute", ".ttft-legend"],
+}
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [1600, 1000, 400])
+@pytest.mark.parametrize("view", READY)
+def test_nothing_sticks_out_of_any_view(at, page, server, view, width, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    at(f"#/requests/{some_request(server)['id']}" if view == "request" else f"#/{view}")
+    for selector in READY[view]:
+        expect(page.locator(selector).first).to_be_attached()
+    assert_nothing_sticks_out(page)
+    if PICTURES:
+        # Playwright makes the folder.
+        page.screenshot(path=Path(PICTURES) / f"{view}-{width}-{scheme}.png")
+
+
+@mock_only
+@pytest.mark.parametrize("name", ["demo-stalls", "demo-retried", "demo-several-prompts"])
+def test_the_tables_of_a_request_are_lists_on_a_narrow_page(at, page, name):
+    page.set_viewport_size({"width": 400, "height": 900})
+    at(f"#/requests/{name}")
+    expect(page.locator(".span-row").first).to_be_attached()
+    expect(page.locator("main table thead").first).to_be_hidden()
+    cell = page.locator("main table td:visible").first
+    expect(cell).to_have_css("display", "grid")
+    assert cell.get_attribute("data-label"), "the heading that it stands behind"
+    assert_nothing_sticks_out(page)
 
 
 @mock_only

@@ -3,44 +3,49 @@
 const LIMIT_MS = 15_000;
 
 export class ApiFailure extends Error {
-  constructor(message, status = null) {
+  constructor(message, status = null, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
     /** Nobody answered, as opposed to an answer that says no. */
     this.isAway = status === null;
   }
 }
 
-/** What an error answer says about itself, else what its status means. */
-export async function wordsOf(response, path) {
+/** An error answer as a failure: what it says about itself, else what its status means. */
+export async function failureOf(response, path) {
   const body = await response.text().catch(() => "");
   try {
     const { error } = JSON.parse(body);
     const message = typeof error === "string" ? error : error?.message;
-    if (message) return message;
+    if (message) return new ApiFailure(message, response.status, error.code ?? null);
   } catch {
     // Not JSON: the text itself may say something.
   }
   const plain = body.length > 0 && body.length < 300 && !body.includes("<") ? `: ${body.trim()}` : "";
-  return `${path} answered with status ${response.status}${plain}`;
+  return new ApiFailure(`${path} answered with status ${response.status}${plain}`, response.status);
 }
 
-async function get(path, signal) {
+async function ask(method, path, signal) {
   const limit = AbortSignal.timeout(LIMIT_MS);
+  const both = signal ? AbortSignal.any([signal, limit]) : limit;
   let response;
   try {
-    response = await fetch(path, { signal: signal ? AbortSignal.any([signal, limit]) : limit, cache: "no-store" });
+    response = await fetch(path, { method, signal: both, cache: "no-store" });
   } catch (problem) {
     if (signal?.aborted) throw problem;
     const why = limit.aborted ? `did not answer within ${LIMIT_MS / 1000} s` : "could not be reached";
     throw new ApiFailure(`The coordinator ${why} (${path}).`);
   }
-  if (!response.ok) throw new ApiFailure(await wordsOf(response, path), response.status);
+  if (!response.ok) throw await failureOf(response, path);
   return response;
 }
 
+/** An order, which has no body; what it answers is read by nobody. */
+export const order = (path) => ask("POST", path);
+
 export async function getJson(path, signal) {
-  const response = await get(path, signal);
+  const response = await ask("GET", path, signal);
   try {
     return await response.json();
   } catch (problem) {
@@ -50,5 +55,5 @@ export async function getJson(path, signal) {
 }
 
 export async function getText(path, signal) {
-  return (await get(path, signal)).text();
+  return (await ask("GET", path, signal)).text();
 }

@@ -1,6 +1,6 @@
 // Sends a chat and reads its answer token by token; what happened comes as calls, errors as words.
 
-import { ApiFailure, wordsOf } from "./api.js";
+import { ApiFailure, failureOf } from "./api.js";
 
 const PATH = "/v1/chat/completions";
 /** An error inside a stream comes after a good status. */
@@ -67,7 +67,7 @@ export async function streamChat(settings, messages, on, signal) {
     stream_options: { include_usage: true },
   };
   const response = await open(request, signal);
-  if (!response.ok) throw new ApiFailure(await wordsOf(response, PATH), response.status);
+  if (!response.ok) throw await failureOf(response, PATH);
   const requestId = response.headers.get("x-request-id");
   const end = { metrics: null, usage: null, finishReason: null };
   let isDone = false;

@@ -66,12 +66,20 @@ export function perFrame(paint) {
   };
 }
 
-/** A table of text cells: `columns` are {title, className}, a cell may be a string or an element. */
-export function table(caption, columns, rows, props) {
-  const cell = (content, at) => h("td", { class: columns[at].className }, content);
+/**
+ * A table: `columns` are {title, className}; a cell is a string, an element, or {className, content} for a class of its own. On a
+ * narrow page a row becomes a list of its cells, each behind its heading; the roles then say that it is still a table.
+ */
+export function table(caption, columns, rows) {
+  const cell = (given, at) => {
+    const isOwn = given?.content !== undefined && !(given instanceof Node);
+    const className = [columns[at].className, isOwn ? given.className : null].filter(Boolean).join(" ");
+    const content = h("span", null, isOwn ? given.content : given);
+    return h("td", { role: "cell", class: className || null, data: { label: columns[at].title } }, content);
+  };
   return h(
     "table",
-    { class: "plain", ...props },
+    { class: "plain", role: "table" },
     h("caption", { class: "visually-hidden" }, caption),
     h(
       "thead",
@@ -85,7 +93,7 @@ export function table(caption, columns, rows, props) {
     h(
       "tbody",
       null,
-      rows.map((cells) => h("tr", null, cells.map(cell))),
+      rows.map((cells) => h("tr", { role: "row" }, cells.map(cell))),
     ),
   );
 }

@@ -55,6 +55,9 @@ const HELP = [
 const isField = (element) =>
   element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
 
+/** A dialog has its own keys, and nothing behind it may be reached. */
+const isAnyDialogOpen = () => document.querySelector("dialog[open]") !== null;
+
 export class Keys {
   constructor({ navigate, focusSearch, changeTheme }) {
     this.act = { navigate, focusSearch, changeTheme };
@@ -70,7 +73,7 @@ export class Keys {
   }
 
   pressed(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || this.dialog?.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || isAnyDialogOpen()) return;
     const run = isField(event.target) ? this.inField(event) : this.find(event);
     if (run && run(event) !== false) event.preventDefault();
   }

@@ -36,6 +36,9 @@ TTFT_EDGES = [
 ]
 ITL_EDGES = [0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5]
 BLOCKS = {"prefill": 1456, "decode": 2912}
+# How long an order keeps a node away. A real node takes as long as its requests.
+DRAIN_S = 2.0
+ROLES = ["prefill", "decode", "co-located"]
 
 
 class Cluster:
@@ -43,12 +46,27 @@ class Cluster:
         self.began = time.monotonic()
         self.kv_bytes = {(p, d): 10_000_000_000 for p in PREFILL_NODES for d in DECODE_NODES}
         self.handoffs = {pair: 1800 for pair in self.kv_bytes}
+        self.drains_until = {}
 
     def handed_over(self, record):
         pair = record["prefill_node"], record["decode_node"]
         if pair in self.kv_bytes:
             self.kv_bytes[pair] += record["kv_bytes"]
             self.handoffs[pair] += 1
+
+    def is_draining(self, name):
+        return name == "decode-1" or time.monotonic() < self.drains_until.get(name, 0)
+
+    def order(self, name, next_role, is_forced):
+        """Status and answer of `POST /admin/nodes/...`. The node is back in its old role after a while."""
+        if name not in PREFILL_NODES + DECODE_NODES:
+            return 404, {"error": {"message": f"No node is called `{name}`.", "code": "node_not_found"}}
+        others = [other for other in DECODE_NODES if other != name and not self.is_draining(other)]
+        if name in DECODE_NODES and not others and not is_forced:
+            words = f"`{name}` is the only node that decodes. Without it no request is answered."
+            return 409, {"error": {"message": words, "code": "last_decode_node"}}
+        self.drains_until[name] = time.monotonic() + DRAIN_S
+        return 202, {"node": name, "state": "draining"} | ({"next_role": next_role} if next_role else {})
 
     def node(self, name, role):
         wave = math.sin(time.monotonic() / 9 + len(name) + ord(name[-1]))
@@ -66,12 +84,14 @@ class Cluster:
             "name": name,
             "epoch": f"43c2974e5f33cd{ord(name[-1]):02x}",
             "role": role,
-            "state": "draining" if name == "decode-1" else "ready",
+            "roles": ROLES if name != "prefill-0" else ["prefill"],
+            "state": "draining" if self.is_draining(name) else "ready",
             "address": f"127.0.0.1:{43080 + ord(name[-1])}",
             "version": "0.1.0",
-            "engine": "cpu",
             "transports": ["shm", "grpc"],
             "lease_left_ms": 7000 + int(2900 * abs(wave)),
+            "lease_age_ms": 12,
+            "coordinators": 3,
             "running": 3 + int(3 * wave),
             "waiting": 1 if wave > 0.6 else 0,
             "permits_available": 4096 if role == "prefill" else 1800,
@@ -89,6 +109,7 @@ class Cluster:
                 "unusable_reason": "handshake refused: block size 16 here, 32 there"
                 if (p, d) == ("prefill-1", "decode-1")
                 else None,
+                "transport": None if (p, d) == ("prefill-1", "decode-1") else "shm-direct" if d == "decode-0" else "grpc",
                 "kv_bytes_total": total,
                 "handoffs_total": self.handoffs[p, d],
             }
@@ -109,6 +130,18 @@ class Cluster:
                 "unsplit_because": None,
                 "waiting": {"interactive": 0, "batch": 2},
                 "unfinished": unfinished,
+                "trace_viewer_url": "https://jaeger.example/trace/{trace_id}",
+            },
+            # The nodes are connected to one more coordinator than etcd names.
+            "membership": {
+                "kind": "etcd",
+                "etcd": "etcd://10.0.0.1:2379/made-up",
+                "registered": True,
+                "is_stale": False,
+                "nodes": PREFILL_NODES + DECODE_NODES,
+                "coordinators": ["coordinator", "coordinator-1"],
+                "skipped_records": 0,
+                "trouble": None,
             },
             "nodes": nodes,
             "pairs": pairs,

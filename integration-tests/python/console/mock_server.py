@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 sys.path.insert(0, str(Path(__file__).parent))
 
 import fake_cluster  # noqa: E402
+import fake_rates  # noqa: E402
 import fake_requests  # noqa: E402
 import fake_traces  # noqa: E402
 
@@ -35,6 +36,24 @@ ANSWER = (
     "Of course. <b>This is plain text</b>, whatever it looks like: a lighthouse stood on the rock, "
     "and every night its keeper counted the ships. "
 )
+# An answer to whoever asks for Markdown: all that the console lays out, and what it must leave alone.
+MARKDOWN = """# A lighthouse
+
+It has **a lamp**, *a keeper* and `light()`.
+Its snake_case_name stays, and so does 2 * 3 * 4.
+
+1. Climb:
+   - the *first* stair
+   - the second
+2. Look.
+
+```python
+def light(seconds):  # a line that is too long for a narrow page, so that it scrolls inside its own box
+    return "**not bold**" * seconds
+```
+
+Read [more](https://example.com/lighthouse?a=1&b=2), not [this](javascript:alert) or <img src=x onerror="window.hacked=1">.
+"""
 
 
 class World:
@@ -161,6 +180,7 @@ class Handler(BaseHTTPRequestHandler):
                 "reports": [{"name": "a <b>report</b>", "bytes": 21, "modified_unix_ms": 1_764_000_000_000}],
             },
             "/admin/slo": lambda: fake_cluster.slo(self.world.records),
+            "/admin/rates": fake_rates.page,
             "/v1/models": lambda: {
                 "object": "list",
                 "data": [{"id": fake_requests.MODEL, "object": "model", "owned_by": "baton", "max_model_len": 2048}],
@@ -255,12 +275,19 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if self.path == "/v1/chat/completions":
             return self.chat(json.loads(body))
+        split = urlsplit(self.path)
+        match [unquote(part) for part in split.path.strip("/").split("/")]:
+            case ["admin", "nodes", name, "drain"]:
+                return self.send(*self.world.cluster.order(name, None, "force=true" in split.query))
+            case ["admin", "nodes", name, "role", role]:
+                return self.send(*self.world.cluster.order(name, role, "force=true" in split.query))
         return self.error(404, f"There is no page {self.path}.")
 
     def chat(self, asked):
         if asked.get("temperature", 0) > 2:
             return self.error(400, "temperature must be between 0 and 2, both included.")
-        words = (ANSWER * 40).split(" ")[: asked.get("max_tokens", 256)]
+        said = MARKDOWN if "Markdown" in asked["messages"][-1]["content"] else ANSWER * 40
+        words = said.split(" ")[: asked.get("max_tokens", 256)]
         fixed = {
             "stalls": [],
             "outcome": "ok",

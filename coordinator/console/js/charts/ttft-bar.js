@@ -33,6 +33,14 @@ function row(part, total) {
   );
 }
 
+/** The words stand on the side of the line where there is room. */
+function limitMark(limitMs, total) {
+  const at = (limitMs / total) * 100;
+  const isLate = at > 60;
+  const css = isLate ? { right: `${100 - at}%` } : { left: `${at}%` };
+  return h("span", { class: isLate ? "is-late" : null, css }, `limit ${ms(limitMs)}`);
+}
+
 /** Null while there is no first token. `limitMs` is the limit of the request's SLO profile, when known. */
 export function ttftBar(request, limitMs = null) {
   const { stages, sum, ttft, unattributed } = ttftParts(request);
@@ -86,7 +94,7 @@ export function ttftBar(request, limitMs = null) {
       ? h(
           "div",
           { class: "ttft-limit" },
-          h("span", { css: { left: `${(limitMs / total) * 100}%` } }, `limit ${ms(limitMs)}`),
+          limitMark(limitMs, total),
         )
       : null,
     h(

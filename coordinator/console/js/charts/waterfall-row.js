@@ -7,6 +7,8 @@ export const LINE_PX = 24;
 const BAR_PX = 13;
 /** Even a span of a microsecond must be seen. */
 const BAR_PX_MIN = 2;
+/** Where names have less room than this, the process is told by the details and the colour only. */
+const CHIP_NAMES_PX_MIN = 200;
 const CHARACTER_PX = 6.7;
 
 const EVENT_GLYPHS = { stall: "stall", preempt: "stall", preemption: "stall", error: "stall" };
@@ -108,6 +110,14 @@ function bar(span, y, frame) {
   ];
 }
 
+function chip(span, y, frame, width) {
+  const place = { x: frame.left - width / 2 - 10, y: y + 15.5, "text-anchor": "middle" };
+  return [
+    s("rect", { class: "chip", x: frame.left - width - 10, y: y + 5, width, height: LINE_PX - 10, rx: 3 }),
+    s("text", { class: "chip-text", ...place }, clipped(span.process, 14 * CHARACTER_PX)),
+  ];
+}
+
 /** A row is {span, indent} or {process}. */
 export function drawRow(row, y, frame) {
   if (row.process) return processRow(row, y, frame);
@@ -115,7 +125,8 @@ export function drawRow(row, y, frame) {
   const beyond = span.warnings.some((warning) => warning.isBeyond);
   const mark = `${beyond ? "⚠ " : ""}${span.error ? "✕ " : ""}`;
   const left = 10 + Math.min(indent, 8) * 12;
-  const processWidth = Math.min(span.process.length, 14) * CHARACTER_PX + 8;
+  const hasChip = frame.left >= CHIP_NAMES_PX_MIN;
+  const processWidth = hasChip ? Math.min(span.process.length, 14) * CHARACTER_PX + 8 : 0;
   return s(
     "g",
     {
@@ -132,19 +143,7 @@ export function drawRow(row, y, frame) {
       { class: "span-name", x: left, y: y + 16 },
       clipped(mark + span.name, frame.left - left - processWidth - 14),
     ),
-    s("rect", {
-      class: "chip",
-      x: frame.left - processWidth - 10,
-      y: y + 5,
-      width: processWidth,
-      height: LINE_PX - 10,
-      rx: 3,
-    }),
-    s(
-      "text",
-      { class: "chip-text", x: frame.left - processWidth / 2 - 10, y: y + 15.5, "text-anchor": "middle" },
-      clipped(span.process, 14 * CHARACTER_PX),
-    ),
+    hasChip ? chip(span, y, frame, processWidth) : null,
     bar(span, y, frame),
   );
 }

@@ -99,7 +99,8 @@ export class Waterfall {
   }
 
   get nameWidth() {
-    return Math.min(330, Math.max(236, this.width * 0.26));
+    // On a narrow page the bars get the larger part, and the names are cut.
+    return Math.min(330, Math.max(Math.min(236, this.width * 0.45), this.width * 0.26));
   }
 
   draw() {

@@ -2,6 +2,7 @@
 
 import { h, replace, setText } from "../dom.js";
 import { bytes, count, ms, NONE, number, words } from "../format.js";
+import { Markdown } from "../markdown.js";
 import { link } from "../router.js";
 
 const fact = (name, value, title) => h("span", { class: "timing", title }, h("b", null, name), ` ${value}`);
@@ -39,10 +40,9 @@ export class Turn {
     this.role = role;
     this.text = "";
     this.responseId = null;
-    // Plain text on purpose: a model's answer is from outside.
-    // One node that grows: a node for each token would make laying out a long answer slower with every token.
-    this.shown = document.createTextNode("");
-    this.body = h("div", { class: "turn-text" }, this.shown);
+    this.body = h("div", { class: "turn-text" });
+    // What people type stays as they typed it.
+    this.markdown = role === "assistant" ? new Markdown(this.body) : null;
     this.foot = h("div", { class: "turn-foot" });
     this.element = h(
       "article",
@@ -59,7 +59,8 @@ export class Turn {
 
   /** Shows what was added since the last time. */
   show() {
-    this.shown.appendData(this.text.slice(this.shown.length));
+    if (this.markdown) this.markdown.show(this.text);
+    else setText(this.body, this.text);
   }
 
   waits() {

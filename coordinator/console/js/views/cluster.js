@@ -1,12 +1,13 @@
-// The cluster map: coordinator, prefill row, decode row, and the pairs between them.
+// The first page: the rates of the last hour, and the cluster map with coordinators, prefill row, decode row and pairs.
 
-import { pairKey } from "../cluster-store.js";
 import { chartButtons } from "../copy.js";
 import { h, replace, s } from "../dom.js";
-import { bytes, clock, count, number, rate, seconds, text } from "../format.js";
-import { link } from "../router.js";
+import { number } from "../format.js";
+import { Coordinators } from "./coordinators.js";
 import { drawEdges } from "./map-edges.js";
 import { NodeCard } from "./node-card.js";
+import { pairsTable } from "./pairs-table.js";
+import { RatesPanel } from "./rates.js";
 
 const ROWS = [
   ["prefill", "Prefill nodes"],
@@ -15,21 +16,19 @@ const ROWS = [
 ];
 const PROMQL = "sum by (node, state) (baton_kv_blocks)";
 
-/** The label, and for two nodes that do not fit the facts in which they differ. */
-const whyNot = (pair) => [pair.unusable_reason, pair.unusable_because].filter(Boolean).map(text).join(": ");
-
 class ClusterView {
   constructor(root, app) {
     this.app = app;
     this.cards = new Map();
     this.svg = s("svg", { class: "edges", role: "img", "aria-label": "Pairs; the table below says the same" });
-    this.coordinator = h("article", { class: "node-card coordinator-card" });
+    this.coordinators = new Coordinators();
+    this.rates = new RatesPanel(app);
     this.rows = Object.fromEntries(ROWS.map(([role, title]) => [role, this.row(role, title)]));
     this.map = h(
       "div",
       { class: "map" },
       this.svg,
-      h("div", { class: "map-top" }, this.coordinator),
+      this.coordinators.element,
       ROWS.map(([role]) => this.rows[role].element),
     );
     this.pairs = h("div");
@@ -47,7 +46,7 @@ class ClusterView {
           h(
             "span",
             { class: "muted" },
-            "lines: KV bytes a second over the last 5 s, thicker by the same step for each ten times as much",
+            "lines: how KV travels, and its bytes a second over the last 5 s, thicker by the same step for each ten times as much",
           ),
           h("span", { class: "panel-tools" }, chartButtons(PROMQL, "baton status")),
         ),
@@ -69,7 +68,10 @@ class ClusterView {
         this.pairs,
       ),
     );
-    root.append(h("h1", { class: "visually-hidden" }, "Cluster map"), this.waiting, this.panel);
+    root.append(
+      h("h1", { class: "visually-hidden" }, "Cluster map"),
+      h("div", { class: "stack" }, this.rates.element, this.waiting, this.panel),
+    );
     this.onChange = () => this.draw();
     app.cluster.addEventListener("change", this.onChange);
     this.sizes = new ResizeObserver(() => this.drawEdges());
@@ -99,7 +101,7 @@ class ClusterView {
     this.waiting.hidden = page !== null;
     this.panel.hidden = page === null;
     if (page === null) return;
-    this.drawCoordinator(page.coordinator, at);
+    this.coordinators.update(page, at);
     for (const [role] of ROWS) this.drawRow(role);
     const names = new Set(page.nodes.map((node) => node.name));
     for (const [name, card] of this.cards) {
@@ -109,44 +111,6 @@ class ClusterView {
     }
     this.drawPairs(page);
     this.drawEdges();
-  }
-
-  drawCoordinator(coordinator, at) {
-    const key = JSON.stringify([coordinator, Math.floor(at / 1000)]);
-    if (key === this.coordinatorKey) return;
-    this.coordinatorKey = key;
-    const waiting = Object.entries(coordinator.waiting ?? {})
-      .map(([lane, n]) => `${lane} ${number(n)}`)
-      .join(", ");
-    const isReady = coordinator.readiness === "ready";
-    this.coordinator.dataset.node = "coordinator";
-    replace(
-      this.coordinator,
-      h(
-        "header",
-        null,
-        h("a", { class: "node-name", href: link("requests") }, text(coordinator.name)),
-        h(
-          "span",
-          { class: `node-state ${isReady ? "" : "is-failed"}` },
-          `${isReady ? "●" : "✕"} ${text(coordinator.readiness).replaceAll("_", " ")}`,
-        ),
-      ),
-      coordinator.not_ready_because ? h("p", { class: "warning" }, coordinator.not_ready_because) : null,
-      coordinator.unsplit_because ? h("p", { class: "warning" }, coordinator.unsplit_because) : null,
-      h(
-        "dl",
-        null,
-        [
-          ["model", text(coordinator.model)],
-          ["unfinished", count(coordinator.unfinished, "request")],
-          ["waiting", waiting || "none"],
-          ["listens on", text(coordinator.listen)],
-          ["version, up", `${text(coordinator.version)}, ${seconds(coordinator.uptime_s)}`],
-          ["as of", clock(at, false)],
-        ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)]),
-      ),
-    );
   }
 
   drawRow(role) {
@@ -183,12 +147,12 @@ class ClusterView {
     this.svg.setAttribute("width", origin.width);
     this.svg.setAttribute("height", origin.height);
     const place = (name, side, share) => {
-      const element = name === "coordinator" ? this.coordinator : this.cards.get(name)?.element;
+      const element = name === "coordinator" ? this.coordinators.own : this.cards.get(name)?.element;
       if (!element?.isConnected) return null;
       const box = element.getBoundingClientRect();
       return { x: box.left + box.width * share - origin.left, y: (side === "top" ? box.top : box.bottom) - origin.top };
     };
-    drawEdges(this.svg, { page, place, rateOf: (pair) => this.app.cluster.rateOf(pair) });
+    drawEdges(this.svg, { page, place, width: origin.width, rateOf: (pair) => this.app.cluster.rateOf(pair) });
     this.light(this.lit);
   }
 
@@ -205,52 +169,11 @@ class ClusterView {
     const key = JSON.stringify(page.pairs.map((pair) => [pair, this.app.cluster.rateOf(pair)]));
     if (key === this.pairsKey) return;
     this.pairsKey = key;
-    if (page.pairs.length === 0) {
-      replace(
-        this.pairs,
-        h(
-          "p",
-          { class: "muted" },
-          "No pair: KV moves between one prefill node and one decode node, and one of the two is missing.",
-        ),
-      );
-      return;
-    }
-    const head = [["Pair"], ["State"], ["KV now", "number"], ["KV in all", "number"], ["Handoffs", "number"]];
-    replace(
-      this.pairs,
-      h(
-        "table",
-        { class: "plain" },
-        h(
-          "thead",
-          null,
-          h(
-            "tr",
-            null,
-            head.map(([title, className]) => h("th", { scope: "col", class: className }, title)),
-          ),
-        ),
-        h(
-          "tbody",
-          null,
-          page.pairs.map((pair) =>
-            h(
-              "tr",
-              { class: pair.is_usable ? null : "is-failed" },
-              h("td", null, pairKey(pair)),
-              h("td", null, pair.is_usable ? "● usable" : `✕ not usable: ${whyNot(pair)}`),
-              h("td", { class: "number" }, rate(this.app.cluster.rateOf(pair))),
-              h("td", { class: "number" }, bytes(pair.kv_bytes_total)),
-              h("td", { class: "number" }, number(pair.handoffs_total)),
-            ),
-          ),
-        ),
-      ),
-    );
+    replace(this.pairs, pairsTable(page.pairs, (pair) => this.app.cluster.rateOf(pair)));
   }
 
   dispose() {
+    this.rates.dispose();
     this.app.cluster.removeEventListener("change", this.onChange);
     this.sizes.disconnect();
   }

@@ -7,6 +7,8 @@ const THIN_PX = 1.5;
 /** Bytes a second at which a line is visibly more than idle; each ten times as much adds the same again. */
 const VISIBLE_RATE = 512 * 1024;
 const LABELS_MAX = 8;
+/** On a narrower map the labels would cover each other; the table below has what they say. */
+const LABELS_WIDTH_PX_MIN = 560;
 
 export const thickness = (bytesPerSecond) => THIN_PX + 3 * Math.log10(1 + (bytesPerSecond ?? 0) / VISIBLE_RATE);
 
@@ -32,8 +34,10 @@ function pairEdge(pair, place, bytesPerSecond, hasLabel) {
   const [from, to] = [place(pair.prefill, "bottom", pair.fromShare), place(pair.decode, "top", pair.toShare)];
   if (!from || !to) return null;
   const state = pair.is_usable ? (bytesPerSecond > 0 ? "is-busy" : "is-idle") : "is-unusable";
-  const words = `${pair.prefill} to ${pair.decode}: ${pair.is_usable ? `KV ${rate(bytesPerSecond ?? 0)}` : `not usable, ${text(pair.unusable_reason)}`}`;
-  const label = pair.is_usable ? rate(bytesPerSecond) : "✕ not usable";
+  const how = pair.transport ? `KV by ${pair.transport}, ` : "KV ";
+  const words = `${pair.prefill} to ${pair.decode}: ${pair.is_usable ? `${how}${rate(bytesPerSecond ?? 0)}` : `not usable, ${text(pair.unusable_reason)}`}`;
+  const now = bytesPerSecond > 0 ? rate(bytesPerSecond) : "idle";
+  const label = pair.is_usable ? [pair.transport, now].filter(Boolean).join(" · ") : "✕ not usable";
   // Near where the line leaves its card: lines that cross would have their labels in one place. Neighbours take turns.
   const at = pointAt(from, to, 0.17 + 0.16 * (pair.order % 2));
   return s(
@@ -48,7 +52,7 @@ function pairEdge(pair, place, bytesPerSecond, hasLabel) {
 }
 
 /** `place(name, side, share)` gives the point that far along a card's side, or null. */
-export function drawEdges(svg, { page, place, rateOf }) {
+export function drawEdges(svg, { page, place, rateOf, width }) {
   const [prefills, decodes] = ["prefill", "decode"].map((side) =>
     page.nodes.map((node) => node.name).filter((name) => page.pairs.some((pair) => pair[side] === name)),
   );
@@ -59,10 +63,10 @@ export function drawEdges(svg, { page, place, rateOf }) {
     order: decodes.indexOf(pair.decode),
   }));
   const rates = new Map(pairs.map((pair) => [pair, rateOf(pair)]));
-  const notable = pairs
-    .filter((pair) => !pair.is_usable || rates.get(pair) > 0)
-    .sort((a, b) => a.is_usable - b.is_usable || rates.get(b) - rates.get(a))
-    .slice(0, LABELS_MAX);
+  // The broken ones first, then the busiest.
+  const notable = [...pairs]
+    .sort((a, b) => a.is_usable - b.is_usable || (rates.get(b) ?? 0) - (rates.get(a) ?? 0))
+    .slice(0, width < LABELS_WIDTH_PX_MIN ? 0 : LABELS_MAX);
   const control = page.nodes.map((node) => {
     const [from, to] = [place("coordinator", "bottom", 0.5), place(node.name, "top", 0.5)];
     // A line to the second row would only cross the first; those nodes are reached beside it, in the table.

@@ -4,6 +4,7 @@ import { BLOCK_STATES } from "../cluster-store.js";
 import { h, replace, setText } from "../dom.js";
 import { clockWords, count, ms, NONE, number, percent, text, words } from "../format.js";
 import { link } from "../router.js";
+import { askDrain, askRole, canDrain, otherRoles } from "./node-orders.js";
 
 const STATE_GLYPHS = { ready: "●", joining: "◌", draining: "◑", suspected: "?", lost: "✕", left: "○" };
 /** Below this a lease that is not renewed ends before the reader has looked twice. */
@@ -40,7 +41,7 @@ export class NodeCard {
     this.state = h("span", { class: "node-state" });
     this.blocks = h("div", { class: "node-blocks" });
     this.lines = Object.fromEntries(
-      ["load", "permits", "lease", "clock", "build", "address"].map((name) => [name, line(name)]),
+      ["load", "permits", "lease", "clock", "build", "coordinators", "address"].map((name) => [name, line(name)]),
     );
     const terms = {
       load: "running, waiting",
@@ -48,8 +49,12 @@ export class NodeCard {
       lease: "lease left",
       clock: "clock",
       build: "version",
+      coordinators: "coordinators",
       address: "address",
     };
+    const act = (label, run) => h("button", { type: "button", class: "small", on: { click: run } }, label);
+    this.drain = act("Drain", () => askDrain(this.node));
+    this.role = act("Change role", () => askRole(this.node));
     this.element = h(
       "article",
       { class: "node-card", tabindex: -1 },
@@ -61,10 +66,12 @@ export class NodeCard {
         null,
         Object.entries(terms).map(([name, term]) => [h("dt", null, term), this.lines[name]]),
       ),
+      h("div", { class: "node-orders" }, this.drain, this.role),
     );
   }
 
   update(node) {
+    this.node = node;
     setText(this.name, node.name);
     this.name.setAttribute("href", link("requests", null, { node: node.name }));
     this.name.title = `Requests on ${node.name}`;
@@ -73,15 +80,33 @@ export class NodeCard {
     this.element.dataset.node = node.name;
     this.bar.update(node.kv_blocks);
     this.showBlocks(node);
-    const { load, permits, lease, clock, build, address } = this.lines;
+    const { load, permits, lease, clock, build, coordinators, address } = this.lines;
     setText(load, `${number(node.running)}, ${number(node.waiting)}`);
     setText(permits, `${number(node.permits_available)} ${node.role === "prefill" ? "tokens" : "blocks"}`);
     setText(lease, ms(node.lease_left_ms));
     lease.className = Number.isFinite(node.lease_left_ms) && node.lease_left_ms < LEASE_SHORT_MS ? "is-short" : "";
     setText(clock, clockWords(node.clock));
-    setText(build, `${text(node.version)} · ${text(node.engine)}`);
+    setText(build, text(node.version));
+    setText(coordinators, number(node.coordinators));
     address.title = `epoch ${text(node.epoch)}; transports ${(node.transports ?? []).join(", ") || "none"}`;
     setText(address, text(node.address));
+    this.showOrders(node);
+  }
+
+  /** What the node cannot do now has a button that says why. */
+  showOrders(node) {
+    const why = canDrain(node) ? null : `it is ${text(node.state)}`;
+    const orders = [
+      [this.drain, "Drain", why],
+      [this.role, "Change role of", why ?? (otherRoles(node).length > 0 ? null : "its process has this role only")],
+    ];
+    for (const [button, what, because] of orders) {
+      button.disabled = because !== null;
+      const label = because === null ? `${what} ${node.name}` : `${what} ${node.name}: not possible, ${because}`;
+      if (button.title === label) continue;
+      button.title = label;
+      button.setAttribute("aria-label", label);
+    }
   }
 
   showBlocks(node) {

@@ -36,6 +36,9 @@ class RequestView {
     app.live.addEventListener("request", this.onRequest);
     this.onReload = () => this.load();
     app.live.addEventListener("reload", this.onReload);
+    // The address of the viewer is on the page of the cluster, which may come later.
+    this.onCluster = () => this.showViewer();
+    app.cluster.addEventListener("change", this.onCluster);
     this.load();
   }
 
@@ -45,9 +48,21 @@ class RequestView {
 
   buttons() {
     const json = () => JSON.stringify({ ...this.page, request: this.record }, null, 2);
+    this.viewer = h(
+      "a",
+      {
+        class: "viewer",
+        target: "_blank",
+        rel: "noopener noreferrer",
+        title: "The trace in your viewer, which has only what was sampled and exported",
+        hidden: true,
+      },
+      "Open in trace viewer",
+    );
     return h(
       "div",
       { class: "request-buttons" },
+      this.viewer,
       copyButton("Copy as JSON", "JSON", json),
       h(
         "button",
@@ -57,6 +72,16 @@ class RequestView {
       copyButton("Copy CLI", "command", () => `baton trace ${shellWord(this.id)}`),
       copyButton("Copy link", "link", () => absolute(link("requests", this.id))),
     );
+  }
+
+  showViewer() {
+    const template = this.app.cluster.page?.coordinator?.trace_viewer_url;
+    const id = this.record?.trace_id;
+    // The coordinator has checked it; a link to anything else than a web page would be worth an attack.
+    const isWeb = /^https?:\/\//i.test(template ?? "");
+    const href = id && isWeb ? template.replaceAll("{trace_id}", encodeURIComponent(id)) : null;
+    this.viewer.hidden = href === null;
+    if (href !== null && this.viewer.getAttribute("href") !== href) this.viewer.setAttribute("href", href);
   }
 
   /** The same request, changed: read it again, for its stages and spans are only on its own pages. */
@@ -118,6 +143,7 @@ class RequestView {
     const r = this.record;
     this.tools.hidden = false;
     this.heading.textContent = idOf(r);
+    this.showViewer();
     const chosenId = this.waterfall?.chosenId;
     this.waterfall?.dispose();
     const model = modelOf({ ...(this.page ?? {}), request: r });
@@ -241,6 +267,7 @@ class RequestView {
     this.waterfall?.dispose();
     this.app.live.removeEventListener("request", this.onRequest);
     this.app.live.removeEventListener("reload", this.onReload);
+    this.app.cluster.removeEventListener("change", this.onCluster);
   }
 }
 

@@ -1,6 +1,6 @@
 // The SLO profiles with their error budgets, and the budget of each stage against what it took.
 
-import { h } from "../dom.js";
+import { h, table } from "../dom.js";
 import { ms, NONE, number, percent, words } from "../format.js";
 import { SAMPLES_ENOUGH } from "../charts/histogram.js";
 
@@ -35,105 +35,90 @@ function burn(rate) {
   );
 }
 
-const head = (titles) =>
-  h(
-    "thead",
-    null,
-    h(
-      "tr",
-      null,
-      titles.map(([title, className]) => h("th", { scope: "col", class: className }, title)),
-    ),
-  );
+function share(lane, objective) {
+  const part = lane.total > 0 ? lane.good / lane.total : null;
+  const isMissed = part !== null && part < objective;
+  const className = lane.total < SAMPLES_ENOUGH ? "is-few" : isMissed ? "is-breached" : "";
+  return { className, content: `${isMissed ? "! " : ""}${percent(part, 2)}` };
+}
+
+const figure = (title) => ({ title, className: "number" });
+
+const BUDGET_COLUMNS = [
+  { title: "Profile" },
+  { title: "Lane" },
+  figure("TTFT limit"),
+  figure("ITL limit"),
+  figure("Good"),
+  figure("of n"),
+  figure("Share"),
+  { title: "Breaches" },
+  figure("Burn 5 min"),
+  figure("Burn 1 h"),
+  { title: "Budget left" },
+];
 
 export function budgetTable(slo) {
   const rows = slo.profiles.flatMap((profile) => profile.lanes.map((lane) => ({ profile, lane })));
   if (rows.length === 0) return h("p", { class: "muted" }, "No request has been judged yet.");
-  const n = "number";
-  return h(
-    "table",
-    { class: "plain" },
-    head([
-      ["Profile"],
-      ["Lane"],
-      ["TTFT limit", n],
-      ["ITL limit", n],
-      ["Good", n],
-      ["of n", n],
-      ["Share", n],
-      ["Breaches"],
-      ["Burn 5 min", n],
-      ["Burn 1 h", n],
-      ["Budget left"],
+  return table(
+    "Error budgets",
+    BUDGET_COLUMNS,
+    rows.map(({ profile, lane }) => [
+      profile.name,
+      lane.lane,
+      ms(profile.ttft_ms_max),
+      ms(profile.itl_ms_max),
+      number(lane.good),
+      number(lane.total),
+      share(lane, slo.objective),
+      breachWords(lane.breaches),
+      burn(lane.burn_5m),
+      burn(lane.burn_1h),
+      budget(lane.budget_left, lane.total > 0),
     ]),
-    h(
-      "tbody",
-      null,
-      rows.map(({ profile, lane }) => {
-        const share = lane.total > 0 ? lane.good / lane.total : null;
-        return h(
-          "tr",
-          null,
-          h("td", null, profile.name),
-          h("td", null, lane.lane),
-          h("td", { class: n }, ms(profile.ttft_ms_max)),
-          h("td", { class: n }, ms(profile.itl_ms_max)),
-          h("td", { class: n }, number(lane.good)),
-          h("td", { class: n }, number(lane.total)),
-          h(
-            "td",
-            { class: `${n} ${lane.total < SAMPLES_ENOUGH ? "is-few" : share < slo.objective ? "is-breached" : ""}` },
-            `${share !== null && share < slo.objective ? "! " : ""}${percent(share, 2)}`,
-          ),
-          h("td", null, breachWords(lane.breaches)),
-          h("td", { class: n }, burn(lane.burn_5m)),
-          h("td", { class: n }, burn(lane.burn_1h)),
-          h("td", null, budget(lane.budget_left, lane.total > 0)),
-        );
-      }),
-    ),
   );
+}
+
+const STAGE_COLUMNS = [
+  { title: "Stage" },
+  figure("Budget"),
+  figure("p99"),
+  figure("n"),
+  { title: "p99 against budget", className: "stage-cell" },
+];
+
+function stageBar(stage, over, widest) {
+  const part = (value) => `${((value ?? 0) / widest) * 100}%`;
+  return [
+    h(
+      "span",
+      { class: `stage-bar ${over > 0 ? "is-over" : ""}`, "aria-hidden": "true" },
+      h("i", { css: { width: part(stage.p99_ms) } }),
+      Number.isFinite(stage.budget_ms) ? h("b", { css: { left: part(stage.budget_ms) } }) : null,
+    ),
+    h(
+      "span",
+      { class: over > 0 ? "is-breached" : "muted" },
+      over === null ? "no budget" : over > 0 ? `! over by ${ms(over)}` : "within",
+    ),
+  ];
 }
 
 export function stageTable(stages) {
   if (!stages || stages.length === 0) return h("p", { class: "muted" }, "No stage has been measured yet.");
   const widest = Math.max(...stages.map((stage) => Math.max(stage.budget_ms ?? 0, stage.p99_ms ?? 0)), 1);
-  return h(
-    "table",
-    { class: "plain" },
-    head([["Stage"], ["Budget", "number"], ["p99", "number"], ["n", "number"], ["p99 against budget"]]),
-    h(
-      "tbody",
-      null,
-      stages.map((stage) => {
-        const over =
-          Number.isFinite(stage.p99_ms) && Number.isFinite(stage.budget_ms) ? stage.p99_ms - stage.budget_ms : null;
-        const few = stage.count < SAMPLES_ENOUGH;
-        const bar = h(
-          "span",
-          { class: `stage-bar ${over > 0 ? "is-over" : ""}`, "aria-hidden": "true" },
-          h("i", { css: { width: `${((stage.p99_ms ?? 0) / widest) * 100}%` } }),
-          Number.isFinite(stage.budget_ms) ? h("b", { css: { left: `${(stage.budget_ms / widest) * 100}%` } }) : null,
-        );
-        return h(
-          "tr",
-          { class: few ? "is-few" : null },
-          h("td", null, words(stage.stage)),
-          h("td", { class: "number" }, ms(stage.budget_ms)),
-          h("td", { class: "number" }, ms(stage.p99_ms)),
-          h("td", { class: "number" }, number(stage.count)),
-          h(
-            "td",
-            { class: "stage-cell" },
-            bar,
-            h(
-              "span",
-              { class: over > 0 ? "is-breached" : "muted" },
-              over === null ? "no budget" : over > 0 ? `! over by ${ms(over)}` : "within",
-            ),
-          ),
-        );
-      }),
-    ),
-  );
+  const rows = stages.map((stage) => {
+    const isKnown = Number.isFinite(stage.p99_ms) && Number.isFinite(stage.budget_ms);
+    const over = isKnown ? stage.p99_ms - stage.budget_ms : null;
+    const cell = (content) => ({ className: stage.count < SAMPLES_ENOUGH ? "is-few" : "", content });
+    return [
+      cell(words(stage.stage)),
+      cell(ms(stage.budget_ms)),
+      cell(ms(stage.p99_ms)),
+      cell(number(stage.count)),
+      cell(stageBar(stage, over, widest)),
+    ];
+  });
+  return table("Budgets of the stages", STAGE_COLUMNS, rows);
 }

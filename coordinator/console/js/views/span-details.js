@@ -1,7 +1,12 @@
 // Everything known about one span, beside the waterfall.
 
+import { copyButton, copyText } from "../copy.js";
 import { h, replace, table } from "../dom.js";
 import { clockWords, ms, text } from "../format.js";
+
+/** Attributes with the same first word belong together; one that is alone in its group stands with the others. */
+const GROUP_MIN = 2;
+const REST = "other";
 
 const value = (any) => (any !== null && typeof any === "object" ? JSON.stringify(any) : text(any));
 
@@ -15,12 +20,74 @@ function warningWords({ early_ms: early, error_ms: error, isBeyond, what }) {
   return h("p", { class: "muted" }, `Begins ${ms(early)} before ${what}: within the clocks' error of ${ms(error)}.`);
 }
 
-function pairs(entries) {
+/** Names and values under each other; a value may be copied. `rows`: [name, value, text to copy or nothing]. */
+function pairs(rows) {
   return h(
     "dl",
-    { class: "facts-list" },
-    entries.map(([name, content]) => [h("dt", null, name), h("dd", null, content)]),
+    { class: "attributes" },
+    rows.map(([name, content, whole]) =>
+      h(
+        "div",
+        { class: "attribute" },
+        h("dt", null, name),
+        h(
+          "dd",
+          null,
+          h("span", { class: "attribute-value" }, content),
+          whole === undefined
+            ? null
+            : h(
+                "button",
+                {
+                  type: "button",
+                  class: "quiet small",
+                  title: "Copy the value",
+                  "aria-label": `Copy the value of ${name}`,
+                  on: { click: () => copyText(whole, "value") },
+                },
+                "⧉",
+              ),
+        ),
+      ),
+    ),
   );
+}
+
+/** Map of group → [[name, value]], in the order of the names; `gen_ai.usage.input_tokens` is in `gen_ai`. */
+function groupsOf(attributes) {
+  const byWord = new Map();
+  for (const [name, any] of Object.entries(attributes).sort(([a], [b]) => a.localeCompare(b))) {
+    const word = name.includes(".") ? name.slice(0, name.indexOf(".")) : REST;
+    byWord.set(word, [...(byWord.get(word) ?? []), [name, any]]);
+  }
+  const groups = new Map();
+  const rest = [];
+  for (const [word, own] of byWord) {
+    if (word === REST || own.length < GROUP_MIN) rest.push(...own);
+    else groups.set(word, own);
+  }
+  if (rest.length > 0) groups.set(REST, rest);
+  return groups;
+}
+
+function attributesOf(span) {
+  const names = Object.keys(span.attributes);
+  if (names.length === 0) return [h("h3", null, "Attributes"), h("p", { class: "muted" }, "none")];
+  const groups = groupsOf(span.attributes);
+  const isOne = groups.size === 1;
+  const short = (word, name) => (isOne || word === REST ? name : name.slice(word.length + 1));
+  return [
+    h(
+      "div",
+      { class: "attributes-head" },
+      h("h3", null, `Attributes (${names.length})`),
+      copyButton("Copy all", "attributes", () => JSON.stringify(span.attributes, null, 2)),
+    ),
+    [...groups].map(([word, own]) => [
+      isOne ? null : h("h4", null, word),
+      pairs(own.map(([name, any]) => [short(word, name), value(any), value(any)])),
+    ]),
+  ];
 }
 
 function eventsOf(span) {
@@ -62,7 +129,6 @@ function linksOf(span, model) {
 
 export function showSpan(panel, span, model) {
   const clock = model.processes.find((one) => one.name === span.process)?.clock;
-  const attributes = Object.entries(span.attributes);
   replace(
     panel,
     h("h2", null, span.name, " ", h("span", { class: `role-chip role-${span.role}` }, span.process)),
@@ -80,13 +146,10 @@ export function showSpan(panel, span, model) {
         ["takes", `${ms(span.end - span.start)}${span.isOpen ? " so far" : ""}`],
         ["service, kind", `${text(span.service)}, ${text(span.kind)}`],
         clock ? ["clock", clockWords(clock)] : null,
-        ["span id", h("code", null, text(span.span_id))],
+        ["span id", h("code", null, text(span.span_id)), text(span.span_id)],
       ].filter(Boolean),
     ),
-    h("h3", null, "Attributes"),
-    attributes.length > 0
-      ? pairs(attributes.map(([key, any]) => [key, value(any)]))
-      : h("p", { class: "muted" }, "none"),
+    attributesOf(span),
     eventsOf(span),
     linksOf(span, model),
   );
