@@ -2,17 +2,19 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
 use crate::chat::ChatArgs;
 use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
+use crate::completions::live::LiveArgs;
 use crate::doctor::DoctorArgs;
-use crate::exit::EXIT_STATUS_HELP;
+use crate::exit::{EXIT_STATUS_HELP, ErrorForm};
 use crate::kernels::KernelsArgs;
 use crate::local_cluster::etcd::EtcdArgs;
+use crate::logs::LogsArgs;
 use crate::man::ManArgs;
 use crate::model::ModelArgs;
 use crate::observe::nodes::NodesArgs;
@@ -27,7 +29,7 @@ use crate::plan::PlanArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
 use crate::report::ReportArgs;
-use crate::serve::ServeArgs;
+use crate::serve::{self, ServeArgs};
 use crate::simulate::SimulateArgs;
 use crate::up::UpArgs;
 use crate::version::VersionArgs;
@@ -39,6 +41,7 @@ Examples:
   baton chat What is the capital of France?
   baton status                            is it ready, and what to do if not
   baton top                               the live cluster; baton tap: each request as it ends
+  baton logs decode-0 --follow            what a process of the running `baton up` says
   baton drain decode-0                    take a node out of service without losing a request
   baton role prefill-1 decode             make a node another role's, its weights kept
   baton trace last                        where the time of the last request went
@@ -51,9 +54,13 @@ Examples:
   baton report --example --out report     what the report of a comparison looks like
   baton replay flight.record              what the coordinator decided in an incident, decided again
   baton model list                        the models that are known, and which are here
-  baton doctor --gpu                      what this machine's GPU has, and whether each kernel is right on it
+  baton doctor                            whether this machine can serve; --gpu: whether each kernel is right on its GPU
   baton version --json                    what this binary is, for scripts
   baton completions bash > ~/.local/share/bash-completion/completions/baton";
+
+const AFTER_HELP: &str = "\
+--json prints one JSON document on stdout (tap and logs: one a line), and a failure as one line of JSON on stderr.
+BATON_ENDPOINT is the URL of the server where --url is not given.";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -61,11 +68,11 @@ Examples:
     version = crate::version::VERSION,
     about = "Serves a language model from a prefill pool and a decode pool.",
     before_help = EXAMPLES,
-    after_help = EXIT_STATUS_HELP,
+    after_help = format!("{AFTER_HELP}\n{EXIT_STATUS_HELP}"),
     arg_required_else_help = true,
     disable_help_subcommand = true
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -84,6 +91,8 @@ pub enum Command {
     Top(TopArgs),
     /// Print each request as it ends.
     Tap(TapArgs),
+    /// Print what the processes of a running `baton up` have logged.
+    Logs(LogsArgs),
     /// Draw where the time of a request went, or list the slowest.
     Trace(TraceArgs),
     /// Say how much of each error budget is left, and how fast it burns.
@@ -108,7 +117,7 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Make the report of a comparison, or of one run, from its JSON.
     Report(ReportArgs),
-    /// Look at this machine's GPU: libraries, and every kernel against the CPU. Not run on hardware yet.
+    /// Look at this machine: whether a cluster can run here, and what to do if not.
     Doctor(DoctorArgs),
     /// Compile the kernels of the GPU engine, on any machine.
     Kernels(KernelsArgs),
@@ -118,24 +127,53 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Write the manual pages into a folder.
     Man(ManArgs),
-    #[command(hide = true, disable_help_flag = true)]
+    /// Be the coordinator of a cluster: take requests, place them on nodes, stream the answers.
+    #[command(disable_help_flag = true, long_about = serve::COORDINATOR_HELP)]
     ServeCoordinator(ServeArgs),
-    #[command(hide = true, disable_help_flag = true)]
+    /// Be a prefill node: compute prompts and hand their KV to decode nodes.
+    #[command(disable_help_flag = true, long_about = serve::PREFILL_HELP)]
     ServePrefill(ServeArgs),
-    #[command(hide = true, disable_help_flag = true)]
+    /// Be a decode node: take KV from prefill nodes and generate tokens.
+    #[command(disable_help_flag = true, long_about = serve::DECODE_HELP)]
     ServeDecode(ServeArgs),
     #[command(hide = true, disable_help_flag = true)]
     ServeEtcd(EtcdArgs),
     #[command(hide = true)]
     BenchTransferPeer(PeerArgs),
+    #[command(hide = true)]
+    CompleteLive(LiveArgs),
 }
 
-/// Runs one verb to its end and says on stderr what went wrong.
-pub fn run(cli: Cli) -> ExitCode {
+/// Reads the command line, runs its verb to its end, and says on stderr what went wrong.
+pub fn main() -> ExitCode {
+    let matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return crate::exit::report_usage(&error),
+    };
+    match Cli::from_arg_matches(&matches) {
+        Ok(cli) => run(cli, error_form(&matches)),
+        Err(error) => crate::exit::report_usage(&error.format(&mut Cli::command())),
+    }
+}
+
+/// A verb that was asked for JSON fails in JSON, too.
+fn error_form(matches: &ArgMatches) -> ErrorForm {
+    // Most verbs have no such flag, which is an error here.
+    let has_json_flag = matches!(matches.try_get_one::<bool>("json"), Ok(Some(true)));
+    let format = matches.try_get_raw("output").ok().flatten();
+    let is_json_format = format.is_some_and(|mut values| values.any(|value| value == "json"));
+    match matches.subcommand() {
+        _ if has_json_flag || is_json_format => ErrorForm::Json,
+        Some((_, of_verb)) => error_form(of_verb),
+        None => ErrorForm::Text,
+    }
+}
+
+fn run(cli: Cli, error_form: ErrorForm) -> ExitCode {
     let outcome = match cli.command {
-        Command::ServeCoordinator(args) => return crate::serve::coordinator(args),
-        Command::ServePrefill(args) => return crate::serve::prefill_node(args),
-        Command::ServeDecode(args) => return crate::serve::decode_node(args),
+        Command::ServeCoordinator(args) => return serve::coordinator(args),
+        Command::ServePrefill(args) => return serve::prefill_node(args),
+        Command::ServeDecode(args) => return serve::decode_node(args),
         Command::ServeEtcd(args) => crate::local_cluster::etcd::become_etcd(&args),
         Command::Up(args) => crate::up::run(*args),
         Command::Chat(args) => crate::chat::run(args),
@@ -143,6 +181,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Nodes(args) => crate::observe::nodes::run(&args),
         Command::Top(args) => crate::observe::top::run(&args),
         Command::Tap(args) => crate::observe::tap::run(&args),
+        Command::Logs(args) => crate::logs::run(&args),
         Command::Trace(args) => crate::observe::trace::run(&args),
         Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Drain(args) => crate::operate::drain::run(&args),
@@ -160,9 +199,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Kernels(args) => crate::kernels::run(&args),
         Command::Version(args) => crate::version::run(&args),
         Command::Completions(args) => crate::completions::run(&args, Cli::command()),
+        Command::CompleteLive(args) => crate::completions::live::run(&args, &Cli::command()),
         Command::Man(args) => crate::man::run(&args, Cli::command()),
     };
-    crate::exit::report(outcome)
+    crate::exit::report(outcome, error_form)
 }
 
 #[cfg(test)]
@@ -172,5 +212,54 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    fn all_verbs(command: &clap::Command) -> Vec<clap::Command> {
+        let verbs = command.get_subcommands();
+        verbs
+            .flat_map(|verb| std::iter::once(verb.clone()).chain(all_verbs(verb)))
+            .collect()
+    }
+
+    #[test]
+    fn every_verb_that_talks_to_a_server_finds_it_in_the_same_places() {
+        let mut verbs = 0;
+        for verb in all_verbs(&Cli::command()) {
+            let default = [crate::http::URL_DEFAULT];
+            let is_server = |arg: &&clap::Arg| arg.get_long() == Some("url") || arg.get_default_values() == default;
+            let Some(url) = verb.get_arguments().find(is_server) else {
+                continue;
+            };
+            verbs += 1;
+            let name = verb.get_name();
+            assert_eq!(url.get_long(), Some("url"), "{name}");
+            assert_eq!(
+                url.get_env().and_then(|env| env.to_str()),
+                Some("BATON_ENDPOINT"),
+                "{name}"
+            );
+            // Without a URL `logs` looks at the one cluster that runs on this machine.
+            assert!(name == "logs" || url.get_default_values() == default, "{name}");
+        }
+        assert!(verbs >= 14, "only {verbs} verbs seen: the search is broken");
+    }
+
+    #[test]
+    fn a_verb_that_was_asked_for_json_fails_in_json() {
+        let form = |words: &[&str]| error_form(&Cli::command().try_get_matches_from(words).expect("a command line"));
+        for words in [
+            &["baton", "status", "--json"][..],
+            &["baton", "tap", "-o", "json"],
+            &["baton", "model", "list", "--json"],
+        ] {
+            assert_eq!(form(words), ErrorForm::Json, "{words:?}");
+        }
+        for words in [
+            &["baton", "status"][..],
+            &["baton", "trace", "1", "-o", "otlp"],
+            &["baton", "drain", "json"],
+        ] {
+            assert_eq!(form(words), ErrorForm::Text, "{words:?}");
+        }
     }
 }

@@ -7,20 +7,28 @@ use std::io::{IsTerminal, Read, Write};
 
 use anyhow::Context;
 use clap::Args;
+use serde::Serialize;
 
-use crate::exit::Exit;
+use crate::exit::{Exit, WithExit};
+use crate::http::ListedModel;
+use crate::observe::UrlArgs;
+use crate::observe::format::clean;
 use crate::terminal::Terminal;
-use client::{ChatClient, Ended, Message, Question};
-use timings::Timings;
+use client::{Answer, ChatClient, Ended, Message, Question};
+use timings::{Metrics, Timings, Usage};
 
 /// The most text that is piped in as one question. A longer text is refused, not cut.
 const PIPED_BYTES_MAX: u64 = 1 << 20;
+/// Models with fewer parameters answer simple questions wrongly so often that whoever tries baton with one should be told:
+/// the model of `baton up` has 135 million.
+const SMALL_BELOW_PARAMETERS: u64 = 1_000_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
   baton chat                                            a conversation; Ctrl-D ends it
   baton chat What is the capital of France?
   git diff | baton chat --system 'Explain this change'
+  baton chat --json Name three rivers | jq -r .answer
   baton chat --url http://10.0.0.5:8000 --temperature 0 hello";
 
 #[derive(Debug, Args)]
@@ -29,9 +37,8 @@ pub struct ChatArgs {
     /// Ask this and exit. Without it: a conversation, or what is piped in.
     #[arg(value_name = "PROMPT")]
     pub prompt: Vec<String>,
-    /// Where the API listens.
-    #[arg(long, env = "BATON_URL", default_value = "http://127.0.0.1:8000", value_name = "URL")]
-    pub url: String,
+    #[command(flatten)]
+    pub url: UrlArgs,
     /// Instructions in front of the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
@@ -50,6 +57,21 @@ pub struct ChatArgs {
     /// No timings after each answer.
     #[arg(long)]
     pub no_timings: bool,
+    /// Print one JSON object when the answer has ended: model, answer, is_whole, usage, metrics. It needs a prompt.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct AnswerPage<'a> {
+    model: &'a str,
+    answer: &'a str,
+    /// False: Ctrl-C ended it.
+    is_whole: bool,
+    /// Null: the server sent none.
+    usage: Option<&'a Usage>,
+    metrics: Option<&'a Metrics>,
 }
 
 pub fn run(args: ChatArgs) -> anyhow::Result<Exit> {
@@ -63,8 +85,29 @@ pub fn run(args: ChatArgs) -> anyhow::Result<Exit> {
     outcome
 }
 
+/// `None` for a model that is large enough, or whose size the server does not tell.
+fn words_about_a_small_model(model: &ListedModel) -> Option<String> {
+    let count = model.parameter_count.filter(|count| *count < SMALL_BELOW_PARAMETERS)?;
+    Some(format!(
+        "{} has {} million parameters: answers of a model this small are often wrong",
+        clean(&model.id),
+        count.div_ceil(1_000_000)
+    ))
+}
+
 async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
-    let client = ChatClient::connect(&args.url, args.model.clone()).await?;
+    let has_question = !args.prompt.is_empty() || !std::io::stdin().is_terminal();
+    if args.json && !has_question {
+        return Err(anyhow::anyhow!(
+            "--json answers one question: give a prompt, or pipe one in"
+        ))
+        .exit(Exit::Usage);
+    }
+    let client = ChatClient::connect(&args.url.url, args.model.clone()).await?;
+    let is_read_by_a_person = !args.json && std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    if let Some(words) = words_about_a_small_model(client.model()).filter(|_| is_read_by_a_person) {
+        eprintln!("{}", Terminal::stderr().dim(&words));
+    }
     let mut chat = Chat {
         args,
         client,
@@ -114,11 +157,9 @@ impl Chat<'_> {
 
     async fn converse(&mut self) -> anyhow::Result<Exit> {
         let hint = "Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear forgets it";
-        eprintln!(
-            "{}",
-            self.terminal
-                .dim(&format!("{} at {}; {hint}", self.client.model(), self.args.url))
-        );
+        let model = clean(&self.client.model().id);
+        let words = format!("{model} at {}; {hint}", self.args.url.url);
+        eprintln!("{}", self.terminal.dim(&words));
         loop {
             eprint!("{}", self.terminal.bold("> "));
             let line = tokio::task::spawn_blocking(|| {
@@ -158,7 +199,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Streams one answer to stdout and its timings to stderr.
+    /// Streams one answer to stdout and its timings to stderr; with `--json` all of it is one object at its end.
     async fn ask(&mut self, prompt: String) -> anyhow::Result<Ended> {
         self.messages.push(Message::new("user", &prompt));
         let question = Question {
@@ -169,15 +210,24 @@ impl Chat<'_> {
         };
         let mut timings = Timings::start();
         let mut answer = String::new();
+        let is_streamed = !self.args.json;
         let ended = {
             let mut out = std::io::stdout().lock();
             let show = |text: &str| {
                 timings.on_text();
                 answer.push_str(text);
-                out.write_all(text.as_bytes()).and_then(|()| out.flush())
+                match is_streamed {
+                    true => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
+                    false => Ok(()),
+                }
             };
             self.client.ask(&question, show).await?
         };
+        if self.args.json {
+            let page = page(&self.client.model().id, &answer, &ended);
+            crate::observe::print(&format!("{}\n", serde_json::to_string(&page)?))?;
+            return Ok(ended.how);
+        }
         println!();
         self.messages.push(Message::new("assistant", &answer));
         if !self.args.no_timings {
@@ -185,5 +235,47 @@ impl Chat<'_> {
             eprintln!("{}", self.terminal.dim(&line));
         }
         Ok(ended.how)
+    }
+}
+
+fn page<'a>(model: &'a str, answer: &'a str, ended: &'a Answer) -> AnswerPage<'a> {
+    AnswerPage {
+        model,
+        answer,
+        is_whole: ended.how == Ended::Answered,
+        usage: ended.usage.as_ref(),
+        metrics: ended.metrics.as_ref(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_model_that_is_known_to_be_small_is_warned_of() {
+        let words = |parameter_count| {
+            words_about_a_small_model(&ListedModel {
+                id: "m".to_owned(),
+                parameter_count,
+            })
+        };
+        assert!(words(Some(134_515_008)).is_some_and(|words| words.contains("135 million")));
+        assert_eq!(words(Some(SMALL_BELOW_PARAMETERS)), None);
+        assert_eq!(words(None), None);
+    }
+
+    #[test]
+    fn the_json_of_an_answer_has_every_key_whatever_the_server_sent() {
+        let bare = Answer {
+            how: Ended::Interrupted,
+            metrics: None,
+            usage: None,
+        };
+        let json = serde_json::to_value(page("m", "Par", &bare)).expect("plain data");
+        let expected = serde_json::json!({
+            "model": "m", "answer": "Par", "is_whole": false, "usage": null, "metrics": null
+        });
+        assert_eq!(json, expected);
     }
 }

@@ -74,20 +74,41 @@ pub fn of(error: &anyhow::Error) -> Exit {
         .map_or(Exit::Failure, |error| error.exit)
 }
 
-/// Prints a failure on stderr as `error: what: why: why` and yields the status to return from `main`.
-pub fn report(outcome: anyhow::Result<Exit>) -> ExitCode {
+/// How a failure is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorForm {
+    /// `error: what: why: why`.
+    Text,
+    /// One line of JSON, for a verb whose result is JSON too.
+    Json,
+}
+
+impl ErrorForm {
+    fn line(self, error: &anyhow::Error) -> String {
+        match self {
+            ErrorForm::Text => format!("error: {error:#}"),
+            ErrorForm::Json => {
+                let status = of(error) as u8;
+                serde_json::json!({"error": {"message": format!("{error:#}"), "exit_status": status}}).to_string()
+            }
+        }
+    }
+}
+
+/// Prints a failure on stderr and yields the status to return from `main`.
+pub(crate) fn report(outcome: anyhow::Result<Exit>, form: ErrorForm) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(error) if is_broken_pipe(&error) => Exit::Ok.into(),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("{}", form.line(&error));
             of(&error).into()
         }
     }
 }
 
 /// Prints clap's output: help and version on stdout with status 0, a usage error on stderr with status 2.
-pub fn report_usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
     // When the reader closes the pipe (`baton --help | head`), that is no failure.
     let _ = error.print();
     if error.use_stderr() {
@@ -124,5 +145,8 @@ mod tests {
             .expect_err("an error");
         assert_eq!(of(&error), Exit::Unreachable);
         assert_eq!(format!("{error:#}"), "chat: cannot reach http://x: refused");
+        let json: serde_json::Value = serde_json::from_str(&ErrorForm::Json.line(&error)).expect("JSON");
+        let expected = serde_json::json!({"message": "chat: cannot reach http://x: refused", "exit_status": 4});
+        assert_eq!(json["error"], expected);
     }
 }

@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, ExitError};
 
+/// Says where the server is, for every verb that talks to one. A `--url` on the command line wins.
+pub(crate) const URL_VARIABLE: &str = "BATON_ENDPOINT";
+/// Where `baton up` listens unless it is told otherwise.
+pub(crate) const URL_DEFAULT: &str = "http://127.0.0.1:8000";
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Keepalive notices a dead link under a stream. A request may take minutes, and nothing is sent until it ends.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
@@ -67,12 +72,34 @@ pub async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Res
     }
 }
 
-/// The first model of an answer of `/v1/models`.
+/// A model of `/v1/models`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct ListedModel {
+    pub id: String,
+    /// Absent from servers other than a coordinator of this version.
+    pub parameter_count: Option<u64>,
+}
+
+/// The models of an answer of `/v1/models`, at least one.
 ///
 /// # Errors
 /// The status is not a success, or there is no model.
-pub(crate) async fn first_model(listed: reqwest::Response, url: &str) -> anyhow::Result<String> {
-    let listed: Value = checked(listed).await?.json().await.context("/v1/models is not JSON")?;
-    let first = listed["data"][0]["id"].as_str();
-    Ok(first.with_context(|| format!("{url} lists no model"))?.to_owned())
+pub(crate) async fn models(listed: reqwest::Response, url: &str) -> anyhow::Result<Vec<ListedModel>> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<ListedModel>,
+    }
+    let listed = checked(listed).await?.json::<List>().await;
+    let models = listed.context("/v1/models is not a list of models")?.data;
+    anyhow::ensure!(!models.is_empty(), "{url} lists no model");
+    Ok(models)
+}
+
+/// The first model of an answer of `/v1/models`.
+///
+/// # Errors
+/// As [`models`].
+pub(crate) async fn first_model(listed: reqwest::Response, url: &str) -> anyhow::Result<ListedModel> {
+    let first = models(listed, url).await?.into_iter().next();
+    first.with_context(|| format!("{url} lists no model"))
 }

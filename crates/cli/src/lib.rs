@@ -13,6 +13,7 @@ pub mod exit;
 pub mod http;
 pub mod kernels;
 pub mod local_cluster;
+pub mod logs;
 pub mod man;
 pub mod model;
 pub mod observe;

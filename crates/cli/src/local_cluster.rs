@@ -1,6 +1,8 @@
 //! A cluster on this machine: one process per node, started, watched and drained. `baton up` and the tests both use it.
 
+mod before_start;
 pub mod etcd;
+mod log_file;
 mod membership;
 mod memory;
 mod options;
@@ -14,13 +16,17 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+pub(crate) use before_start::Refused;
 use etcd::LocalEtcd;
+pub(crate) use log_file::{path as log_path, path_before as log_path_before};
 pub use membership::LocalMembership;
 pub use options::{
     ClusterEvent, ClusterSecret, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec,
 };
 use process::{Process, ProcessState};
 
+/// etcd elects a leader within a second and restarts in a few. One that takes longer is not there.
+const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How often `/ready` is asked while the cluster starts.
 const READY_POLL_EVERY: Duration = Duration::from_millis(50);
 /// The time for a node to exit once the coordinator is gone. By then it has nothing left to finish.
@@ -36,6 +42,14 @@ pub enum LocalClusterError {
     NoSuchNode { name: String, names: String },
     #[error("cannot start: {0:#}")]
     Start(anyhow::Error),
+    #[error(
+        "{membership} did not answer within {within:?} ({why}): start that etcd or correct --membership; `--membership etcd` starts one, and `--membership embedded` needs none"
+    )]
+    NoEtcd {
+        membership: LocalMembership,
+        within: Duration,
+        why: String,
+    },
 }
 
 /// A process that ended when nobody had asked it to.
@@ -110,7 +124,12 @@ impl LocalCluster {
                 options.membership = LocalMembership::Etcd(format!("etcd://{}/local", etcd.address));
                 Some(etcd)
             }
-            _ => None,
+            LocalMembership::Etcd(_) => {
+                let within = ETCD_ANSWERS_WITHIN.min(options.start_within);
+                options.membership.first_answer(within).await?;
+                None
+            }
+            LocalMembership::Embedded => None,
         };
         // One slot for each process and start. Restarts are few, and each exit is read or fits.
         let capacity = options.topology.node_count() as usize + options.coordinator_count as usize;

@@ -2,12 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use cli::args::Cli;
-
 fn main() -> ExitCode {
-    match Cli::try_parse() {
-        Ok(cli) => cli::args::run(cli),
-        Err(error) => cli::exit::report_usage(&error),
-    }
+    cli::args::main()
 }

@@ -1,28 +1,30 @@
 //! `baton up`: a cluster on this machine, from nothing to a ready URL, until Ctrl-C drains it.
 
-mod log_line;
+pub(crate) mod log_line;
 mod ready_watch;
 mod report;
+pub(crate) mod run_folder;
 
 use std::io::IsTerminal as _;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use coordinator::SloConfig;
 
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::local_cluster::{
     ClusterEvent, ClusterSettings, LocalCluster, LocalClusterError, LocalClusterOptions, LocalMembership, NodeExit,
-    Observer,
+    Observer, Refused,
 };
-use crate::model::ResolvedModel;
 use crate::model::progress::Progress;
 use crate::signals::{Signals, Stop};
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
+use run_folder::{LOG_BYTES_MAX, RunFolder};
 
 /// The time between two lines that say what is still missing.
 const STILL_WAITING_EVERY: Duration = Duration::from_secs(5);
@@ -67,7 +69,8 @@ pub struct UpArgs {
     pub coordinators: u32,
     #[command(flatten)]
     pub settings: ClusterSettings,
-    /// Write each process's log to DIR/NAME.log too.
+    /// Write each process's log to DIR/NAME.log, without a limit [default: 16 MiB of each where `baton logs` finds them, until
+    /// the cluster has ended well].
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Do not show the processes' log lines (their last ones are still shown when one dies).
@@ -87,8 +90,30 @@ pub struct UpArgs {
 pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     check_listen(&args.listen)?;
     check_devices(args.settings.devices.len(), args.topology)?;
-    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+    if let Some(file) = &args.settings.slo_config {
+        SloConfig::load(file).context("--slo-config").exit(Exit::Usage)?;
+    }
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
+    let mut options = cluster_options(&args, executable);
+    let refused = |refused: Refused| ExitError::new(refused.exit(), refused.into());
+    // A model may take minutes to fetch. What is wrong with the settings is said before.
+    options.check_settings().map_err(refused)?;
+    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+    options.model = model.path;
+    // Without a name here each process takes the name of the file or folder.
+    if options.settings.served_model_name.is_empty() {
+        options.settings.served_model_name.extend(model.name);
+    }
+    for note in options.check_model().map_err(refused)? {
+        say!("{note}");
+    }
+    options.check_memory().with_context(|| {
+        format!(
+            "{} of {} does not fit this machine",
+            args.topology,
+            options.model.display()
+        )
+    })?;
     if let Some(dir) = &args.log_dir {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make the log folder {}", dir.display()))?;
     }
@@ -98,7 +123,30 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(up(args, executable, model))
+    runtime.block_on(up(args, options))
+}
+
+/// Everything but the path of the model, which may have to be fetched.
+fn cluster_options(args: &UpArgs, executable: PathBuf) -> LocalClusterOptions {
+    let mut options = LocalClusterOptions::new(executable, args.topology, PathBuf::from(&args.model));
+    options.listen = args.listen.clone();
+    options.membership = args.membership.clone();
+    options.coordinator_count = args.coordinators;
+    options.settings = args.settings.clone();
+    options.settings.threads_per_node.get_or_insert_with(available_cores);
+    let drain_ms_max = args.drain_timeout * 1000;
+    options
+        .coordinator_flags
+        .push(format!("--drain-ms-max={drain_ms_max}").into());
+    options.start_within = Duration::from_secs(args.start_timeout);
+    options
+}
+
+/// Without the folder everything works but `baton logs`.
+fn folder_of_this_run(log_dir: Option<&Path>) -> Option<RunFolder> {
+    RunFolder::create(&run_folder::parent()?, log_dir)
+        .inspect_err(|error| say!("`baton logs` will not find this cluster, whose folder cannot be made: {error}"))
+        .ok()
 }
 
 /// A device for all nodes, or one for each.
@@ -132,35 +180,32 @@ fn check_listen(listen: &str) -> anyhow::Result<()> {
     }
 }
 
-async fn up(args: UpArgs, executable: PathBuf, model: ResolvedModel) -> anyhow::Result<Exit> {
+async fn up(args: UpArgs, mut options: LocalClusterOptions) -> anyhow::Result<Exit> {
+    let mut folder = folder_of_this_run(args.log_dir.as_deref());
+    options.log_bytes_max = args.log_dir.is_none().then_some(LOG_BYTES_MAX);
+    options.log_dir = folder.as_ref().map(|folder| folder.logs().to_owned());
+    if options.log_dir.is_none() {
+        options.log_dir.clone_from(&args.log_dir);
+    }
+    let outcome = until_it_ends(&args, options, folder.as_mut()).await;
+    match (&outcome, folder) {
+        (Ok(_), Some(folder)) => folder.remove(),
+        (Err(_), Some(folder)) => say!("the processes' logs are in {}: baton logs", folder.logs().display()),
+        (_, None) => {}
+    }
+    outcome
+}
+
+async fn until_it_ends(
+    args: &UpArgs,
+    mut options: LocalClusterOptions,
+    folder: Option<&mut RunFolder>,
+) -> anyhow::Result<Exit> {
     let terminal = Terminal::stderr();
     let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
     let started = Instant::now();
-    let mut options = LocalClusterOptions::new(executable, args.topology, model.path);
-    options.listen = args.listen.clone();
-    options.membership = args.membership.clone();
-    options.coordinator_count = args.coordinators;
-    options.settings = args.settings.clone();
-    // Without a name here each process takes the name of the file or folder.
-    if options.settings.served_model_name.is_empty() {
-        options.settings.served_model_name.extend(model.name);
-    }
-    options.settings.threads_per_node.get_or_insert_with(available_cores);
-    options.log_dir = args.log_dir.clone();
-    let drain_ms_max = args.drain_timeout * 1000;
-    options
-        .coordinator_flags
-        .push(format!("--drain-ms-max={drain_ms_max}").into());
-    options.start_within = Duration::from_secs(args.start_timeout);
     options.observer = observer(terminal, started, args.quiet);
     let settings = options.settings.clone();
-    options.check_memory().with_context(|| {
-        format!(
-            "{} of {} does not fit this machine",
-            args.topology,
-            options.model.display()
-        )
-    })?;
 
     say!("baton up: {} from {}", args.topology, options.model.display());
     let cluster = tokio::select! {
@@ -176,6 +221,10 @@ async fn up(args: UpArgs, executable: PathBuf, model: ResolvedModel) -> anyhow::
         Err(error) => return Err(did_not_start(error)),
     };
     let ready = report::Ready::collect(&cluster, &settings).await?;
+    if let Some(folder) = folder {
+        // Its logs are found without the URL, unless several clusters run.
+        let _ = folder.is_ready_at(cluster.base_url());
+    }
     ready.print(args.json)?;
     let elapsed = started.elapsed().as_secs_f64();
     say!(

@@ -147,7 +147,7 @@ async fn nodes_drain_by_themselves_when_the_launcher_is_killed() {
 
 #[tokio::test]
 async fn the_binary_says_what_is_wrong_and_exits_as_documented() {
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["up", "--topology", "3x"], 2, "1p1d"),
         (&["up", "--topology", "0p1d"], 2, "prefill"),
         (&["up", "--listen", "nowhere"], 2, "HOST:PORT"),
@@ -156,6 +156,12 @@ async fn the_binary_says_what_is_wrong_and_exits_as_documented() {
             1,
             "/no/such/model.gguf",
         ),
+        (&["up", "--listen", "127.0.0.1:0", "--kernel", "abacus"], 2, "abacus"),
+        (
+            &["up", "--listen", "127.0.0.1:0", "--transports", "pigeon"],
+            2,
+            "pigeon",
+        ),
         (&["chat", "--url", "http://127.0.0.1:1", "hello"], 4, "baton up"),
         (&["no-such-verb"], 2, "no-such-verb"),
     ];
@@ -163,6 +169,7 @@ async fn the_binary_says_what_is_wrong_and_exits_as_documented() {
         let (code, stderr) = baton(arguments).await;
         assert_eq!(code, Some(status), "{arguments:?}: {stderr}");
         assert!(stderr.contains(said), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("started as"), "no process was started: {stderr}");
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = listener.local_addr().expect("its address").to_string();

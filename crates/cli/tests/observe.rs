@@ -73,6 +73,7 @@ fn exit_statuses_are_the_documented_ones() {
         (&["status"][..], 0),
         (&["nodes", "-o", "json"], 0),
         (&["top"], 0),
+        (&["top", "--json"], 0),
         (&["slo", "--profile", "chat"], 0),
         (&["slo"], 3),
         (&["tap", "--count", "2"], 0),

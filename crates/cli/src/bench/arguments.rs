@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 use clap::Args;
-use coordinator::SloProfile;
+use coordinator::SloConfig;
 use workload::comparison::{Resources, Slo};
 use workload::contract::{Clause, Contract};
 use workload::summary::{PerResource, Summary};
@@ -46,9 +46,9 @@ impl FromStr for SloArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if let Some(profile) = SloProfile::by_name(text) {
+        if let Some(profile) = SloConfig::default().by_name(text) {
             return Ok(Self(Slo {
-                name: profile.name.to_owned(),
+                name: profile.name.clone(),
                 ttft_ms_max: profile.ttft_max.as_secs_f64() * 1e3,
                 itl_ms_max: profile.itl_max.as_secs_f64() * 1e3,
             }));

@@ -4,6 +4,7 @@ use clap::Args;
 use workload::trace::Trace;
 
 use super::load::plan::LoadPlan;
+use crate::http;
 
 /// Requests before each run, so that connections, links and memory are there.
 pub(super) const WARM_UP_REQUESTS: u32 = 4;
@@ -15,7 +16,8 @@ pub(super) struct ServerArgs {
     #[arg(
         long,
         alias = "base-url",
-        default_value = "http://127.0.0.1:8000",
+        env = http::URL_VARIABLE,
+        default_value = http::URL_DEFAULT,
         value_name = "URL"
     )]
     pub url: String,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use coordinator::records::Page;
-use coordinator::records::shape::{Detail, Summary as Record};
+use coordinator::records::shape::{Detail, StageShape, Summary as Record};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use serving_core::request::Lane;
@@ -19,6 +19,7 @@ use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRec
 use super::interrupt::until_interrupted;
 use super::load::server_records::server_record;
 use crate::exit::{Exit, WithExit as _};
+use crate::observe::UrlArgs;
 use crate::observe::client::AdminClient;
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
@@ -42,9 +43,8 @@ pub struct SlowestArgs {
     /// A file with the records of a run, instead of a coordinator.
     #[arg(long, value_name = "FILE")]
     run: Option<PathBuf>,
-    /// The coordinator.
-    #[arg(long, default_value = "http://127.0.0.1:8000", value_name = "URL")]
-    url: String,
+    #[command(flatten)]
+    url: UrlArgs,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -57,7 +57,7 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
             let at = || format!("{} cannot be read as a run", path.display());
             read(path).with_context(at).exit(Exit::Usage)?
         }
-        None => until_interrupted(async |_| ask(&args.url, count).await)?,
+        None => until_interrupted(async |_| ask(&args.url.url, count).await)?,
     };
     let usual = Usual::of(&run);
     let found: Vec<_> = slowest(&run, count)
@@ -208,6 +208,7 @@ fn record_of(detail: &Detail) -> RequestRecord {
     let before_last = (0..=others).map(|token| first + other * f64::from(token));
     let last = (gaps > 0).then(|| first + gap * f64::from(gaps));
     let tokens: Vec<Duration> = before_last.chain(last).map(ms).collect();
+    let error_ms = detail.clocks.iter().map(|clock| clock.error_ms).fold(0.0, f64::max);
     RequestRecord {
         id: id.clone(),
         part: RunPart::Measured,
@@ -225,18 +226,46 @@ fn record_of(detail: &Detail) -> RequestRecord {
             stages: detail
                 .stages
                 .iter()
-                .map(|stage| (stage.stage.to_string(), stage.ms))
+                .map(|stage| (stage.stage.to_string(), for_sure(stage, error_ms)))
                 .collect(),
             ..server_record(serving)
         }),
     }
 }
 
+/// No process is blamed for what the error of the nodes' clocks explains.
+fn for_sure(stage: &StageShape, clock_error_ms: f64) -> f64 {
+    match &*stage.stage {
+        "dispatch" | "first_token_return" => (stage.ms - clock_error_ms).max(0.0),
+        _ => stage.ms,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coordinator::records::shape::{Serving, StageShape};
+    use coordinator::records::shape::{ClockShape, Serving};
     use workload::causes::CauseKind;
+
+    #[test]
+    fn a_way_that_is_no_longer_than_the_clocks_error_counts_for_nothing() {
+        let stage = |stage: &'static str, ms| StageShape {
+            stage: stage.into(),
+            ms,
+            ..StageShape::default()
+        };
+        let mut detail = detail(20.0, 10.0, 10.0);
+        detail
+            .stages
+            .extend([stage("dispatch", 5.0), stage("first_token_return", 2.0)]);
+        detail.clocks.push(ClockShape {
+            error_ms: 3.0,
+            ..ClockShape::default()
+        });
+        let server = record_of(&detail).server.expect("a server's record");
+        let of = |name: &str| server.stages.iter().find(|(stage, _)| stage == name).map(|(_, ms)| *ms);
+        assert_eq!((of("dispatch"), of("first_token_return")), (Some(2.0), Some(0.0)));
+    }
 
     fn detail(queue_ms: f64, itl_max_ms: f64, tpot_ms: f64) -> Detail {
         let ttft = 100.0 + queue_ms;

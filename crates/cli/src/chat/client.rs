@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::timings::{Metrics, Usage};
-use crate::http::{self, checked, unreachable};
+use crate::http::{self, ListedModel, checked, unreachable};
 use crate::sse::SseReader;
 
 #[derive(Clone, Debug, Serialize)]
@@ -71,24 +71,32 @@ struct Delta {
 pub struct ChatClient {
     http: reqwest::Client,
     url: String,
-    model: String,
+    model: ListedModel,
 }
 
 impl ChatClient {
-    /// Finds the server and the name of its model.
+    /// Finds the server and its model.
     pub async fn connect(url: &str, model: Option<String>) -> anyhow::Result<Self> {
         let url = http::base_url(url);
         let http = http::client()?;
         let listed = http.get(format!("{url}/v1/models")).send().await;
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {
-            Some(model) => model,
             None => http::first_model(listed, &url).await?,
+            // A server may know names that it does not list.
+            Some(name) => {
+                let models = http::models(listed, &url).await.unwrap_or_default();
+                let known = models.into_iter().find(|model| model.id == name);
+                known.unwrap_or(ListedModel {
+                    id: name,
+                    parameter_count: None,
+                })
+            }
         };
         Ok(Self { http, url, model })
     }
 
-    pub fn model(&self) -> &str {
+    pub fn model(&self) -> &ListedModel {
         &self.model
     }
 
@@ -154,7 +162,7 @@ impl ChatClient {
 
     fn body(&self, question: &Question<'_>) -> Value {
         let mut body = json!({
-            "model": self.model,
+            "model": self.model.id,
             "messages": question.messages,
             "max_tokens": question.max_tokens,
             "stream": true,
@@ -202,12 +210,12 @@ mod tests {
         Ok(format!("http://{address}"))
     }
 
-    const MODELS: &str = r#"{"data":[{"id":"m"}]}"#;
+    const MODELS: &str = r#"{"data":[{"id":"m","parameter_count":134515008},{"id":"n"}]}"#;
 
     async fn ask(answer: &'static str) -> anyhow::Result<(Answer, String)> {
         let url = server(vec![MODELS, answer]).await?;
         let client = ChatClient::connect(&format!("{url}/v1/"), None).await?;
-        assert_eq!(client.model(), "m");
+        assert_eq!(client.model().id, "m");
         let messages = [Message::new("user", "hi")];
         let question = Question {
             messages: &messages,
@@ -267,6 +275,23 @@ mod tests {
             .expect_err("nobody listens");
         assert_eq!(crate::exit::of(&error), Exit::Unreachable);
         assert!(error.to_string().contains("baton up"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn the_size_of_a_model_is_known_where_the_server_lists_it() {
+        for (asked, expected) in [
+            (None, Some(134_515_008)),
+            (Some("m"), Some(134_515_008)),
+            (Some("n"), None),
+            (Some("unlisted"), None),
+        ] {
+            let url = server(vec![MODELS]).await.expect("a server");
+            let client = ChatClient::connect(&url, asked.map(str::to_owned))
+                .await
+                .expect("connected");
+            assert_eq!(client.model().id, asked.unwrap_or("m"));
+            assert_eq!(client.model().parameter_count, expected, "{asked:?}");
+        }
     }
 
     #[tokio::test]

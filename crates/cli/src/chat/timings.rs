@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The part of the server's `metrics` object that is shown. An absent member means that the request did not pass that
 /// stage, or that the server is older.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Metrics {
     pub queue_ms: Option<f64>,
@@ -19,7 +19,7 @@ pub struct Metrics {
     pub local_prefill: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Usage {
     pub prompt_tokens: u32,

@@ -1,9 +1,10 @@
-//! `baton doctor`: looks at this machine and says what serves, what does not, and why. It looks at the GPU only so far: the
-//! libraries, each kernel against the host, times, the handoff between two processes, the tokens of a model. Every step runs in
-//! processes of its own, each with a deadline.
+//! `baton doctor`: looks at this machine and says what serves, what does not, and why. `host` looks at what every cluster needs.
+//! The rest is `--gpu`: the libraries, each kernel against the host, times, the handoff between two processes, the tokens of a
+//! model. Each of these steps runs in processes of its own, with a deadline.
 
 mod child;
 mod handoff;
+mod host;
 mod kernel_group;
 mod machine;
 mod model;
@@ -36,6 +37,9 @@ use crate::terminal::say;
 
 const EXAMPLES: &str = "\
 Examples:
+  baton doctor                             cores, memory, model, ports, etcd, collector: what is wrong and what to do
+  baton doctor --model ./my.gguf --listen 127.0.0.1:8001 --membership etcd://10.0.0.1:2379/demo
+  baton doctor --json | jq -r '.checks[] | select(.verdict == \"fail\") | .to_do'
   baton doctor --gpu                       libraries, every kernel against the CPU, times, and the handoff between two processes
   baton doctor --gpu --model model.gguf    also the tokens of this model against the CPU
   baton doctor --gpu --only kernels        one step; --skip machine,handoff leaves steps out
@@ -45,7 +49,7 @@ Examples:
   baton doctor --gpu --loader-only         only the libraries and the GPUs: 0.1 s
 
 No part of the GPU engine has been run on hardware yet: please report what this prints.
-Exit status: 0 everything that ran is right, 1 something is wrong or did not end, 5 nothing was checked: no GPU or no compiler.";
+Exit status: 0 nothing has failed, 1 something is wrong or did not end, 5 with --gpu: nothing was checked, no GPU or no compiler.";
 
 const LOADER_ONLY: &str = "--loader-only";
 const NOT_READY: &str = "no GPU, or no compiler for its kernels: the first lines say what is missing";
@@ -54,38 +58,51 @@ const LEFT_OUT: &str = "left out by --only or --skip";
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct DoctorArgs {
-    /// Look at the GPU. There is nothing else to look at yet.
-    #[arg(long, required = true)]
-    gpu: bool,
-    /// The number of the GPU among the visible ones.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    device: u32,
-    /// Only search libraries and GPUs; run nothing.
-    #[arg(long, conflicts_with_all = ["only", "skip", "sanitize"])]
-    loader_only: bool,
-    /// Run these steps only.
+    /// The model to look at, as --model of `baton up` [default: smollm2-135m]. With --gpu, a file: compare its tokens with those
+    /// of the CPU, which needs its weights as f32 in memory.
+    #[arg(long, value_name = "PATH|NAME")]
+    model: Option<PathBuf>,
+    /// Where `baton up` would listen.
     #[arg(
         long,
+        default_value = "127.0.0.1:8000",
+        value_name = "HOST:PORT",
+        conflicts_with = "gpu"
+    )]
+    listen: String,
+    /// The etcd of the cluster: etcd://HOST:PORT/CLUSTER [default: that of BATON_COORDINATORS, if it names one].
+    #[arg(long, env = "BATON_MEMBERSHIP", hide_env_values = true, value_name = "ETCD")]
+    membership: Option<String>,
+    /// Look at the GPU: libraries, every kernel against the CPU, times, the handoff between two processes.
+    #[arg(long)]
+    gpu: bool,
+    /// With --gpu: the number of the GPU among the visible ones.
+    #[arg(long, default_value_t = 0, value_name = "N", requires = "gpu")]
+    device: u32,
+    /// With --gpu: only search libraries and GPUs; run nothing.
+    #[arg(long, requires = "gpu", conflicts_with_all = ["only", "skip", "sanitize"])]
+    loader_only: bool,
+    /// With --gpu: run these steps only.
+    #[arg(
+        long,
+        requires = "gpu",
         value_enum,
         value_delimiter = ',',
         value_name = "STEP,..",
         conflicts_with = "skip"
     )]
     only: Vec<Step>,
-    /// Run all steps but these.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "STEP,..")]
+    /// With --gpu: run all steps but these.
+    #[arg(long, requires = "gpu", value_enum, value_delimiter = ',', value_name = "STEP,..")]
     skip: Vec<Step>,
-    /// Compare the tokens of this model with those of the CPU, which needs its weights as f32 in memory.
-    #[arg(long, value_name = "FILE")]
-    model: Option<PathBuf>,
-    /// Run the kernels under compute-sanitizer, too (pip install nvidia-cuda-sanitizer-api).
-    #[arg(long)]
+    /// With --gpu: run the kernels under compute-sanitizer, too (pip install nvidia-cuda-sanitizer-api).
+    #[arg(long, requires = "gpu")]
     sanitize: bool,
-    /// The kernels are checked with random numbers of this seed.
-    #[arg(long, default_value_t = 1)]
+    /// With --gpu: the kernels are checked with random numbers of this seed.
+    #[arg(long, default_value_t = 1, requires = "gpu")]
     seed: u64,
-    /// Write the result as a page in Markdown, with everything as JSON at its end.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel_group", "part"])]
+    /// With --gpu: write the result as a page in Markdown, with everything as JSON at its end.
+    #[arg(long, value_name = "FILE", requires = "gpu", conflicts_with_all = ["kernel_group", "part"])]
     report: Option<PathBuf>,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -134,6 +151,9 @@ struct Gpu {
 /// # Errors
 /// What was asked for is not there, or the report cannot be written.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    if !args.gpu {
+        return host::run(args);
+    }
     if let Some(group) = args.kernel_group {
         return kernel_group::run_here(group, args.shapes(), (args.device, args.seed));
     }
@@ -295,6 +315,19 @@ mod tests {
         assert_eq!(wanted(&["--skip", "machine,handoff"]), [Step::Kernels, Step::Model]);
         let both = ["doctor", "--gpu", "--only", "model", "--skip", "model"];
         assert!(Line::try_parse_from(both).is_err());
+    }
+
+    #[test]
+    fn what_is_of_the_gpu_needs_its_flag() {
+        for words in [
+            &["doctor", "--only", "model"][..],
+            &["doctor", "--device", "1"],
+            &["doctor", "--sanitize"],
+        ] {
+            assert!(Line::try_parse_from(words).is_err(), "{words:?}");
+        }
+        let line = Line::try_parse_from(["doctor", "--json", "--membership", "etcd://h:1/c"]).expect("a command line");
+        assert!(!line.doctor.gpu && line.doctor.json);
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use coordinator::registry::MembershipKind;
+
+use super::LocalClusterError;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LocalMembership {
@@ -14,6 +17,21 @@ pub enum LocalMembership {
     StartEtcd,
     /// A running etcd: its address, in the form that the processes get.
     Etcd(String),
+}
+
+impl LocalMembership {
+    /// Waits until an etcd that runs already answers. Processes that find none would wait for it in silence.
+    pub(super) async fn first_answer(&self, within: Duration) -> Result<(), LocalClusterError> {
+        let Self::Etcd(address) = self else { return Ok(()) };
+        let no_etcd = |why: String| LocalClusterError::NoEtcd {
+            membership: self.clone(),
+            within,
+            why,
+        };
+        let kind: MembershipKind = address.parse().map_err(no_etcd)?;
+        let answered = kind.first_answer(within).await;
+        answered.map_err(|trouble| no_etcd(trouble.to_string()))
+    }
 }
 
 impl FromStr for LocalMembership {

@@ -1,9 +1,8 @@
 //! Whether the nodes of a cluster fit the memory of this machine. This is asked before any of them is started.
 
 use engine::{MemoryNeed, MemoryRoom, NotEnoughMemory};
-use service_runtime::config::{self, Outcome};
 
-use super::options::{LocalClusterOptions, ProcessKind, ProcessSpec};
+use super::options::{LocalClusterOptions, ProcessSpec};
 
 impl LocalClusterOptions {
     /// Adds up what the nodes are going to take, as their own configurations say it.
@@ -27,31 +26,6 @@ impl LocalClusterOptions {
     }
 
     fn need(&self, spec: &ProcessSpec) -> Option<MemoryNeed> {
-        let own = |name: &str| self.environment.iter().find(|(key, _)| key == name);
-        let environment = |name: &str| match own(name) {
-            Some((_, value)) => Some(value.clone()),
-            None => std::env::var(name).ok(),
-        };
-        // The verb stands where a program's name does.
-        let arguments = spec.arguments.iter().cloned();
-        let node = match spec.kind {
-            ProcessKind::Coordinator => return None,
-            ProcessKind::Prefill => {
-                let read = config::load::<prefill_node::Config>(prefill_node::PROGRAM, arguments, &environment);
-                running(read)?.node
-            }
-            ProcessKind::Decode | ProcessKind::CoLocated => {
-                let read = config::load::<decode_node::Config>(decode_node::PROGRAM, arguments, &environment);
-                running(read)?.node
-            }
-        };
-        node.memory_need().ok()
-    }
-}
-
-fn running<T>(read: Result<Outcome<T>, config::ConfigError>) -> Option<T> {
-    match read {
-        Ok(Outcome::Run(loaded)) => Some(loaded.config),
-        _ => None,
+        self.node_config(spec).ok()??.memory_need().ok()
     }
 }

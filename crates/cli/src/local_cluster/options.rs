@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use coordinator::FlightRecordTarget;
+use coordinator::{FlightRecordTarget, TraceViewerUrl};
 use cuda_engine::DeviceChoice;
 use engine::WeightsFile;
 use service_runtime::announce::Listening;
@@ -50,6 +50,8 @@ pub struct LocalClusterOptions {
     pub weights: Option<Arc<WeightsFile>>,
     /// Each process's stderr is also written to `DIR/NAME.log`.
     pub log_dir: Option<PathBuf>,
+    /// Bytes after which a log begins anew; what was in it is kept as `NAME.log.1`. `None`: logs grow.
+    pub log_bytes_max: Option<u64>,
     /// From start to ready.
     pub start_within: Duration,
     pub observer: Observer,
@@ -76,6 +78,7 @@ impl LocalClusterOptions {
             // Without such memory everything works, with more memory.
             weights: WeightsFile::create().ok().map(Arc::new),
             log_dir: None,
+            log_bytes_max: None,
             start_within: START_WITHIN,
             observer: Observer::default(),
         }
@@ -174,9 +177,18 @@ pub struct ClusterSettings {
     /// SIZE [default size: 256MiB]. With several coordinators each one's name is added to the path.
     #[arg(long, value_name = "FILE[:SIZE]")]
     pub flight_record: Option<FlightRecordTarget>,
+    /// Address of a trace in your trace viewer, for a link in the console: https://jaeger.example/trace/{trace_id}
+    #[arg(long, value_name = "URL")]
+    pub trace_viewer_url: Option<TraceViewerUrl>,
+    /// TOML file with the SLO profiles and the objective that judge requests [default: the built-in profiles].
+    #[arg(long, value_name = "FILE")]
+    pub slo_config: Option<PathBuf>,
     /// Naming conventions of span attributes: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
     #[arg(long, value_name = "NAMES")]
     pub otel_flavor: Option<String>,
+    /// Put prompts, answers and tool calls into traces, 16 KiB of each at most.
+    #[arg(long)]
+    pub trace_content: bool,
 }
 
 /// Which process of the cluster.
@@ -201,7 +213,7 @@ impl fmt::Display for ProcessKind {
 }
 
 impl ProcessKind {
-    /// The hidden verb that runs the process.
+    /// The verb that runs the process.
     pub fn verb(self) -> &'static str {
         match self {
             Self::Coordinator => "serve-coordinator",
@@ -347,6 +359,11 @@ impl LocalClusterOptions {
                 _ => target.of_process(&name),
             });
         flags.set_some("flight-record", &record);
+        if let Some(file) = &self.settings.slo_config {
+            flags.set("slo-config", file);
+        }
+        flags.set_true("trace-content", self.settings.trace_content);
+        flags.set_some("trace-viewer-url", &self.settings.trace_viewer_url);
         if let LocalMembership::Etcd(address) = &self.membership {
             flags.set("membership", address);
         }
@@ -599,6 +616,29 @@ mod tests {
         assert_eq!(told(&options), 0);
         options.settings.vllm_metrics = true;
         assert_eq!(told(&options), 3);
+    }
+
+    #[test]
+    fn coordinators_alone_are_told_where_traces_are_viewed() {
+        let mut options = options("1p1d");
+        let url = "https://jaeger.example/trace/{trace_id}";
+        options.settings.trace_viewer_url = Some(url.parse().expect("an address"));
+        let flag = OsString::from(format!("--trace-viewer-url={url}"));
+        assert!(options.coordinators()[0].arguments.contains(&flag));
+        let mut nodes = options.nodes("h:1").into_iter();
+        assert!(nodes.all(|node| !node.arguments.contains(&flag)));
+    }
+
+    #[test]
+    fn only_coordinators_are_told_how_to_judge_and_what_to_trace() {
+        let mut options = options("1p1d");
+        options.settings.slo_config = Some("/etc/slo.toml".into());
+        options.settings.trace_content = true;
+        for flag in ["--slo-config=/etc/slo.toml", "--trace-content"] {
+            let has = |spec: &ProcessSpec| spec.arguments.contains(&flag.into());
+            assert!(options.coordinators().iter().all(has), "{flag}");
+            assert!(!options.nodes("h:1").iter().any(has), "{flag}");
+        }
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! One process of the cluster: started with pipes on all three streams, watched until it has exited.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::Write;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +13,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::log_file::{self, LogFile};
 use super::options::{ClusterEvent, LocalClusterOptions, Observer, ProcessSpec};
 
 /// Enough lines for a panic with its notes.
@@ -48,7 +47,7 @@ type LastLines = Mutex<VecDeque<String>>;
 #[derive(Debug)]
 struct Watcher {
     name: String,
-    log: Option<File>,
+    log: Option<Mutex<LogFile>>,
     observer: Observer,
     last_lines: Arc<LastLines>,
     state: watch::Sender<ProcessState>,
@@ -65,8 +64,9 @@ impl Process {
     ) -> anyhow::Result<Process> {
         let log = match &options.log_dir {
             Some(dir) => {
-                let path = dir.join(format!("{}.log", spec.name));
-                Some(File::create(&path).with_context(|| format!("cannot write the log file {}", path.display()))?)
+                let file = LogFile::create(dir, &spec.name, options.log_bytes_max);
+                let path = log_file::path(dir, &spec.name);
+                Some(file.with_context(|| format!("cannot write the log file {}", path.display()))?)
             }
             None => None,
         };
@@ -93,7 +93,7 @@ impl Process {
         });
         let watcher = Arc::new(Watcher {
             name: spec.name.clone(),
-            log,
+            log: log.map(Mutex::new),
             observer: options.observer.clone(),
             last_lines: Arc::default(),
             state,
@@ -215,9 +215,8 @@ impl Watcher {
         let Some(stderr) = stderr else { return };
         let mut lines = BufReader::new(stderr).lines();
         while let Ok(Some(mut line)) = lines.next_line().await {
-            if let Some(mut log) = self.log.as_ref() {
-                // A full disk must not stop the cluster. The buffer and the terminal still have the line.
-                let _ = writeln!(log, "{line}");
+            if let Some(log) = &self.log {
+                log.lock().unwrap_or_else(PoisonError::into_inner).add(&line);
             }
             line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
             {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use model_files::chat_template::ChatTemplateError;
 use model_files::model::Model;
+use serde_json::json;
 
 use crate::exit::Exit;
 use crate::model::{resolve, with_exit};
@@ -18,6 +19,9 @@ pub struct ExportArgs {
     /// missing; files of these names in it are replaced.
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
+    /// Print one JSON object, the folder, instead of its path.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn run(args: &ExportArgs) -> anyhow::Result<Exit> {
@@ -32,6 +36,11 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<Exit> {
     };
     let source = template.as_ref().map(|template| template.source());
     tokenizer.write_folder(&args.folder, source)?;
-    writeln!(std::io::stdout(), "{}", args.folder.display())?;
+    let folder = args.folder.display().to_string();
+    let line = match args.json {
+        true => json!({"folder": folder}).to_string(),
+        false => folder,
+    };
+    writeln!(std::io::stdout(), "{line}")?;
     Ok(Exit::Ok)
 }

@@ -23,7 +23,7 @@ pub struct ListArgs {
     /// Hash the cached files of the catalogue again and compare.
     #[arg(long)]
     pub verify: bool,
-    /// One JSON object a line instead of a table.
+    /// One JSON array instead of a table.
     #[arg(long)]
     pub json: bool,
 }
@@ -68,9 +68,7 @@ pub fn run(args: &ListArgs) -> anyhow::Result<Exit> {
     }
     let mut out = std::io::stdout().lock();
     if args.json {
-        for model in &models {
-            writeln!(out, "{}", serde_json::to_string(model)?)?;
-        }
+        writeln!(out, "{}", serde_json::to_string(&models)?)?;
     } else {
         write!(out, "{}", table(&models))?;
     }

@@ -17,12 +17,13 @@ mod unpack;
 use std::io::Write;
 
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 pub use error::PullError;
 pub use hub_error::HubError;
 pub use pull::PullOptions;
 pub use source::ResolvedModel;
-pub(crate) use source::resolve;
+pub(crate) use source::{FoundModel, find, resolve};
 
 use crate::exit::{Exit, ExitError};
 use hub::FetchOptions;
@@ -58,6 +59,9 @@ pub struct PullArgs {
     /// No progress on stderr.
     #[arg(long)]
     pub quiet: bool,
+    /// Print one JSON object, name and path, instead of the path.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn run(args: &ModelArgs) -> anyhow::Result<Exit> {
@@ -71,13 +75,25 @@ pub fn run(args: &ModelArgs) -> anyhow::Result<Exit> {
 
 /// Prints the path of the file or folder.
 fn pull(args: &PullArgs) -> anyhow::Result<Exit> {
-    let PullArgs { name, force, quiet } = args;
+    let PullArgs {
+        name,
+        force,
+        quiet,
+        json,
+    } = args;
     let options = FetchOptions {
         force: *force,
         quiet: *quiet,
     };
     match Source::of(name).and_then(|source| source.fetch(options)) {
-        Ok(model) => writeln!(std::io::stdout(), "{}", model.path.display())?,
+        Ok(model) => {
+            let path = model.path.display().to_string();
+            let line = match json {
+                true => json!({"name": name, "path": path}).to_string(),
+                false => path,
+            };
+            writeln!(std::io::stdout(), "{line}")?;
+        }
         Err(error) => return Err(with_exit(error)),
     }
     Ok(Exit::Ok)

@@ -1,5 +1,6 @@
 //! What `--model` means: a path, a name of the catalogue, or a name on the Hugging Face hub.
 
+use std::io;
 use std::path::PathBuf;
 
 use crate::model::catalogue::{self, CatalogueModel};
@@ -7,6 +8,7 @@ use crate::model::error::PullError;
 use crate::model::hub::{self, FetchOptions, HubName, HubSettings};
 use crate::model::interrupt::Interrupt;
 use crate::model::pull::{self, PullOptions};
+use crate::model::unpack::file_sha256;
 
 /// Where a model is on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +82,44 @@ impl Source {
             }
         }
     }
+}
+
+/// A model on this machine, as it was found.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundModel {
+    pub path: PathBuf,
+    /// SHA-256 of the file, lower-case hex, where it is known.
+    pub sha256: Option<&'static str>,
+}
+
+impl FoundModel {
+    /// Reads the whole file. `None`: nobody knows what its hash should be.
+    ///
+    /// # Errors
+    /// Those of reading the file.
+    pub fn is_intact(&self) -> io::Result<Option<bool>> {
+        let Some(expected) = self.sha256 else { return Ok(None) };
+        Ok(Some(file_sha256(&self.path)? == expected))
+    }
+}
+
+/// The model that `--model MODEL` means, without fetching it. `None`: it is not on this machine.
+///
+/// # Errors
+/// [`PullError`]: no such file, no such name, or no cache.
+pub(crate) fn find(model: &str) -> Result<Option<FoundModel>, PullError> {
+    Ok(match Source::of(model)? {
+        Source::Path(path) => Some(FoundModel { path, sha256: None }),
+        Source::Catalogue(model) => {
+            let path = pull::cached(model, &PullOptions::from_env()?);
+            let sha256 = Some(model.sha256);
+            path.map(|path| FoundModel { path, sha256 })
+        }
+        Source::Hub(name) => {
+            let path = hub::cached(&name, &HubSettings::from_env(), false)?;
+            path.map(|path| FoundModel { path, sha256: None })
+        }
+    })
 }
 
 /// The model that `--model MODEL` means, fetched when it has a name and is not on this machine.

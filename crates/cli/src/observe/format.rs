@@ -27,6 +27,22 @@ pub fn ms(value: f64) -> String {
     format!("{value:.1}")
 }
 
+/// At most `width` columns, with both ends of the text: names that begin alike differ at their ends. A cut is marked.
+pub fn fit_middle(text: &str, width_max: usize) -> String {
+    let width = width(text);
+    if width <= width_max {
+        return text.to_owned();
+    }
+    let kept = width_max.saturating_sub(1);
+    let (head, tail) = (kept.div_ceil(2), kept / 2);
+    let begin: String = text.chars().take(head).collect();
+    let end: String = text.chars().skip(width - tail).collect();
+    match width_max {
+        0 => String::new(),
+        _ => format!("{begin}~{end}"),
+    }
+}
+
 pub fn ms_or_dash(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), ms)
 }
@@ -100,6 +116,10 @@ mod tests {
         assert_eq!(fit("prefill-0", 9), "prefill-0");
         assert_eq!(fit("prefill-0", 5), "pref~");
         assert_eq!(fit("x", 0), "");
+        assert_eq!(fit_middle("prefill-0", 9), "prefill-0");
+        assert_eq!(fit_middle("decode-node-of-rack-17", 10), "decod~k-17");
+        let cut = [2, 1, 0].map(|width_max| fit_middle("abc", width_max));
+        assert_eq!(cut, ["a~", "~", ""]);
         assert_eq!(clean("a\x1b[2Jb\n"), "a?[2Jb?");
     }
 

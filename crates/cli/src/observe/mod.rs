@@ -25,6 +25,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
+use crate::http;
 use crate::signals::{Signals, Stop};
 
 #[derive(Clone, Debug, Args)]
@@ -32,8 +33,8 @@ pub struct UrlArgs {
     /// Where the coordinator listens.
     #[arg(
         long,
-        env = "BATON_ENDPOINT",
-        default_value = "http://127.0.0.1:8000",
+        env = http::URL_VARIABLE,
+        default_value = http::URL_DEFAULT,
         value_name = "URL",
         value_hint = clap::ValueHint::Url
     )]

@@ -3,6 +3,9 @@
 use super::format::{clean, width};
 use crate::terminal::{Paint, Terminal};
 
+/// Blanks between two columns.
+const GAP: usize = 2;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     text: String,
@@ -60,6 +63,38 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Takes out columns, the last named one first, until each line has at most `width_max` columns. Returns the headings of
+    /// what was taken out, in the order of the table.
+    pub fn narrow(&mut self, width_max: usize, expendable: &[&str]) -> Vec<String> {
+        let order: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
+        let mut taken = Vec::new();
+        for name in expendable.iter().rev() {
+            if self.width() <= width_max {
+                break;
+            }
+            let Some(at) = self.columns.iter().position(|(heading, _)| heading == name) else {
+                continue;
+            };
+            taken.push(self.columns.remove(at).0);
+            for row in self.rows.iter_mut().filter(|row| at < row.len()) {
+                row.remove(at);
+            }
+        }
+        order.into_iter().filter(|name| taken.contains(name)).collect()
+    }
+
+    /// Columns of the longest possible line.
+    fn width(&self) -> usize {
+        let gaps = GAP * self.columns.len().saturating_sub(1);
+        (0..self.columns.len()).map(|at| self.width_of(at)).sum::<usize>() + gaps
+    }
+
+    fn width_of(&self, column: usize) -> usize {
+        let heading = self.columns.get(column).map_or(0, |(name, _)| width(name));
+        let cells = self.rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| width(&cell.text)).fold(heading, usize::max)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -74,11 +109,7 @@ impl Table {
         let lines: Vec<&[Cell]> = std::iter::once(headings.as_slice())
             .chain(self.rows.iter().map(Vec::as_slice))
             .collect();
-        let width_of = |column: usize| {
-            let cells = lines.iter().filter_map(|line| line.get(column));
-            cells.map(|cell| width(&cell.text)).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width_of).collect();
+        let widths: Vec<usize> = (0..self.columns.len()).map(|at| self.width_of(at)).collect();
         let mut text = String::new();
         for line in lines {
             // Blanks are written only before more text, so no line ends with them.
@@ -94,7 +125,7 @@ impl Table {
                     text.push_str(&terminal.paint(&cell.text, cell.paint));
                     blanks = if *align == Align::Left { room } else { 0 };
                 }
-                blanks += 2;
+                blanks += GAP;
             }
             text.push('\n');
         }
@@ -119,5 +150,24 @@ mod tests {
         let coloured = table.render(Terminal::coloured());
         assert!(coloured.contains("\x1b[31m1.0\x1b[0m"), "{coloured}");
         assert!(!coloured.contains("\x1b[2J"));
+    }
+
+    #[test]
+    fn a_table_becomes_narrower_by_the_least_important_columns() {
+        let table = || {
+            let mut table = Table::new(&["name", ">ms", "words", "more"]);
+            table.row(vec!["longer".into(), "100.0".into(), "x".into()]);
+            table.row(vec!["a".into(), "1.0".into(), "some text".into(), "y".into()]);
+            table
+        };
+        // 6 + 5 + 9 + 4 and three gaps.
+        let (mut whole, mut cut) = (table(), table());
+        assert_eq!(whole.narrow(30, &["words", "more", "ms"]), Vec::<String>::new());
+        assert_eq!(cut.narrow(17, &["words", "more", "ms"]), ["ms", "more"]);
+        assert_eq!(
+            cut.render(Terminal::plain()),
+            "name    words\nlonger  x\na       some text\n"
+        );
+        assert_eq!(cut.narrow(1, &["words"]), ["words"], "what is not named stays");
     }
 }

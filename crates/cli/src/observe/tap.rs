@@ -38,6 +38,15 @@ pub struct TapArgs {
     /// An aligned line, or a JSON object a line.
     #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
     pub output: Output,
+    /// The same as `-o json`.
+    #[arg(long, conflicts_with = "output")]
+    pub json: bool,
+}
+
+impl TapArgs {
+    fn format(&self) -> Output {
+        if self.json { Output::Json } else { self.output }
+    }
 }
 
 pub fn run(args: &TapArgs) -> anyhow::Result<Exit> {
@@ -54,7 +63,7 @@ async fn tap(
     query.extend(args.filter.query());
     let mut feed = Feed::connect(&client, query, back_off).await?;
     let look = Look::stdout(false);
-    if args.output == Output::Table {
+    if args.format() == Output::Table {
         show(&line::heading(args.all, look))?;
     }
     let mut left = args.count;
@@ -85,7 +94,7 @@ async fn tap(
 }
 
 fn line_of(args: &TapArgs, record: &Summary, (raw, look): (&Value, Look)) -> anyhow::Result<String> {
-    Ok(match args.output {
+    Ok(match args.format() {
         Output::Table => line::line(record, args.all, look),
         Output::Json => format!("{}\n", serde_json::to_string(raw)?),
     })
@@ -132,11 +141,7 @@ mod tests {
     #[tokio::test]
     async fn ended_requests_are_lines_and_the_filters_are_the_servers() {
         let server = TestServer::start(vec![Answer::events(EVENTS)]).await;
-        let (shown, ended) = tapped(
-            &server.url,
-            &["--lane", "batch", "--stalled", "-o", "json", "--count", "2"],
-        )
-        .await;
+        let (shown, ended) = tapped(&server.url, &["--lane", "batch", "--stalled", "--json", "--count", "2"]).await;
         assert_eq!(ended.expect("ended"), Exit::Ok);
         let lines: Vec<Value> = shown
             .lines()

@@ -13,17 +13,18 @@ use tokio::time::MissedTickBehavior;
 use super::client::AdminClient;
 use super::feed::BackOff;
 use super::look::{Look, stdout_size};
-use super::{UrlArgs, print};
+use super::{UrlArgs, json, print};
 use crate::exit::Exit;
 use screen::Screen;
 use state::State;
-use watch::{Update, Watch, read_pages};
+use watch::{Update, Watch, raw_pages, read_pages};
 
 const EXAMPLES: &str = "\
 Examples:
   baton top                             nodes, latencies of the last minute, running requests; q quits
   baton top --url http://10.0.0.5:8000
-  baton top | cat                       one frame, for a log";
+  baton top | cat                       one frame, for a log
+  baton top --json | jq .running        the pages behind one frame: cluster, running and ended requests";
 
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 /// The width of a frame that goes to a file or a pipe.
@@ -37,13 +38,19 @@ pub struct TopArgs {
     /// Bars of ASCII characters only (as with TERM=dumb).
     #[arg(long)]
     pub ascii: bool,
+    /// Print the pages behind one frame as one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn run(args: &TopArgs) -> anyhow::Result<Exit> {
     let is_live = stdout_size().is_some() && !crate::terminal::is_dumb();
     super::run_until_signal(async {
         let client = AdminClient::new(&args.url.url)?;
-        if is_live {
+        if args.json {
+            print(&json(&raw_pages(&client).await?)?)?;
+            Ok(Exit::Ok)
+        } else if is_live {
             live(&client, args.ascii).await
         } else {
             once(&client, Look::stdout(args.ascii), print).await
@@ -125,6 +132,15 @@ mod tests {
         });
         assert_eq!(ended.await.expect("a frame"), Exit::Ok);
         assert!(shown.contains("decode-0") && shown.contains("streaming"), "{shown}");
+        let server = TestServer::start(vec![
+            Answer::json("/admin/cluster", r#"{"nodes":[]}"#),
+            Answer::json("/admin/requests?running=true", r#"{"records":[{"seq":5}]}"#),
+            Answer::json("/admin/requests?running=false", r#"{"records":[]}"#),
+        ])
+        .await;
+        let pages = raw_pages(&AdminClient::new(&server.url).expect("a URL")).await;
+        let expected = serde_json::json!({"cluster": {"nodes": []}, "running": [{"seq": 5}], "ended": []});
+        assert_eq!(pages.expect("pages"), expected);
         let client = AdminClient::new(&nobody().await).expect("a URL");
         let error = once(&client, Look::plain(100), |_| Ok(())).await.expect_err("nobody");
         assert_eq!(crate::exit::of(&error), Exit::Unreachable);

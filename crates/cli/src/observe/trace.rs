@@ -43,12 +43,21 @@ pub struct TraceArgs {
     /// Drawn; the page it is drawn from; or the spans as OTLP.
     #[arg(short, long, value_enum, default_value_t = TraceOutput::Text, value_name = "FORMAT")]
     pub output: TraceOutput,
+    /// The same as `-o json`.
+    #[arg(long, conflicts_with = "output")]
+    pub json: bool,
     /// Every span of a long list.
     #[arg(long)]
     pub all: bool,
     /// Bars of ASCII characters only (as with TERM=dumb).
     #[arg(long)]
     pub ascii: bool,
+}
+
+impl TraceArgs {
+    fn format(&self) -> TraceOutput {
+        if self.json { TraceOutput::Json } else { self.output }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -74,14 +83,14 @@ async fn trace(args: &TraceArgs, mut show: impl FnMut(&str) -> anyhow::Result<()
         Some(id) => id.to_owned(),
     };
     let path = ["admin", "traces", id.as_str()];
-    let query = match args.output {
+    let query = match args.format() {
         TraceOutput::Otlp => Vec::new(),
         TraceOutput::Text | TraceOutput::Json => vec![("view", "waterfall".to_owned())],
     };
     let Some(page) = client.find(&path, &query).await? else {
         bail!(not_kept(&client, &id).await?);
     };
-    if args.output != TraceOutput::Text {
+    if args.format() != TraceOutput::Text {
         show(&json(&page)?)?;
         return Ok(Exit::Ok);
     }
@@ -97,7 +106,7 @@ async fn slowest(
     count: u16,
     show: &mut dyn FnMut(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Exit> {
-    if args.output == TraceOutput::Otlp {
+    if args.format() == TraceOutput::Otlp {
         let error = anyhow::anyhow!("`-o otlp` is of one request; pick one of `baton trace --slowest {count}`");
         return Err(ExitError::new(Exit::Usage, error).into());
     }
@@ -108,7 +117,7 @@ async fn slowest(
         ("limit", count.to_string()),
     ];
     let page: Value = client.page(&path, &query).await?;
-    if args.output == TraceOutput::Json {
+    if args.format() == TraceOutput::Json {
         show(&json(&page)?)?;
         return Ok(Exit::Ok);
     }
@@ -199,6 +208,16 @@ mod tests {
             "/admin/traces/429?view=waterfall",
         ];
         assert_eq!(server.asked(), expected);
+    }
+
+    #[tokio::test]
+    async fn json_is_the_page_that_is_drawn() {
+        let fall = include_str!("../../testdata/waterfall.json");
+        let server = TestServer::start(vec![Answer::json("/admin/traces/429", fall)]).await;
+        let (shown, ended) = traced(&server.url, &["429", "--json"]).await;
+        assert_eq!(ended.expect("a page"), Exit::Ok);
+        let page = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        assert_eq!(page(&shown), page(fall));
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::time::Instant;
 use workload::recording;
@@ -48,6 +49,9 @@ pub struct RecordArgs {
     prompts_max: u32,
     #[command(flatten)]
     url: UrlArgs,
+    /// Print what was recorded as one JSON object: file and trace, the figures of the trace.
+    #[arg(long)]
+    json: bool,
 }
 
 /// `90s`, `10m`, `2h`.
@@ -105,7 +109,11 @@ async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit
     let name = args.out.file_name().unwrap_or_default().to_string_lossy();
     let trace = recording::trace(&name, follow::BLOCK_TOKENS, recorded);
     write(file, &args.out, &own_format::write(&trace))?;
-    crate::observe::print(&summary(&args.out, &TraceFacts::of(&trace)))?;
+    let facts = TraceFacts::of(&trace);
+    crate::observe::print(&match args.json {
+        true => format!("{}\n", json!({"file": args.out.display().to_string(), "trace": facts})),
+        false => summary(&args.out, &facts),
+    })?;
     Ok(exit)
 }
 

@@ -1,10 +1,12 @@
-//! The hidden verbs that are the processes themselves. `baton up` starts this binary again with them.
+//! The verbs that are the processes themselves. `baton up` starts this binary again with them, and so does a service manager on
+//! several hosts.
 
 mod node;
 mod packing;
 mod settings;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,6 +16,56 @@ use service_runtime::process;
 use crate::model::{PullError, ResolvedModel, resolve};
 use settings::NodeSettings;
 
+pub(crate) const COORDINATOR_HELP: &str = "\
+Is the coordinator of a cluster. It has the HTTP API, queues requests, places each one on a prefill and a decode node, and
+streams the answers. It computes nothing: of the model it uses the tokenizer and the chat template.
+
+Use it to run a cluster on several hosts, or under systemd, Docker or Kubernetes. `baton up` starts one by itself.
+
+Most important:
+  --model FILE|FOLDER|NAME   the model, the same on all processes (required)
+  --listen HOST:PORT         where clients ask
+  --control-listen HOST:PORT where nodes join
+  --membership ETCD          register in etcd, where nodes and other coordinators find it
+  --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
+
+  baton serve-coordinator --model smollm2-135m --listen 0.0.0.0:8000 --control-listen 0.0.0.0:7400";
+
+pub(crate) const PREFILL_HELP: &str = "\
+Is a prefill node. It computes the KV cache of prompts in chunks and sends finished blocks to decode nodes while it computes
+the next ones. `baton role` makes it a decode node later.
+
+Use it to run a cluster on several hosts, or under systemd, Docker or Kubernetes. `baton up` starts its own nodes.
+
+Most important:
+  --model FILE|FOLDER|NAME   the model, the same on all processes (required)
+  --name NAME                unique in the cluster, kept over restarts
+  --coordinators HOST:PORT   the control port of each coordinator, or etcd://HOST:PORT/CLUSTER
+  --listen, --advertise      where it listens, and the address at which others reach it
+  --kv-cache-memory SIZE     memory for KV blocks
+  --threads N, --device D    what computes: cores, or cuda:N
+  --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
+
+  baton serve-prefill --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7410 --advertise 10.0.0.2:7410";
+
+pub(crate) const DECODE_HELP: &str = "\
+Is a decode node. It reserves KV blocks for a request, takes the prompt's KV from a prefill node, and generates the tokens of
+all its requests in one batch. With --co-located it computes prompts itself, too. `baton role` makes it a prefill node later.
+
+Use it to run a cluster on several hosts, or under systemd, Docker or Kubernetes. `baton up` starts its own nodes.
+
+Most important:
+  --model FILE|FOLDER|NAME   the model, the same on all processes (required)
+  --name NAME                unique in the cluster, kept over restarts
+  --coordinators HOST:PORT   the control port of each coordinator, or etcd://HOST:PORT/CLUSTER
+  --listen, --advertise      where it listens, and the address at which others reach it
+  --kv-cache-memory SIZE     memory for KV blocks, which decides how many requests run at a time
+  --max-num-seqs N           sequences in one step
+  --threads N, --device D    what computes: cores, or cuda:N
+  --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
+
+  baton serve-decode --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7420 --advertise 10.0.0.3:7420";
+
 /// The process's own command line, unchanged. Its config struct parses it, as in the process's own binary.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -22,7 +74,12 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn behind(self, program: &str) -> impl Iterator<Item = OsString> {
+    /// The command line of the process's own binary. Whoever asks for help gets the verb's text before the list of all flags.
+    fn behind(self, program: &str, help: &str) -> impl Iterator<Item = OsString> {
+        if self.arguments.iter().any(|word| word == "--help" || word == "-h") {
+            // A closed stdout is noticed by whoever prints the list.
+            let _ = writeln!(std::io::stdout().lock(), "{help}\n");
+        }
         std::iter::once(OsString::from(program)).chain(self.arguments)
     }
 }
@@ -31,7 +88,7 @@ pub fn coordinator(args: ServeArgs) -> ExitCode {
     let program = coordinator::PROGRAM;
     process::main(
         program,
-        args.behind(program.name),
+        args.behind(program.name, COORDINATOR_HELP),
         |mut config: coordinator::Config, shutdown| async move {
             find_model(&mut config.model, &mut config.served_model_name).await?;
             coordinator::run(config, shutdown).await
@@ -43,7 +100,7 @@ pub fn prefill_node(args: ServeArgs) -> ExitCode {
     let program = prefill_node::PROGRAM;
     process::main(
         program,
-        args.behind(program.name),
+        args.behind(program.name, PREFILL_HELP),
         |mut config: prefill_node::Config, shutdown| async move {
             find_nodes_model(&mut config.node).await?;
             node::run(NodeSettings::of_prefill(config), shutdown).await
@@ -55,7 +112,7 @@ pub fn decode_node(args: ServeArgs) -> ExitCode {
     let program = decode_node::PROGRAM;
     process::main(
         program,
-        args.behind(program.name),
+        args.behind(program.name, DECODE_HELP),
         |mut config: decode_node::Config, shutdown| async move {
             find_nodes_model(&mut config.node).await?;
             node::run(NodeSettings::of_decode(config), shutdown).await

@@ -51,7 +51,7 @@ impl Ready {
         let url = cluster.base_url().to_owned();
         let listed = client.get(format!("{url}/v1/models")).send().await;
         let listed = listed.context("the coordinator is ready but does not list its models")?;
-        let model = first_model(listed, &url).await?;
+        let model = first_model(listed, &url).await?.id;
         Ok(Self { url, model, processes })
     }
 
@@ -97,6 +97,7 @@ impl Ready {
             "Any OpenAI client: base URL {}/v1, any key. Metrics: {}/metrics",
             self.url, self.url
         );
+        text.push_str("Logs: baton logs, or baton logs NAME --follow for one process.\n");
         text.push_str("Stop: Ctrl-C drains and leaves no process behind; twice stops at once.\n");
         text
     }

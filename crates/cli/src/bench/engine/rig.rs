@@ -105,6 +105,7 @@ impl Load<'_> {
             logprobs: None,
             prompt_logprobs: None,
             report_kv_hashes: false,
+            priority: 0,
             lane: Lane::Interactive,
             time_limit: TIME_LIMIT,
         };

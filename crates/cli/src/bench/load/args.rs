@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::bench::arguments::{ContractArgs, positive};
+use crate::http;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +35,13 @@ pub(crate) struct RunArgs {
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerArgs {
     /// Address of the server, with or without /v1.
-    #[arg(long, alias = "url", default_value = "http://127.0.0.1:8000", value_name = "URL")]
+    #[arg(
+        long = "url",
+        visible_alias = "base-url",
+        env = http::URL_VARIABLE,
+        default_value = http::URL_DEFAULT,
+        value_name = "URL"
+    )]
     pub base_url: String,
     /// What the server speaks: completions (openai, vllm) or chat.
     #[arg(long, value_enum, default_value_t = Backend::Openai)]

@@ -12,7 +12,7 @@ pub(crate) mod environment;
 mod exchange;
 mod metrics;
 pub mod plan;
-mod processes;
+pub(crate) mod processes;
 mod result_json;
 mod schedule;
 mod screen;

@@ -165,7 +165,7 @@ fn name(pid: u32) -> String {
 }
 
 /// The words that a process was started with.
-pub(super) fn command(pid: u32) -> Option<Vec<String>> {
+pub(crate) fn command(pid: u32) -> Option<Vec<String>> {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
@@ -182,7 +182,7 @@ fn parents() -> BTreeMap<u32, u32> {
 }
 
 /// The process that holds the socket which listens on the address's port.
-fn listener(address: SocketAddr) -> Option<u32> {
+pub(crate) fn listener(address: SocketAddr) -> Option<u32> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .into_iter()
         .filter_map(|table| fs::read_to_string(table).ok())

@@ -86,6 +86,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(3_600),
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use coordinator::records::Page;
 use coordinator::records::pages::ClusterPage;
 use coordinator::records::shape::Summary;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::observe::client::AdminClient;
@@ -29,6 +30,20 @@ pub struct Pages {
 pub enum Update {
     News(News),
     Pages(Box<Pages>),
+}
+
+/// The same pages as the server sends them.
+pub async fn raw_pages(client: &AdminClient) -> anyhow::Result<Value> {
+    let records = async |is_running: bool| -> anyhow::Result<Value> {
+        let query = [("running", is_running.to_string()), ("limit", RECORDS_MAX.to_string())];
+        let mut page = client.page(&["admin", "requests"], &query).await?;
+        Ok(page.get_mut("records").map_or_else(|| json!([]), Value::take))
+    };
+    Ok(json!({
+        "cluster": client.page(&["admin", "cluster"], &[]).await?,
+        "running": records(true).await?,
+        "ended": records(false).await?,
+    }))
 }
 
 pub async fn read_pages(client: &AdminClient) -> anyhow::Result<Pages> {

@@ -1,0 +1,103 @@
+//! The whole binary as a shell sees it: help of the processes' verbs, failures in JSON, the checks of this machine.
+
+use std::process::{Command, Output};
+
+use model_files::test_kit::TinyModel;
+use serde_json::{Value, json};
+
+/// Without what this machine's user has configured.
+fn baton(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    for variable in [
+        "BATON_ENDPOINT",
+        "BATON_MEMBERSHIP",
+        "BATON_COORDINATORS",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    ] {
+        command.env_remove(variable);
+    }
+    command.args(arguments).output().expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_verbs_of_the_processes_are_listed_and_say_what_each_process_is() {
+    let help = text(&baton(&["--help"]).stdout);
+    for (verb, about, flag) in [
+        ("serve-coordinator", "the HTTP API", "--control-listen"),
+        ("serve-prefill", "prefill node", "--last-chunk-tokens"),
+        ("serve-decode", "decode node", "--reservation-ms-max"),
+    ] {
+        assert!(help.contains(verb), "{verb} is not in\n{help}");
+        let output = baton(&[verb, "--help"]);
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        for part in [about, "Most important:", "Usage:", flag] {
+            assert!(said.contains(part), "{part} is not in\n{said}");
+        }
+    }
+    assert!(!help.contains("complete-live"), "hidden verbs stay hidden");
+}
+
+#[test]
+fn a_failure_is_json_where_the_result_would_have_been() {
+    let nobody = "http://127.0.0.1:1";
+    for words in [
+        &["status", "--json"][..],
+        &["nodes", "-o", "json"],
+        &["trace", "last", "--json"],
+        &["chat", "--json", "hello"],
+    ] {
+        let output = baton(&[words, &["--url", nobody]].concat());
+        assert_eq!(output.status.code(), Some(4), "{words:?}: {output:?}");
+        let said: Value = serde_json::from_slice(&output.stderr).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+        assert_eq!(said["error"]["exit_status"], json!(4), "{words:?}");
+        assert!(
+            said["error"]["message"]
+                .as_str()
+                .is_some_and(|message| message.contains(nobody)),
+            "{said}"
+        );
+        assert_eq!(text(&output.stdout), "");
+    }
+    let plain = baton(&["status", "--url", nobody]);
+    assert!(text(&plain.stderr).starts_with("error: "), "{plain:?}");
+}
+
+#[test]
+fn doctor_looks_at_everything_and_its_exit_status_is_its_verdict() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tiny.gguf");
+    TinyModel::default()
+        .build()
+        .write(&path)
+        .expect("room for a tiny model");
+    let path = path.to_str().expect("a plain path");
+    let output = baton(&["doctor", "--json", "--model", path, "--listen", "127.0.0.1:0"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let is_ok = report["is_ok"].as_bool().expect("a verdict");
+    assert_eq!(output.status.code(), Some(if is_ok { 0 } else { 1 }), "{report}");
+    let checks = report["checks"].as_array().expect("checks");
+    for group in ["machine", "model", "ports", "etcd", "collector"] {
+        assert!(
+            checks.iter().any(|check| check["group"] == group),
+            "{group} is not in {report}"
+        );
+    }
+    for check in checks {
+        let is_told = check["to_do"].is_string();
+        assert_eq!(
+            is_told,
+            check["verdict"] == "warn" || check["verdict"] == "fail",
+            "{check}"
+        );
+    }
+    let output = baton(&["doctor", "--model", "/no/such/model.gguf", "--listen", "127.0.0.1:0"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("FAIL  file") && said.contains("do: "), "{said}");
+}
