@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use service_runtime::config::ByteSize;
@@ -16,6 +17,8 @@ use serving_core::routing::RoutingPolicy;
 
 use crate::flight_recorder::FlightRecordTarget;
 use crate::registry::MembershipKind;
+use crate::slo::{SloConfig, SloRules};
+use crate::trace_viewer::TraceViewerUrl;
 
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub struct Config {
@@ -100,6 +103,10 @@ pub struct Config {
     #[arg(long, value_delimiter = ',', value_name = "RULE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slo: Vec<String>,
+    /// TOML file with the SLO profiles and the objective (docs/reference/slo.md); unset: the built-in ones
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slo_config: Option<PathBuf>,
     /// Generation requests that are remembered for /admin/requests, baton trace and the console
     #[arg(long, default_value_t = 10_000)]
     pub request_records: usize,
@@ -107,6 +114,10 @@ pub struct Config {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reports_dir: Option<PathBuf>,
+    /// Address of a trace in your trace viewer, with {trace_id} where the id belongs: the console's page of a request links to it
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_viewer_url: Option<TraceViewerUrl>,
     /// File that keeps every event and action of the placement, without the content of requests, for `baton replay`; it ends
     /// at its size [default size: 256MiB]. The file of the life before is kept as PATH.1
     #[arg(long, value_name = "PATH[:SIZE]")]
@@ -122,6 +133,9 @@ pub struct Config {
     #[command(flatten)]
     #[serde(flatten)]
     pub otel: OtelConfig,
+    /// Put prompts, answers and tool calls into traces, 16 KiB of each at most; whoever can read traces or /admin can read them
+    #[arg(long)]
+    pub trace_content: bool,
     #[command(flatten)]
     #[serde(flatten)]
     pub metrics: MetricsConfig,
@@ -157,6 +171,17 @@ const STATUSES_PER_LEASE: u32 = 20;
 impl Config {
     pub fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms)
+    }
+    /// What judges requests.
+    ///
+    /// # Errors
+    /// A file that cannot be used, or a rule that cannot be read.
+    pub(crate) fn slo_rules(&self) -> anyhow::Result<SloRules> {
+        let config = match &self.slo_config {
+            Some(file) => SloConfig::load(file).context("--slo-config")?,
+            None => SloConfig::default(),
+        };
+        SloRules::parse(config, &self.slo).context("--slo")
     }
     pub fn when_unsplit(&self) -> WhenUnsplit {
         match self.unsplit_counts_as {

@@ -19,8 +19,10 @@ use service_runtime::telemetry::opentelemetry::trace::SpanKind;
 use service_runtime::telemetry::{self, OpenSpan};
 use serving_core::cluster::{ClusterEvent, FinishedBy, LegError, LegEvent, NodeFault, Target};
 use serving_core::ids::NodeId;
+use serving_core::time::Time;
 use tonic::transport::Channel;
 
+use crate::node_clocks::{LegClock, NodeInstant};
 use crate::running_leg::{LegContext, RunningLeg};
 use crate::token_stream::{Delivery, ReceivedTokens};
 
@@ -62,6 +64,7 @@ enum Next {
 /// The state of one running leg.
 #[derive(Debug, Default)]
 struct Progress {
+    clock: LegClock,
     had_tokens: bool,
     told_at: Option<Instant>,
     untold: u32,
@@ -171,11 +174,16 @@ fn stream_error(status: &tonic::Status) -> LegError {
 }
 
 impl LegContext {
+    /// A time of the leg's node. `None` until the offset of its clock is known.
+    fn there(&self, node_time: Time, progress: &mut Progress) -> Option<NodeInstant> {
+        progress.clock.read(&self.clocks, &self.node, node_time)
+    }
+
     async fn decode_event(&self, event: DecodeEvent, progress: &mut Progress) -> Result<Next, LegError> {
         let attempt = self.key.attempt;
         match event {
             DecodeEvent::Opened(opened) => {
-                let there = self.clocks.instant(&self.node, opened.at);
+                let there = self.there(opened.at, progress);
                 self.stream.mark(attempt, |clock, now| clock.opened(now, there));
                 self.stream.cached(attempt, opened.cached_tokens);
                 self.tell(LegEvent::Opened { ticket: opened.ticket }).await;
@@ -201,7 +209,7 @@ impl LegContext {
         let attempt = self.key.attempt;
         match event {
             PrefillEvent::Accepted { cached_tokens, at } => {
-                let there = self.clocks.instant(&self.node, at);
+                let there = self.there(at, progress);
                 self.stream.mark(attempt, |clock, now| clock.accepted(now, there));
                 self.stream.cached(attempt, cached_tokens);
                 self.tell(LegEvent::PrefillAccepted).await;
@@ -209,7 +217,7 @@ impl LegContext {
             PrefillEvent::Tokens(batch) => return self.tokens(batch, progress).await,
             PrefillEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
             PrefillEvent::FirstToken { timings, sampled_at } => {
-                let there = self.clocks.instant(&self.node, sampled_at);
+                let there = self.there(sampled_at, progress);
                 self.stream.mark(attempt, |clock, _| clock.sampled(there));
                 self.stream.node_timings(attempt, &timings);
             }
@@ -241,7 +249,7 @@ impl LegContext {
         }
         let received = ReceivedTokens {
             tokens: batch.tokens,
-            sampled_at: self.clocks.instant(&self.node, batch.sampled_at),
+            sampled_at: self.there(batch.sampled_at, progress),
             step: batch.step,
         };
         match self.stream.deliver(self.key, self.leg, received) {

@@ -17,6 +17,7 @@ use crate::records::RecordStore;
 use crate::records::shape::ClockShape;
 use crate::registry::RegistryView;
 use crate::slo::{SloLedger, SloRules};
+use crate::trace_viewer::TraceViewerUrl;
 
 /// The source of the cluster's state. The coordinator's metrics implement it.
 pub trait ClusterView: Send + Sync {
@@ -46,8 +47,12 @@ pub struct Insight {
     /// Gives drain orders to nodes. `None` where there is no cluster behind the edge.
     pub nodes: Option<ControlHandle>,
     pub exporting: Exporting,
+    /// Whether root spans have what a request and its answer say.
+    pub traces_content: bool,
     /// Reports that the console shows.
     pub reports_dir: Option<PathBuf>,
+    /// Where the console's link from a request to its trace leads.
+    pub trace_viewer: Option<TraceViewerUrl>,
 }
 
 /// Traces that are exported afterwards at the same time, at most. Further ones are skipped.
@@ -82,7 +87,7 @@ impl fmt::Debug for Insight {
 }
 
 /// A node that has not answered within this time is not waited for.
-const NODE_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const NODE_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The nodes' spans of a request end with its last messages, a moment after the answer.
 const SPANS_END_WITHIN: Duration = Duration::from_millis(500);
 

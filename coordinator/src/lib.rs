@@ -4,6 +4,7 @@
 //! Tests: beside the code, `tests/` (real gRPC against scripted nodes), and whole-cluster tests in `integration-tests`.
 
 pub mod api;
+mod cache_reset;
 mod cluster_metrics;
 mod config;
 pub mod control_handle;
@@ -25,11 +26,13 @@ mod stage_clock;
 mod standstill;
 pub mod text;
 mod token_stream;
+mod trace_viewer;
 
 pub use config::Config;
 pub use flight_recorder::FlightRecordTarget;
 pub use serve::{Coordinator, PROGRAM, run};
-pub use slo::SloProfile;
+pub use slo::{SloConfig, SloRules};
+pub use trace_viewer::TraceViewerUrl;
 
 /// The commit of the sources. A packager sets it when building; a build from a checkout has none.
 pub const BUILD_COMMIT: Option<&str> = option_env!("BATON_BUILD_COMMIT");

@@ -24,7 +24,7 @@ use crate::api::{EdgeMetrics, EndedRequest};
 use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot};
 use crate::insight::ClusterView;
 use crate::records::stalls::StallCause;
-use crate::slo::{Breach, OBJECTIVE, PROFILES};
+use crate::slo::{Breach, SloConfig};
 
 use aliases::Aliases;
 use labels::{BreachLabels, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
@@ -56,7 +56,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(served_model: &str, config: MetricsConfig) -> Self {
+    pub fn new(served_model: &str, config: MetricsConfig, slo: &SloConfig) -> Self {
         let cluster = Arc::new(Mutex::new(ClusterSnapshot::default()));
         let mut registry = Registry::default();
         let aliases = config
@@ -89,8 +89,8 @@ impl Metrics {
             aliases,
             registry: Arc::default(),
         };
-        metrics.slo_objective.set(OBJECTIVE);
-        metrics.start_series_at_zero(served_model);
+        metrics.slo_objective.set(slo.objective());
+        metrics.start_series_at_zero(served_model, slo);
         let alias_model = metrics.aliases.as_ref().map(|_| served_model.to_owned());
         registry.register_collector(Box::new(ClusterCollector::new(cluster, alias_model)));
         runtime_tasks::register(&mut registry);
@@ -109,7 +109,7 @@ impl Metrics {
 
     /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
     /// `rate` shows nothing until the second.
-    fn start_series_at_zero(&self, served_model: &str) {
+    fn start_series_at_zero(&self, served_model: &str, slo: &SloConfig) {
         let outcomes = table::REQUESTS.closed_values("outcome", Role::Coordinator);
         for lane in Lane::ALL.map(Lane::name) {
             for outcome in outcomes.iter().flatten() {
@@ -122,13 +122,15 @@ impl Metrics {
             for cause in StallCause::ALL.map(StallCause::name) {
                 let _ = self.itl_stalls.get_or_create(&StallLabels { lane, cause });
             }
-            for slo in PROFILES.map(|profile| profile.name) {
+            for profile in slo.profiles() {
+                let slo = profile.name.clone();
+                for breach in Breach::ALL.map(Breach::name) {
+                    let slo = slo.clone();
+                    let _ = self.slo_breaches.get_or_create(&BreachLabels { slo, lane, breach });
+                }
                 let labels = SloLabels { slo, lane };
                 let _ = self.slo_total.get_or_create(&labels);
                 let _ = self.slo_good.get_or_create(&labels);
-                for breach in Breach::ALL.map(Breach::name) {
-                    let _ = self.slo_breaches.get_or_create(&BreachLabels { slo, lane, breach });
-                }
             }
         }
     }
@@ -144,15 +146,20 @@ impl Metrics {
             self.itl_stalls.get_or_create(&StallLabels { lane, cause }).inc();
         }
         let Some((slo, breaches)) = ended.slo else { return };
-        let labels = SloLabels { slo, lane };
+        let labels = SloLabels {
+            slo: slo.to_owned(),
+            lane,
+        };
         self.slo_total.get_or_create(&labels).inc();
         let good = self.slo_good.get_or_create(&labels);
         good.inc_by(u64::from(breaches.is_empty()));
         for breach in breaches {
-            let breach = breach.name();
-            self.slo_breaches
-                .get_or_create(&BreachLabels { slo, lane, breach })
-                .inc();
+            let labels = BreachLabels {
+                slo: slo.to_owned(),
+                lane,
+                breach: breach.name(),
+            };
+            self.slo_breaches.get_or_create(&labels).inc();
         }
     }
 

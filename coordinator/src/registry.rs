@@ -6,11 +6,12 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use etcd_membership::{
-    CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, NodeEntry, Registration, RegistrationConfig,
-    RegistrationHealth, View,
+    CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, EtcdTrouble, NodeEntry, Registration,
+    RegistrationConfig, RegistrationHealth, View, first_answer,
 };
 use serde::{Deserialize, Serialize, Serializer};
 use service_runtime::metrics::membership::MembershipGauges;
@@ -27,6 +28,19 @@ pub enum MembershipKind {
     /// Nodes get the addresses of their coordinators from their settings.
     Embedded,
     Etcd(EtcdAddress),
+}
+
+impl MembershipKind {
+    /// Waits until etcd answers, if it is needed. It is for whoever starts processes and can say so before they do.
+    ///
+    /// # Errors
+    /// Why etcd does not answer within that time.
+    pub async fn first_answer(&self, within: Duration) -> Result<(), EtcdTrouble> {
+        match self {
+            Self::Embedded => Ok(()),
+            Self::Etcd(address) => first_answer(address, within).await,
+        }
+    }
 }
 
 impl FromStr for MembershipKind {

@@ -13,6 +13,8 @@ use serving_core::request::{
 use serving_core::stage::StageTimings;
 use tokio::sync::mpsc;
 
+use crate::node_clocks::NodeInstant;
+
 /// One validated request on its way into the control loop.
 #[derive(Debug)]
 pub struct Submission {
@@ -50,7 +52,7 @@ pub struct TokenTimes {
     /// When the coordinator received it, from the leg that brought it first.
     pub received_at: Instant,
     /// When the node sampled it; `None` while the offset of the node's clock is not known.
-    pub sampled_at: Option<Instant>,
+    pub sampled_at: Option<NodeInstant>,
     /// `None` for a token that came with a handoff.
     pub step: Option<StepNote>,
     pub attempt: Attempt,
@@ -85,6 +87,8 @@ pub struct Placement {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestSummary {
     pub timings: StageTimings,
+    /// By how much the stages between two processes may be wrong.
+    pub clock_error: Duration,
     pub cached_tokens: u32,
     pub preemptions: u32,
     pub kv_bytes: u64,

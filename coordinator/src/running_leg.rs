@@ -130,6 +130,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
     use crate::request_handle::ClientEvent;
+    use crate::slo::SloConfig;
     use crate::token_stream::tests::request;
 
     /// More than it takes.
@@ -139,7 +140,7 @@ mod tests {
     type Heard = (mpsc::Receiver<Input>, mpsc::Receiver<ClientEvent>);
 
     fn context() -> (Arc<LegContext>, Heard) {
-        let metrics = Arc::new(Metrics::new("m", MetricsConfig::default()));
+        let metrics = Arc::new(Metrics::new("m", MetricsConfig::default(), &SloConfig::default()));
         let (stream, events) = RequestStream::new(&request(1), Instant::now(), metrics);
         let (inbox, heard) = mpsc::channel(1);
         let context = LegContext {

@@ -46,6 +46,7 @@ pub struct Coordinator {
     pub handle: ControlHandle,
     pub metrics: Arc<Metrics>,
     pub clocks: NodeClocks,
+    pub slo_rules: SloRules,
     pub health: Health,
     pub control_address: SocketAddr,
     /// The epoch of this life of the coordinator.
@@ -56,11 +57,13 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// # Errors
-    /// The membership address cannot be bound, or the flight record cannot be written.
+    /// The SLO profiles or rules cannot be used, the membership address cannot be bound, or the flight record cannot be
+    /// written.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
+        let slo_rules = config.slo_rules()?;
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
-        let metrics = Arc::new(Metrics::new(served_model, config.metrics));
+        let metrics = Arc::new(Metrics::new(served_model, config.metrics, slo_rules.config()));
         let clocks = NodeClocks::default();
         let id = NodeId {
             name: NodeName::new(&config.name),
@@ -102,6 +105,7 @@ impl Coordinator {
             handle,
             metrics,
             clocks,
+            slo_rules,
             health,
             control_address,
             id,
@@ -213,14 +217,12 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         .with_context(|| format!("--listen {} names no address", config.listen))?;
     let http_listener = api::bind(http).await?;
     let http_address = http_listener.local_addr()?;
-    let slo_rules = SloRules::parse(&config.slo).context("--slo")?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
     let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
         registry: registry.as_ref().map(Registry::view).unwrap_or_default(),
         records: records(&config),
-        slo_rules,
-        slo: Arc::default(),
+        slo_rules: coordinator.slo_rules.clone(),
         node_clocks: coordinator.clocks.clone(),
         cluster: Some(coordinator.metrics.clone()),
         name: config.name.clone(),
@@ -233,6 +235,8 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         http: node_client(),
         drain: shutdown.clone(),
         reports_dir: config.reports_dir.clone(),
+        traces_content: config.trace_content,
+        trace_viewer: config.trace_viewer_url.clone(),
         ..Insight::default()
     };
     let closing = insight.records.closing.clone();
@@ -247,6 +251,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         cors_origins: config.cors_origin.clone(),
     });
     announce(&config.name, http_address, coordinator.control_address);
+    state.read_vocabulary_soon();
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
     let listener = (http_listener, config.connections_max);
     api::serve_http(listener, api::router(state), shutdown.requested(), drain).await;

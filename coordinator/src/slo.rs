@@ -1,47 +1,26 @@
-//! Service level objectives: the built-in profiles, the profile that judges a request, and the budget that is left.
+//! Service level objectives: the profile that judges a request, the judgement, and the budget that is left.
 //!
 //! A request is good when it ended well, its first token came within the profile's TTFT limit, and the 99th percentile of
 //! its own gaps between tokens stayed within the profile's ITL limit. A request that its client cancelled, or that was
 //! invalid, counts neither as good nor as bad.
 
+mod config;
+
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serving_core::request::Lane;
 use thiserror::Error;
 
-/// The share of requests that the service promises to be good.
-pub const OBJECTIVE: f64 = 0.995;
+pub use config::SloConfig;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The limits of one kind of traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SloProfile {
-    pub name: &'static str,
+    pub name: String,
     pub ttft_max: Duration,
     pub itl_max: Duration,
-}
-
-const fn profile(name: &'static str, ttft_ms: u64, itl_ms: u64) -> SloProfile {
-    SloProfile {
-        name,
-        ttft_max: Duration::from_millis(ttft_ms),
-        itl_max: Duration::from_millis(itl_ms),
-    }
-}
-
-pub const PROFILES: [SloProfile; 6] = [
-    profile("chat", 300, 50),
-    profile("voice", 150, 30),
-    profile("code-inline", 100, 25),
-    profile("code-panel", 300, 50),
-    profile("rag", 400, 80),
-    profile("async-batch", 3_000, 200),
-];
-
-impl SloProfile {
-    pub fn by_name(name: &str) -> Option<SloProfile> {
-        PROFILES.into_iter().find(|profile| profile.name == name)
-    }
 }
 
 /// The limit that a request broke. The name is a metric label.
@@ -115,8 +94,8 @@ pub fn judge(profile: &SloProfile, ended: &Ended<'_>) -> Option<Vec<Breach>> {
 pub enum SloRuleError {
     #[error("`{rule}` is not a rule: write model:NAME=PROFILE or lane:interactive=PROFILE")]
     Shape { rule: String },
-    #[error("there is no SLO profile `{name}`; there are {}", PROFILES.map(|p| p.name).join(", "))]
-    UnknownProfile { name: String },
+    #[error("there is no SLO profile `{name}`; there are {known}")]
+    UnknownProfile { name: String, known: String },
     #[error("there is no lane `{name}`; there are interactive and batch")]
     UnknownLane { name: String },
 }
@@ -124,22 +103,27 @@ pub enum SloRuleError {
 /// Decides which profile judges a request: that of its `x-slo` header, else of its model, else of its lane.
 #[derive(Clone, Debug, Default)]
 pub struct SloRules {
-    by_model: BTreeMap<String, SloProfile>,
-    by_lane: BTreeMap<&'static str, SloProfile>,
+    config: SloConfig,
+    by_model: BTreeMap<String, Arc<SloProfile>>,
+    by_lane: BTreeMap<&'static str, Arc<SloProfile>>,
 }
 
 impl SloRules {
     /// # Errors
     /// [`SloRuleError`], for the first rule that cannot be read.
-    pub fn parse(rules: &[String]) -> Result<Self, SloRuleError> {
-        let mut all = Self::default();
+    pub fn parse(config: SloConfig, rules: &[String]) -> Result<Self, SloRuleError> {
+        let mut all = Self {
+            config,
+            ..Self::default()
+        };
         for rule in rules {
             let shape = || SloRuleError::Shape { rule: rule.clone() };
             let (whom, profile) = rule.split_once('=').ok_or_else(shape)?;
             let unknown = || SloRuleError::UnknownProfile {
                 name: profile.to_owned(),
+                known: all.config.names(),
             };
-            let profile = SloProfile::by_name(profile).ok_or_else(unknown)?;
+            let profile = all.config.by_name(profile).ok_or_else(unknown)?.clone();
             match whom.split_once(':') {
                 Some(("model", name)) => {
                     all.by_model.insert(name.to_owned(), profile);
@@ -155,14 +139,15 @@ impl SloRules {
         Ok(all)
     }
 
-    pub fn choose(&self, asked: Option<SloProfile>, model: Option<&str>, lane: Lane) -> SloProfile {
-        let of_model = || model.and_then(|model| self.by_model.get(model).copied());
-        let of_lane = || self.by_lane.get(lane.name()).copied();
-        let built_in = match lane {
-            Lane::Interactive => PROFILES[0],
-            Lane::Batch => PROFILES[5],
-        };
-        asked.or_else(of_model).or_else(of_lane).unwrap_or(built_in)
+    pub fn config(&self) -> &SloConfig {
+        &self.config
+    }
+
+    pub fn choose(&self, asked: Option<&Arc<SloProfile>>, model: Option<&str>, lane: Lane) -> Arc<SloProfile> {
+        let of_model = || model.and_then(|model| self.by_model.get(model));
+        let of_lane = || self.by_lane.get(lane.name());
+        let ruled = asked.or_else(of_model).or_else(of_lane);
+        ruled.unwrap_or_else(|| self.config.of_lane(lane)).clone()
     }
 }
 
@@ -202,7 +187,7 @@ impl SloCounts {
     }
 
     /// The share of bad requests over the share that is allowed. 1 spends the budget exactly.
-    fn burn(&self, now_slot: u64, slots: u64) -> Option<f64> {
+    fn burn(&self, objective: f64, (now_slot, slots): (u64, u64)) -> Option<f64> {
         let recent = self
             .by_slot
             .iter()
@@ -210,12 +195,12 @@ impl SloCounts {
         let (total, good) = recent.fold((0, 0), |(total, good), (_, slot)| {
             (total + slot.total, good + slot.good)
         });
-        (total > 0).then(|| (total - good) as f64 / total as f64 / (1.0 - OBJECTIVE))
+        (total > 0).then(|| (total - good) as f64 / total as f64 / (1.0 - objective))
     }
 
     /// The part of the allowed bad requests that is left, for the requests so far. It is below zero when more were bad.
-    pub fn budget_left(&self) -> Option<f64> {
-        let allowed = self.total as f64 * (1.0 - OBJECTIVE);
+    pub fn budget_left(&self, objective: f64) -> Option<f64> {
+        let allowed = self.total as f64 * (1.0 - objective);
         (self.total > 0).then(|| 1.0 - (self.total - self.good) as f64 / allowed)
     }
 }
@@ -231,8 +216,11 @@ pub struct Burn {
 #[derive(Debug)]
 pub struct SloLedger {
     started: Instant,
-    counts: Mutex<BTreeMap<(&'static str, &'static str), SloCounts>>,
+    counts: Mutex<BTreeMap<ProfileAndLane, SloCounts>>,
 }
+
+/// The names of a profile and of a lane.
+pub type ProfileAndLane = (String, &'static str);
 
 impl Default for SloLedger {
     fn default() -> Self {
@@ -248,23 +236,24 @@ impl SloLedger {
         now.saturating_duration_since(self.started).as_secs() / SLOT.as_secs()
     }
 
-    pub fn add(&self, (profile, lane): (&'static str, Lane), breaches: &[Breach], now: Instant) {
+    pub fn add(&self, (profile, lane): (&str, Lane), breaches: &[Breach], now: Instant) {
         let slot = self.slot(now);
+        let key = (profile.to_owned(), lane.name());
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.entry((profile, lane.name())).or_default().add(slot, breaches);
+        counts.entry(key).or_default().add(slot, breaches);
     }
 
-    /// Everything counted, by profile and lane.
-    pub fn report(&self, now: Instant) -> Vec<((&'static str, &'static str), SloCounts, Burn)> {
+    /// Everything counted, by profile and lane. The burn rates are those against `objective`.
+    pub fn report(&self, objective: f64, now: Instant) -> Vec<(ProfileAndLane, SloCounts, Burn)> {
         let slot = self.slot(now);
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let burn = |counts: &SloCounts| Burn {
-            over_5m: counts.burn(slot, SLOTS_PER_5_MIN),
-            over_1h: counts.burn(slot, SLOTS_PER_HOUR),
+            over_5m: counts.burn(objective, (slot, SLOTS_PER_5_MIN)),
+            over_1h: counts.burn(objective, (slot, SLOTS_PER_HOUR)),
         };
         counts
             .iter()
-            .map(|(key, counts)| (*key, counts.clone(), burn(counts)))
+            .map(|(key, counts)| (key.clone(), counts.clone(), burn(counts)))
             .collect()
     }
 }
@@ -282,24 +271,13 @@ mod tests {
         }
     }
 
-    /// The limits that the documentation promises.
-    #[test]
-    fn the_profiles_are_those_of_the_source() {
-        let table = PROFILES.map(|p| (p.name, p.ttft_max.as_millis(), p.itl_max.as_millis()));
-        let source = [
-            ("chat", 300, 50),
-            ("voice", 150, 30),
-            ("code-inline", 100, 25),
-            ("code-panel", 300, 50),
-            ("rag", 400, 80),
-            ("async-batch", 3_000, 200),
-        ];
-        assert_eq!(table, source);
+    fn built_in(name: &str) -> Arc<SloProfile> {
+        SloConfig::default().by_name(name).expect("a built-in profile").clone()
     }
 
     #[test]
     fn each_breach_is_told_from_the_others_and_from_what_is_nobodys_fault() {
-        let chat = PROFILES[0];
+        let chat = built_in("chat");
         assert_eq!(judge(&chat, &ended("ok", 300, 50)), Some(vec![]));
         assert_eq!(
             judge(&chat, &ended("ok", 301, 51)),
@@ -327,17 +305,16 @@ mod tests {
     #[test]
     fn the_header_wins_over_the_model_and_the_model_over_the_lane() {
         let rules = ["model:m=rag".to_owned(), "lane:batch=voice".to_owned()];
-        let rules = SloRules::parse(&rules).unwrap();
-        assert_eq!(
-            rules.choose(SloProfile::by_name("voice"), Some("m"), Lane::Batch).name,
-            "voice"
-        );
+        let rules = SloRules::parse(SloConfig::default(), &rules).unwrap();
+        let voice = built_in("voice");
+        assert_eq!(rules.choose(Some(&voice), Some("m"), Lane::Batch).name, "voice");
         assert_eq!(rules.choose(None, Some("m"), Lane::Batch).name, "rag");
         assert_eq!(rules.choose(None, Some("other"), Lane::Batch).name, "voice");
         assert_eq!(rules.choose(None, Some("other"), Lane::Interactive).name, "chat");
         assert_eq!(SloRules::default().choose(None, None, Lane::Batch).name, "async-batch");
         for bad in ["chat", "model:m=none", "lane:night=chat", "x:y=chat"] {
-            assert!(SloRules::parse(&[bad.to_owned()]).is_err(), "{bad}");
+            let parsed = SloRules::parse(SloConfig::default(), &[bad.to_owned()]);
+            assert!(parsed.is_err(), "{bad}");
         }
     }
 
@@ -349,12 +326,15 @@ mod tests {
             let breaches: &[Breach] = if i < 2 { &[Breach::Ttft] } else { &[] };
             ledger.add(("chat", Lane::Interactive), breaches, now);
         }
-        let (key, counts, burn) = ledger.report(now).remove(0);
-        assert_eq!((key, counts.total, counts.good), (("chat", "interactive"), 200, 198));
+        let (key, counts, burn) = ledger.report(0.995, now).remove(0);
+        let expected = (("chat".to_owned(), "interactive"), 200, 198);
+        assert_eq!((key, counts.total, counts.good), expected);
         // One in 200 may be bad. Two are twice the budget.
         assert!((burn.over_5m.unwrap() - 2.0).abs() < 1e-9);
-        assert!((counts.budget_left().unwrap() + 1.0).abs() < 1e-9);
-        let (_, _, later) = ledger.report(now + Duration::from_secs(600)).remove(0);
+        assert!((counts.budget_left(0.995).unwrap() + 1.0).abs() < 1e-9);
+        // One in 100 may be bad: exactly the budget.
+        assert!((ledger.report(0.99, now).remove(0).2.over_5m.unwrap() - 1.0).abs() < 1e-9);
+        let (_, _, later) = ledger.report(0.995, now + Duration::from_secs(600)).remove(0);
         assert_eq!(later.over_5m, None);
         assert!(later.over_1h.is_some());
     }

@@ -13,6 +13,7 @@ use serving_core::stage::StageTimings;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
+use crate::node_clocks::NodeInstant;
 use crate::request_handle::{ClientEvent, Placement, RequestSummary, TokenTimes};
 use crate::stage_clock::StageClock;
 
@@ -43,8 +44,8 @@ pub enum Delivery {
 #[derive(Clone, Debug, Default)]
 pub struct ReceivedTokens {
     pub tokens: Vec<TokenEvent>,
-    /// On this process's clock; `None` while the offset of the node's clock is not known.
-    pub sampled_at: Option<Instant>,
+    /// `None` while the offset of the node's clock is not known.
+    pub sampled_at: Option<NodeInstant>,
     pub step: Option<StepNote>,
 }
 
@@ -307,6 +308,7 @@ impl State {
     fn known(&self) -> RequestSummary {
         RequestSummary {
             timings: self.clock.timings(),
+            clock_error: self.clock.error(),
             ..self.summary.clone()
         }
     }

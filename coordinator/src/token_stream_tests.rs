@@ -7,6 +7,7 @@ use serving_core::ids::{OutputIndex, RequestId};
 use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
 
 use super::*;
+use crate::slo::SloConfig;
 
 impl From<Vec<TokenEvent>> for ReceivedTokens {
     fn from(tokens: Vec<TokenEvent>) -> Self {
@@ -35,6 +36,7 @@ pub(crate) fn request(choice_count: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(9),
     }
@@ -66,7 +68,7 @@ fn placed(choice_count: u32) -> (RequestStream, mpsc::Receiver<ClientEvent>) {
     let (stream, receiver) = RequestStream::new(
         &request(choice_count),
         Instant::now(),
-        Arc::new(Metrics::new("m", MetricsConfig::default())),
+        Arc::new(Metrics::new("m", MetricsConfig::default(), &SloConfig::default())),
     );
     place(&stream, 0);
     (stream, receiver)

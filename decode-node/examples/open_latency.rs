@@ -69,6 +69,7 @@ fn asked(handle: &Handle, id: u128, max_tokens: u32, prefill_node: Option<NodeId
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(600),
     };

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use kit::{Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
 use proto::messages::{DecodeEvent, DecodeFinished, KvFrame, KvReply, NodeFault, RefuseReason};
+use proto::v1;
+use proto::v1::cache_service_client::CacheServiceClient;
 use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Generation, NodeEpoch, RequestId};
 use serving_core::stage::Stage;
@@ -76,6 +78,25 @@ async fn only_what_the_node_lacks_is_asked_for() {
     assert_eq!(finished(&handed).kv_hashes, finished(&local).kv_hashes);
     assert_eq!(finished(&handed).cached_tokens, 96);
     node.assert_blocks_home().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_empties_the_prefix_cache() {
+    let node = TestNode::start(&[]).await;
+    let mut events = node.open(node.open_request(request(1, 100, 4), None)).await;
+    let first = events.rest().await;
+    node.wait_for(|status| status.kv_blocks.cached >= 6 && status.kv_blocks.active == 0)
+        .await;
+    let cached = node.status.borrow().kv_blocks.cached;
+    let mut client = CacheServiceClient::new(node.channel.clone());
+    let reply = client.reset_prefix_cache(v1::ResetPrefixCacheRequest {}).await;
+    let reply = reply.expect("an answer").into_inner();
+    assert_eq!((reply.dropped_blocks, reply.kept_blocks), (cached, 0));
+    node.wait_for(|status| status.kv_blocks.cached == 0).await;
+    let mut events = node.open(node.open_request(request(2, 100, 4), None)).await;
+    let again = events.rest().await;
+    assert_eq!(finished(&again).cached_tokens, 0);
+    assert_eq!(tokens(&again, 0), tokens(&first, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

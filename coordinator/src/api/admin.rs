@@ -9,6 +9,7 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serving_core::node::PairHealth;
+use serving_core::stage::Stage;
 
 use super::AppState;
 use super::error::{ApiError, short};
@@ -21,7 +22,7 @@ use crate::records::pages::{
 use crate::records::shape::{ClockShape, Detail, ms, now_unix_ms};
 use crate::records::{Listing, Page};
 use crate::request_handle::Readiness;
-use crate::slo::{Breach, OBJECTIVE, PROFILES, SloProfile};
+use crate::slo::{Breach, SloProfile};
 
 /// A query string.
 pub struct Asked<T>(pub T);
@@ -97,6 +98,7 @@ pub fn cluster_page(state: &AppState) -> ClusterPage {
                 batch: snapshot.waiting_batch,
             },
             unfinished: snapshot.unfinished,
+            trace_viewer_url: insight.trace_viewer.as_ref().map(ToString::to_string),
         },
         membership: insight.registry.page(),
         nodes: snapshot.nodes.iter().map(|node| node_page(node, &clocks)).collect(),
@@ -156,6 +158,7 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
             is_usable: pair.unusable_reason.is_none(),
             unusable_reason: pair.unusable_reason.clone(),
             unusable_because: misfit.map(|why| why.to_string()),
+            transport: pair.transport.clone(),
             kv_bytes_total: moved.kv_bytes,
             handoffs_total: moved.handoffs,
         }
@@ -165,7 +168,9 @@ fn pairs_page(snapshot: &ClusterSnapshot, insight: &Insight) -> Vec<PairPage> {
 
 pub async fn slo(State(state): State<Arc<AppState>>) -> Json<SloPage> {
     state.insight.records.closing.settled().await;
-    let counted = state.insight.slo.report(Instant::now());
+    let config = state.insight.slo_rules.config();
+    let objective = config.objective();
+    let counted = state.insight.slo.report(objective, Instant::now());
     let lanes = |profile: &SloProfile| {
         let of_profile = counted.iter().filter(|((name, _), _, _)| *name == profile.name);
         let lane = of_profile.map(|((_, lane), counts, burn)| LaneBudget {
@@ -178,51 +183,54 @@ pub async fn slo(State(state): State<Arc<AppState>>) -> Json<SloPage> {
                 .collect(),
             burn_5m: burn.over_5m,
             burn_1h: burn.over_1h,
-            budget_left: counts.budget_left(),
+            budget_left: counts.budget_left(objective),
         });
         lane.collect()
     };
-    let profile = |profile: &SloProfile| ProfilePage {
-        name: profile.name.into(),
+    let profile = |profile: &Arc<SloProfile>| ProfilePage {
+        name: profile.name.clone().into(),
         ttft_ms_max: Some(ms(profile.ttft_max)),
         itl_ms_max: Some(ms(profile.itl_max)),
         lanes: lanes(profile),
     };
     Json(SloPage {
-        objective: Some(OBJECTIVE),
-        profiles: PROFILES.iter().map(profile).collect(),
+        objective: Some(objective),
+        profiles: config.profiles().iter().map(profile).collect(),
         stages: stage_budgets(&state.insight),
     })
 }
 
-/// How a TTFT budget of 400 ms is split, in ms: network 20, queue 50, prefill 280, tokenise 10, gateway 15. The last 25 ms
-/// are a reserve that belongs to no stage.
-const BUDGET_OF_400_MS: [(&str, f64, &[&str]); 5] = [
-    ("tokenise", 10.0, &["parse", "tokenize"]),
-    ("queue", 50.0, &["queue", "prefill_queue"]),
-    ("gateway", 15.0, &["route", "reserve", "dispatch"]),
-    ("prefill", 280.0, &["prefill_forward"]),
-    ("net", 20.0, &["first_token_return", "egress"]),
+/// How a TTFT budget of 400 ms is split, in ms, by the stages that each part is for: tokenizing, queues, gateway, prefill,
+/// network. The last 25 ms are a reserve that belongs to no stage.
+const BUDGET_OF_400_MS: [(f64, &[Stage]); 5] = [
+    (10.0, &[Stage::Parse, Stage::Tokenize]),
+    (50.0, &[Stage::Queue, Stage::StepWait, Stage::PrefillQueue]),
+    (15.0, &[Stage::Route, Stage::Reserve, Stage::Dispatch]),
+    (280.0, &[Stage::PrefillForward]),
+    (20.0, &[Stage::FirstTokenReturn, Stage::Egress]),
 ];
+const BUDGET_WHOLE: Duration = Duration::from_millis(400);
 /// The number of ended requests whose stages are looked at.
 const BUDGET_SAMPLE: usize = 1_000;
 
-/// The parts of the budget against their 99th percentiles over the last requests, scaled to each request's own limit.
+/// The parts of the budget against their 99th percentiles over the last requests, scaled to the strictest of these requests'
+/// own limits.
 fn stage_budgets(insight: &Insight) -> Vec<StageBudget> {
     let ended = insight.records.last_ended(BUDGET_SAMPLE);
-    let limit = |name: &str| SloProfile::by_name(name).map_or(Duration::from_millis(400), |profile| profile.ttft_max);
-    let largest = ended
-        .iter()
-        .map(|detail| limit(&detail.summary.slo))
-        .min()
-        .unwrap_or(Duration::from_millis(400));
-    let scale = ms(largest) / 400.0;
-    let part = |(name, budget, stages): &(&'static str, f64, &'static [&'static str])| {
+    let profiles = insight.slo_rules.config();
+    let limit = |detail: &Arc<Detail>| {
+        let profile = profiles.by_name(&detail.summary.slo);
+        profile.map_or(BUDGET_WHOLE, |profile| profile.ttft_max)
+    };
+    let strictest = ended.iter().map(limit).min().unwrap_or(BUDGET_WHOLE);
+    let scale = strictest.as_secs_f64() / BUDGET_WHOLE.as_secs_f64();
+    let part = |(budget, stages): &(f64, &'static [Stage])| {
+        let names: Vec<&'static str> = stages.iter().map(|stage| stage.name()).collect();
         let sum = |detail: &Detail| {
             let before = detail
                 .stages
                 .iter()
-                .filter(|stage| stage.phase == "ttft" && stages.contains(&&*stage.stage));
+                .filter(|stage| stage.phase == "ttft" && names.contains(&&*stage.stage));
             before.map(|stage| stage.ms).sum::<f64>()
         };
         let mut sums: Vec<f64> = ended
@@ -234,8 +242,8 @@ fn stage_budgets(insight: &Insight) -> Vec<StageBudget> {
         let rank = (sums.len() as f64 * 0.99).ceil() as usize;
         let p99 = rank.checked_sub(1).and_then(|rank| sums.get(rank));
         StageBudget {
-            stage: (*name).into(),
-            of: stages.iter().map(|stage| (*stage).into()).collect(),
+            stage: names.join(" + ").into(),
+            of: names.iter().map(|name| (*name).into()).collect(),
             budget_ms: Some(budget * scale),
             p99_ms: p99.copied(),
             count: sums.len(),

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
+use opentelemetry::{Array, StringValue, Value};
 use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::facts::Generation;
+use super::form::Form;
 use super::pace::Pace;
 use super::record::RequestRecord;
-use super::reply::Reply;
 use super::run::{OutToken, Run};
 use super::shapes::EdgeTimes;
 
 /// An answer that is about to begin: its first token has come.
 pub struct Answering {
     pub run: Run,
-    pub reply: Reply,
+    pub reply: Form,
     pub pace: Pace,
     pub record: Arc<RequestRecord>,
     pub first: Option<OutToken>,
@@ -35,7 +37,8 @@ pub fn note_finish_reasons<'a>(generation: &mut Generation, last: impl Iterator<
         .collect();
     let cut = reasons.iter().find(|reason| **reason == "length");
     generation.finish = cut.or(reasons.first()).copied();
+    let reasons = reasons.into_iter().map(StringValue::from).collect();
     generation
         .span
-        .record("gen_ai.response.finish_reasons", reasons.join(","));
+        .set_attribute("gen_ai.response.finish_reasons", Value::Array(Array::String(reasons)));
 }

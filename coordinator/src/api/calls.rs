@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::shapes::{FunctionBody, ToolCallBody};
+use serde::Serialize;
+
 use super::tools::{GivenTools, ToolChoice};
 use crate::text::{Piece, ToolCall, ToolCallReader, ToolFormat};
 
@@ -23,6 +24,26 @@ struct Reader {
     /// Of a list of calls that is not complete.
     held: String,
     calls: u32,
+}
+
+/// A call. In a stream it has an index, and may come in parts: the first one has all fields, the others more of the arguments.
+#[derive(Debug, Serialize)]
+pub struct ToolCallBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    pub function: FunctionBody,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FunctionBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// JSON.
+    pub arguments: String,
 }
 
 /// A part of a choice's answer.

@@ -12,7 +12,8 @@ use super::body::HeldBytes;
 use super::error::ApiError;
 use super::forms::{Flag, Id, List, Unsupported, in_vocabulary};
 use super::limits::{
-    ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, CHOICE_TEXTS_MAX, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX,
+    ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, CHOICE_TEXTS_MAX, GRAMMAR_BYTES_MAX, LARK_BYTES_MAX,
+    REGEX_BYTES_MAX,
 };
 use super::long_text::on_text;
 use crate::text::{TextError, TextModel};
@@ -22,6 +23,42 @@ use crate::text::{TextError, TextModel};
 pub struct ResponseFormat {
     r#type: Option<String>,
     json_schema: Option<NamedSchema>,
+    #[serde(skip)]
+    place: FormatPlace,
+}
+
+/// The field that a format stands in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum FormatPlace {
+    #[default]
+    ResponseFormat,
+    /// `/v1/responses`.
+    TextFormat,
+}
+
+impl FormatPlace {
+    /// The names of the format, of its type and of its schema.
+    fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::ResponseFormat => [
+                "response_format",
+                "response_format.type",
+                "response_format.json_schema.schema",
+            ],
+            Self::TextFormat => ["text.format", "text.format.type", "text.format.schema"],
+        }
+    }
+}
+
+impl ResponseFormat {
+    /// The format of a response, whose schema stands beside its type.
+    pub fn of_text(r#type: Option<String>, schema: Option<Schema>) -> Self {
+        Self {
+            r#type,
+            json_schema: Some(NamedSchema { schema }),
+            place: FormatPlace::TextFormat,
+        }
+    }
 }
 
 /// The name, the description and `strict` change nothing: a schema is always followed.
@@ -183,18 +220,18 @@ impl GivenConstraint {
 }
 
 fn of_response_format(format: Option<ResponseFormat>) -> Result<Option<(&'static str, OutputGrammar)>, ApiError> {
-    const SCHEMA: &str = "response_format.json_schema.schema";
     let Some(format) = format else { return Ok(None) };
+    let [whole, kind, place] = format.place.names();
     match format.r#type.as_deref() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(("response_format", any_object()))),
+        Some("json_object") => Ok(Some((whole, any_object()))),
         Some("json_schema") => match format.json_schema.and_then(|named| named.schema) {
-            Some(schema) => Ok(Some((SCHEMA, schema_text(&schema)))),
-            None => Err(ApiError::invalid(SCHEMA, format!("`{SCHEMA}` is missing."))),
+            Some(schema) => Ok(Some((place, schema_text(&schema)))),
+            None => Err(ApiError::invalid(place, format!("`{place}` is missing."))),
         },
         _ => {
-            let message = "`response_format.type` must be text, json_object or json_schema.";
-            Err(ApiError::invalid("response_format.type", message))
+            let message = format!("`{kind}` must be text, json_object or json_schema.");
+            Err(ApiError::invalid(kind, message))
         }
     }
 }
@@ -229,6 +266,8 @@ fn only_one(
         }
         let (text, most) = match &grammar {
             OutputGrammar::Regex(text) => (text, REGEX_BYTES_MAX),
+            // The rules of a choice are its texts.
+            OutputGrammar::Lark(text) if !field.ends_with("choice") => (text, LARK_BYTES_MAX),
             OutputGrammar::JsonSchema(text) | OutputGrammar::Lark(text) => (text, GRAMMAR_BYTES_MAX),
         };
         if text.len() > most {

@@ -7,13 +7,14 @@ use serving_core::request::Lane;
 use serving_core::stage::{Stage, StageTimings};
 use tracing::Span;
 
+use super::content::Content;
 use super::trace_context::TraceContext;
 use crate::records::prefixes::PrefixShape;
 use crate::records::prompts::PromptRecord;
 use crate::records::shape::ms;
 use crate::records::stalls::Gaps;
 use crate::request_handle::{Placement, RequestSummary};
-use crate::slo::{PROFILES, SloProfile};
+use crate::slo::SloProfile;
 
 #[derive(Debug, Default)]
 pub struct Facts {
@@ -47,7 +48,7 @@ pub struct Generation {
     pub is_streaming: bool,
     pub is_submitted: bool,
     pub response_id: Option<String>,
-    pub slo: SloProfile,
+    pub slo: Arc<SloProfile>,
     pub gaps: Gaps,
     pub model: Option<String>,
     pub lane: Lane,
@@ -69,10 +70,13 @@ pub struct Generation {
     pub last_token_to_end: Option<Duration>,
     /// Set for an answer that was sent whole.
     pub finish: Option<&'static str>,
+    /// Where content is traced, and the body could be read.
+    pub content: Option<Content>,
 }
 
 impl Generation {
-    pub fn new(span: Span, (seq, endpoint): (u64, &'static str)) -> Self {
+    /// `slo` judges the request until its headers and its model are known.
+    pub fn new(span: Span, (seq, endpoint): (u64, &'static str), slo: Arc<SloProfile>) -> Self {
         Self {
             span,
             seq,
@@ -80,7 +84,7 @@ impl Generation {
             is_streaming: false,
             is_submitted: false,
             response_id: None,
-            slo: PROFILES[0],
+            slo,
             gaps: Gaps::default(),
             model: None,
             lane: Lane::Interactive,
@@ -96,6 +100,7 @@ impl Generation {
             tpot: None,
             last_token_to_end: None,
             finish: None,
+            content: None,
         }
     }
 

@@ -113,6 +113,11 @@ impl<'de, T: Deserialize<'de>> Given<T> {
         (number.fract() == 0.0).then_some(number as i64)
     }
 
+    /// Whether it is one of these words.
+    fn is_text(&self, words: &[&str]) -> Option<()> {
+        matches!(self, Self::Text(text) if words.contains(&text.as_str())).then_some(())
+    }
+
     pub fn token_id(&self) -> Option<TokenId> {
         self.whole_within(0, u32::MAX.into()).map(|id| TokenId(id as u32))
     }
@@ -222,9 +227,10 @@ scalar_forms! {
         by |given| matches!(given, Given::Bool(value) if *value == VALUE).then_some(());
     OnlyNumber[const VALUE: i64](()) is UNSUPPORTED, by |given| given.whole_within(VALUE, VALUE).map(|_| ());
     EmptyText(()) is UNSUPPORTED, by |given| matches!(given, Given::Text(text) if text.is_empty()).then_some(());
+    DisabledWord(()) is UNSUPPORTED, by |given| given.is_text(&["disabled"]);
+    AutoWord(()) is UNSUPPORTED, by |given| given.is_text(&["auto", "default"]);
     EmptyList(()) is UNSUPPORTED, by |given| matches!(given, Given::List(list) if list.is_empty()).then_some(());
-    NoToolChoice(()) is UNSUPPORTED,
-        by |given| matches!(given, Given::Text(choice) if choice == "none" || choice == "auto").then_some(());
+    NoToolChoice(()) is UNSUPPORTED, by |given| given.is_text(&["none", "auto"]);
 }
 
 pub type Count = Whole<0, { u32::MAX as i64 }>;
@@ -243,7 +249,7 @@ macro_rules! with_field_names {
         pub struct $name { $($(#[$doc])* $visibility $field: $type,)* }
 
         impl $name {
-            const FIELD_NAMES: &[&str] = &[$(stringify!($field)),*];
+            pub const FIELD_NAMES: &[&str] = &[$(stringify!($field)),*];
         }
     };
 }

@@ -1,13 +1,13 @@
-//! Completions and chat: parse, tokenize, submit, answer. Both endpoints take this path.
+//! Completions, chats and responses: parse, tokenize, submit, answer. All of them take this path.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Extension, Request as HttpRequest, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use serving_core::request::Request;
+use serving_core::request::{Lane, Request};
 use serving_core::stage::Stage;
 use tracing::{Instrument, Span};
 
@@ -15,8 +15,10 @@ use super::AppState;
 use super::answering::{Answering, note_end, note_finish_reasons};
 use super::body::{self, HeldBytes};
 use super::calls::Calls;
+use super::content;
 use super::error::ApiError;
 use super::facts::Generation;
+use super::form::Form;
 use super::late;
 use super::metrics::InStage;
 use super::pace::Pace;
@@ -24,10 +26,11 @@ use super::prepare::{Prompt, Tokenized, requests, tokenized};
 use super::record::{RequestLabels, RequestRecord};
 use super::reply::Reply;
 use super::request::{self, CheckedRequest, Endpoint};
+use super::responses::{self, ResponseReply};
 use super::run::{EndsWith, OutToken, Run, RunInput};
 use super::shapes::{EdgeTimes, Head};
 use super::sse;
-use super::trace::root_span;
+use super::trace::{self, root_span};
 use super::trace_context::TraceContext;
 use crate::records::shape::ms;
 use crate::request_handle::Submission;
@@ -51,6 +54,14 @@ pub async fn chat_completions(
     generate(state, record, Endpoint::Chat, request).await
 }
 
+pub async fn responses(
+    State(state): State<Arc<AppState>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    request: HttpRequest,
+) -> Response {
+    generate(state, record, Endpoint::Responses, request).await
+}
+
 async fn generate(
     state: Arc<AppState>,
     record: Arc<RequestRecord>,
@@ -60,7 +71,8 @@ async fn generate(
     let span = root_span(endpoint, &record.request_id);
     record.facts().trace = TraceContext::of_root(&span, record.incoming_trace);
     let seq = record.insight().records.next_seq();
-    record.begin(Generation::new(span.clone(), (seq, endpoint.operation())));
+    let slo = state.insight.slo_rules.choose(None, None, Lane::Interactive);
+    record.begin(Generation::new(span.clone(), (seq, endpoint.operation()), slo));
     let call = Call {
         state,
         record: record.clone(),
@@ -86,12 +98,15 @@ struct Call {
 
 impl Call {
     async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
-        let labels = RequestLabels::from_headers(headers, self.state.limits.request_time_limit)?;
+        let rules = &self.state.insight.slo_rules;
+        let labels = RequestLabels::from_headers(headers, rules, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;
-        let rules = &self.state.insight.slo_rules;
+        let content = content::of_request(&self.state, &plan);
+        self.record
+            .update(|generation| trace::note_request(generation, plan.fields.user.as_deref(), content));
         let is_streaming = plan.fields.stream.0;
-        let slo = rules.choose(labels.slo, Some(&plan.model), labels.lane);
+        let slo = rules.choose(labels.slo.as_ref(), Some(&plan.model), labels.lane);
         self.record.update(|generation| {
             generation.slo = slo;
             generation.is_streaming = is_streaming;
@@ -133,7 +148,11 @@ impl Call {
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let plan = async {
             let (text, held) = body::text(&self.state, body).await?;
-            Ok((request::parse(&self.state, self.endpoint, &text)?, held))
+            let plan = match self.endpoint {
+                Endpoint::Responses => responses::parse(&self.state, &text),
+                endpoint => request::parse(&self.state, endpoint, &text),
+            };
+            Ok((plan?, held))
         };
         let plan = plan.instrument(span).await;
         let took = self.record.received_at.elapsed();
@@ -222,21 +241,25 @@ impl Call {
         }
     }
 
-    fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Reply {
+    fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Form {
         let head = Head::new(&plan, &self.state.text.fingerprint);
         self.span.record("gen_ai.response.id", head.id.as_str());
         self.record
             .update(|generation| generation.response_id = Some(head.id.clone()));
         let format = self.state.text.tool_format();
-        Reply {
-            head,
-            calls: plan
-                .tools
-                .as_ref()
-                .map(|tools| Calls::new(tools, format, plan.fields.stream.0)),
-            plan,
-            echo: prompts.into_iter().map(|prompt| prompt.echo_text).collect(),
-            text: self.state.text.clone(),
+        let calls = plan
+            .tools
+            .as_ref()
+            .map(|tools| Calls::new(tools, format, plan.fields.stream.0));
+        match plan.response {
+            Some(_) => Form::Response(Box::new(ResponseReply::new(head, plan, calls))),
+            None => Form::Choices(Box::new(Reply {
+                head,
+                calls,
+                plan,
+                echo: prompts.into_iter().map(|prompt| prompt.echo_text).collect(),
+                text: self.state.text.clone(),
+            })),
         }
     }
 
@@ -273,7 +296,7 @@ impl Call {
         self.record.update(|generation| {
             note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
         });
-        let mut response = (StatusCode::OK, axum::Json(reply.whole(&run, &tokens, &times))).into_response();
+        let mut response = reply.whole(&run, &tokens, &times);
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
         drop(egress);
         late::answered(&self.record, &mut run);

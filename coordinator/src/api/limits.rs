@@ -22,6 +22,8 @@ pub const BAD_WORD_BYTES_MAX: usize = 128;
 pub const CHOICE_TEXTS_MAX: usize = 1024;
 /// A regular expression of this size takes some 50 MiB while it is compiled, at worst.
 pub const REGEX_BYTES_MAX: usize = 8 << 10;
+/// Rules in Lark's form may hold regular expressions. The grammars of whole programming languages have some 10 KiB.
+pub const LARK_BYTES_MAX: usize = 16 << 10;
 /// Grammars that are compiled at a time. Each takes a core.
 pub const COMPILED_AT_ONCE: usize = 2;
 /// A grammar travels to the nodes with each attempt. The largest schemas in use have some 100 KB.
@@ -31,8 +33,13 @@ pub const TOOLS_MAX: usize = 128;
 pub const TOOL_NAME_CHARS_MAX: usize = 64;
 /// Calls in one message of the assistant.
 pub const CALLS_MAX: usize = 128;
+/// Names in `include` of a response. OpenAI knows fewer than ten.
+pub const INCLUDED_MAX: usize = 16;
 /// OpenAI's limit for chat (5 for completions). Each alternative travels with every token.
 pub const LOGPROBS_MAX: i64 = 20;
+/// A place in the queue. vLLM gives its priorities no range; these are all whole numbers of 32 bits.
+pub const PRIORITY_MIN: i64 = i32::MIN as i64;
+pub const PRIORITY_MAX: i64 = i32::MAX as i64;
 /// OpenAI documents -100 to 100 for the values. vLLM's tests use up to 1,024 entries. The list travels to the nodes.
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
 pub const LOGIT_BIAS_MAX: i32 = 100;

@@ -1,21 +1,31 @@
-//! Logprobs in OpenAI's two shapes: the old object of completions, and the content list of chat.
+//! Logprobs in OpenAI's two shapes, the old object of completions and the content list of chat, and those of a prompt in vLLM's.
 
+use std::iter;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use serving_core::ids::TokenId;
 use serving_core::request::TokenLogprobs;
 
-use super::run::OutToken;
+use super::forms::Whole;
+use super::request::{CheckedRequest, Endpoint};
+use super::run::{OutToken, PromptRun, Run};
 use crate::text::{TextModel, Utf8Decoder};
 
 /// OpenAI sends this value for "so unlikely that the number means nothing". JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
-fn finite(logprob: f32) -> Value {
-    json!(if logprob.is_finite() {
+fn bounded(logprob: f32) -> f32 {
+    if logprob.is_finite() {
         logprob.max(LOGPROB_MIN)
     } else {
         LOGPROB_MIN
-    })
+    }
+}
+
+fn finite(logprob: f32) -> Value {
+    json!(bounded(logprob))
 }
 
 /// A token as a string. Half a character is written as OpenAI does, `bytes:\xe2\x82`, so that two such tokens differ.
@@ -40,12 +50,18 @@ pub struct CompletionLogprobs {
 
 impl CompletionLogprobs {
     /// The prompt's tokens (`echo`). The first one has no logprob, because nothing stands before it.
-    pub fn push_prompt(&mut self, text: &TextModel, prompt: &[TokenId], logprobs: &[Option<TokenLogprobs>]) {
+    pub fn push_prompt(&mut self, text: &TextModel, prompt: &PromptRun) {
         let mut decoder = Utf8Decoder::default();
         let mut sink = String::new();
-        for (position, token) in prompt.iter().enumerate() {
-            let entry = logprobs.get(position).and_then(Option::as_ref);
-            self.push(text, *token, entry, decoder.chars());
+        // With `prompt_logprobs` there may be more alternatives than `logprobs` asks for.
+        let best = prompt.request.logprobs.unwrap_or(0) as usize;
+        for (position, token) in prompt.request.prompt.iter().enumerate() {
+            let entry = prompt.prompt_logprobs.get(position).and_then(Option::as_ref);
+            let entry = entry.map(|entry| TokenLogprobs {
+                logprob: entry.logprob,
+                top: entry.top.iter().take(best).copied().collect(),
+            });
+            self.push(text, *token, entry.as_ref(), decoder.chars());
             decoder.push(text.codec().token_bytes(*token).unwrap_or_default(), &mut sink);
         }
     }
@@ -109,4 +125,96 @@ pub fn chat_logprobs<'a>(text: &TextModel, tokens: impl Iterator<Item = &'a OutT
         })
         .collect();
     json!({"content": content, "refusal": null})
+}
+
+impl CheckedRequest {
+    /// So many alternatives are reported for each token of the prompt: for `echo`, for `prompt_logprobs`, or for both.
+    pub fn prompt_logprobs(&self) -> Option<u32> {
+        let echoed = self.logprobs.filter(|_| self.fields.echo.0);
+        echoed.max(self.fields.prompt_logprobs.map(Whole::get))
+    }
+}
+
+/// The logprobs of a prompt's tokens in vLLM's shape: a list with null first, then an object for each token, by token ids. It
+/// becomes JSON where it is written, because a tree of values would take some ten times as much memory.
+#[derive(Debug)]
+pub struct PromptLogprobs {
+    text: Arc<TextModel>,
+    tokens: Vec<(TokenId, Option<TokenLogprobs>)>,
+    /// Alternatives for each token.
+    best: usize,
+}
+
+impl PromptLogprobs {
+    /// Those of a choice's prompt, if the client asks for them and the answer of this `endpoint` has them there. The choices of a
+    /// prompt have them once, in the first.
+    pub fn of(
+        text: &Arc<TextModel>,
+        plan: &CheckedRequest,
+        endpoint: Endpoint,
+        (run, choice): (&Run, u32),
+    ) -> Option<Self> {
+        let best = plan.fields.prompt_logprobs.map(Whole::get)?;
+        let choice_count = plan.choice_count.max(1);
+        if plan.endpoint != endpoint || !choice.is_multiple_of(choice_count) {
+            return None;
+        }
+        let prompt = run.prompts.get((choice / choice_count) as usize)?;
+        let tokens = prompt.request.prompt.iter().copied();
+        Some(Self {
+            text: text.clone(),
+            tokens: tokens.zip(prompt.prompt_logprobs.iter().cloned()).collect(),
+            best: best as usize,
+        })
+    }
+}
+
+impl Serialize for PromptLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().map(|(token, entry)| {
+            entry.as_ref().map(|entry| PromptToken {
+                text: &self.text,
+                token: *token,
+                logprob: entry.logprob,
+                top: entry.top.get(..self.best).unwrap_or(&entry.top),
+            })
+        }))
+    }
+}
+
+struct PromptToken<'a> {
+    text: &'a TextModel,
+    token: TokenId,
+    logprob: f32,
+    /// Best first.
+    top: &'a [(TokenId, f32)],
+}
+
+#[derive(Serialize)]
+struct Alternative {
+    logprob: f32,
+    /// From 1 on. The rank of a prompt's token that is not among the best is not known.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+impl Serialize for PromptToken<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rank = self.top.iter().position(|(id, _)| *id == self.token).map(|at| at + 1);
+        let ranked = self
+            .top
+            .iter()
+            .zip(1..)
+            .map(|((id, logprob), rank)| (*id, *logprob, Some(rank)));
+        let others = ranked.filter(|(id, _, _)| *id != self.token);
+        let all = iter::once((self.token, self.logprob, rank)).chain(others);
+        serializer.collect_map(all.map(|(id, logprob, rank)| {
+            let alternative = Alternative {
+                logprob: bounded(logprob),
+                rank,
+                decoded_token: token_text(self.text, id),
+            };
+            (id.0, alternative)
+        }))
+    }
 }

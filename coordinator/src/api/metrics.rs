@@ -53,7 +53,7 @@ pub struct EndedRequest<'a> {
     /// The cause of each stall.
     pub stalls: &'a [StallCause],
     /// The SLO profile that judged the request, and the limits that it broke. `None` when the request is not judged.
-    pub slo: Option<(&'static str, &'a [Breach])>,
+    pub slo: Option<(&'a str, &'a [Breach])>,
 }
 
 /// A request is in a stage as long as this lives.

@@ -7,16 +7,20 @@ mod access_line;
 mod admin;
 mod answering;
 mod body;
+mod cache;
 mod calls;
 mod connection;
 mod console;
 mod constraint;
+mod content;
 mod error;
 mod events;
 mod facts;
+mod form;
 mod forms;
 mod generate;
 mod guard;
+mod info;
 mod late;
 mod limits;
 mod logprobs;
@@ -24,16 +28,19 @@ mod long_text;
 mod metrics;
 mod models;
 mod nodes;
+mod openapi;
 mod pace;
 mod places;
 mod prepare;
 mod probes;
 mod prompt;
+mod rates;
 mod record;
 mod remember;
 mod reply;
 mod reports;
 mod request;
+mod responses;
 mod run;
 mod server;
 mod shapes;
@@ -55,6 +62,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use grammar::{Grammars, Vocabulary};
+use service_runtime::freed_memory;
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use tokio::sync::Semaphore;
 use tower::Layer;
@@ -143,9 +151,14 @@ impl AppState {
             started_at: Instant::now(),
         }
     }
+
+    /// Builds the vocabulary for grammars, in the background.
+    pub fn read_vocabulary_soon(&self) {
+        self.grammars.read_vocabulary_soon(freed_memory::give_back);
+    }
 }
 
-/// The grammars of the served model. Its vocabulary is built when the first one comes.
+/// The grammars of the served model. Its vocabulary is built after the start, or for the first one.
 fn grammars_of(text: Arc<TextModel>) -> Grammars {
     Grammars::new(move || {
         let codec = text.codec();
@@ -182,12 +195,18 @@ pub fn router(state: AppState) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat_completions))
+        .route("/v1/responses", post(generate::responses))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::tokenizer_info))
         .route("/health", get(probes::health))
         .route("/ready", get(probes::ready))
         .route("/ping", get(probes::health).post(probes::health))
         .route("/version", get(probes::version))
+        .route("/load", get(info::load))
+        .route("/server_info", get(info::server_info))
+        .route("/get_server_info", get(info::server_info))
+        .route("/openapi.json", get(openapi::document))
         .route("/metrics", get(probes::metrics))
         .route("/admin/requests", get(admin::requests))
         .route("/admin/requests/{id}", get(admin::request))
@@ -195,9 +214,13 @@ pub fn router(state: AppState) -> Router {
         .route("/admin/cluster", get(admin::cluster))
         .route("/admin/nodes/{name}/drain", post(nodes::drain))
         .route("/admin/nodes/{name}/role/{role}", post(nodes::change_role))
+        .route("/admin/reset_prefix_cache", post(cache::reset))
+        .route("/reset_prefix_cache", post(cache::reset))
+        .route("/flush_cache", post(cache::reset))
         .route("/ui", get(console::index))
         .route("/ui/{*path}", get(console::file))
         .route("/admin/slo", get(admin::slo))
+        .route("/admin/rates", get(rates::rates))
         .route("/admin/events", get(events::events))
         .route("/admin/reports", get(reports::list))
         .route("/admin/reports/{name}", get(reports::one))

@@ -31,5 +31,6 @@ fn describe(state: &AppState, id: &str) -> Value {
         "root": state.text.name,
         "parent": null,
         "max_model_len": state.text.max_model_tokens,
+        "parameter_count": state.text.parameter_count,
     })
 }

@@ -84,15 +84,25 @@ impl Pace {
             times: out.times,
             at: now,
         };
+        let mut since_last = None;
         if let Some(choice) = self.choices.get_mut(out.choice as usize) {
             if let Some(last) = choice.last {
                 let gap = now.duration_since(last.at);
+                since_last = Some(gap);
                 self.record.metrics().token_gap(self.lane, gap, &self.trace_id);
                 self.gaps.add((out.choice, choice.tokens), last, left);
             }
             choice.first.get_or_insert(now);
             choice.last = Some(left);
             choice.tokens += 1;
+        }
+        self.record.insight().records.rates.token(now, since_last);
+        if self.record.insight().traces_content {
+            self.record.update(|generation| {
+                if let Some(content) = &mut generation.content {
+                    content.said(out.choice, &out.text, out.finish);
+                }
+            });
         }
         if self.record.token_left() {
             let received_at = self.record.received_at;

@@ -42,7 +42,7 @@ pub async fn tokenized(state: &AppState, plan: &mut CheckedRequest, held: HeldBy
 
 /// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
 async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
-    let param = plan.input.param();
+    let param = plan.endpoint.prompt_field();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let bytes = input.text_bytes();
     let longest = match &input {
@@ -206,9 +206,10 @@ fn request(
         choice_count: plan.choice_count,
         seed: plan.fields.seed.map_or_else(rand::random, |seed| seed.0),
         logprobs: plan.logprobs,
-        prompt_logprobs: plan.logprobs.filter(|_| plan.fields.echo.0),
+        prompt_logprobs: plan.prompt_logprobs(),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
+        priority: plan.fields.priority.map_or(0, |priority| priority.0),
         time_limit: labels.time_limit,
     })
 }
@@ -228,7 +229,7 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
     match (room.filter(|room| *room >= wanted), plan.max_tokens, plan.endpoint) {
         (Some(_), Some(asked), _) => Ok(asked),
         (Some(room), None, Endpoint::Completions) => Ok(COMPLETIONS_MAX_TOKENS_DEFAULT.min(room)),
-        (Some(room), None, Endpoint::Chat) => Ok(room),
+        (Some(room), None, Endpoint::Chat | Endpoint::Responses) => Ok(room),
         (None, asked, _) => {
             let asked_words = asked.map_or(String::new(), |max| format!(" and asked for {max} output tokens"));
             let (field, sum) = (plan.max_tokens_field, prompt_tokens as u64 + u64::from(wanted));

@@ -185,7 +185,7 @@ pub struct ChatMessage {
 
 /// A string, or a list of text parts that are joined.
 #[derive(Debug)]
-struct Content(String);
+pub struct Content(pub String);
 
 /// One part of a content, which must be text.
 #[derive(Deserialize)]
@@ -203,8 +203,10 @@ impl TryFrom<PartFields> for Part {
     type Error = &'static str;
 
     fn try_from(part: PartFields) -> Result<Self, Self::Error> {
-        let text = part.text.filter(|_| part.r#type.as_deref() == Some("text"));
-        text.map(Self)
+        let is_text = matches!(part.r#type.as_deref(), Some("text" | "input_text" | "output_text"));
+        part.text
+            .filter(|_| is_text)
+            .map(Self)
             .ok_or("must be {\"type\": \"text\", \"text\": ...}: this model reads text only")
     }
 }
@@ -230,14 +232,23 @@ pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<Value>, ApiError> {
     messages
         .into_iter()
         .enumerate()
-        .map(|(at, message)| message.turn(at))
+        .map(|(at, message)| message.turn(("messages", at)))
         .collect()
 }
 
 impl ChatMessage {
-    fn turn(self, at: usize) -> Result<Value, ApiError> {
+    pub fn new(role: Option<String>, content: Option<Content>) -> Self {
+        Self {
+            role,
+            content,
+            ..Self::default()
+        }
+    }
+
+    /// The message as a template reads it. `list` is the field that it is an element of.
+    pub fn turn(self, (list, at): (&str, usize)) -> Result<Value, ApiError> {
         let wrong = |field: &str, what: &str| {
-            let path = format!("messages[{at}].{field}");
+            let path = format!("{list}[{at}].{field}");
             ApiError::invalid(&path, format!("`{path}` {what}."))
         };
         let role = match self.role.as_deref() {
@@ -251,7 +262,7 @@ impl ChatMessage {
             }
             None => return Err(wrong("role", "is missing")),
         };
-        let unsupported = |field: &str| Err(ApiError::unsupported(&format!("messages[{at}].{field}")));
+        let unsupported = |field: &str| Err(ApiError::unsupported(&format!("{list}[{at}].{field}")));
         if self.name.is_some() && role != "tool" {
             return unsupported("name");
         }

@@ -24,7 +24,7 @@ use crate::records::Running;
 use crate::records::closing::Closing;
 use crate::records::shape::{Detail, ms};
 use crate::records::stalls::{Stall, StallCause};
-use crate::slo::{PROFILES, SloProfile};
+use crate::slo::{SloProfile, SloRules};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const LANE: &str = "x-lane";
@@ -34,20 +34,20 @@ const TIMEOUT_MS: &str = "x-request-timeout-ms";
 const STATUS_CLIENT_CLOSED: u16 = 499;
 
 /// What a client may say about a request in its headers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RequestLabels {
     pub lane: Lane,
-    pub slo: Option<SloProfile>,
+    pub slo: Option<Arc<SloProfile>>,
     pub time_limit: Duration,
 }
 
 impl RequestLabels {
-    pub fn from_headers(headers: &HeaderMap, default_limit: Duration) -> Result<Self, ApiError> {
+    pub fn from_headers(headers: &HeaderMap, rules: &SloRules, default_limit: Duration) -> Result<Self, ApiError> {
         let lane = label(headers, LANE, "interactive or batch", |name| {
             Lane::ALL.into_iter().find(|lane| lane.name() == name)
         })?;
-        let profiles = format!("one of {}", PROFILES.map(|profile| profile.name).join(", "));
-        let slo = label(headers, SLO, &profiles, SloProfile::by_name)?;
+        let profiles = format!("one of {}", rules.config().names());
+        let slo = label(headers, SLO, &profiles, |name| rules.config().by_name(name).cloned())?;
         let limits = format!("a whole number from 1 to {}", REQUEST_TIMEOUT_MAX.as_millis());
         let time_limit = label(headers, TIMEOUT_MS, &limits, |text| {
             let limit = Duration::from_millis(text.parse().ok()?);
@@ -294,10 +294,10 @@ impl RequestRecord {
             slo: remembered
                 .breaches
                 .as_ref()
-                .map(|breaches| (generation.slo.name, breaches.as_slice())),
+                .map(|breaches| (generation.slo.name.as_str(), breaches.as_slice())),
         });
         if let Some(breaches) = &remembered.breaches {
-            let whose = (generation.slo.name, generation.lane);
+            let whose = (generation.slo.name.as_str(), generation.lane);
             self.insight.slo.add(whose, breaches, Instant::now());
         }
         for stall in &remembered.stalls {
@@ -305,7 +305,8 @@ impl RequestRecord {
                 .span
                 .add_event_with_timestamp("stall", unix_time_of(stall.ended_at), stall_attributes(stall));
         }
-        finish_root(generation, outcome, line.e2e);
+        let error = line.facts.error.as_ref().map(|error| error.message.as_str());
+        finish_root(generation, (outcome, error), line.e2e);
         let is_broken = remembered
             .breaches
             .as_ref()

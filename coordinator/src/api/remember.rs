@@ -69,7 +69,7 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
     summary.stall_count = stalls.len();
     summary.breached = breaches.iter().flatten().map(|breach| breach.name().into()).collect();
     if end.is_some() {
-        summary.slow_because = slow_because(&summary, &stages, &stalls);
+        summary.slow_because = slow_because(&summary, (&stages, g.summary.clock_error), &stalls);
     }
     let nodes = (
         summary.serving.prefill_node.as_deref(),
@@ -134,7 +134,7 @@ fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
         unattributed_ms: g.unattributed_ms(),
         last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
-        slo: g.slo.name.into(),
+        slo: g.slo.name.clone().into(),
         breached: Vec::new(),
         slow_because: None,
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use serving_core::request::FinishReason;
 
 use super::calls::{Calls, Said};
-use super::logprobs::{CompletionLogprobs, chat_logprobs};
+use super::logprobs::{CompletionLogprobs, PromptLogprobs, chat_logprobs};
 use super::request::{CheckedRequest, Endpoint};
 use super::run::{OutToken, Run};
 use super::shapes::{
@@ -30,12 +30,13 @@ pub struct Reply {
 impl Head {
     pub fn new(plan: &CheckedRequest, fingerprint: &str) -> Self {
         let (prefix, object) = match (plan.endpoint, plan.fields.stream.0) {
-            (Endpoint::Completions, _) => ("cmpl", "text_completion"),
-            (Endpoint::Chat, false) => ("chatcmpl", "chat.completion"),
-            (Endpoint::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
+            (Endpoint::Completions, _) => ("cmpl-", "text_completion"),
+            (Endpoint::Chat, false) => ("chatcmpl-", "chat.completion"),
+            (Endpoint::Chat, true) => ("chatcmpl-", "chat.completion.chunk"),
+            (Endpoint::Responses, _) => ("resp_", "response"),
         };
         Self {
-            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
+            id: format!("{prefix}{:032x}", rand::random::<u128>()),
             object,
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -91,6 +92,7 @@ impl Reply {
         let prompt_token_ids = self.prompt_ids(run);
         let answer = Answer {
             prompt_token_ids,
+            prompt_logprobs: PromptLogprobs::of(&self.text, &self.plan, Endpoint::Chat, (run, 0)),
             ..self.answer(bodies, Some(self.usage(run, true)))
         };
         self.with_extras(answer, run, times)
@@ -102,6 +104,7 @@ impl Reply {
             choices,
             usage,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             metrics: None,
             kv_hashes: None,
         }
@@ -114,11 +117,11 @@ impl Reply {
         let (prompt, index) = steps.first().map_or((0, 0), |step| (step.prompt, step.choice));
         let echo = self.echo.get(prompt).and_then(Option::as_deref);
         let logprobs = self.plan.logprobs.map(|_| match self.plan.endpoint {
-            Endpoint::Chat => chat_logprobs(&self.text, steps.iter()),
+            Endpoint::Chat | Endpoint::Responses => chat_logprobs(&self.text, steps.iter()),
             Endpoint::Completions => self.completion_logprobs(run, steps, prompt),
         });
         let (text, message) = match self.plan.endpoint {
-            Endpoint::Chat => (None, Some(self.message((index, content), finish.is_some()))),
+            Endpoint::Chat | Endpoint::Responses => (None, Some(self.message((index, content), finish.is_some()))),
             Endpoint::Completions => {
                 let text = match echo.filter(|_| first.is_some()) {
                     Some(echo) => format!("{echo}{content}"),
@@ -149,6 +152,7 @@ impl Reply {
             prompt_token_ids: first
                 .filter(|_| wants_ids)
                 .map(|_| ids(&run.prompts[prompt].request.prompt)),
+            prompt_logprobs: PromptLogprobs::of(&self.text, &self.plan, Endpoint::Completions, (run, index)),
         }
     }
 
@@ -172,7 +176,7 @@ impl Reply {
         let echo = self.echo.get(prompt).and_then(Option::as_deref);
         if echo.is_some() && steps.first().is_some_and(|step| step.is_first) {
             let prompt = &run.prompts[prompt];
-            lists.push_prompt(&self.text, &prompt.request.prompt, &prompt.prompt_logprobs);
+            lists.push_prompt(&self.text, prompt);
         }
         let offset = echo.map_or(0, |echo| echo.chars().count());
         for step in steps {

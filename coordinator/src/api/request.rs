@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serving_core::ids::TokenId;
 use serving_core::request::SamplingParams;
 
@@ -26,6 +27,8 @@ pub enum Endpoint {
     #[default]
     Completions,
     Chat,
+    /// A chat in the form of OpenAI's Responses API.
+    Responses,
 }
 
 impl Endpoint {
@@ -33,7 +36,7 @@ impl Endpoint {
     pub fn operation(self) -> &'static str {
         match self {
             Endpoint::Completions => "text_completion",
-            Endpoint::Chat => "chat",
+            Endpoint::Chat | Endpoint::Responses => "chat",
         }
     }
 
@@ -42,6 +45,7 @@ impl Endpoint {
         match self {
             Endpoint::Completions => "prompt",
             Endpoint::Chat => "messages",
+            Endpoint::Responses => "input",
         }
     }
 }
@@ -52,78 +56,78 @@ with_field_names! {
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]
     pub struct GenerateFields {
-        model: Option<String>,
-        prompt: Option<Prompts>,
-        messages: Option<ChatMessages>,
-        max_tokens: Option<Count>,
-        max_completion_tokens: Option<Count>,
-        temperature: Option<Real<0, TEMPERATURE_MAX>>,
-        top_p: Option<Real<0, 1>>,
-        top_k: Option<Whole<-1, { i32::MAX as i64 }>>,
-        min_p: Option<Real<0, 1>>,
-        n: Option<Whole<1, CHOICES_MAX>>,
-        stop: Option<StopStrings>,
+        pub model: Option<String>,
+        pub prompt: Option<Prompts>,
+        pub messages: Option<ChatMessages>,
+        pub max_tokens: Option<Count>,
+        pub max_completion_tokens: Option<Count>,
+        pub temperature: Option<Real<0, TEMPERATURE_MAX>>,
+        pub top_p: Option<Real<0, 1>>,
+        pub top_k: Option<Whole<-1, { i32::MAX as i64 }>>,
+        pub min_p: Option<Real<0, 1>>,
+        pub n: Option<Whole<1, CHOICES_MAX>>,
+        pub stop: Option<StopStrings>,
         pub seed: Option<Seed>,
         pub stream: Flag,
-        stream_options: Option<StreamOptions>,
-        logprobs: Option<Logprobs>,
-        top_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
-        presence_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
-        frequency_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
-        repetition_penalty: Option<Real<0, REPETITION_PENALTY_MAX>>,
-        logit_bias: Option<LogitBias>,
-        user: Option<String>,
+        pub stream_options: Option<StreamOptions>,
+        pub logprobs: Option<Logprobs>,
+        pub top_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
+        pub presence_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
+        pub frequency_penalty: Option<Real<{ -PENALTY_MAX }, PENALTY_MAX>>,
+        pub repetition_penalty: Option<Real<0, REPETITION_PENALTY_MAX>>,
+        pub logit_bias: Option<LogitBias>,
+        pub user: Option<String>,
         pub ignore_eos: Flag,
-        min_tokens: Option<Count>,
-        stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
+        pub min_tokens: Option<Count>,
+        pub stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
         pub echo: Flag,
         pub return_token_ids: Flag,
         pub include_metrics: Flag,
         pub return_kv_hashes: Flag,
-        truncate_prompt_tokens: Option<Whole<-1, { u32::MAX as i64 }>>,
+        pub truncate_prompt_tokens: Option<Whole<-1, { u32::MAX as i64 }>>,
         pub add_special_tokens: Option<Flag>,
-        add_generation_prompt: Option<Flag>,
-        continue_final_message: Flag,
-        best_of: Option<OnlyNumber<1>>,
-        suffix: Option<EmptyText>,
-        include_stop_str_in_output: Option<OnlyFlag<false>>,
-        skip_special_tokens: Option<OnlyFlag<true>>,
-        spaces_between_special_tokens: Option<OnlyFlag<true>>,
-        priority: Option<OnlyNumber<0>>,
-        request_id: Option<Unsupported>,
-        cache_salt: Option<Unsupported>,
-        prompt_logprobs: Option<Unsupported>,
-        stream_interval: Option<OnlyNumber<1>>,
-        session_id: Option<Unsupported>,
-        allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
-        bad_words: Option<List<String, BAD_WORDS_MAX>>,
-        use_beam_search: Option<OnlyFlag<false>>,
-        length_penalty: Option<OnlyNumber<1>>,
-        early_stopping: Option<OnlyFlag<false>>,
-        no_repeat_ngram_size: Option<OnlyNumber<0>>,
-        typical_p: Option<OnlyNumber<1>>,
-        logits_processors: Option<EmptyList>,
+        pub add_generation_prompt: Option<Flag>,
+        pub continue_final_message: Flag,
+        pub best_of: Option<OnlyNumber<1>>,
+        pub suffix: Option<EmptyText>,
+        pub include_stop_str_in_output: Option<OnlyFlag<false>>,
+        pub skip_special_tokens: Option<OnlyFlag<true>>,
+        pub spaces_between_special_tokens: Option<OnlyFlag<true>>,
+        pub priority: Option<Whole<PRIORITY_MIN, PRIORITY_MAX>>,
+        pub request_id: Option<Unsupported>,
+        pub cache_salt: Option<Unsupported>,
+        pub prompt_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
+        pub stream_interval: Option<OnlyNumber<1>>,
+        pub session_id: Option<Unsupported>,
+        pub allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
+        pub bad_words: Option<List<String, BAD_WORDS_MAX>>,
+        pub use_beam_search: Option<OnlyFlag<false>>,
+        pub length_penalty: Option<OnlyNumber<1>>,
+        pub early_stopping: Option<OnlyFlag<false>>,
+        pub no_repeat_ngram_size: Option<OnlyNumber<0>>,
+        pub typical_p: Option<OnlyNumber<1>>,
+        pub logits_processors: Option<EmptyList>,
         // What shapes the answer: OpenAI's names, then those of vLLM, SGLang and llama-server.
-        response_format: Option<ResponseFormat>,
-        tools: Option<Tools>,
-        tool_choice: Option<ToolChoice>,
+        pub response_format: Option<ResponseFormat>,
+        pub tools: Option<Tools>,
+        pub tool_choice: Option<ToolChoice>,
         pub parallel_tool_calls: Option<Flag>,
-        functions: Option<EmptyList>,
-        function_call: Option<NoToolChoice>,
-        audio: Option<Unsupported>,
-        web_search_options: Option<Unsupported>,
-        structured_outputs: Option<StructuredOutputs>,
-        guided_json: Option<Schema>,
-        guided_regex: Option<String>,
-        guided_choice: Option<Texts>,
-        guided_grammar: Option<String>,
-        chat_template: Option<Unsupported>,
-        chat_template_kwargs: Option<Unsupported>,
-        documents: Option<EmptyList>,
-        json_schema: Option<Unsupported>,
-        regex: Option<Unsupported>,
-        ebnf: Option<Unsupported>,
-        grammar: Option<EmptyText>,
+        pub functions: Option<EmptyList>,
+        pub function_call: Option<NoToolChoice>,
+        pub audio: Option<Unsupported>,
+        pub web_search_options: Option<Unsupported>,
+        pub structured_outputs: Option<StructuredOutputs>,
+        pub guided_json: Option<Schema>,
+        pub guided_regex: Option<String>,
+        pub guided_choice: Option<Texts>,
+        pub guided_grammar: Option<String>,
+        pub chat_template: Option<Unsupported>,
+        pub chat_template_kwargs: Option<Unsupported>,
+        pub documents: Option<EmptyList>,
+        pub json_schema: Option<Unsupported>,
+        pub regex: Option<Unsupported>,
+        pub ebnf: Option<Unsupported>,
+        pub grammar: Option<EmptyText>,
     }
 }
 
@@ -149,7 +153,7 @@ impl<'de> Deserialize<'de> for StopStrings {
 
 /// Completions ask for a number of alternatives, chats for logprobs at all.
 #[derive(Clone, Copy, Debug)]
-enum Logprobs {
+pub enum Logprobs {
     Wanted(bool),
     Best(u32),
 }
@@ -192,6 +196,19 @@ pub struct CheckedRequest {
     pub constraint: GivenConstraint,
     /// Functions that the answer may call.
     pub tools: Option<GivenTools>,
+    /// What an answer of `/v1/responses` repeats.
+    pub response: Option<Box<AskedResponse>>,
+}
+
+/// What an answer of `/v1/responses` repeats of its request, as it was written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct AskedResponse {
+    pub instructions: Option<String>,
+    pub text: Option<Box<RawValue>>,
+    pub tools: Option<Box<RawValue>>,
+    pub tool_choice: Option<Box<RawValue>>,
+    pub metadata: Option<Box<RawValue>>,
 }
 
 /// A prompt that is longer loses its first tokens.
@@ -204,13 +221,33 @@ pub enum Truncation {
 }
 
 pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<CheckedRequest, ApiError> {
-    forms::each_name(text, |name| {
-        if !GenerateFields::FIELD_NAMES.contains(&name) {
-            state.ignored_names.note(name);
-        }
-    })?;
+    note_ignored(state, text, GenerateFields::FIELD_NAMES)?;
     let mut fields: GenerateFields = forms::read(text)?;
     fields.check_endpoint(endpoint)?;
+    let tools = GivenTools::new(fields.tools.take(), fields.tool_choice.take())?;
+    let input = match endpoint {
+        Endpoint::Completions => Input::prompts(fields.prompt.take(), state.text.codec().vocab_size())?,
+        Endpoint::Chat | Endpoint::Responses => fields.chat(tools.as_ref())?,
+    };
+    check(state, endpoint, fields, (input, tools))
+}
+
+/// Logs the names of a body that are no fields.
+pub fn note_ignored(state: &AppState, text: &str, known: &[&str]) -> Result<(), ApiError> {
+    forms::each_name(text, |name| {
+        if !known.contains(&name) {
+            state.ignored_names.note(name);
+        }
+    })
+}
+
+/// Looks at what no single field shows.
+pub fn check(
+    state: &AppState,
+    endpoint: Endpoint,
+    mut fields: GenerateFields,
+    (input, tools): (Input, Option<GivenTools>),
+) -> Result<CheckedRequest, ApiError> {
     let model = served_model(state, fields.model.take())?;
     let vocab_size = state.text.codec().vocab_size();
     let (max_tokens, max_tokens_field) = fields.max_tokens(endpoint)?;
@@ -223,12 +260,7 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
         let message = format!("`min_tokens` ({min_tokens}) must not exceed `{max_tokens_field}` ({max}).");
         return Err(ApiError::invalid("min_tokens", message));
     }
-    let tools = GivenTools::new(fields.tools.take(), fields.tool_choice.take())?;
     let constraint = fields.constraint(vocab_size, tools.as_ref())?;
-    let input = match endpoint {
-        Endpoint::Completions => Input::prompts(fields.prompt.take(), vocab_size)?,
-        Endpoint::Chat => fields.chat(tools.as_ref())?,
-    };
     let truncation = fields.truncation()?;
     let stop_token_ids = fields.stop_token_ids.take().map_or(Vec::new(), |ids| ids.0);
     Ok(CheckedRequest {
@@ -245,6 +277,7 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
         truncation,
         constraint,
         tools,
+        response: None,
         input,
         fields,
     })
@@ -267,6 +300,7 @@ impl GenerateFields {
     fn max_tokens(&self, endpoint: Endpoint) -> Result<(Option<u32>, &'static str), ApiError> {
         let (asked, name) = match (endpoint, self.max_completion_tokens) {
             (Endpoint::Chat, Some(asked)) => (Some(asked), "max_completion_tokens"),
+            (Endpoint::Responses, asked) => (asked, "max_output_tokens"),
             _ => (self.max_tokens, "max_tokens"),
         };
         // Values beyond any context are no type error. They end as context_length_exceeded, which names the limit.
@@ -352,10 +386,14 @@ impl GenerateFields {
     }
 
     fn logprobs(&self, endpoint: Endpoint) -> Result<Option<u32>, ApiError> {
+        if self.prompt_logprobs.is_some() && self.stream.0 {
+            let message = "`prompt_logprobs` does not go together with `stream`; leave one of the two out.";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
         let top = self.top_logprobs.map_or(0, Whole::get);
         match (endpoint, self.logprobs.unwrap_or(Logprobs::Wanted(false))) {
             (Endpoint::Completions, Logprobs::Best(best)) => Ok(Some(best)),
-            (Endpoint::Chat, Logprobs::Wanted(true)) => Ok(Some(top)),
+            (Endpoint::Chat | Endpoint::Responses, Logprobs::Wanted(true)) => Ok(Some(top)),
             (_, Logprobs::Wanted(false)) if top == 0 => Ok(None),
             (_, Logprobs::Wanted(false)) => {
                 let message = "`top_logprobs` needs `logprobs` to be true.";
@@ -378,7 +416,7 @@ impl GenerateFields {
                     ("tools", self.tools.as_ref().is_some_and(|tools| !tools.0.is_empty())),
                 ][..],
             ),
-            Endpoint::Chat => (
+            Endpoint::Chat | Endpoint::Responses => (
                 "/v1/completions",
                 &[("prompt", self.prompt.is_some()), ("echo", self.echo.0)][..],
             ),

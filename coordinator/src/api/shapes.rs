@@ -2,6 +2,7 @@
 //!
 //! Beyond OpenAI, only where the request asks for it:
 //! - `return_token_ids`: `choices[i].token_ids`, `choices[i].prompt_token_ids` and, with one prompt, `prompt_token_ids`;
+//! - `prompt_logprobs`: `prompt_logprobs` of a chat, and of the first choice of each prompt of a completion, see `logprobs`;
 //! - `return_kv_hashes`: `kv_hashes`, 16 hex digits per committed prompt block (a list of such lists for several prompts);
 //! - `include_metrics`: `metrics`, see `Metrics` (a list of such objects for several prompts).
 
@@ -12,6 +13,8 @@ use serde_json::Value;
 use serving_core::ids::TokenId;
 use serving_core::stage::Stage;
 
+use super::calls::ToolCallBody;
+use super::logprobs::PromptLogprobs;
 use super::run::PromptRun;
 use crate::records::shape::{Serving, ms};
 
@@ -36,6 +39,8 @@ pub struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_hashes: Option<Value>,
@@ -59,6 +64,8 @@ pub struct ChoiceBody {
     pub token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,26 +76,6 @@ pub struct Message {
     pub content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallBody>,
-}
-
-/// A call. In a stream it has an index, and may come in parts: the first one has all fields, the others more of the arguments.
-#[derive(Debug, Serialize)]
-pub struct ToolCallBody {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub index: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<&'static str>,
-    pub function: FunctionBody,
-}
-
-#[derive(Debug, Serialize)]
-pub struct FunctionBody {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// JSON.
-    pub arguments: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -205,7 +192,7 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
             .map(|(stage, duration)| (stage.name().to_owned(), Value::from(ms(*duration))))
             .collect()
     };
-    let prefill = [Stage::PrefillQueue, Stage::PrefillForward]
+    let prefill = [Stage::StepWait, Stage::PrefillQueue, Stage::PrefillForward]
         .iter()
         .filter_map(|s| times.stages.get(*s));
     let after_first = times

@@ -1,4 +1,4 @@
-//! Server-sent events: one per token, a last one where asked for, `[DONE]`. An error in between is an event of its own.
+//! Server-sent events of an answer: those of each token as soon as it is there, then those of the end or of an error.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,7 +17,6 @@ use super::run::OutToken;
 
 /// Tells nginx-like proxies not to collect the stream.
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Dropped with the connection. Then the run in it cancels, and the record says so.
 struct Events {
@@ -63,7 +62,7 @@ impl Events {
         match next {
             Ok(Some(out)) => {
                 let Answering { reply, run, .. } = &mut self.parts;
-                let frame = frame(&reply.chunk(run, &out));
+                let frame = reply.token(run, &out);
                 self.parts.pace.token(&out);
                 if out.finish.is_some() {
                     self.finished.push(out);
@@ -98,17 +97,14 @@ impl Events {
         parts
             .record
             .update(|generation| note_finish_reasons(generation, self.finished.iter()));
-        if let Some(last) = parts.reply.last_chunk(&parts.run, &times) {
-            self.tail.push_back(frame(&last));
-        }
-        self.tail.push_back(Bytes::from_static(DONE));
+        self.tail.extend(parts.reply.end(&parts.run, &times));
     }
 
     fn end_badly(&mut self, error: &ApiError) {
         self.is_ended = true;
         self.parts.record.failed(error);
-        self.tail.push_back(frame(&error.body()));
-        self.tail.push_back(Bytes::from_static(DONE));
+        let parts = &mut self.parts;
+        self.tail.extend(parts.reply.failed(&parts.run, error));
     }
 }
 
@@ -126,12 +122,17 @@ impl Drop for Events {
     }
 }
 
-fn frame(value: &impl Serialize) -> Bytes {
-    let mut bytes = b"data: ".to_vec();
-    if let Err(error) = serde_json::to_writer(&mut bytes, value) {
+/// Writes an event with this data. An event of a kind has a line with its name.
+pub fn write_event(bytes: &mut Vec<u8>, kind: Option<&str>, data: &impl Serialize) {
+    if let Some(kind) = kind {
+        bytes.extend_from_slice(b"event: ");
+        bytes.extend_from_slice(kind.as_bytes());
+        bytes.push(b'\n');
+    }
+    bytes.extend_from_slice(b"data: ");
+    if let Err(error) = serde_json::to_writer(&mut *bytes, data) {
         // Writing fails only for maps whose keys are not strings, and no answer has one.
         tracing::error!(%error, "an event could not be written as JSON");
     }
     bytes.extend_from_slice(b"\n\n");
-    Bytes::from(bytes)
 }

@@ -1,4 +1,5 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes. Load generators cut their prompts to length with them.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes. Load generators cut their prompts to length with them, and
+//! lm_eval needs no tokenizer of its own.
 
 use std::sync::Arc;
 
@@ -113,4 +114,20 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     };
     let tokens = in_vocabulary(tokens, "tokens", state.text.codec().vocab_size())?;
     Ok(Json(json!({"prompt": state.text.decode(&tokens, true)})))
+}
+
+/// Beside the tokens: the class of transformers that reads such a tokenizer's `tokenizer.json`, and the longest sequence that is
+/// served.
+pub async fn tokenizer_info(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let info = state.text.codec().info();
+    Json(json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": info.begin,
+        "eos_token": info.end,
+        "pad_token": info.padding,
+        "unk_token": info.unknown,
+        "add_bos_token": info.adds_begin,
+        "chat_template": info.chat_template,
+        "model_max_length": state.text.max_model_tokens,
+    }))
 }

@@ -19,6 +19,33 @@ const REQUIRED_CALLS_MAX: usize = 4;
 pub struct Tool {
     r#type: Option<String>,
     function: Option<Function>,
+    /// In a response the fields of the function stand beside the type.
+    #[serde(skip)]
+    flat: Option<Function>,
+}
+
+/// A tool of `/v1/responses`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, expecting = "an object with `type` and `name`")]
+pub struct FlatTool {
+    r#type: Option<String>,
+    name: Option<String>,
+    description: Option<String>,
+    parameters: Option<Schema>,
+}
+
+impl From<FlatTool> for Tool {
+    fn from(tool: FlatTool) -> Self {
+        Self {
+            r#type: tool.r#type,
+            function: None,
+            flat: Some(Function {
+                name: tool.name,
+                description: tool.description,
+                parameters: tool.parameters,
+            }),
+        }
+    }
 }
 
 /// `strict` changes nothing: a call that is forced always follows its schema.
@@ -58,12 +85,40 @@ impl<'de> Deserialize<'de> for ToolChoice {
         let wrong = |_| serde::de::Error::custom(format!("must be {wanted}"));
         match Written::deserialize(deserializer).map_err(wrong)? {
             Written::Object { function } => Ok(Self::Named(function.name)),
-            Written::Word(word) => match word.as_str() {
-                "none" => Ok(Self::None),
-                "auto" => Ok(Self::Auto),
-                "required" => Ok(Self::Required),
-                _ => Err(Given::<serde::de::IgnoredAny>::Text(word).is_not(&wanted)),
-            },
+            Written::Word(word) => Self::of_word(word, wanted),
+        }
+    }
+}
+
+impl ToolChoice {
+    fn of_word<E: serde::de::Error>(word: String, wanted: &str) -> Result<Self, E> {
+        match word.as_str() {
+            "none" => Ok(Self::None),
+            "auto" => Ok(Self::Auto),
+            "required" => Ok(Self::Required),
+            _ => Err(Given::<serde::de::IgnoredAny>::Text(word).is_not(&wanted)),
+        }
+    }
+}
+
+/// The choice in `/v1/responses`, where a function's name stands beside the type.
+#[derive(Debug, Default)]
+pub struct FlatToolChoice(pub ToolChoice);
+
+impl<'de> Deserialize<'de> for FlatToolChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Word(String),
+            Object { r#type: String, name: String },
+        }
+        let wanted = "none, auto, required, or {\"type\": \"function\", \"name\": ..}";
+        let wrong = || serde::de::Error::custom(format!("must be {wanted}"));
+        match Written::deserialize(deserializer).map_err(|_| wrong())? {
+            Written::Object { r#type, name } if r#type == "function" => Ok(Self(ToolChoice::Named(name))),
+            Written::Object { .. } => Err(wrong()),
+            Written::Word(word) => ToolChoice::of_word(word, wanted).map(Self),
         }
     }
 }
@@ -115,12 +170,18 @@ impl GivenTools {
         if tool.r#type.as_deref() != Some("function") {
             return wrong("type", "must be \"function\": this server knows no other tools");
         }
-        let function = tool.function.unwrap_or_default();
+        let (function, [name_field, parameters_field]) = match tool.flat {
+            Some(function) => (function, ["name", "parameters"]),
+            None => (
+                tool.function.unwrap_or_default(),
+                ["function.name", "function.parameters"],
+            ),
+        };
         let name = function.name.unwrap_or_default();
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty() || name.len() > TOOL_NAME_CHARS_MAX || !name.chars().all(is_name) {
             return wrong(
-                "function.name",
+                name_field,
                 "must have 1 to 64 letters, digits, underscores, points and dashes",
             );
         }
@@ -128,7 +189,7 @@ impl GivenTools {
         let parameters = match parameters.transpose() {
             Ok(None) => json!({"type": "object", "properties": {}}),
             Ok(Some(parameters @ Value::Object(_))) => parameters,
-            _ => return wrong("function.parameters", "must be a JSON schema"),
+            _ => return wrong(parameters_field, "must be a JSON schema"),
         };
         let mut described = json!({"name": name});
         if let Some(description) = function.description {
@@ -181,6 +242,13 @@ struct MadeFunction {
 }
 
 impl MadeCall {
+    pub fn new(id: Option<String>, name: Option<String>, arguments: Option<String>) -> Self {
+        Self {
+            id,
+            function: Some(MadeFunction { name, arguments }),
+        }
+    }
+
     /// As templates read it: with the arguments as an object, where they are one.
     pub fn for_template(self) -> Result<Value, &'static str> {
         let function = self.function.unwrap_or_default();

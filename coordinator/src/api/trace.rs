@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use service_runtime::telemetry;
 use serving_core::stage::Stage;
 use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
+use super::content::Content;
 use super::facts::Generation;
 use super::request::Endpoint;
 
@@ -18,7 +21,6 @@ pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
         otel.name = endpoint.operation(),
         otel.kind = "server",
         otel.status_code = Empty,
-        error.r#type = Empty,
         x_request_id = request_id,
         gen_ai.operation.name = endpoint.operation(),
         gen_ai.provider.name = "baton",
@@ -34,7 +36,6 @@ pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
         gen_ai.request.n = Empty,
         gen_ai.response.id = Empty,
         gen_ai.response.model = Empty,
-        gen_ai.response.finish_reasons = Empty,
         gen_ai.response.time_to_first_chunk = Empty,
         gen_ai.usage.input_tokens = Empty,
         gen_ai.usage.output_tokens = Empty,
@@ -50,8 +51,33 @@ pub fn root_span(endpoint: Endpoint, request_id: &str) -> Span {
     )
 }
 
-/// What is known of the request at its end.
-pub fn finish_root(g: &Generation, outcome: &str, e2e: Duration) {
+/// A request has been read: the client's name for its user, and, where content is traced, the prompt.
+pub fn note_request(g: &mut Generation, user: Option<&str>, content: Option<(String, Content)>) {
+    if let Some(user) = user {
+        // Its length has been checked.
+        g.span.set_attribute("enduser.id", user.to_owned());
+    }
+    if let Some((messages, content)) = content {
+        g.span.set_attribute("gen_ai.input.messages", messages);
+        g.content = Some(content);
+    }
+}
+
+/// The answer, as far as there is one.
+fn note_answer(g: &Generation) {
+    let Some(content) = &g.content else { return };
+    if content.has_answer() {
+        g.span
+            .set_attribute("gen_ai.output.messages", content.output_messages());
+    }
+    if content.is_cut() {
+        g.span.set_attribute("baton.content.is_cut", true);
+    }
+}
+
+/// What is known of the request at its end. `error` is what the client was told, if it was told anything.
+pub fn finish_root(g: &Generation, (outcome, error): (&'static str, Option<&str>), e2e: Duration) {
+    note_answer(g);
     let span = &g.span;
     span.record("gen_ai.usage.input_tokens", i64::from(g.prompt_tokens));
     span.record("gen_ai.usage.output_tokens", i64::from(g.output_tokens));
@@ -83,8 +109,8 @@ pub fn finish_root(g: &Generation, outcome: &str, e2e: Duration) {
     if outcome == "ok" {
         span.record("otel.status_code", "OK");
     } else {
-        span.record("otel.status_code", "ERROR");
-        span.record("error.type", outcome);
+        let words = error.unwrap_or("the client left before the end of its answer");
+        telemetry::set_failed(span, outcome, words.to_owned());
     }
 }
 

@@ -22,11 +22,12 @@ struct FinishLabels {
 }
 
 /// vLLM waits in one queue. A request of baton passes these stages before a node begins with it.
-const WAITING_STAGES: [Stage; 5] = [
+const WAITING_STAGES: [Stage; 6] = [
     Stage::Queue,
     Stage::Route,
     Stage::Reserve,
     Stage::Dispatch,
+    Stage::StepWait,
     Stage::PrefillQueue,
 ];
 

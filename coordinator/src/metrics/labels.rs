@@ -22,13 +22,13 @@ pub struct StallLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SloLabels {
-    pub slo: &'static str,
+    pub slo: String,
     pub lane: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BreachLabels {
-    pub slo: &'static str,
+    pub slo: String,
     pub lane: &'static str,
     pub breach: &'static str,
 }

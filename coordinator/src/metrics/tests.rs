@@ -16,6 +16,10 @@ const ROLE: Role = Role::Coordinator;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const WITH_ALIASES: MetricsConfig = MetricsConfig { vllm_metrics: true };
 
+fn new_metrics(config: MetricsConfig) -> Metrics {
+    Metrics::new("smol", config, &SloConfig::default())
+}
+
 fn stages() -> StageTimings {
     let ms = Duration::from_millis;
     let mut stages = StageTimings::default();
@@ -135,16 +139,16 @@ fn exercised(metrics: &Metrics) -> String {
 // The gauge of the async runtime needs one.
 #[tokio::test]
 async fn what_is_exposed_is_what_the_table_says() {
-    let plain = exercised(&Metrics::new("smol", MetricsConfig::default()));
+    let plain = exercised(&new_metrics(MetricsConfig::default()));
     assert_eq!(differences(&plain, ROLE, &[table::ALL]), [""; 0]);
     assert!(!plain.contains("vllm:"), "{plain}");
-    let both = exercised(&Metrics::new("smol", WITH_ALIASES));
+    let both = exercised(&new_metrics(WITH_ALIASES));
     assert_eq!(differences(&both, ROLE, &[table::ALL, vllm::ALL]), [""; 0]);
 }
 
 #[test]
 fn every_counter_starts_at_zero() {
-    let metrics = Metrics::new("smol", WITH_ALIASES);
+    let metrics = new_metrics(WITH_ALIASES);
     metrics.publish(|snapshot| snapshot.policy = "least-loaded");
     let text = metrics.render();
     assert_eq!(without_a_start(&text, ROLE, &[table::ALL, vllm::ALL]), [""; 0]);
@@ -157,7 +161,7 @@ fn every_counter_starts_at_zero() {
 
 #[test]
 fn a_request_shows_up_under_its_labels() {
-    let text = exercised(&Metrics::new("smol", WITH_ALIASES));
+    let text = exercised(&new_metrics(WITH_ALIASES));
     for line in [
         r#"baton_requests_total{model="smol",lane="batch",outcome="ok"} 1"#,
         r#"baton_requests_total{model="smol",lane="batch",outcome="queue_full"} 0"#,
@@ -191,7 +195,7 @@ fn a_request_shows_up_under_its_labels() {
 
 #[test]
 fn vllm_counts_requests_that_ran_and_no_others() {
-    let metrics = Metrics::new("smol", WITH_ALIASES);
+    let metrics = new_metrics(WITH_ALIASES);
     let all = stages();
     for outcome in ["deadline", "queue_full", "invalid_request", "cancelled"] {
         metrics.request_ended(&ended(outcome, &all));
@@ -209,7 +213,7 @@ fn vllm_counts_requests_that_ran_and_no_others() {
 
 #[test]
 fn a_stage_is_empty_when_its_requests_have_left_it() {
-    let metrics = Metrics::new("smol", MetricsConfig::default());
+    let metrics = new_metrics(MetricsConfig::default());
     let busy = || {
         let text = metrics.render();
         let lines = text.lines().filter(|line| line.starts_with("baton_stage_requests{"));
@@ -236,8 +240,9 @@ fn every_slo_limit_is_an_edge() {
         let limit = limit.as_secs_f64();
         assert!(metric.edges.contains(&limit), "{} has no edge at {limit}", metric.name);
     };
-    assert_eq!(PROFILES.len(), 6);
-    for profile in PROFILES {
+    let built_in = SloConfig::default();
+    assert_eq!(built_in.profiles().len(), 6);
+    for profile in built_in.profiles() {
         is_edge(&table::TTFT, profile.ttft_max);
         is_edge(&table::ITL, profile.itl_max);
         is_edge(&table::FIRST_TO_SECOND_TOKEN, profile.itl_max);
@@ -248,10 +253,12 @@ fn every_slo_limit_is_an_edge() {
 #[test]
 fn the_closed_lists_of_the_table_are_those_that_are_counted() {
     let of = |metric: &Metric, label| metric.closed_values(label, ROLE).unwrap_or_default();
-    assert_eq!(of(&table::SLO_TOTAL, "slo"), PROFILES.map(|profile| profile.name));
     assert_eq!(of(&table::SLO_BREACHES, "breach"), Breach::ALL.map(Breach::name));
     assert_eq!(of(&table::ITL_STALLS, "cause"), StallCause::ALL.map(StallCause::name));
-    let text = Metrics::new("smol", MetricsConfig::default()).render();
+    let text = new_metrics(MetricsConfig::default()).render();
     let slo = &read(&text)["baton_slo_breaches"];
-    assert_eq!(slo.series.len(), 2 * PROFILES.len() * Breach::ALL.len());
+    assert_eq!(
+        slo.series.len(),
+        2 * SloConfig::default().profiles().len() * Breach::ALL.len()
+    );
 }

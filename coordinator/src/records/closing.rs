@@ -44,6 +44,10 @@ impl ClosingRecords {
         Some(Closing { shared, seq })
     }
 
+    pub fn count(&self) -> usize {
+        self.shared.closing().len()
+    }
+
     /// Waits until the records that are being closed now are closed, for half a second at most. So a reader that asks right
     /// after an answer gets the whole record.
     pub async fn settled(&self) {

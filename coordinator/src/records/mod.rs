@@ -7,18 +7,22 @@ pub(crate) mod closing;
 pub mod pages;
 pub mod prefixes;
 pub(crate) mod prompts;
+pub(crate) mod rates;
 pub mod shape;
+mod sketch;
 pub(crate) mod stalls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use closing::ClosingRecords;
 use prefixes::{PrefixBook, PrefixShape};
+use rates::RateBook;
 use shape::{Detail, RecordState, Summary};
 
 /// Events that a follower may be behind: ten seconds of a hundred requests a second, with three events each.
@@ -68,6 +72,7 @@ pub struct RecordStore {
     ring: Mutex<Ring>,
     pub closing: ClosingRecords,
     pub prefixes: PrefixBook,
+    pub rates: RateBook,
     events: broadcast::Sender<Arc<Summary>>,
 }
 
@@ -172,6 +177,7 @@ impl RecordStore {
             ring: Mutex::default(),
             closing: ClosingRecords::default(),
             prefixes: PrefixBook::default(),
+            rates: RateBook::default(),
             events: broadcast::channel(EVENTS_BEHIND_MAX).0,
         }
     }
@@ -191,6 +197,12 @@ impl RecordStore {
         self.ring().running.insert(seq, running);
     }
 
+    /// Requests whose answers have not ended. A record that only waits for the nodes' last reports is not counted.
+    pub(crate) fn unanswered(&self) -> usize {
+        let closing = self.closing.count();
+        self.ring().running.len().saturating_sub(closing)
+    }
+
     pub(crate) fn has_followers(&self) -> bool {
         self.events.receiver_count() > 0
     }
@@ -205,6 +217,7 @@ impl RecordStore {
         let bytes = detail.bytes();
         let detail = Arc::new(detail);
         let summary = &detail.summary;
+        self.rates.ended(Instant::now(), summary);
         {
             let mut ring = self.ring();
             ring.running.remove(&summary.seq);

@@ -35,6 +35,8 @@ pub struct CoordinatorPage {
     pub unsplit_because: Option<String>,
     pub waiting: WaitingPage,
     pub unfinished: usize,
+    /// Where traces are viewed, with `{trace_id}` where the id belongs.
+    pub trace_viewer_url: Option<String>,
 }
 
 /// Waiting requests by lane.
@@ -85,6 +87,8 @@ pub struct PairPage {
     pub unusable_reason: Option<String>,
     /// Of two nodes that do not fit: the facts in which they differ, with both values.
     pub unusable_because: Option<String>,
+    /// What carries KV over it while it is usable.
+    pub transport: Option<String>,
     pub kv_bytes_total: u64,
     pub handoffs_total: u64,
 }

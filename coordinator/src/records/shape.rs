@@ -309,7 +309,7 @@ pub(crate) fn stage_shapes(stages: &StageTimings, nodes: (Option<&str>, Option<&
 fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<String> {
     let (prefill, decode) = nodes;
     let node = match stage {
-        Stage::PrefillQueue | Stage::PrefillForward => prefill.or(decode),
+        Stage::StepWait | Stage::PrefillQueue | Stage::PrefillForward => prefill.or(decode),
         Stage::TransferTail => prefill,
         Stage::Commit | Stage::DecodeQueue | Stage::Decode => decode,
         _ => return Some("coordinator".to_owned()),
@@ -317,8 +317,20 @@ fn process_of(stage: Stage, nodes: (Option<&str>, Option<&str>)) -> Option<Strin
     node.map(str::to_owned)
 }
 
-/// The stage that took longest, in words, for a reader who asks why the request was slow.
-pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Option<String> {
+/// What a stage took for sure. Between two processes the clocks' error may be part of it: with local prefill the decode node's
+/// mark ends `reserve`.
+fn for_sure(stages: &StageTimings, (stage, took): (Stage, Duration), clock_error: Duration) -> Duration {
+    let is_between = match stage {
+        Stage::Dispatch | Stage::FirstTokenReturn => true,
+        Stage::Reserve => stages.get(Stage::Dispatch).is_none(),
+        _ => false,
+    };
+    took.saturating_sub(if is_between { clock_error } else { Duration::ZERO })
+}
+
+/// The stage that took longest, in words, for a reader who asks why the request was slow. No process is blamed for what the
+/// clocks' error explains.
+pub fn slow_because(s: &Summary, (stages, clock_error): (&StageTimings, Duration), stalls: &[Stall]) -> Option<String> {
     if let (Some(outcome), Some(error)) = (&s.outcome, &s.error) {
         return Some(format!("it failed ({outcome}): {error}"));
     }
@@ -337,10 +349,11 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
         ));
     }
     let before = stages.0.iter().filter(|(stage, _)| stage.is_before_first_token());
-    let longest = before.max_by_key(|(_, took)| *took)?;
+    let sure = |stage: &(Stage, Duration)| for_sure(stages, *stage, clock_error);
+    let longest = before.max_by_key(|stage| sure(stage))?;
     let (stage, took) = longest;
     // Less than a third explains nothing: the nodes' stages are missing, because the request broke off.
-    if ttft >= rest && ms(*took) * 3.0 > ttft {
+    if ttft >= rest && ms(sure(longest)) * 3.0 > ttft {
         return Some(format!(
             "{} took {:.0} ms of the {ttft:.0} ms to the first token",
             stage.name(),
@@ -349,4 +362,23 @@ pub fn slow_because(s: &Summary, stages: &StageTimings, stalls: &[Stall]) -> Opt
     }
     let gap = s.itl_p50_ms.or(s.tpot_ms)?;
     Some(format!("{} output tokens at {gap:.1} ms each", s.serving.output_tokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_process_is_blamed_for_what_the_clocks_error_explains() {
+        let summary = Summary {
+            ttft_ms: Some(100.0),
+            e2e_ms: 110.0,
+            ..Summary::default()
+        };
+        let took = Duration::from_millis;
+        let stages = StageTimings(vec![(Stage::Dispatch, took(50)), (Stage::PrefillForward, took(45))]);
+        let why = |error_ms| slow_because(&summary, (&stages, took(error_ms)), &[]).expect("a reason");
+        assert!(why(0).starts_with("dispatch took 50 ms"), "{}", why(0));
+        assert!(why(10).starts_with("prefill_forward took 45 ms"), "{}", why(10));
+    }
 }

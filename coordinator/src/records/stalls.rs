@@ -178,7 +178,8 @@ fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// The three parts of a gap. With an unknown clock offset the way back counts as time on the node.
+/// The three parts of a gap. With an unknown clock offset the way back counts as time on the node, and so does what the clocks'
+/// error may have added to it.
 fn parts(gap: &Gap) -> (Duration, Duration, Duration) {
     let (before, after) = (&gap.before, &gap.after);
     let egress_of = |left: &Left| left.at.saturating_duration_since(left.times.received_at);
@@ -189,8 +190,14 @@ fn parts(gap: &Gap) -> (Duration, Duration, Duration) {
         .saturating_duration_since(before.times.received_at);
     match (before.times.sampled_at, after.times.sampled_at) {
         (Some(sampled_before), Some(sampled_after)) => {
-            let node = sampled_after.saturating_duration_since(sampled_before);
-            (node, received.saturating_sub(node), egress)
+            let node = sampled_after.at.saturating_duration_since(sampled_before.at);
+            // Tokens of one node are read with one offset. The first token has no step: it may be of another node.
+            let error = match before.times.step.is_some() == after.times.step.is_some() {
+                true => Duration::ZERO,
+                false => sampled_before.error + sampled_after.error,
+            };
+            let way = received.saturating_sub(node).saturating_sub(error);
+            (node.max(received.saturating_sub(way)), way, egress)
         }
         _ => (received, Duration::ZERO, egress),
     }

@@ -4,6 +4,7 @@ use proto::messages::StepNote;
 use serving_core::ids::Attempt;
 
 use super::*;
+use crate::node_clocks::NodeInstant;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -22,7 +23,10 @@ fn left(start: Instant, at: [u64; 3], step: Option<StepNote>) -> Left {
     Left {
         times: TokenTimes {
             received_at: start + ms(at[1]),
-            sampled_at: Some(start + ms(at[0])),
+            sampled_at: Some(NodeInstant {
+                at: start + ms(at[0]),
+                error: ms(3),
+            }),
             step,
             attempt: Attempt(0),
         },

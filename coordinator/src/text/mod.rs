@@ -36,6 +36,19 @@ pub enum TextError {
     TooLong { tokens_max: usize },
 }
 
+/// What a client has to know of a tokenizer that it uses over HTTP. Tokens are texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizerInfo {
+    pub begin: Option<String>,
+    pub end: Option<String>,
+    pub padding: Option<String>,
+    pub unknown: Option<String>,
+    /// A prompt gets the begin token in front unless the client says otherwise.
+    pub adds_begin: bool,
+    /// As the model's files have it.
+    pub chat_template: Option<String>,
+}
+
 /// A model's tokenizer and chat template. `model-files` has the real one; the API's tests use a byte tokenizer.
 pub trait TextCodec: Send + Sync {
     /// Ends with [`TextError::TooLong`] as soon as there are more than `tokens_max`.
@@ -49,6 +62,7 @@ pub trait TextCodec: Send + Sync {
     fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError>;
     /// `None`: the chat template knows no tools.
     fn tool_format(&self) -> Option<ToolFormat>;
+    fn info(&self) -> TokenizerInfo;
 }
 
 /// What the edge knows of the served model.
@@ -61,6 +75,8 @@ pub struct TextModel {
     pub name: String,
     /// Differs between two builds or models: the `system_fingerprint` of every answer.
     pub fingerprint: String,
+    /// `None` where no model file was read.
+    pub parameter_count: Option<u64>,
     longest_token_bytes: usize,
 }
 
@@ -76,6 +92,7 @@ impl TextModel {
             max_model_tokens,
             name,
             fingerprint,
+            parameter_count: None,
             longest_token_bytes,
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-use super::{Chat, TextCodec, TextError, TextModel, ToolFormat};
+use super::{Chat, TextCodec, TextError, TextModel, TokenizerInfo, ToolFormat};
 
 /// Why a coordinator cannot start with this model file. The operator can mend it, and each text says how.
 #[derive(Debug, Error)]
@@ -58,12 +58,11 @@ impl TextModel {
             env!("CARGO_PKG_VERSION"),
             &hex(&file.content_sha256())[..12]
         );
-        Ok(TextModel::new(
-            Box::new(codec),
-            max_model_tokens,
-            file.name(),
-            fingerprint,
-        ))
+        let parameter_count = Some(file.parameter_count().map_err(ModelError::from)?);
+        Ok(TextModel {
+            parameter_count,
+            ..TextModel::new(Box::new(codec), max_model_tokens, file.name(), fingerprint)
+        })
     }
 }
 
@@ -107,6 +106,23 @@ impl TextCodec for ServedText {
     fn tool_format(&self) -> Option<ToolFormat> {
         ToolFormat::of_template(self.template.as_ref()?.source_with_tools())
     }
+    /// The names of the padding and the unknown token come with the chat template, so they are not known of a base model.
+    fn info(&self) -> TokenizerInfo {
+        let text = |token: TokenId| {
+            let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let template = self.template.as_ref();
+        let named = |name| Some(template?.special_token(name)?.to_owned());
+        TokenizerInfo {
+            begin: self.tokenizer.begin_token().map(text),
+            end: self.tokenizer.main_end_token().map(text),
+            padding: named("pad_token"),
+            unknown: named("unk_token"),
+            adds_begin: self.tokenizer.adds_begin(),
+            chat_template: template.map(|template| template.source().to_owned()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +148,17 @@ mod tests {
         assert_eq!(model.decode(&tokens, true), prompt);
         assert!(!model.decode(&tokens, false).contains("<|im_start|>"));
         assert!(tokens.len() >= model.fewest_tokens(prompt.len()));
+        assert_eq!(model.parameter_count, Some(134_515_008));
+    }
+
+    #[test]
+    fn the_info_of_the_real_model_is_that_of_its_files() {
+        let info = real().codec().info();
+        let named = [&info.begin, &info.end, &info.padding, &info.unknown].map(Option::as_deref);
+        let (begin, end) = (Some("<|im_start|>"), Some("<|im_end|>"));
+        assert_eq!(named, [begin, end, end, Some("<|endoftext|>")]);
+        assert!(!info.adds_begin);
+        assert!(info.chat_template.is_some_and(|source| source.contains("<|im_start|>")));
     }
 
     #[test]

@@ -101,6 +101,8 @@ async fn each_wrong_field_is_named() {
         ("logprobs", json!(21), "0 to 20"),
         ("logprobs", json!(-1), "0 to 20"),
         ("logprobs", json!(true), "0 to 20"),
+        ("prompt_logprobs", json!(21), "0 to 20"),
+        ("priority", json!(0.5), "whole number"),
         ("echo", json!(1), "true or false"),
         ("presence_penalty", json!(2.5), "-2 to 2"),
         ("frequency_penalty", json!(-3), "-2 to 2"),
@@ -154,7 +156,7 @@ async fn names_that_are_not_built_are_refused_by_name() {
     // With a value that would change the answer.
     let fields = json!({
         "include_stop_str_in_output": true, "skip_special_tokens": false, "spaces_between_special_tokens": false,
-        "priority": 1, "request_id": "a", "cache_salt": "a", "prompt_logprobs": 0, "stream_interval": 2, "session_id": "a",
+        "request_id": "a", "cache_salt": "a", "stream_interval": 2, "session_id": "a",
         "use_beam_search": true, "length_penalty": 1.5, "early_stopping": true, "no_repeat_ngram_size": 2, "typical_p": 0.5,
         "logits_processors": ["x"], "functions": [{}],
         "function_call": {"name": "f"}, "audio": {}, "web_search_options": {}, "chat_template": "x",
@@ -180,7 +182,7 @@ async fn values_that_ask_for_what_happens_anyway_are_accepted() {
     let server = Server::saying("x").await;
     let fields = json!({
         "include_stop_str_in_output": false, "skip_special_tokens": true, "spaces_between_special_tokens": true,
-        "priority": 0, "stream_interval": 1, "use_beam_search": false, "length_penalty": 1.0, "early_stopping": false,
+        "stream_interval": 1, "use_beam_search": false, "length_penalty": 1.0, "early_stopping": false,
         "no_repeat_ngram_size": 0, "typical_p": 1, "logits_processors": [], "bad_words": [], "tools": [],
         "tool_choice": "auto", "functions": [], "function_call": "none", "documents": [], "grammar": "", "suffix": "",
         "best_of": 1, "response_format": {"type": "text"}, "add_special_tokens": true, "add_generation_prompt": true,

@@ -32,6 +32,19 @@ async fn the_body_has_openais_shape() {
 }
 
 #[tokio::test]
+async fn logprobs_of_the_prompt_stand_beside_the_choices() {
+    let server = Server::saying("x").await;
+    let body = chat(&server, json!({"prompt_logprobs": 1, "n": 2})).await;
+    let tokens = body["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(tokens.len(), "[user]hi[assistant]".len());
+    assert_eq!(
+        (&tokens[0], &tokens[1]["117"]["decoded_token"]),
+        (&Value::Null, &json!("u"))
+    );
+    assert!(body["choices"][0].get("prompt_logprobs").is_none());
+}
+
+#[tokio::test]
 async fn messages_in_all_their_forms() {
     let server = Server::saying("x").await;
     let messages = json!([

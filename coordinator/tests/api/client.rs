@@ -22,6 +22,10 @@ impl Answer {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
+    /// Null where the body is no JSON.
+    pub fn json_or_null(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }

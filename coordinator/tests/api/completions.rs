@@ -76,7 +76,7 @@ async fn every_field_reaches_the_request() {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "presence_penalty": -1, "frequency_penalty": 2,
         "repetition_penalty": 1.1, "logit_bias": {"9": 5, "3": -100}, "n": 2, "seed": -7, "ignore_eos": true,
         "min_tokens": 4, "stop_token_ids": [1, 2], "logprobs": 3, "user": "me", "best_of": 1, "stop": null,
-        "return_kv_hashes": true,
+        "return_kv_hashes": true, "priority": -3,
     });
     let body = complete(&server, fields).await;
     let request = server.request();
@@ -92,6 +92,7 @@ async fn every_field_reaches_the_request() {
     assert_eq!(request.stop.stop_token_ids, vec![TokenId(1), TokenId(2)]);
     assert_eq!((request.logprobs, request.prompt_logprobs), (Some(3), None));
     assert!(request.report_kv_hashes);
+    assert_eq!(request.priority, -3);
     assert_eq!(body["kv_hashes"], json!(["00000000000000ab", "0000000100000000"]));
 }
 
@@ -216,6 +217,59 @@ async fn echo_puts_the_prompt_first_and_its_logprobs_too() {
     );
     assert!((lists["token_logprobs"][1].as_f64().unwrap() + 1.05).abs() < 1e-6);
     assert_eq!(lists["top_logprobs"][1]["a"], -1.0);
+}
+
+fn assert_close(value: &Value, wanted: f64) {
+    let found = value.as_f64().unwrap_or(f64::NAN);
+    assert!((found - wanted).abs() < 1e-6, "{value} is not {wanted}");
+}
+
+#[tokio::test]
+async fn logprobs_of_the_prompt_have_vllms_shape() {
+    let server = Server::saying("!").await;
+    let body = complete(&server, json!({"prompt": ["xab", "y"], "n": 2, "prompt_logprobs": 2})).await;
+    assert_eq!(server.request().prompt_logprobs, Some(2));
+    let choices = &body["choices"];
+    let of_first = &choices[0]["prompt_logprobs"];
+    assert_eq!(
+        (of_first.as_array().map(Vec::len), &of_first[0]),
+        (Some(3), &Value::Null)
+    );
+    // The harness makes a token's own logprob of its id, and `a`, `b` and so on are the best ones. Here `a` is both.
+    assert_eq!(of_first[1].as_object().map(serde_json::Map::len), Some(2));
+    let own = &of_first[1]["97"];
+    assert_eq!((&own["rank"], &own["decoded_token"]), (&json!(1), &json!("a")));
+    assert_close(&own["logprob"], -0.97);
+    assert_eq!(of_first[1]["98"]["rank"], 2);
+    assert_close(&of_first[1]["98"]["logprob"], -2.0);
+    assert_eq!(of_first[2]["98"]["decoded_token"], "b");
+    assert_eq!(choices[2]["prompt_logprobs"], json!([null]), "the other prompt");
+    for index in [1_usize, 3] {
+        assert!(choices[index].get("prompt_logprobs").is_none(), "once for each prompt");
+    }
+    // The rank of a token that is not among the best is not known.
+    let alone = complete(&server, json!({"prompt": "xy", "prompt_logprobs": 0})).await;
+    let token = &alone["choices"][0]["prompt_logprobs"][1];
+    assert_eq!(token.as_object().map(serde_json::Map::len), Some(1));
+    assert_eq!(token["121"].get("rank"), Some(&Value::Null), "{token}");
+    // With `echo` each list has as many alternatives as it was asked for.
+    let both = complete(&server, json!({"echo": true, "logprobs": 1, "prompt_logprobs": 3})).await;
+    let choice = &both["choices"][0];
+    let echoed = &choice["logprobs"];
+    assert_eq!(
+        echoed["top_logprobs"][1],
+        json!({"a": -1.0, "i": echoed["token_logprobs"][1]})
+    );
+    assert_eq!(
+        choice["prompt_logprobs"][1].as_object().map(serde_json::Map::len),
+        Some(4)
+    );
+    let streamed = json!({"model": MODEL, "prompt": "hi", "prompt_logprobs": 0, "stream": true});
+    let refused = post(server.address, "/v1/completions", &streamed).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (400, &json!("prompt_logprobs"))
+    );
 }
 
 #[tokio::test]

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use coordinator::Coordinator;
 use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, router, serve_http};
 use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
     TokenTimes,
 };
-use coordinator::text::{Chat, TextCodec, TextError, TextModel, ToolFormat};
+use coordinator::text::{Chat, TextCodec, TextError, TextModel, TokenizerInfo, ToolFormat};
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
@@ -66,6 +67,14 @@ impl TextCodec for Bytes {
     }
     fn tool_format(&self) -> Option<ToolFormat> {
         Some(ToolFormat::Tagged)
+    }
+    fn info(&self) -> TokenizerInfo {
+        TokenizerInfo {
+            begin: Some("<start>".to_owned()),
+            end: Some("<end>".to_owned()),
+            chat_template: Some("{{ messages }}".to_owned()),
+            ..TokenizerInfo::default()
+        }
     }
     fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
         let turn = |turn: &serde_json::Value| {
@@ -243,13 +252,39 @@ const REACH: Reach = Reach {
 
 impl Server {
     pub async fn start(play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
-        Self::start_with_reports(play, None).await
+        Self::start_with(play, |_| {}).await
     }
 
     /// With a folder of reports for `/admin/reports`.
     pub async fn start_with_reports(
         play: impl Fn(&Request) -> Script + Send + Sync + 'static,
         reports_dir: Option<PathBuf>,
+    ) -> Self {
+        Self::start_with(play, |parts| {
+            if let Some(insight) = Arc::get_mut(&mut parts.insight) {
+                insight.reports_dir = reports_dir;
+            }
+        })
+        .await
+    }
+
+    /// In front of a coordinator's nodes. Requests do not reach them.
+    pub async fn in_front_of(cluster: &Coordinator) -> Self {
+        Self::start_with(
+            |_| Script::Play(Vec::new()),
+            |parts| {
+                if let Some(insight) = Arc::get_mut(&mut parts.insight) {
+                    insight.cluster = Some(cluster.metrics.clone());
+                }
+            },
+        )
+        .await
+    }
+
+    /// With other parts than those of most tests.
+    pub async fn start_with(
+        play: impl Fn(&Request) -> Script + Send + Sync + 'static,
+        change: impl FnOnce(&mut AppParts),
     ) -> Self {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let metrics = Arc::new(Recorded::default());
@@ -279,9 +314,7 @@ impl Server {
             guard: HttpGuard::default().with_origins(&chosen),
             cors_origins: chosen,
         };
-        if let Some(insight) = Arc::get_mut(&mut parts.insight) {
-            insight.reports_dir = reports_dir;
-        }
+        change(&mut parts);
         let state = AppState::new(parts);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");

@@ -5,15 +5,22 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod bad_input;
+mod cache;
 mod chat;
 mod client;
+#[allow(dead_code, reason = "shared with the tests of scripted nodes")]
+#[path = "../common/mod.rs"]
+mod common;
 mod completions;
 mod connection;
 mod constraints;
 mod errors;
 mod floods;
 mod harness;
+mod info;
 mod other_origins;
+mod responses;
+mod service_levels;
 mod several_prompts;
 mod streaming;
 mod surface;

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client::{get, post, request, send};
 use super::harness::{MODEL, Script, Server};
@@ -25,6 +25,11 @@ async fn models_are_listed_and_found() {
         (&json!("own-name-of-tiny"), &json!(512))
     );
     assert!(model["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(
+        model.get("parameter_count"),
+        Some(&json!(null)),
+        "unknown, and the key is there"
+    );
     assert_eq!(
         get(server.address, "/v1/models/org/alias").await.json()["id"],
         "org/alias"
@@ -183,4 +188,66 @@ async fn without_a_folder_there_are_no_reports() {
     let list = get(server.address, "/admin/reports").await.json();
     assert_eq!((&list["is_enabled"], &list["reports"]), (&json!(false), &json!([])));
     assert_eq!(get(server.address, "/admin/reports/x").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_rates_of_the_last_hour_have_each_request_once_it_has_ended() {
+    let server = Server::saying("hello").await;
+    let before = get(server.address, "/admin/rates").await.json();
+    assert_eq!(
+        (&before["slot_s"], &before["hour"]["requests"]),
+        (&json!(30), &json!(0))
+    );
+    for name in ["requests_per_s", "output_tokens_per_s", "error_share", "ttft_p99_ms"] {
+        assert!(before["hour"].get(name).is_some_and(Value::is_null), "{name}: {before}");
+    }
+    let body = json!({"model": MODEL, "prompt": "hi"});
+    assert_eq!(post(server.address, "/v1/completions", &body).await.status, 200);
+    let deadline = tokio::time::Instant::now() + super::client::PATIENCE;
+    let after = loop {
+        let page = get(server.address, "/admin/rates").await.json();
+        if page["hour"]["requests"] == 1 {
+            break page;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{page}");
+    };
+    let newest = after["slots"]
+        .as_array()
+        .and_then(|slots| slots.last())
+        .expect("the open one");
+    for rates in [newest, &after["hour"]] {
+        assert_eq!(
+            (&rates["error_share"], &rates["ttft_count"]),
+            (&json!(0.0), &json!(1)),
+            "{rates}"
+        );
+        assert!(rates["itl_count"].as_u64() > Some(3), "{rates}");
+        assert!(rates["output_tokens_per_s"].as_f64() > Some(0.0), "{rates}");
+    }
+}
+
+#[tokio::test]
+async fn every_path_of_the_document_is_there() {
+    let server = Server::saying("x").await;
+    let document = get(server.address, "/openapi.json").await.json();
+    assert!(!document["info"]["version"].as_str().unwrap().is_empty());
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 20, "{} paths", paths.len());
+    for (path, methods) in paths {
+        // A stream of events has no end.
+        if path == "/admin/events" {
+            continue;
+        }
+        let real = path.replace("{role}", "decode").replace(['{', '}'], "");
+        for method in methods.as_object().unwrap().keys() {
+            let raw = request(&method.to_uppercase(), &real, &[], b"{}");
+            let answer = send(server.address, &raw).await;
+            let code = answer.json_or_null()["error"]["code"].clone();
+            assert!(
+                code != "unknown_url" && code != "method_not_allowed",
+                "{method} {path}: {}",
+                answer.text()
+            );
+        }
+    }
 }

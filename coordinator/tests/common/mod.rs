@@ -147,7 +147,7 @@ pub fn status(granted: u64) -> NodeStatus {
     }
 }
 
-async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: Routes) -> Node {
+pub async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, routes: Routes) -> Node {
     let (listener, address) = serve::bind("127.0.0.1:0").await.expect("a free port");
     let mut record = record(name, rand::random(), role);
     record.address = address.to_string();
@@ -284,6 +284,7 @@ pub fn request(id: u128, max_tokens: u32) -> Arc<Request> {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(30),
     })

@@ -156,6 +156,7 @@ fn request(logprobs: Option<u32>) -> Request {
         logprobs,
         prompt_logprobs: None,
         report_kv_hashes: true,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),
     }

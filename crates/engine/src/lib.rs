@@ -8,6 +8,7 @@
 //! Read first: this file, then `step.rs`, `on_host.rs`, `kv_memory.rs`, `numerics.rs`, `cpu/mod.rs`.
 //! Tests: beside the code, and `tests/` for the whole model (goldens, invariance).
 
+mod allowed;
 mod batch;
 pub mod cpu;
 mod device_stand_in;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 
 use serving_core::ids::{BlockId, TokenId};
 
+pub use allowed::AllowedTokens;
 pub use batch::EngineLimits;
 pub use cpu::{
     CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, NotShared, WeightsFile,

@@ -56,6 +56,7 @@ fn request(prompt: u32, max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),
     }

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{AttemptKey, Request, TokenLogprobs};
 use serving_core::scheduler::{RowLogits, SampledToken, StepPlan};
 
-use crate::{EngineError, LogitsWanted, SampleInput, SequenceRows};
+use crate::allowed::Awaited;
+use crate::{AllowedTokens, EngineError, LogitsWanted, SampleInput, SequenceRows};
 
 /// The rows of a step with everything that computing them and drawing from them needs. Its buffers are used again by the next
 /// step.
@@ -17,13 +19,15 @@ pub struct Step {
     /// Tokens to feed, and outputs that penalties look at. The rows' ranges point into it.
     tokens: Vec<TokenId>,
     blocks: Vec<BlockId>,
-    /// Which tokens may be drawn, for the rows that do not allow all; see [`SampleInput::allowed`].
-    allowed: Vec<u32>,
+    /// Which tokens may be drawn, for the rows that do not allow all.
+    allowed: Option<Box<Awaited>>,
 }
 
 /// Rows of one sequence: a chunk of its prompt, or its one decode row.
 #[derive(Debug)]
 pub struct StepRow {
+    /// Its place in the step.
+    index: usize,
     pub key: AttemptKey,
     pub request: Arc<Request>,
     pub first_position: u32,
@@ -42,7 +46,6 @@ pub struct Draws {
     pub output_index: OutputIndex,
     /// The outputs so far, those of earlier attempts included. Empty when neither a penalty nor a constraint looks at them.
     outputs: Range<usize>,
-    allowed: Option<Range<usize>>,
 }
 
 /// What a step brought.
@@ -78,7 +81,7 @@ impl Step {
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
-        self.allowed.clear();
+        self.allowed = None;
         for (i, row) in plan.rows().iter().enumerate() {
             let request = plan.request(i);
             let tokens = append(&mut self.tokens, plan.tokens(i));
@@ -90,9 +93,9 @@ impl Step {
                     true => append(&mut self.tokens, plan.history(i).1),
                     false => 0..0,
                 },
-                allowed: None,
             });
             self.rows.push(StepRow {
+                index: i,
                 key: row.key,
                 request: request.clone(),
                 first_position: row.first_position,
@@ -122,19 +125,18 @@ impl Step {
         }
     }
 
-    /// A row whose draws are constrained, with its outputs so far.
-    pub fn constrained(&self, row: usize) -> Option<(&StepRow, &[TokenId])> {
-        let row = self.rows.get(row)?;
-        let draws = row.draws.as_ref()?;
-        let is_constrained = !row.request.constraint.is_none();
-        is_constrained.then(|| (row, &self.tokens[draws.outputs.clone()]))
+    /// The rows whose draws are constrained, with their places and their outputs so far.
+    pub fn constrained(&self) -> impl Iterator<Item = (usize, &StepRow, &[TokenId])> {
+        let rows = self.rows.iter().filter(|row| row.is_constrained());
+        rows.filter_map(|row| {
+            let outputs = &self.tokens[row.draws.as_ref()?.outputs.clone()];
+            Some((row.index, row, outputs))
+        })
     }
 
-    /// From now on the row draws these tokens only; the form is that of [`SampleInput::allowed`].
-    pub fn allow_only(&mut self, row: usize, allowed: &[u32]) {
-        if let Some(draws) = self.rows.get_mut(row).and_then(|row| row.draws.as_mut()) {
-            draws.allowed = Some(append(&mut self.allowed, allowed));
-        }
+    /// From now on the constrained rows draw the tokens that come from there. Without it they draw none.
+    pub fn await_allowed(&mut self, coming: Receiver<AllowedTokens>) {
+        self.allowed = Some(Box::new(Awaited::new(coming)));
     }
 
     /// Everything that determines one draw except the logits.
@@ -149,18 +151,19 @@ impl Step {
             prompt: &request.prompt[..request.client_prompt_tokens as usize],
             outputs: &self.tokens[draws.outputs.clone()],
             logprobs: request.logprobs,
-            allowed: draws.allowed.as_ref().map(|range| &self.allowed[range.clone()]),
+            allowed: row
+                .is_constrained()
+                .then(|| self.allowed.as_ref().map_or(&[][..], |allowed| allowed.of(row.index))),
         }
     }
 }
 
-impl Draws {
-    pub fn is_constrained(&self) -> bool {
-        self.allowed.is_some()
-    }
-}
-
 impl StepRow {
+    /// Whether the request says what the output has to be. To draw then waits for the tokens that are allowed.
+    pub fn is_constrained(&self) -> bool {
+        !self.request.constraint.is_none()
+    }
+
     pub fn token_count(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }

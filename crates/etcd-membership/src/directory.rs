@@ -174,7 +174,10 @@ fn log_changes<T: Entry>(old: &View<T>, new: &View<T>) {
         (known, Some(why)) if why.is_for_a_person() && known.as_ref() != Some(why) => {
             tracing::error!(folder, %why, "cannot read the records in etcd; trying again for ever");
         }
-        (None, Some(why)) => tracing::warn!(folder, %why, "etcd is away; the last view stays"),
+        // Before the first answer there is no view, and the registration tells of the silence.
+        (None, Some(why)) if new.as_of.is_some() => {
+            tracing::warn!(folder, %why, "etcd is away; the last view stays");
+        }
         (Some(_), None) => tracing::info!(folder, "etcd is back"),
         _ => {}
     }

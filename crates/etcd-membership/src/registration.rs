@@ -16,6 +16,8 @@ use crate::back_off::{BackOff, jittered};
 use crate::claim::{Claim, Found, Verdict};
 use crate::connection::{Connection, GuardedPut, Lease};
 use crate::entry::{BadRecord, Entry, epoch_of};
+use crate::first_answer::say_unanswered;
+use crate::registration_health::RegistrationHealth;
 use crate::trouble::EtcdTrouble;
 
 /// Three chances to renew within one lease: two may fail.
@@ -45,23 +47,6 @@ impl RegistrationConfig {
     fn call_limit(&self) -> Duration {
         (self.ttl() / CALLS_PER_LEASE).min(CALL_LIMIT_MAX)
     }
-}
-
-/// The state of the registration. Only the process can end it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RegistrationHealth {
-    Registered {
-        since: Instant,
-    },
-    /// Not known to be registered. It is tried again for ever, at least every 2 s.
-    Retrying {
-        why: EtcdTrouble,
-        since: Instant,
-    },
-    /// A process that was started later has the name. Nothing is written any more. The process decides what to do.
-    Fenced {
-        by_epoch: NodeEpoch,
-    },
 }
 
 /// An entry that a task of its own keeps registered until [`Registration::leave`]. Dropping it stops the task; the entry is
@@ -162,9 +147,11 @@ impl From<EtcdTrouble> for Stop {
 
 impl<T: Entry> Keeper<T> {
     async fn run(mut self, mut leaving: watch::Receiver<bool>) {
+        let unanswered = say_unanswered(self.address.to_string(), self.health.subscribe());
         let by_epoch = tokio::select! {
             by_epoch = self.keep() => Some(by_epoch),
             _ = leaving.wait_for(|is_leaving| *is_leaving) => None,
+            never = unanswered => match never {},
         };
         if let Some(by_epoch) = by_epoch {
             tracing::error!(key = %self.key, %by_epoch, "a process started later has this name; no longer registered");
@@ -307,13 +294,12 @@ impl<T: Entry> Keeper<T> {
         });
     }
 
-    /// Logs the first trouble, and any trouble that a person must mend. The rest of an outage would only repeat itself.
+    /// Logs the first trouble of an outage, and any trouble that a person must mend. The rest would only repeat itself. An
+    /// etcd that has not answered since the start is told by `say_unanswered`.
     fn tell_trouble(&self, why: EtcdTrouble) {
         self.health.send_if_modified(|health| {
             let (is_first, is_news, since) = match health {
-                RegistrationHealth::Retrying { why: known, since } => {
-                    (*known == EtcdTrouble::NotYet, *known != why, *since)
-                }
+                RegistrationHealth::Retrying { why: known, since } => (false, *known != why, *since),
                 _ => (true, true, Instant::now()),
             };
             match (is_first, is_news && why.is_for_a_person()) {

@@ -34,6 +34,8 @@ const LIMITS: ParserLimits = ParserLimits {
     // They would show the parser's state to clients.
     verbose_errors: false,
 };
+/// Bytes of all regular expressions in a schema together. Each takes up to 6 KiB for a byte while it is compiled.
+const PATTERN_BYTES_MAX: usize = 8 << 10;
 /// Between the parts of an object or a list. JSON allows more white space. A small model would write it until its budget of
 /// tokens is used up.
 const ITEM_SEPARATOR: &str = ", ?";
@@ -67,8 +69,8 @@ struct Known {
     alive: HashMap<OutputGrammar, Weak<CompiledGrammar>>,
 }
 
-/// Compiles grammars for one model. The vocabulary is built when the first one comes: it takes a few bytes for each byte of the
-/// tokens, and most servers never need it.
+/// Compiles grammars for one model. The vocabulary is read once: ahead of time ([`Grammars::read_vocabulary_soon`]), or when the
+/// first grammar comes. It takes a few bytes for each byte of the tokens.
 pub struct Grammars {
     load: Box<Load>,
     factory: OnceLock<Result<ParserFactory, GrammarError>>,
@@ -99,6 +101,21 @@ impl Grammars {
     /// For a node that knows no tokens: every grammar is refused.
     pub fn unknown() -> Self {
         Self::new(|| Err(GrammarError::NoVocabulary("this process has no model file".to_owned())))
+    }
+
+    /// Reads the vocabulary on a thread of its own, which takes some tenths of a second, so that the first grammar does not wait
+    /// for it. `then` is called afterwards. Why it cannot be read is told to whoever asks for a grammar.
+    pub fn read_vocabulary_soon(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
+        let grammars = self.clone();
+        let thread = Builder::new()
+            .name("vocabulary".to_owned())
+            .stack_size(COMPILE_STACK_BYTES);
+        let spawned = thread.spawn(move || {
+            let _ = grammars.parsers();
+            then();
+        });
+        // Nobody waits for the thread. Where the system starts none, the first grammar reads the vocabulary.
+        drop(spawned);
     }
 
     /// Compiles a grammar, unless it is known. Takes tens of milliseconds, and the first call the time to read the vocabulary:
@@ -134,11 +151,7 @@ impl Grammars {
     }
 
     fn compile_anew(&self, grammar: &OutputGrammar) -> Result<CompiledGrammar, GrammarError> {
-        let factory = self
-            .factory
-            .get_or_init(|| (self.load)().and_then(|known| factory(&known)));
-        let factory = factory.as_ref().map_err(Clone::clone)?;
-        let mut matcher = Matcher::new(factory.create_parser(top_level(grammar)?));
+        let mut matcher = Matcher::new(self.parsers()?.create_parser(top_level(grammar)?));
         if let Some(error) = matcher.get_error() {
             return Err(invalid(&error));
         }
@@ -146,6 +159,14 @@ impl Grammars {
         let first = matcher.compute_mask_or_eos();
         first.map_err(|error| invalid(&error.to_string()))?;
         Ok(CompiledGrammar(Mutex::new(matcher)))
+    }
+
+    /// What makes parsers for the vocabulary. The first call reads it; calls that come meanwhile wait.
+    fn parsers(&self) -> Result<&ParserFactory, GrammarError> {
+        let factory = self
+            .factory
+            .get_or_init(|| (self.load)().and_then(|known| factory(&known)));
+        factory.as_ref().map_err(Clone::clone)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -175,11 +196,35 @@ fn top_level(grammar: &OutputGrammar) -> Result<TopLevelGrammar, GrammarError> {
             if !schema.is_object() {
                 return Err(invalid("a JSON schema must be an object"));
             }
+            let bytes = pattern_bytes(&schema);
+            if bytes > PATTERN_BYTES_MAX {
+                return Err(invalid(&format!(
+                    "its patterns have {bytes} bytes together, and may have {PATTERN_BYTES_MAX}"
+                )));
+            }
             TopLevelGrammar::from_json_schema(with_our_options(schema))
         }
         OutputGrammar::Regex(text) => TopLevelGrammar::from_regex(text),
         OutputGrammar::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
     })
+}
+
+/// The bytes of a schema's regular expressions. The reader of JSON limits the depth.
+fn pattern_bytes(schema: &Value) -> usize {
+    match schema {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| match (name.as_str(), value) {
+                ("pattern", Value::String(pattern)) => pattern.len(),
+                ("patternProperties", Value::Object(properties)) => {
+                    properties.keys().map(String::len).sum::<usize>() + pattern_bytes(value)
+                }
+                _ => pattern_bytes(value),
+            })
+            .sum(),
+        Value::Array(values) => values.iter().map(pattern_bytes).sum(),
+        _ => 0,
+    }
 }
 
 /// The parser reads options out of the schema, so they are ours, whatever the client wrote there.
@@ -194,4 +239,30 @@ fn with_our_options(mut schema: Value) -> Value {
     };
     options.apply_to(&mut schema);
     schema
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_vocabulary_is_read_ahead_of_the_first_grammar_and_once() {
+        let reads = Arc::new(AtomicU32::new(0));
+        let counted = reads.clone();
+        let grammars = Arc::new(Grammars::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Err(GrammarError::NoVocabulary("a test has none".to_owned()))
+        }));
+        let (done, is_done) = sync_channel(1);
+        grammars.read_vocabulary_soon(move || done.send(()).expect("the test waits"));
+        is_done.recv_timeout(Duration::from_secs(20)).expect("it is read");
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
+        let refused = grammars.compile(&OutputGrammar::Regex("a".into()));
+        assert!(matches!(refused, Err(GrammarError::NoVocabulary(_))));
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
+    }
 }

@@ -158,6 +158,8 @@ fn what_is_no_grammar_is_refused_and_says_why() {
         OutputGrammar::Regex("(".into()),
         OutputGrammar::Lark("start: missing".into()),
         OutputGrammar::JsonSchema(r##"{"$ref": "#/$defs/missing"}"##.into()),
+        OutputGrammar::JsonSchema(format!(r#"{{"anyOf": [{{"pattern": "{}"}}]}}"#, "a".repeat(9_000)).into()),
+        OutputGrammar::JsonSchema(format!(r#"{{"patternProperties": {{"{}": {{}}}}}}"#, "a".repeat(9_000)).into()),
     ] {
         let refused = grammars.compile(&wrong);
         assert!(

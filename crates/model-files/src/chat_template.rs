@@ -208,6 +208,12 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// The text of a special token by the name that transformers gives it: `pad_token`, `unk_token` and others. `None` where the
+    /// model's files name none.
+    pub fn special_token(&self, name: &str) -> Option<&str> {
+        self.special_tokens.get(name)?.as_str().filter(|text| !text.is_empty())
+    }
+
     /// The template for conversations with tools: one of its own, or the only one, which may not know them.
     pub fn source_with_tools(&self) -> &str {
         self.with_tools_source.as_deref().unwrap_or(&self.source)

@@ -80,7 +80,7 @@ impl ModelInfo {
             name: None,
             architecture: config.architecture.name.to_owned(),
             license: None,
-            parameter_count: quantization.values().map(|share| share.elements).sum(),
+            parameter_count: model.parameter_count()?,
             quantization,
             kv_values_per_token: 2 * (config.layer_count * config.kv_size()) as u64,
             config,

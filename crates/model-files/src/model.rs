@@ -130,6 +130,15 @@ impl Model {
         }
     }
 
+    /// Elements of all tensors; tied embeddings count once.
+    ///
+    /// # Errors
+    /// A tensor of the table is not in the files.
+    pub fn parameter_count(&self) -> Result<u64, GgufError> {
+        let count = |name: &str| -> Result<u64, GgufError> { Ok(self.tensor(name)?.element_count() as u64) };
+        self.files.tensor_names().map(count).sum()
+    }
+
     pub(crate) fn files(&self) -> &Files {
         &self.files
     }

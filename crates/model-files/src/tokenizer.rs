@@ -129,6 +129,21 @@ impl Tokenizer {
         &self.special.end
     }
 
+    /// The token that begins a sequence.
+    pub fn begin_token(&self) -> Option<TokenId> {
+        self.special.begin
+    }
+
+    /// Whether a plain prompt gets the begin token in front.
+    pub fn adds_begin(&self) -> bool {
+        self.special.begin.is_some() && self.special.add_begin
+    }
+
+    /// The one end token that the model's files name first.
+    pub fn main_end_token(&self) -> Option<TokenId> {
+        self.special.main_end
+    }
+
     /// Which tokens begin and end a sequence.
     pub(crate) fn special(&self) -> &SpecialTokens {
         &self.special

@@ -87,7 +87,7 @@ impl DecodeLeg {
         MeasuredSpan::new("decode.queue", committed, joined).record_later(trace);
         if report.timings.get(Stage::PrefillForward).is_some() {
             let scheduled = back(committed, length(Stage::PrefillForward));
-            let received = back(scheduled, length(Stage::PrefillQueue));
+            let received = back(scheduled, length(Stage::StepWait) + length(Stage::PrefillQueue));
             MeasuredSpan::new("prefill.queue", received, scheduled).record_later(trace);
             MeasuredSpan::new("prefill.forward", scheduled, committed).record_later(trace);
         }

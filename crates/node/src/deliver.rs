@@ -174,7 +174,8 @@ impl NodeLoop {
         stream.prefill.forward_ended = Some(std::time::Instant::now());
         // By the stages' own account, so that they and the way back leave nothing between them.
         let stage = |stage| timings.get(stage).unwrap_or_default();
-        let sampled_at = stream.received_at + (stage(Stage::PrefillQueue) + stage(Stage::PrefillForward));
+        let waited = stage(Stage::StepWait) + stage(Stage::PrefillQueue);
+        let sampled_at = stream.received_at + (waited + stage(Stage::PrefillForward));
         let continues = outcome == Outcome::HandedOver;
         failpoints::hit(FaultPoint::PrefillDone);
         event_log::record(key, || Step::FirstTokens { continues });

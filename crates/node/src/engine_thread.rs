@@ -10,7 +10,7 @@ use grammar::{Grammars, Places};
 use service_runtime::clock::Clock;
 use service_runtime::failpoints::{self, FaultPoint};
 
-use crate::constraints::restrict;
+use crate::constraints::AllowedThread;
 use crate::inbox::{Inbox, StepDone};
 
 /// What the node does, as far as faults on purpose ask for it.
@@ -44,11 +44,11 @@ impl EngineThread {
         let (steps, submitted) = sync_channel(1);
         // Each choice of a request is a sequence of its own.
         let sequences = engine.limits().max_sequences as usize;
-        let places = Places::new(grammars, engine.model().vocab_size, sequences);
+        let allowed = AllowedThread::start(Places::new(grammars, engine.model().vocab_size, sequences))?;
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || {
             let gone = Gone(inbox);
-            run((engine, places), &submitted, (&gone.0, work));
+            run((engine, allowed), &submitted, (&gone.0, work));
         })?;
         Ok(Self {
             kv,
@@ -95,7 +95,7 @@ impl Drop for Gone {
 }
 
 fn run(
-    (mut engine, mut places): (Box<dyn Engine>, Places),
+    (mut engine, allowed): (Box<dyn Engine>, AllowedThread),
     submitted: &Receiver<Step>,
     (inbox, work): (&Inbox, NodeWork),
 ) {
@@ -104,7 +104,7 @@ fn run(
             failpoints::hit(FaultPoint::MidChunk);
         }
         let began = Clock::now();
-        restrict(&mut step, &mut places);
+        allowed.restrict(&mut step);
         engine.submit(step);
         let Some(completed) = engine.complete() else {
             return;

@@ -297,6 +297,7 @@ impl Driver {
                 None => return Err(Stop::Aborted(aborted(&mut self.aborted).await)),
                 Some(Work::Blocks(blocks, queued)) => self.push(transfer, (blocks, queued)).await?,
                 Some(Work::Last(first_tokens)) => {
+                    self.begin_span();
                     tokio::select! {
                         biased;
                         reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
@@ -319,8 +320,18 @@ impl Driver {
         }
     }
 
+    /// The first bytes are about to move. The span is older: the decode node has been told of it when the prefill began.
+    fn begin_span(&mut self) {
+        if self.pushed_blocks == 0
+            && let Some(span) = &mut self.span
+        {
+            span.begin_at(Clock::now());
+        }
+    }
+
     async fn push(&mut self, transfer: &mut dyn SendTransfer, work: (Vec<PushBlock>, Queued)) -> Result<(), Stop> {
         let (blocks, mut queued) = work;
+        self.begin_span();
         for PushBlock { ticket_index, block } in blocks {
             let was_full = self.handoffs.queue.is_full();
             tokio::select! {

@@ -14,6 +14,7 @@ use kv_transfer::receiver::{Arrived, ReceiveEnd, TransferRefusal};
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
 use serving_core::ids::TransferId;
+use serving_core::kv::CacheReset;
 use serving_core::request::AttemptKey;
 use serving_core::scheduler::{BlockReport, PushEnd};
 use serving_core::time::Time;
@@ -90,13 +91,15 @@ pub struct Arrivals {
     pub push_ends: Vec<PushEnded>,
     /// Who asked for a block report.
     pub questions: Vec<oneshot::Sender<BlockReport>>,
+    /// Who asked for an empty prefix cache.
+    pub cache_resets: Vec<oneshot::Sender<CacheReset>>,
     /// Set once: finish what runs until then, take nothing new.
     pub drain_until: Option<Time>,
     /// The engine's thread has ended.
     pub is_engine_gone: bool,
 }
 
-/// Block reports that may be asked for at once: a person, a monitor, a test.
+/// Block reports, and resets of the prefix cache, that may be asked for at once: a person, a monitor, a test.
 const QUESTIONS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
@@ -178,6 +181,16 @@ impl Inbox {
             state.arrivals.questions.push(answer);
             self.wake_locked(state);
         }
+    }
+    /// Asks for an empty prefix cache. The receiver ends without an answer when the loop is gone or too many have asked already.
+    pub fn reset_prefix_cache(&self) -> oneshot::Receiver<CacheReset> {
+        let (answer, answered) = oneshot::channel();
+        let mut state = self.lock();
+        if !state.is_closed && state.arrivals.cache_resets.len() < QUESTIONS_MAX {
+            state.arrivals.cache_resets.push(answer);
+            self.wake_locked(state);
+        }
+        answered
     }
     /// Something outside the mailbox changed: a client has gone, the push queue has room, a pair is up or down.
     pub fn wake(&self) {

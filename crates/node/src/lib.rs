@@ -5,6 +5,7 @@
 //! A request passes `handle`, `admit`, `node_loop`, `deliver`. Tests: beside the code; `prefill-node/tests`, `decode-node/tests` over real gRPC.
 
 mod admit;
+mod cache_service;
 mod config;
 mod constraints;
 mod decode_leg;

@@ -108,6 +108,7 @@ where
     let calls = Calls::new(routes.routes(), permits_max);
     let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();
+    node.read_vocabulary_soon();
     let join = JoinConfig {
         coordinators: CoordinatorsAt::of(&settings.config.coordinators)?,
         record: node.record.clone(),

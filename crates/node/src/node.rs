@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use proto::messages::Peer;
 use service_runtime::admin::BlockLedger;
 use service_runtime::clock::Clock;
+use service_runtime::freed_memory;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::vllm_node::PoolFacts;
 use serving_core::compatibility::Compatibility;
@@ -26,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tonic::service::RoutesBuilder;
 
+use crate::cache_service;
 use crate::constraints::{COMPILED_AT_ONCE, grammars_of};
 use crate::engine_thread::{EngineThread, NodeWork};
 use crate::handle::Handle;
@@ -167,8 +169,14 @@ impl Node {
         self.inbox.clone()
     }
 
-    /// Adds the services that move KV to a node's port.
+    /// Reads the model's tokenizer for grammars, in the background.
+    pub fn read_vocabulary_soon(&self) {
+        self.grammars.read_vocabulary_soon(freed_memory::give_back);
+    }
+
+    /// Adds the services that are no role's to a node's port: those that move KV, and that of the prefix cache.
     pub fn add_to_routes(&self, routes: &mut RoutesBuilder) {
+        cache_service::add_to_routes(routes, self.inbox.clone());
         if let Some(receiver) = &self.receiver {
             kv_transfer::grpc::add_to_routes(routes, receiver.clone());
         }

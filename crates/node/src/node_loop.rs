@@ -176,6 +176,9 @@ impl NodeLoop {
             // Whoever asked may have left.
             let _ = answer.send(self.parts.scheduler.block_report(now));
         }
+        for answer in arrivals.cache_resets {
+            let _ = answer.send(self.parts.scheduler.reset_prefix_cache());
+        }
     }
 
     fn pause_grants(&mut self) {

@@ -263,6 +263,7 @@ fn message(blocks: u32) -> PrefillRequest {
             logprobs: None,
             prompt_logprobs: None,
             report_kv_hashes: false,
+            priority: 0,
             lane: Lane::Interactive,
             time_limit: Duration::from_secs(60),
         },

@@ -66,7 +66,7 @@ impl Stream {
         self.events.is_closed()
     }
 
-    /// The step that was running when the request came: it waited for it before the scheduler knew of it.
+    /// How long it waited before the scheduler knew of it.
     pub fn inbox_wait(&self) -> Duration {
         self.admitted_at.since(self.received_at)
     }

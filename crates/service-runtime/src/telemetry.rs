@@ -9,7 +9,7 @@
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
@@ -245,6 +245,15 @@ impl OpenSpan {
 
     pub fn set_attributes(&mut self, attributes: Vec<KeyValue>) {
         self.span.set_attributes(attributes);
+    }
+
+    /// What the span measures begins at this time: others had to know the span before.
+    pub fn begin_at(&mut self, start: Time) {
+        let unix = self.anchor.wall(start).duration_since(UNIX_EPOCH).unwrap_or_default();
+        if let Ok(nanoseconds) = i64::try_from(unix.as_nanos()) {
+            self.span
+                .set_attribute(KeyValue::new(spans::BEGAN_UNIX_NS, nanoseconds));
+        }
     }
 
     /// `error`: why the measured work failed.

@@ -125,6 +125,9 @@ pub struct Request {
     /// topologies and attempts).
     pub report_kv_hashes: bool,
     pub lane: Lane,
+    /// The place in the coordinator's queue among the new requests of the lane: lower numbers first, 0 unless the client says so.
+    /// Nodes do not see it.
+    pub priority: i64,
     /// Time allowed from arrival to last token.
     pub time_limit: Duration,
 }

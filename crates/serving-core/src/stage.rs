@@ -30,7 +30,9 @@ stages! {
     Reserve = "reserve",
     /// Coordinator: `Prefill` (or local prefill) sent to accepted by the node.
     Dispatch = "dispatch",
-    /// Prefill side: accepted to first chunk scheduled.
+    /// Prefill side: accepted to the end of the step that ran then. A step that runs takes nobody in.
+    StepWait = "step_wait",
+    /// Prefill side: accepted, or the end of that step, to first chunk scheduled.
     PrefillQueue = "prefill_queue",
     /// Prefill side: first chunk scheduled to first token sampled.
     PrefillForward = "prefill_forward",

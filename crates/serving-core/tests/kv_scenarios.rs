@@ -198,6 +198,7 @@ impl World {
             logprobs: None,
             prompt_logprobs: None,
             report_kv_hashes: false,
+            priority: 0,
             lane: match words.has("batch") {
                 true => Lane::Batch,
                 false => Lane::Interactive,

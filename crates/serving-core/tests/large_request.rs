@@ -139,6 +139,7 @@ fn request(id: u128, prompt_tokens: u32) -> Arc<Request> {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(600),
     })

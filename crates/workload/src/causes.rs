@@ -39,7 +39,7 @@ pub struct Cause {
 }
 
 /// Stages before the first token in which a request waits.
-const QUEUE: [&str; 5] = ["queue", "route", "reserve", "dispatch", "prefill_queue"];
+const QUEUE: [&str; 6] = ["queue", "route", "reserve", "dispatch", "step_wait", "prefill_queue"];
 const PROMPT: [&str; 3] = ["parse", "tokenize", "prefill_forward"];
 /// A run in which this share of prompt tokens came from a cache is a warm one.
 const WARM_SHARE_MIN: f64 = 0.3;

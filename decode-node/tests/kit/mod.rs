@@ -193,6 +193,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         logprobs: Some(1),
         prompt_logprobs: None,
         report_kv_hashes: true,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(30),
     }

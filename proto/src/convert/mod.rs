@@ -1,6 +1,7 @@
 //! Wire <-> core in both directions. This is the only place that names the fields of generated types. Everything from the
 //! wire is untrusted: each field is checked, a bad one is a [`ConvertError`] that names it, and nothing panics.
 
+mod cache;
 mod compatibility;
 mod handoff;
 mod inference;

@@ -100,6 +100,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         logprobs: top_count(wire.logprobs, "request.logprobs")?,
         prompt_logprobs: top_count(wire.prompt_logprobs, "request.prompt_logprobs")?,
         report_kv_hashes: wire.report_kv_hashes,
+        priority: 0,
         lane,
         time_limit: Duration::from_nanos(wire.time_left_ns),
     };

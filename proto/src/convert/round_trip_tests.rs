@@ -40,6 +40,7 @@ pub(super) fn sample_request() -> Request {
         logprobs: Some(0),
         prompt_logprobs: None,
         report_kv_hashes: true,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(30),
     }
@@ -85,6 +86,7 @@ prop_compose! {
             logprobs: logprobs.0,
             prompt_logprobs: logprobs.1,
             report_kv_hashes,
+            priority: 0,
             lane,
             time_limit: Duration::from_nanos(nanos),
         }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use engine::{Draws, LogitsWanted, Step, StepRow};
+use engine::{LogitsWanted, Step, StepRow};
 use serving_core::ids::ChoiceIndex;
 
 use crate::buffers::{DRAWS_MAX, LOGITS_ROWS};
@@ -71,7 +71,7 @@ impl LogitsPlan {
             };
             let is_drawn = row.logits != LogitsWanted::All
                 && row.request.logprobs.is_none()
-                && !row.draws.as_ref().is_some_and(Draws::is_constrained)
+                && !(row.draws.is_some() && row.is_constrained())
                 && self.add_draws(step, (sequence, row), first_row + wanted.start);
             if !is_drawn {
                 self.host_rows.extend(wanted.clone().map(|index| first_row + index));

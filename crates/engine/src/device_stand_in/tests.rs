@@ -65,6 +65,7 @@ fn scheduler(kv: &KvMemory, vocab_size: u32) -> Scheduler {
         logprobs: Some(2),
         prompt_logprobs: Some(1),
         report_kv_hashes: true,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),
     };

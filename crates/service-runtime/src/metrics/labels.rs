@@ -1,6 +1,6 @@
 //! The labels of the metrics and their closed lists of values.
 //!
-//! Some lists belong to crates above or beside this one (SLO profiles, causes of stalls, transports and their failures).
+//! Some lists belong to crates above or beside this one (causes of stalls, transports and their failures).
 //! They are repeated here as text, and tests of those crates compare the two.
 
 use serving_core::cluster::{HandoffOutcome, LegError, MigrationOutcome, NodeHealth, RefuseReason};
@@ -23,7 +23,6 @@ closed! {
     LANE = "lane": |_| Lane::ALL.map(Lane::name).to_vec();
     OUTCOME = "outcome": |_| outcomes();
     STALL_CAUSE = "cause": |_| STALL_CAUSES.to_vec();
-    SLO = "slo": |_| SLO_PROFILES.to_vec();
     BREACH = "breach": |_| BREACHES.to_vec();
     STAGE = "stage": |role| stage_names(measured_stages(role));
     LIVE_STAGE = "stage": |role| stage_names(live_stages(role));
@@ -66,6 +65,12 @@ pub const POLICY: Label = Label {
     name: "policy",
     values: Values::OfProcess("the coordinator's `routing`"),
 };
+pub const SLO: Label = Label {
+    name: "slo",
+    values: Values::OfProcess(
+        "the profiles of the coordinator's `slo_config`, or the built-in ones; each from the start",
+    ),
+};
 pub const MODEL_NAME: Label = Label {
     name: "model_name",
     values: Values::OfProcess("`served_model_name`"),
@@ -96,8 +101,6 @@ pub const PAIR_REASON: Label = Label {
     values: Values::Open("`usable`, or the label a prefill node gives for why its pair is not"),
 };
 
-/// `slo::PROFILES` of the coordinator.
-const SLO_PROFILES: [&str; 6] = ["chat", "voice", "code-inline", "code-panel", "rag", "async-batch"];
 /// `slo::Breach` of the coordinator.
 const BREACHES: [&str; 5] = ["ttft", "itl", "incomplete", "hard_timeout", "5xx"];
 /// `records::stalls::StallCause` of the coordinator.
@@ -144,12 +147,21 @@ fn outcomes() -> Vec<&'static str> {
     told.iter().chain(&RejectReason::NAMES).chain(broke).copied().collect()
 }
 
+/// A prefill node measures each of its stages, and can tell that a request is in it.
+const PREFILL_STAGES: [Stage; 4] = [
+    Stage::StepWait,
+    Stage::PrefillQueue,
+    Stage::PrefillForward,
+    Stage::TransferTail,
+];
+
 /// The stages whose time a process exposes. The coordinator exposes the stages of all processes.
 fn measured_stages(role: Role) -> &'static [Stage] {
     match role {
         Role::Coordinator => Stage::ALL,
-        Role::Prefill => &[Stage::PrefillQueue, Stage::PrefillForward, Stage::TransferTail],
+        Role::Prefill => &PREFILL_STAGES,
         Role::Decode => &[
+            Stage::StepWait,
             Stage::PrefillQueue,
             Stage::PrefillForward,
             Stage::Commit,
@@ -174,8 +186,9 @@ pub fn live_stages(role: Role) -> &'static [Stage] {
             Stage::DecodeQueue,
             Stage::Decode,
         ],
-        Role::Prefill => &[Stage::PrefillQueue, Stage::PrefillForward, Stage::TransferTail],
+        Role::Prefill => &PREFILL_STAGES,
         Role::Decode => &[
+            Stage::StepWait,
             Stage::PrefillQueue,
             Stage::PrefillForward,
             Stage::TransferTail,

@@ -55,7 +55,7 @@ metrics! {
     STAGE_SECONDS = Metric::histogram(("baton_stage_seconds", edges::STAGE), Seconds,
         "Time of requests in each stage; on the coordinator phase ttft sums to TTFT").by(&[STAGE, PHASE]).on(ALL_ROLES);
     STAGE_REQUESTS = Metric::gauge("baton_stage_requests", Requests,
-        "Requests in each stage now; prefill_forward on the coordinator includes prefill_queue").by(&[LIVE_STAGE, PHASE]).on(ALL_ROLES);
+        "Requests in each stage now; prefill_forward on the coordinator includes step_wait and prefill_queue").by(&[LIVE_STAGE, PHASE]).on(ALL_ROLES);
 
     QUEUE_REQUESTS = Metric::gauge("baton_queue_requests", Requests, "Requests waiting for a place").by(&[LANE]).on(COORDINATOR);
     UNFINISHED_REQUESTS = Metric::gauge("baton_unfinished_requests", Requests, "Requests admitted and not ended").on(COORDINATOR);

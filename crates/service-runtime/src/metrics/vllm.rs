@@ -29,7 +29,7 @@ metrics! {
     E2E = Metric::histogram(("vllm:e2e_request_latency_seconds", edges::REQUEST_TIME), Seconds, "First byte received to the answer's end")
         .by(OF_ENGINE).on(COORDINATOR);
     QUEUE_TIME = Metric::histogram(("vllm:request_queue_time_seconds", edges::REQUEST_TIME), Seconds,
-        "Waiting until a node begins with the prompt: the stages queue, route, reserve, dispatch and prefill_queue")
+        "Waiting until a node begins with the prompt: the stages queue, route, reserve, dispatch, step_wait and prefill_queue")
         .by(OF_ENGINE).on(COORDINATOR);
     PREFILL_TIME = Metric::histogram(("vllm:request_prefill_time_seconds", edges::REQUEST_TIME), Seconds,
         "First prompt chunk scheduled to first token drawn").by(OF_ENGINE).on(COORDINATOR);

@@ -60,7 +60,15 @@ fn openinference(attributes: &[KeyValue]) -> Vec<KeyValue> {
         return vec![kind("CHAIN")];
     }
     let mut said = vec![kind("LLM"), KeyValue::new("llm.provider", "baton")];
+    // Messages are there only where content is traced.
+    for (what, from) in [("input", "gen_ai.input.messages"), ("output", "gen_ai.output.messages")] {
+        if let Some(messages) = get(from) {
+            said.push(KeyValue::new(format!("{what}.value"), messages.clone()));
+            said.push(KeyValue::new(format!("{what}.mime_type"), "application/json"));
+        }
+    }
     for (key, from) in [
+        ("user.id", "enduser.id"),
         ("llm.model_name", "gen_ai.response.model"),
         ("llm.token_count.prompt", "gen_ai.usage.input_tokens"),
         ("llm.token_count.completion", "gen_ai.usage.output_tokens"),
@@ -113,6 +121,8 @@ mod tests {
             KeyValue::new("gen_ai.usage.output_tokens", 12),
             KeyValue::new("gen_ai.usage.prompt_tokens", 30),
             KeyValue::new("gen_ai.latency.e2e", 0.25),
+            KeyValue::new("gen_ai.input.messages", "[]"),
+            KeyValue::new("enduser.id", "u"),
         ];
         root
     }
@@ -133,6 +143,9 @@ mod tests {
             ("llm.token_count.prompt", "30"),
             ("llm.token_count.completion", "12"),
             ("llm.token_count.total", "42"),
+            ("input.value", "[]"),
+            ("input.mime_type", "application/json"),
+            ("user.id", "u"),
             ("llm.invocation_parameters", r#"{"max_tokens":64,"temperature":0.5}"#),
             ("gen_ai.usage.input_tokens", "30"),
             ("gen_ai.latency.e2e", "0.25"),

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use opentelemetry::trace::{SpanContext, SpanKind, TraceFlags, TraceId};
-use opentelemetry::{Context, KeyValue};
+use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
@@ -77,6 +77,7 @@ impl KeptSpans {
     }
     /// Takes a span that has ended.
     fn add(&self, mut span: SpanData) {
+        start_where_it_began(&mut span);
         if let Some(offset) = telemetry::wall_offset() {
             shift(&mut span, offset);
         }
@@ -227,6 +228,21 @@ impl SpanProcessor for KeepSpans {
     }
 }
 
+/// An attribute that never leaves this process: when the work of a span began. A span that others must know before that starts too
+/// early, and the SDK moves no start.
+pub(crate) const BEGAN_UNIX_NS: &str = "baton.began_unix_ns";
+
+fn start_where_it_began(span: &mut SpanData) {
+    let is_mark = |pair: &KeyValue| pair.key.as_str() == BEGAN_UNIX_NS;
+    let Some(at) = span.attributes.iter().position(is_mark) else {
+        return;
+    };
+    if let Value::I64(nanoseconds) = span.attributes.remove(at).value {
+        let since = Duration::from_nanos(nanoseconds.unsigned_abs());
+        span.start_time = SystemTime::UNIX_EPOCH + since;
+    }
+}
+
 /// Puts a span on the coordinator's wall clock. Server spans, on which other processes' spans depend, say by how much they
 /// were moved.
 fn shift(span: &mut SpanData, offset: ClockOffset) {
@@ -249,5 +265,22 @@ fn shift(span: &mut SpanData, offset: ClockOffset) {
         let offset_ms = KeyValue::new("clock.offset_ms", milliseconds(offset.unix_ns as f64));
         let error_ms = KeyValue::new("clock.error_ms", offset.error.as_secs_f64() * 1e3);
         span.attributes.extend([offset_ms, error_ms]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::store::tests::span;
+    use super::*;
+
+    #[test]
+    fn a_span_begins_with_its_work_and_does_not_say_how_that_was_told() {
+        let mut late = span(1, 1);
+        let began = Duration::from_secs(1_700_000_000);
+        let mark = i64::try_from(began.as_nanos()).expect("before the year 2262");
+        late.attributes = vec![KeyValue::new(BEGAN_UNIX_NS, mark), KeyValue::new("bytes", 7)];
+        start_where_it_began(&mut late);
+        assert_eq!(late.start_time, SystemTime::UNIX_EPOCH + began);
+        assert_eq!(late.attributes, [KeyValue::new("bytes", 7)]);
     }
 }

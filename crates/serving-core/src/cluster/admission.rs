@@ -1,6 +1,7 @@
-//! The waiting queue: bounded, interactive before batch, in order of arrival within a lane. A client's own time limit ends its
-//! wait and buys no place: ordered by deadline, clients with short limits would overtake all others for as long as there is more
-//! work than the nodes can do.
+//! The waiting queue: bounded, interactive before batch, within a lane by priority and then in order of arrival. Whoever is
+//! overtaken waits no longer than `queue_wait_max`, then it is turned away. A client's own time limit ends its wait and buys no
+//! place: ordered by deadline, clients with short limits would overtake all others for as long as there is more work than the
+//! nodes can do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,7 @@ pub(super) enum Turn {
 struct Place {
     lane: Lane,
     turn: Turn,
+    priority: i64,
     arrived_at: Time,
     /// Order of arrival within one instant.
     sequence_no: u64,
@@ -61,6 +63,7 @@ impl WaitingQueue {
         let place = Place {
             lane: request.lane,
             turn,
+            priority: request.priority,
             arrived_at,
             sequence_no: self.next_sequence_no,
             request: request.id,
@@ -70,8 +73,8 @@ impl WaitingQueue {
         self.places.insert(request.id, place);
     }
 
-    /// The limit is tested with the arrival counted in. When full, the batch request that came last makes room for an
-    /// interactive one; requests that were put back are never displaced.
+    /// The limit is tested with the arrival counted in. When full, the last batch request makes room for an interactive one;
+    /// requests that were put back are never displaced.
     pub(super) fn push_new(&mut self, request: &Request, arrived_at: Time) -> Enqueued {
         let mut outcome = Enqueued::Waiting;
         if self.order.len() + 1 > self.requests_max {
@@ -156,6 +159,26 @@ mod tests {
         assert_eq!(q.next_after(None), Some(RequestId(9)));
         assert_eq!(q.next_after(Some(RequestId(4))), Some(RequestId(2)));
         assert_eq!(q.next_after(Some(RequestId(1))), None);
+    }
+
+    #[test]
+    fn a_lower_priority_number_goes_first_and_never_before_another_lane_or_a_returned_request() {
+        let mut q = WaitingQueue::new(10);
+        for (id, lane, priority) in [
+            (1, Lane::Batch, -9),
+            (2, Lane::Interactive, 0),
+            (3, Lane::Interactive, 7),
+            (4, Lane::Interactive, -1),
+            (5, Lane::Interactive, 0),
+        ] {
+            let mut r = request(id, 10, 10);
+            (r.lane, r.priority) = (lane, priority);
+            q.push_new(&r, Time::from_millis(10));
+        }
+        let mut returned = request(6, 10, 10);
+        returned.priority = 9;
+        q.push_returned(&returned, Time::from_millis(20));
+        assert_eq!(order(&q), [6, 4, 2, 5, 3, 1]);
     }
 
     #[test]

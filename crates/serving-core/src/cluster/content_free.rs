@@ -24,8 +24,34 @@ struct Outline {
     max_tokens: u32,
     choice_count: u32,
     prompt_logprobs: Option<u32>,
-    lane: Lane,
+    turn: QueueTurn,
     time_limit: Duration,
+}
+
+/// A request's lane, and its priority where it has one. Without one it has the bytes of a lane, as older records have them.
+#[derive(Serialize, Deserialize)]
+enum QueueTurn {
+    Interactive,
+    Batch,
+    Prioritised { lane: Lane, priority: i64 },
+}
+
+impl QueueTurn {
+    fn of(request: &Request) -> Self {
+        match (request.lane, request.priority) {
+            (Lane::Interactive, 0) => Self::Interactive,
+            (Lane::Batch, 0) => Self::Batch,
+            (lane, priority) => Self::Prioritised { lane, priority },
+        }
+    }
+
+    fn lane_and_priority(self) -> (Lane, i64) {
+        match self {
+            Self::Interactive => (Lane::Interactive, 0),
+            Self::Batch => (Lane::Batch, 0),
+            Self::Prioritised { lane, priority } => (lane, priority),
+        }
+    }
 }
 
 impl Outline {
@@ -37,13 +63,14 @@ impl Outline {
             max_tokens: request.stop.max_tokens,
             choice_count: request.choice_count,
             prompt_logprobs: request.prompt_logprobs,
-            lane: request.lane,
+            turn: QueueTurn::of(request),
             time_limit: request.time_limit,
         }
     }
 
     /// What nodes look at and the cluster does not is as if the client had not set it.
     fn into_request(self, prompt: Vec<TokenId>) -> Request {
+        let (lane, priority) = self.turn.lane_and_priority();
         Request {
             id: self.id,
             prompt: prompt.into(),
@@ -61,7 +88,8 @@ impl Outline {
             logprobs: None,
             prompt_logprobs: self.prompt_logprobs,
             report_kv_hashes: false,
-            lane: self.lane,
+            lane,
+            priority,
             time_limit: self.time_limit,
         }
     }

@@ -114,6 +114,15 @@ impl Block {
     }
 }
 
+/// What a reset of the prefix cache did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheReset {
+    /// Blocks that only the cache kept, and that are free now.
+    pub dropped_blocks: u32,
+    /// Blocks that the cache still lists, because something uses them.
+    pub kept_blocks: u32,
+}
+
 /// Leading blocks of a prompt that the cache already has, held by the caller from now on.
 #[derive(Debug)]
 pub(crate) struct PrefixMatch {
@@ -262,6 +271,19 @@ impl BlockPool {
         }
     }
 
+    /// Frees every block that only the prefix cache keeps. Blocks in use stay, and stay listed.
+    pub fn reset_prefix_cache(&mut self) -> CacheReset {
+        let cached: Vec<BlockId> = self.cached.iter().map(|(_, block)| *block).collect();
+        for block in &cached {
+            self.unlist(*block);
+        }
+        let kept = self.prefix.as_ref().map_or(0, PrefixIndex::len);
+        CacheReset {
+            dropped_blocks: u32::try_from(cached.len()).unwrap_or(u32::MAX),
+            kept_blocks: u32::try_from(kept).unwrap_or(u32::MAX),
+        }
+    }
+
     /// What the prefix cache has listed or dropped since this was last asked; `None` without a change.
     pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
         let changes = self.prefix.as_mut()?.untold.take();
@@ -309,15 +331,20 @@ impl BlockPool {
     fn take_one(&mut self, held_as: BlockUse) -> Option<BlockHandle> {
         if self.free.is_empty() {
             let (_, oldest) = *self.cached.first()?;
-            if let (Some(key), Some(index)) = (self.blocks[oldest.0 as usize].published, self.prefix.as_mut()) {
-                index.remove(key);
-            }
-            self.update(oldest, |block| block.published = None);
+            self.unlist(oldest);
         }
         let block = *self.free.last()?;
         let entry = &mut self.blocks[block.0 as usize];
         entry.generation = Generation(entry.generation.0.wrapping_add(1));
         Some(self.hold(block, held_as))
+    }
+
+    /// Takes a block out of the prefix cache.
+    fn unlist(&mut self, block: BlockId) {
+        if let (Some(key), Some(index)) = (self.blocks[block.0 as usize].published, self.prefix.as_mut()) {
+            index.remove(key);
+        }
+        self.update(block, |block| block.published = None);
     }
 
     /// Applies one change to a block and moves it between the free list, the cached set and the counters.
@@ -479,6 +506,38 @@ mod tests {
         assert!(died.join().is_err());
         pool.reclaim_dropped();
         assert_eq!((pool.counts().free, pool.dropped_total()), (2, 2));
+        pool.check();
+    }
+
+    #[test]
+    fn a_reset_frees_what_only_the_cache_keeps_and_leaves_the_rest_listed() {
+        let mut pool = BlockPool::new(3, 4, true);
+        let mut blocks = pool.allocate(2, BlockUse::Active).expect("three free");
+        let used = blocks.pop().expect("two");
+        let cached = blocks.pop().expect("two");
+        pool.publish(&used, ChainLink::ROOT, &tokens(0, 4));
+        pool.publish(&cached, ChainLink::ROOT, &tokens(10, 4));
+        pool.release(cached);
+        assert_eq!(
+            pool.take_prefix_changes().map(|changes| changes.is_empty()),
+            Some(false)
+        );
+        let reset = CacheReset {
+            dropped_blocks: 1,
+            kept_blocks: 1,
+        };
+        assert_eq!(pool.reset_prefix_cache(), reset);
+        assert_eq!(
+            (pool.counts().free, pool.counts().active, pool.counts().cached),
+            (2, 1, 0)
+        );
+        assert_eq!(pool.listed().len(), 1);
+        assert!(pool.take_prefix_changes().is_some(), "coordinators are told");
+        pool.check();
+        pool.release(used);
+        assert_eq!(pool.counts().cached, 1, "what was in use is cached afterwards");
+        assert_eq!(pool.reset_prefix_cache().dropped_blocks, 1);
+        assert_eq!(pool.reset_prefix_cache(), CacheReset::default());
         pool.check();
     }
 

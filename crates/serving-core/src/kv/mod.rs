@@ -6,6 +6,6 @@ pub mod prefix;
 pub mod prefix_log;
 pub mod reservation;
 
-pub use block_pool::{BlockHandle, BlockPool, BlockUse};
+pub use block_pool::{BlockHandle, BlockPool, BlockUse, CacheReset};
 pub use block_table::BlockTable;
 pub use prefix::ChainLink;

@@ -2,7 +2,7 @@
 
 use crate::kv::{BlockHandle, BlockUse};
 use crate::request::{AttemptKey, Request};
-use crate::scheduler::entry::{AfterPrompt, Choice, ChoiceState, Entry, Phase};
+use crate::scheduler::entry::{AfterPrompt, Choice, ChoiceState, Entry, Phase, StepAtAdmission};
 use crate::scheduler::permits::growth_blocks;
 use crate::scheduler::push::Push;
 use crate::scheduler::refusal::check_request;
@@ -159,6 +159,10 @@ impl Scheduler {
             preemptions: 0,
             timings: StageTimings::default(),
             admitted_at: now,
+            step_at_admission: match self.plan.is_empty() {
+                true => StepAtAdmission::None,
+                false => StepAtAdmission::Running,
+            },
             ready_at: now,
             joined_at: None,
         };

@@ -30,6 +30,14 @@ pub(super) enum Phase {
     Held { since: Time, until: Time },
 }
 
+/// The step that ran when a request was let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepAtAdmission {
+    None,
+    Running,
+    Ended(Time),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChoiceState {
     /// Holds its blocks, has no place in the batch yet.
@@ -69,6 +77,7 @@ pub(super) struct Entry {
     pub preemptions: u32,
     pub timings: StageTimings,
     pub admitted_at: Time,
+    pub step_at_admission: StepAtAdmission,
     /// First tokens known, by commit or by a prompt computed here.
     pub ready_at: Time,
     pub joined_at: Option<Time>,
@@ -78,7 +87,10 @@ impl Entry {
     pub fn stage(&self) -> Stage {
         match self.phase {
             Phase::Receiving { .. } | Phase::Held { .. } => Stage::TransferTail,
-            Phase::Prompt { first_chunk_at: None } => Stage::PrefillQueue,
+            Phase::Prompt { first_chunk_at: None } => match self.step_at_admission {
+                StepAtAdmission::Running => Stage::StepWait,
+                StepAtAdmission::None | StepAtAdmission::Ended(_) => Stage::PrefillQueue,
+            },
             Phase::Prompt {
                 first_chunk_at: Some(_),
             } => Stage::PrefillForward,
@@ -183,7 +195,22 @@ impl Entry {
         } = &mut self.phase
         {
             *first = Some(now);
-            self.timings.push(Stage::PrefillQueue, now.since(self.admitted_at));
+            let queued_since = match self.step_at_admission {
+                StepAtAdmission::Ended(ended) => {
+                    self.timings.push(Stage::StepWait, ended.since(self.admitted_at));
+                    // A step may have ended a moment before anybody heard of its end.
+                    ended.max(self.admitted_at)
+                }
+                StepAtAdmission::None | StepAtAdmission::Running => self.admitted_at,
+            };
+            self.timings.push(Stage::PrefillQueue, now.since(queued_since));
+        }
+    }
+
+    /// The step that was running has ended; `None`: it failed, and nobody noted when.
+    pub fn step_ended(&mut self, at: Option<Time>) {
+        if self.step_at_admission == StepAtAdmission::Running {
+            self.step_at_admission = at.map_or(StepAtAdmission::None, StepAtAdmission::Ended);
         }
     }
 

@@ -33,7 +33,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::kv::prefix_log::PrefixChanges;
-use crate::kv::{BlockHandle, BlockPool};
+use crate::kv::{BlockHandle, BlockPool, CacheReset};
 use crate::request::AttemptKey;
 
 use ending::Quarantined;
@@ -197,6 +197,11 @@ impl Scheduler {
     /// As [`BlockPool::take_prefix_changes`].
     pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
         self.pool.take_prefix_changes()
+    }
+
+    /// As [`BlockPool::reset_prefix_cache`]. What a step computes or a peer reads is in use, so this may come at any time.
+    pub fn reset_prefix_cache(&mut self) -> CacheReset {
+        self.pool.reset_prefix_cache()
     }
     pub fn pool(&self) -> &BlockPool {
         &self.pool

@@ -9,6 +9,7 @@ use super::*;
 use crate::ids::{Attempt, NodeEpoch};
 use crate::node::NodeState;
 use crate::request::{AttemptKey, Lane, Request};
+use crate::stage::Stage;
 use crate::time::Time;
 
 fn scheduler(kv_blocks: u32) -> Scheduler {
@@ -90,6 +91,36 @@ fn pushes_whole_blocks_per_chunk_and_the_partial_one_at_the_end() {
     ));
     let counts = scheduler.pool().counts();
     assert_eq!((counts.cached, counts.free), (2, 18));
+}
+
+#[test]
+fn the_wait_for_a_step_that_runs_is_told_apart_from_the_wait_for_a_place() {
+    let mut scheduler = scheduler(20);
+    let at = Time::from_millis;
+    scheduler.admit(at(0), command(request(1, 3, 1), None)).expect("fits");
+    let limits = scheduler.config.limits;
+    let plan = scheduler.next_step(at(0)).expect("a step");
+    let mut sampled = sample(&plan, &limits);
+    scheduler.admit(at(2), command(request(2, 3, 1), None)).expect("fits");
+    assert_eq!(
+        scheduler.stages().collect::<Vec<_>>(),
+        [Stage::PrefillForward, Stage::StepWait]
+    );
+    scheduler.step_done(at(10), &mut sampled);
+    assert!(scheduler.stages().any(|stage| stage == Stage::PrefillQueue));
+    let mut events = drain(&mut scheduler);
+    events.extend(step(&mut scheduler, at(15)));
+    let waits = |id| {
+        let report = events.iter().find_map(|event| match event {
+            SchedulerEvent::Finished { key: of, report } if *of == key(id) => Some(report),
+            _ => None,
+        });
+        let timings = &report.expect("it has ended").timings;
+        [Stage::StepWait, Stage::PrefillQueue].map(|stage| timings.get(stage))
+    };
+    let ms = Duration::from_millis;
+    assert_eq!(waits(1), [None, Some(ms(0))], "no step ran when it came");
+    assert_eq!(waits(2), [Some(ms(8)), Some(ms(5))]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ impl Scheduler {
         drop(tokens);
         plan.clear();
         self.plan = plan;
+        self.step_ended(Some(now));
         self.end_deferred();
         self.grant();
     }
@@ -37,7 +38,12 @@ impl Scheduler {
             self.end(row.serial, Some(NodeFailure::Engine { detail }));
         }
         self.plan = plan;
+        self.step_ended(None);
         self.end_deferred();
+    }
+
+    fn step_ended(&mut self, at: Option<Time>) {
+        self.entries.values_mut().for_each(|entry| entry.step_ended(at));
     }
 
     fn row_done(&mut self, now: Time, row: &PlannedRow, tokens: &mut impl Iterator<Item = SampledToken>) {

@@ -42,6 +42,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),
     }

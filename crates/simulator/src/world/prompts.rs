@@ -64,6 +64,7 @@ pub(super) fn request(scenario: &Scenario, index: usize) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: planned.lane,
         time_limit: nodes.request_time_limit,
     }

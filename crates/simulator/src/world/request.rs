@@ -158,7 +158,7 @@ impl Live {
                 stages.push(Stage::Dispatch, accepted.since(marks.opened.unwrap_or(placed)));
             }
         }
-        for stage in [Stage::PrefillQueue, Stage::PrefillForward] {
+        for stage in [Stage::StepWait, Stage::PrefillQueue, Stage::PrefillForward] {
             if let Some(took) = node(stage) {
                 stages.push(stage, took);
             }

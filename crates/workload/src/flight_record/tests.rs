@@ -1,10 +1,13 @@
 //! Tests of records: a replay gives every action again, no token is in a record, and no file makes a reader panic.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serving_core::cluster::ClusterEvent;
 use serving_core::node::AssignedRole;
+use serving_core::request::Lane;
 use serving_core::routing::RoutingPolicy;
 use serving_core::time::Time;
 
@@ -217,6 +220,30 @@ fn no_damage_makes_a_reader_panic_or_goes_unnoticed() {
 
 fn frame_body_bytes(record: &[u8], at: usize) -> usize {
     u32::from_le_bytes(record[at..at + 4].try_into().expect("four bytes")) as usize
+}
+
+#[test]
+fn a_priority_is_read_as_it_was_written() {
+    let arrived = world::one_of_each_event().into_iter().find_map(|event| match event {
+        ClusterEvent::RequestArrived { request } => Some(request),
+        _ => None,
+    });
+    let mut request = (*arrived.expect("an arrival")).clone();
+    (request.lane, request.priority) = (Lane::Batch, -3);
+    let request = Arc::new(request);
+    let mut encoder = EntryEncoder::default();
+    encoder.begin(Time::from_millis(1), &ClusterEvent::RequestArrived { request });
+    encoder.finish(None, &[]).expect("it can be encoded");
+    let mut record = file_start(&world::header()).expect("a header");
+    record.extend(frame_of(&encoder.take()));
+    let mut reader = Reader::open(record.as_slice()).expect("a record");
+    let Some(Entry::Event(recorded)) = reader.next_entry().expect("whole") else {
+        panic!("no event");
+    };
+    let ClusterEvent::RequestArrived { request } = &recorded.event else {
+        panic!("{:?}", recorded.event);
+    };
+    assert_eq!((request.lane, request.priority), (Lane::Batch, -3));
 }
 
 /// Another number here means that older records are read wrongly: raise [`SCHEMA`].

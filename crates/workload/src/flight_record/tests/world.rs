@@ -443,6 +443,7 @@ fn request(id: RequestId, prompt: Vec<TokenId>) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         report_kv_hashes: false,
+        priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(20),
     }

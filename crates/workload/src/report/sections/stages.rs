@@ -16,7 +16,7 @@ const GROUPS: [Group; 7] = [
     ("s1", "queue", &["queue"]),
     ("s2", "reserve", &["reserve"]),
     ("s3", "dispatch", &["dispatch"]),
-    ("s4", "wait on the node", &["prefill_queue"]),
+    ("s4", "wait on the node", &["step_wait", "prefill_queue"]),
     ("s5", "prefill", &["prefill_forward"]),
     ("s6", "first token's way back", &["first_token_return"]),
 ];
