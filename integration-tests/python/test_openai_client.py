@@ -75,6 +75,40 @@ def test_chat_stream_says_the_same(chat):
     assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in chunks}) == 1
 
 
+def test_a_response_says_what_the_chat_says(client, model, chat):
+    said = chat(temperature=0).choices[0].message.content
+    answer = client.responses.create(model=model, input=CAPITAL, temperature=0, max_output_tokens=32)
+    assert (answer.status, answer.output_text) == ("completed", said)
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    with client.responses.stream(model=model, input=CAPITAL, temperature=0, max_output_tokens=32) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == said
+    # One event per token, the end token's too.
+    assert kinds.count("response.output_text.delta") == answer.usage.output_tokens
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+def test_a_response_is_parsed_and_calls(client, model):
+    class City(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=20)
+        capital: bool
+
+    parsed = client.responses.parse(model=model, input="Paris, as JSON:", text_format=City, temperature=0, max_output_tokens=64)
+    assert isinstance(parsed.output_parsed, City)
+    place = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False}
+    tools = [{"type": "function", "name": "weather", "description": "Weather of a city", "parameters": place, "strict": True}]
+    asked = [{"role": "user", "content": "How is the weather in Paris?"}]
+    fields = {"model": model, "tools": tools, "temperature": 0, "max_output_tokens": 64}
+    called = client.responses.create(input=asked, tool_choice={"type": "function", "name": "weather"}, **fields)
+    [call] = called.output
+    assert (call.type, call.name, list(json.loads(call.arguments))) == ("function_call", "weather", ["city"])
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
+    answer = client.responses.create(input=[*asked, call.model_dump(), result], tool_choice="none", **fields)
+    assert answer.output_text and answer.output[0].type == "message"
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(model=model, input="hi", previous_response_id=called.id)
+
+
 def test_stream_without_usage(chat):
     _, chunks = text_of(chat(temperature=0, stream=True))
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in chunks)
@@ -284,7 +318,7 @@ BAD_CHAT_FIELDS = [
     ("audio", {"extra_body": {"audio": {"voice": "x"}}}),
     ("top_k", {"extra_body": {"top_k": -7}}),
     ("stop_token_ids", {"extra_body": {"stop_token_ids": [-1]}}),
-    ("priority", {"extra_body": {"priority": 1}}),
+    ("priority", {"extra_body": {"priority": 0.5}}),
 ]
 
 

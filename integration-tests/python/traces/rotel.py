@@ -13,7 +13,7 @@ LISTENS_WITHIN_S = 20
 KINDS = {1: "SPAN_KIND_INTERNAL", 2: "SPAN_KIND_SERVER", 3: "SPAN_KIND_CLIENT"}
 STATES = {0: "STATUS_CODE_UNSET", 1: "STATUS_CODE_OK", 2: "STATUS_CODE_ERROR"}
 # One line of its detailed debug log.
-PAIR = re.compile(r"^ +-> ([^:]+?): (Str|Int|Double|Bool)\((.*)\)$")
+PAIR = re.compile(r"^ +-> ([^:]+?): (Str|Int|Double|Bool|Slice)\((.*)\)$")
 FIELD = re.compile(r"^ +(Trace ID|Parent ID|ID|Name|Kind|Status code|Status message) +: ?(.*)$")
 TIME = re.compile(r"^(Start|End) time: (\d+)$")
 DETAIL = re.compile(r"^ +-> (Name|Timestamp|Trace ID|ID|TraceState|DroppedAttributesCount|Attributes:): ?(.*)$")
@@ -120,7 +120,7 @@ class Double(float):
 
 
 def value(kind, text):
-    return kind, {"Str": str, "Int": int, "Double": Double, "Bool": lambda word: word == "true"}[kind](text)
+    return kind, {"Str": str, "Slice": str, "Int": int, "Double": Double, "Bool": lambda word: word == "true"}[kind](text)
 
 
 def shown(otlp):
@@ -149,7 +149,9 @@ def shown(otlp):
 
 
 def attributes_of(pairs):
+    texts = lambda raw: ", ".join(f"Str({one['stringValue']})" for one in raw["values"])  # noqa: E731
     kinds = {"stringValue": ("Str", str), "intValue": ("Int", int), "doubleValue": ("Double", Double), "boolValue": ("Bool", bool)}
+    kinds["arrayValue"] = ("Slice", texts)
     out = {}
     for pair in pairs:
         ((name, raw),) = pair["value"].items()

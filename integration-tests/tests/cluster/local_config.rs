@@ -14,8 +14,9 @@ const PROCESSES: [(&str, &str); 3] = [
     ("serve-decode", "decode"),
 ];
 
-/// 25 were enough until the coordinator had to say who may ask it, and what a cluster without prefill nodes counts as.
-const KEYS_MAX: usize = 32;
+/// 25 were enough until the coordinator had to say who may ask it, what a cluster without prefill nodes counts as, where traces
+/// are viewed and whether they have content, and by which profiles requests are judged.
+const KEYS_MAX: usize = 35;
 
 fn example(name: &str) -> PathBuf {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

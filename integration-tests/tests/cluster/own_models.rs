@@ -181,10 +181,7 @@ async fn models_are_listed_and_described_wherever_they_come_from() {
     hub_cache(home.path());
     let output = baton(home.path(), &["model", "list", "--json"]).await;
     assert!(output.status.success(), "{output:?}");
-    let models: Vec<Value> = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let models: Vec<Value> = serde_json::from_slice(&output.stdout).expect("one JSON array");
     let named = |name: &str| {
         models
             .iter()

@@ -167,7 +167,7 @@ async fn a_dead_node_is_reported_by_name_and_the_rest_is_stopped() {
     assert_eq!(up.ends().await.code(), Some(1), "{errors}");
     let said = errors
         .lines()
-        .any(|line| line.starts_with("error:") && line.contains("died"));
+        .any(|line| line.starts_with("{\"error\":") && line.contains("died"));
     assert!(said && errors.contains(&format!("{name} ")), "{errors}");
     all_gone(&nodes).await;
 }
@@ -237,4 +237,93 @@ async fn a_damaged_model_file_is_refused_by_name() {
         1,
         &["/nonexistent/model.gguf"],
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_slo_file_is_refused_with_its_line_before_anything_starts() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("slo.toml");
+    std::fs::write(&file, "\nobjective = 99.5\n").expect("write");
+    let path = file.to_str().expect("utf-8");
+    let arguments = ["up", "--listen", "127.0.0.1:0", "--slo-config", path];
+    assert_says(&refused(&arguments).await, 2, &[path, "line 2", "objective"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_is_not_there_ends_the_start_at_once_and_is_named() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = port.local_addr().expect("address").to_string();
+    drop(port);
+    let membership = format!("etcd://{address}/c");
+    let arguments = [
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--engine",
+        "stand-in",
+        "--membership",
+        membership.as_str(),
+    ];
+    let words = [membership.as_str(), "--membership embedded"];
+    assert_says(&refused(&arguments).await, 1, &words);
+}
+
+/// Each line of a process's log until one is what is wanted.
+async fn says(arguments: &[&str], is_wanted: impl Fn(&str) -> bool) {
+    let mut child = Command::new(baton_executable().expect("baton"))
+        .args(arguments)
+        .args(["--exit-with-stdin", "--name=alone", "--listen=127.0.0.1:0", "--model"])
+        .arg(model_path().expect("the model"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("started");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
+    let wanted = async {
+        while let Some(line) = lines.next_line().await.expect("stderr") {
+            if is_wanted(&line) {
+                return;
+            }
+        }
+        panic!("{arguments:?} ended without the word");
+    };
+    tokio::time::timeout(READY_WITHIN, wanted).await.expect("in time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_was_started_alone_says_that_its_etcd_does_not_answer() {
+    // It takes connections and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let etcd = format!("etcd://{}/c", silent.local_addr().expect("address"));
+    let tells = |line: &str| line.contains(&etcd) && line.contains("waited_s");
+    let at = etcd.as_str();
+    let coordinator = [
+        "serve-coordinator",
+        "--control-listen",
+        "127.0.0.1:0",
+        "--membership",
+        at,
+    ];
+    says(&coordinator, tells).await;
+    let node = ["serve-decode", "--engine", "stand-in", "--coordinators", at];
+    says(&node, tells).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_logs_of_a_running_cluster_are_found_by_its_url_and_go_with_a_good_end() {
+    let mut up = Up::start(&["--engine", "stand-in"]).await;
+    let url = up.ready["url"].as_str().expect("a URL").to_owned();
+    let asked = ["logs", "--json", "decode-0", "--url", url.as_str()];
+    let output = refused(&asked).await;
+    assert_says(&output, 0, &[]);
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    let first: Value = serde_json::from_str(lines.lines().next().expect("a node says something")).expect("JSON");
+    assert_eq!(first["process"], "decode-0", "{lines}");
+    let unknown = refused(&["logs", "decode-7", "--url", &url]).await;
+    assert_says(&unknown, 2, &["coordinator, decode-0, prefill-0"]);
+    signal("INT", up.pid()).await;
+    assert_eq!(up.ends().await.code(), Some(130));
+    assert_says(&refused(&asked).await, 1, &[&url]);
 }

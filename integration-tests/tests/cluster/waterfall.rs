@@ -92,6 +92,12 @@ fn speaks_openinference(trace: &Value) {
             assert_eq!(said["llm.token_count.prompt"], request["prompt_tokens"], "{span}");
             assert_eq!(said["llm.token_count.completion"], request["output_tokens"], "{span}");
             assert_eq!(said["llm.model_name"], request["model"], "{span}");
+            assert!(said["gen_ai.response.finish_reasons"].is_array(), "{span}");
+            assert_eq!(
+                said["gen_ai.input.messages"],
+                Value::Null,
+                "nobody asked for content: {span}"
+            );
         }
     }
 }
