@@ -190,6 +190,8 @@ async fn up(args: UpArgs, mut options: LocalClusterOptions) -> anyhow::Result<Ex
     let outcome = until_it_ends(&args, options, folder.as_mut()).await;
     match (&outcome, folder) {
         (Ok(_), Some(folder)) => folder.remove(),
+        // It failed before any process was started.
+        (Err(_), Some(folder)) if !folder.has_logs() => folder.remove(),
         (Err(_), Some(folder)) => say!("the processes' logs are in {}: baton logs", folder.logs().display()),
         (_, None) => {}
     }

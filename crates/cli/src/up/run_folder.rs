@@ -138,6 +138,13 @@ impl RunFolder {
         fs::rename(new, self.path.join(FACTS))
     }
 
+    pub fn has_logs(&self) -> bool {
+        let entries = fs::read_dir(self.logs()).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .any(|path| path.extension().is_some_and(|ending| ending == "log"))
+    }
+
     /// Removes the folder. Logs in a folder that the user named stay.
     pub fn remove(self) {
         // Whatever stays is removed when five more clusters have failed.
