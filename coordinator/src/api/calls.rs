@@ -46,11 +46,32 @@ pub struct FunctionBody {
     pub arguments: String,
 }
 
-/// A part of a choice's answer.
+/// A part of a choice's answer, in the order of the model's words.
 #[derive(Debug, Default)]
-pub struct Said {
-    pub text: String,
-    pub calls: Vec<ToolCallBody>,
+pub struct Said(pub Vec<SaidPiece>);
+
+#[derive(Debug)]
+pub enum SaidPiece {
+    Text(String),
+    Call(ToolCallBody),
+}
+
+impl Said {
+    pub fn of_text(text: String) -> Self {
+        Self(vec![SaidPiece::Text(text)])
+    }
+
+    /// As a message of a chat has it: all the text, and beside it the calls.
+    pub fn text_and_calls(self) -> (String, Vec<ToolCallBody>) {
+        let (mut all, mut calls) = (String::new(), Vec::new());
+        for piece in self.0 {
+            match piece {
+                SaidPiece::Text(text) => all.push_str(&text),
+                SaidPiece::Call(call) => calls.push(call),
+            }
+        }
+        (all, calls)
+    }
 }
 
 impl Calls {
@@ -90,14 +111,14 @@ impl Calls {
         };
         let mut said = Said::default();
         for piece in pieces {
-            match piece {
-                Piece::Text(text) => said.text.push_str(&text),
+            said.0.push(match piece {
+                Piece::Text(text) => SaidPiece::Text(text),
                 Piece::Call(call) => {
-                    said.calls
-                        .push(whole(call, self.is_streaming.then_some(reader.calls), self.format));
+                    let index = self.is_streaming.then_some(reader.calls);
                     reader.calls += 1;
+                    SaidPiece::Call(whole(call, index, self.format))
                 }
-            }
+            });
         }
         said
     }
@@ -133,10 +154,7 @@ fn named(reader: &mut Reader, name: &str, text: &str, (is_streaming, format): (b
             },
         },
     };
-    Said {
-        text: String::new(),
-        calls: vec![call],
-    }
+    Said(vec![SaidPiece::Call(call)])
 }
 
 fn all_calls(text: String, names: &[String]) -> Vec<Piece> {

@@ -224,13 +224,15 @@ impl Content {
         let Some((tools, format)) = &self.tools else {
             return vec![json!({"type": "text", "content": choice.text})];
         };
-        let said = Calls::new(tools, *format, false).take(index, &choice.text, true);
+        let (said, calls) = Calls::new(tools, *format, false)
+            .take(index, &choice.text, true)
+            .text_and_calls();
         let mut parts = Vec::new();
-        if !said.text.is_empty() {
-            parts.push(json!({"type": "text", "content": said.text}));
+        if !said.is_empty() {
+            parts.push(json!({"type": "text", "content": said}));
         }
         // The ids are drawn when a call is read, so those here would not be the client's.
-        parts.extend(said.calls.into_iter().map(|call| {
+        parts.extend(calls.into_iter().map(|call| {
             let text = call.function.arguments;
             let arguments = serde_json::from_str(&text).unwrap_or(Value::from(text));
             json!({"type": "tool_call", "name": call.function.name, "arguments": arguments})

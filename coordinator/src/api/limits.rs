@@ -33,10 +33,16 @@ pub const TOOLS_MAX: usize = 128;
 pub const TOOL_NAME_CHARS_MAX: usize = 64;
 /// Calls in one message of the assistant.
 pub const CALLS_MAX: usize = 128;
+/// Bytes of the fields that an answer of `/v1/responses` repeats. They are kept for as long as the request runs, and a stream has them
+/// three times. The largest sets of tools in use have some 100 KB.
+pub const REPEATED_BYTES_MAX: usize = 128 << 10;
 /// Names in `include` of a response. OpenAI knows fewer than ten.
 pub const INCLUDED_MAX: usize = 16;
 /// OpenAI's limit for chat (5 for completions). Each alternative travels with every token.
 pub const LOGPROBS_MAX: i64 = 20;
+/// Logprobs that one request may report of its prompts' tokens: the tokens, each with its alternatives. One takes some 70 bytes of the
+/// answer. With 20 alternatives this is a prompt of 50,000 tokens.
+pub const PROMPT_LOGPROBS_MAX: usize = 1 << 20;
 /// A place in the queue. vLLM gives its priorities no range; these are all whole numbers of 32 bits.
 pub const PRIORITY_MIN: i64 = i32::MIN as i64;
 pub const PRIORITY_MAX: i64 = i32::MAX as i64;

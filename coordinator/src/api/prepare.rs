@@ -8,7 +8,7 @@ use serving_core::request::{OutputConstraint, Request, StopConditions};
 use super::AppState;
 use super::body::HeldBytes;
 use super::error::ApiError;
-use super::limits::COUNTED_CONTEXTS;
+use super::limits::{COUNTED_CONTEXTS, PROMPT_LOGPROBS_MAX};
 use super::long_text::on_text;
 use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
@@ -173,10 +173,32 @@ pub fn requests(
     labels: &RequestLabels,
 ) -> Result<Vec<Arc<Request>>, ApiError> {
     let Tokenized { prompts, constraint } = tokenized;
+    check_prompt_logprobs(plan, prompts)?;
     prompts
         .iter()
         .map(|prompt| request(state, plan, (prompt, constraint), labels).map(Arc::new))
         .collect()
+}
+
+/// All prompts of a request are reported in one answer.
+fn check_prompt_logprobs(plan: &CheckedRequest, prompts: &[Prompt]) -> Result<(), ApiError> {
+    let Some(best) = plan.prompt_logprobs() else {
+        return Ok(());
+    };
+    let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let count = tokens.saturating_mul(best as usize + 1);
+    if count <= PROMPT_LOGPROBS_MAX {
+        return Ok(());
+    }
+    let field = match plan.fields.prompt_logprobs {
+        Some(_) => "prompt_logprobs",
+        None => "logprobs",
+    };
+    let message = format!(
+        "`{field}` asks for {count} logprobs of the prompts ({tokens} tokens, each with {best} alternatives), and may ask for \
+         {PROMPT_LOGPROBS_MAX}. Send fewer prompts, or ask for fewer alternatives."
+    );
+    Err(ApiError::invalid(field, message))
 }
 
 fn request(

@@ -159,15 +159,13 @@ impl Reply {
     fn message(&mut self, (choice, content): (u32, String), is_last: bool) -> Message {
         let said = match &mut self.calls {
             Some(calls) => calls.take(choice, &content, is_last),
-            None => Said {
-                text: content,
-                calls: Vec::new(),
-            },
+            None => Said::of_text(content),
         };
+        let (text, tool_calls) = said.text_and_calls();
         Message {
             role: None,
-            content: (said.calls.is_empty() || !said.text.is_empty()).then_some(said.text),
-            tool_calls: said.calls,
+            content: (tool_calls.is_empty() || !text.is_empty()).then_some(text),
+            tool_calls,
         }
     }
 

@@ -5,7 +5,7 @@ use serving_core::ids::TokenId;
 use serving_core::request::Lane;
 use serving_core::stage::Stage;
 
-use super::client::{post, post_with};
+use super::client::{assert_refused, post, post_with};
 use super::harness::{END, MODEL, Script, Server, say, until};
 
 async fn complete(server: &Server, fields: Value) -> Value {
@@ -401,4 +401,14 @@ async fn labels_come_from_headers() {
         (MODEL, Lane::Batch, "ok")
     );
     assert_eq!((ended.prompt_tokens, ended.output_tokens), (2, 2));
+}
+
+#[tokio::test]
+async fn the_logprobs_of_all_prompts_together_have_a_limit() {
+    let server = Server::saying("x").await;
+    let prompt = vec![1; 500];
+    let body = json!({"prompt": vec![prompt; 120], "max_tokens": 1, "prompt_logprobs": 20});
+    let answer = post(server.address, "/v1/completions", &body).await;
+    let answer = (answer.status, answer.json());
+    assert_refused(&answer, (&json!({}), "prompt_logprobs", "may ask for"));
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use serving_core::request::{OutputGrammar, RequestError};
 
-use super::client::{assert_refused, post};
+use super::client::{assert_refused, post, request, send};
 use super::harness::{MODEL, Script, Server, Step, say};
 use coordinator::request_handle::ClientEvent;
 
@@ -216,6 +216,12 @@ async fn a_named_function_and_a_schema_are_forced() {
         panic!("no schema: {:?}", server.request().constraint);
     };
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), schema);
+    ask(&server, json!({"guided_regex": "[0-9]+"})).await;
+    assert_eq!(
+        server.request().constraint.grammar,
+        Some(OutputGrammar::Regex("[0-9]+".into())),
+        "as in a chat"
+    );
 }
 
 #[tokio::test]
@@ -259,6 +265,17 @@ async fn what_is_not_supported_is_refused_by_its_name() {
         (json!({"background": true}), "background", "not supported"),
         (json!({"truncation": "auto"}), "truncation", "not supported"),
         (json!({"reasoning": {"effort": "low"}}), "reasoning", "not supported"),
+        (json!({"max_tokens": 5}), "max_tokens", "not supported"),
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+            "not supported",
+        ),
+        (
+            json!({"input": [{"role": "tool", "content": "x"}]}),
+            "input[0].role",
+            "function_call_output",
+        ),
         (
             json!({"include": ["message.output_text.logprobs"]}),
             "include",
@@ -318,4 +335,68 @@ async fn what_is_not_supported_is_refused_by_its_name() {
     )
     .await;
     assert_eq!(status, 200, "these ask for what happens anyway: {body}");
+}
+
+#[tokio::test]
+async fn what_a_client_wrote_over_several_lines_breaks_no_event() {
+    let server = Server::saying("ok").await;
+    let body = json!({"input": "hi", "stream": true, "metadata": {"a": "b\nc"}, "tools": tools()});
+    let body = serde_json::to_string_pretty(&body).unwrap().replace('{', "{\n\n\r\n");
+    let answer = send(server.address, &request("POST", PATH, &[], body.as_bytes())).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    for frame in answer.text().split_terminator("\n\n") {
+        let (_, data) = frame.split_once('\n').expect("two lines");
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON in one line");
+        if let Some(response) = data.get("response") {
+            assert_eq!(
+                (&response["metadata"]["a"], &response["tools"]),
+                (&json!("b\nc"), &tools())
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_an_answer_repeats_has_a_limit() {
+    let server = Server::saying("x").await;
+    let long = "y".repeat(140 << 10);
+    let fields = json!({"metadata": {"a": long}});
+    assert_refused(&ask(&server, fields.clone()).await, (&fields, "metadata", "repeats"));
+    let fields = json!({"tools": [{"type": "function", "name": "f", "unknown": long}], "tool_choice": "none"});
+    assert_refused(&ask(&server, fields.clone()).await, (&fields, "tools", "repeats"));
+}
+
+#[tokio::test]
+async fn text_and_calls_keep_their_order_whole_and_streamed() {
+    const SAID: &str = "A \n<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>\n<tool_call>{\"name\": \"weather\", \
+                        \"arguments\": {}}</tool_call> B";
+    let server = Server::saying(SAID).await;
+    let kinds_of = |items: &Value| -> Vec<String> {
+        let items = items.as_array().unwrap().iter();
+        items.map(|item| item["type"].as_str().unwrap().to_owned()).collect()
+    };
+    let wanted = ["message", "function_call", "function_call", "message"];
+    let (_, body) = ask(&server, json!({"tools": tools()})).await;
+    assert_eq!(kinds_of(&body["output"]), wanted, "{body}");
+    let events = stream(&server, json!({"input": "hi", "tools": tools()})).await;
+    let streamed = &events.last().unwrap()["response"]["output"];
+    assert_eq!(kinds_of(streamed), wanted);
+    for (one, other) in body["output"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(streamed.as_array().unwrap())
+    {
+        assert_eq!((&one["content"], &one["name"]), (&other["content"], &other["name"]));
+    }
+    // Sent back, the text after the calls goes before them, so that their results follow them.
+    let mut input = vec![json!({"role": "user", "content": "q"})];
+    input.extend(body["output"].as_array().unwrap().iter().cloned());
+    let call_id = body["output"][1]["call_id"].clone();
+    input.push(json!({"type": "function_call_output", "call_id": call_id, "output": "sun"}));
+    let (status, answer) = ask(&server, json!({"input": input})).await;
+    assert_eq!(status, 200, "{answer}");
+    let prompt = server.prompt_text();
+    assert!(prompt.starts_with("[user]q[assistant]A \n B[{"), "{prompt}");
+    assert!(prompt.ends_with("[tool]sun[assistant]"), "{prompt}");
 }

@@ -106,9 +106,10 @@ fn cannot_read(tail: &Tail) -> String {
 
 /// The cluster that is meant: the one at `url`, the one that runs, or the one that failed last. `runs` has the newest first.
 fn chosen(mut runs: Vec<SeenRun>, url: Option<&str>) -> anyhow::Result<SeenRun> {
-    if let Some(url) = url {
+    if let Some(url) = url.filter(|url| !url.is_empty()) {
         let wanted = same_address(url);
-        runs.retain(|run| run.facts.url.as_deref().map(same_address).as_ref() == Some(&wanted));
+        // A cluster that is not ready yet, or never was, has no address.
+        runs.retain(|run| run.facts.url.as_deref().is_none_or(|own| same_address(own) == wanted));
         if runs.is_empty() {
             bail!(
                 "no `baton up` of this user on this machine has its API at {url}: leave out --url and {}, or look on the machine that has it",
@@ -135,7 +136,11 @@ fn chosen(mut runs: Vec<SeenRun>, url: Option<&str>) -> anyhow::Result<SeenRun> 
 }
 
 fn same_address(url: &str) -> String {
-    http::base_url(url).replacen("://localhost", "://127.0.0.1", 1)
+    let mut url = http::base_url(url);
+    for every_name in ["://localhost", "://0.0.0.0", "://[::]", "://[::1]"] {
+        url = url.replacen(every_name, "://127.0.0.1", 1);
+    }
+    url
 }
 
 /// The logs of the cluster that are not among the known ones: of one process, or of all.

@@ -178,7 +178,7 @@ fn log_changes<T: Entry>(old: &View<T>, new: &View<T>) {
         (None, Some(why)) if new.as_of.is_some() => {
             tracing::warn!(folder, %why, "etcd is away; the last view stays");
         }
-        (Some(_), None) => tracing::info!(folder, "etcd is back"),
+        (Some(_), None) if old.as_of.is_some() => tracing::info!(folder, "etcd is back"),
         _ => {}
     }
 }

@@ -55,13 +55,18 @@ pub(crate) async fn say_unanswered(etcd: String, mut health: watch::Receiver<Reg
             return std::future::pending().await;
         }
         let why = match &*health.borrow() {
-            RegistrationHealth::Retrying { why, .. } => why.clone(),
+            RegistrationHealth::Retrying { why, .. } if !why.is_for_a_person() => why.clone(),
+            // It has been told as an error, with what to do.
+            RegistrationHealth::Retrying { .. } => {
+                next_word = WORD_EVERY;
+                continue;
+            }
             RegistrationHealth::Registered { .. } | RegistrationHealth::Fenced { .. } => continue,
         };
         tracing::warn!(
             %etcd, waited_s = started.elapsed().as_secs(), %why,
-            "etcd has not registered this process since its start: start etcd, or correct its address (`membership` of a \
-             coordinator, `coordinators` of a node); trying on"
+            "etcd has not registered this process since its start; trying on. If etcd does not run, start it; if it does, check \
+             its address (`membership` of a coordinator, `coordinators` of a node)"
         );
         next_word = WORD_EVERY;
     }

@@ -34,8 +34,8 @@ pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
     })
 }
 
-/// The thread that works out which tokens the rows of a step may draw, while the engine computes the step. It ends with the engine's
-/// thread.
+/// The thread that works out which tokens the rows of a step may draw, while the engine computes the step. It ends soon after the
+/// engine's thread.
 #[derive(Debug)]
 pub(crate) struct AllowedThread(SyncSender<Job>);
 
@@ -71,8 +71,9 @@ impl AllowedThread {
         Ok(Self(jobs))
     }
 
-    /// A row whose outputs do not fit its grammar will draw nothing, and its request fails.
-    pub(crate) fn restrict(&self, step: &mut Step) {
+    /// A row whose outputs do not fit its grammar will draw nothing, and its request fails. `None`: the thread has ended, which only
+    /// a panic does.
+    pub(crate) fn restrict(&self, step: &mut Step) -> Option<()> {
         let row = |(index, row, outputs): (usize, &StepRow, &[TokenId])| {
             // All choices of a row have the same outputs.
             let first_choice = row.draws.as_ref().map_or(0, |draws| draws.choices.start);
@@ -85,12 +86,12 @@ impl AllowedThread {
         };
         let rows: Vec<ConstrainedRow> = step.constrained().map(row).collect();
         if rows.is_empty() {
-            return;
+            return Some(());
         }
         let (answer, coming) = sync_channel(1);
-        if self.0.send(Job { rows, answer }).is_ok() {
-            step.await_allowed(coming);
-        }
+        self.0.send(Job { rows, answer }).ok()?;
+        step.await_allowed(coming);
+        Some(())
     }
 }
 

@@ -104,7 +104,11 @@ fn run(
             failpoints::hit(FaultPoint::MidChunk);
         }
         let began = Clock::now();
-        allowed.restrict(&mut step);
+        if allowed.restrict(&mut step).is_none() {
+            // As after a panic of this thread: the node ends, and its requests are placed anew.
+            tracing::error!("the thread that works out the allowed tokens has ended");
+            return;
+        }
         engine.submit(step);
         let Some(completed) = engine.complete() else {
             return;

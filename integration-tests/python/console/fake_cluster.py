@@ -37,7 +37,7 @@ TTFT_EDGES = [
 ITL_EDGES = [0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5]
 BLOCKS = {"prefill": 1456, "decode": 2912}
 # How long an order keeps a node away. A real node takes as long as its requests.
-DRAIN_S = 2.0
+DRAIN_S = 6.0
 ROLES = ["prefill", "decode", "co-located"]
 
 

@@ -20,7 +20,7 @@ use crate::messages::{
 };
 use crate::v1;
 
-/// The closed list has 15 stages; retries may repeat some.
+/// The closed list has 16 stages; retries may repeat some.
 const STAGES_MAX: usize = 256;
 
 impl From<OpenRequest> for v1::OpenRequest {
@@ -300,22 +300,31 @@ impl TryFrom<v1::TokenBatch> for TokenBatch {
     }
 }
 
+/// `step_wait` travels as a part of `prefill_queue`, so that nodes can be upgraded before the coordinator.
 impl From<StageTimings> for v1::StageTimings {
     fn from(timings: StageTimings) -> Self {
+        let step_wait = timings.get(Stage::StepWait);
+        let mut stages: Vec<v1::StageTiming> = Vec::with_capacity(timings.0.len());
+        for (stage, duration) in timings.0 {
+            let duration = match stage {
+                Stage::StepWait => continue,
+                Stage::PrefillQueue => duration.saturating_add(step_wait.unwrap_or_default()),
+                _ => duration,
+            };
+            stages.push(v1::StageTiming {
+                stage: stage.name().to_owned(),
+                before_first_token: stage.is_before_first_token(),
+                duration_ns: nanos(duration),
+            });
+        }
         Self {
-            stages: timings
-                .0
-                .into_iter()
-                .map(|(stage, duration)| v1::StageTiming {
-                    stage: stage.name().to_owned(),
-                    before_first_token: stage.is_before_first_token(),
-                    duration_ns: nanos(duration),
-                })
-                .collect(),
+            stages,
+            step_wait_ns: step_wait.map(nanos),
         }
     }
 }
 
+/// A stage of a newer version is left out: its time is then unattributed.
 impl TryFrom<v1::StageTimings> for StageTimings {
     type Error = ConvertError;
     fn try_from(wire: v1::StageTimings) -> Result<Self> {
@@ -324,11 +333,16 @@ impl TryFrom<v1::StageTimings> for StageTimings {
             let known = Stage::ALL.iter().find(|stage| {
                 stage.name() == timing.stage && stage.is_before_first_token() == timing.before_first_token
             });
-            let stage = known.ok_or_else(|| ConvertError::Unknown {
-                field: "stages.stage",
-                value: detail(&timing.stage),
-            })?;
-            timings.push(*stage, Duration::from_nanos(timing.duration_ns));
+            let Some(stage) = known else { continue };
+            let duration = Duration::from_nanos(timing.duration_ns);
+            match (stage, wire.step_wait_ns) {
+                (Stage::PrefillQueue, Some(step_wait)) => {
+                    let step_wait = Duration::from_nanos(step_wait).min(duration);
+                    timings.push(Stage::StepWait, step_wait);
+                    timings.push(Stage::PrefillQueue, duration.saturating_sub(step_wait));
+                }
+                _ => timings.push(*stage, duration),
+            }
         }
         Ok(timings)
     }

@@ -194,8 +194,19 @@ fn token_events() -> impl Strategy<Value = Vec<TokenEvent>> {
 }
 
 fn timings() -> impl Strategy<Value = StageTimings> {
-    prop::collection::vec((select(Stage::ALL), any::<u64>().prop_map(Duration::from_nanos)), 0..20)
-        .prop_map(StageTimings)
+    let is_own = |stage: &Stage| !matches!(stage, Stage::StepWait | Stage::PrefillQueue);
+    let own = Stage::ALL.iter().copied().filter(is_own).collect::<Vec<_>>();
+    let others = prop::collection::vec((select(own), any::<u64>().prop_map(Duration::from_nanos)), 0..20);
+    // The wait for a step travels as a part of the queue, so it comes with one.
+    let queue = prop::option::of((prop::option::of(any::<u32>()), any::<u32>()));
+    (others, queue).prop_map(|(mut stages, queue)| {
+        let time = |ns: u32| Duration::from_nanos(ns.into());
+        if let Some((step_wait, queue)) = queue {
+            stages.extend(step_wait.map(|ns| (Stage::StepWait, time(ns))));
+            stages.push((Stage::PrefillQueue, time(queue)));
+        }
+        StageTimings(stages)
+    })
 }
 
 fn prompt_logprobs() -> impl Strategy<Value = PromptLogprobs> {
@@ -593,4 +604,27 @@ fn a_stop_string_has_no_wire_form() {
     };
     let error = TokenEvent::try_from(v1::TokenEvent::from(event)).unwrap_err();
     assert_eq!(error.field(), "token.finish.kind");
+}
+
+#[test]
+fn versions_next_to_each_other_understand_the_stages() {
+    let ms = Duration::from_millis;
+    let timings = StageTimings(vec![(Stage::StepWait, ms(40)), (Stage::PrefillQueue, ms(2))]);
+    let mut wire = v1::StageTimings::from(timings.clone());
+    let names: Vec<_> = wire
+        .stages
+        .iter()
+        .map(|stage| (stage.stage.as_str(), stage.duration_ns))
+        .collect();
+    assert_eq!(
+        names,
+        [("prefill_queue", 42_000_000)],
+        "an older reader has the right sum"
+    );
+    wire.stages.push(v1::StageTiming {
+        stage: "stage_of_next_year".to_owned(),
+        before_first_token: true,
+        duration_ns: 7,
+    });
+    assert_eq!(StageTimings::try_from(wire), Ok(timings), "a newer stage is left out");
 }

@@ -91,7 +91,7 @@ class OrderDialog {
       this.problem.hidden = false;
       // The one refusal that may be overruled, now that its words have been read.
       this.isForced = problem.code === LAST_DECODE_NODE;
-      if (this.isForced) this.go.textContent = `${this.ask.action} all the same`;
+      this.go.textContent = this.isForced ? `${this.ask.action} all the same` : this.ask.action;
     }
     this.go.disabled = false;
   }

@@ -5,11 +5,11 @@ use serde_json::value::RawValue;
 
 use super::input::ResponseInput;
 use crate::api::AppState;
-use crate::api::constraint::{ResponseFormat, Schema};
+use crate::api::constraint::{ResponseFormat, Schema, StructuredOutputs, Texts};
 use crate::api::error::ApiError;
 use crate::api::forms::{
-    self, AutoWord, Count, DisabledWord, Flag, Id, List, OnlyFlag, OnlyNumber, Real, Seed, Unsupported, Whole,
-    with_field_names,
+    self, AutoWord, Count, DisabledWord, EmptyList, EmptyText, Flag, Id, List, NoToolChoice, OnlyFlag, OnlyNumber,
+    Real, Seed, Unsupported, Whole, with_field_names,
 };
 use crate::api::limits::*;
 use crate::api::prompt::{ChatEnding, Input, LogitBias};
@@ -19,7 +19,7 @@ use crate::text::{Chat, StopStrings};
 
 with_field_names! {
     /// What a client wrote. `store` is accepted with any value and has no effect: the answer says `"store": false`. The
-    /// sampling fields beyond OpenAI's are those of chats.
+    /// sampling fields beyond OpenAI's are those of chats. No field of chats is unknown here, so none is silently ignored.
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]
     pub struct ResponseFields {
@@ -49,6 +49,14 @@ with_field_names! {
         min_tokens: Option<Count>,
         stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
         include_metrics: Flag,
+        priority: Option<Whole<PRIORITY_MIN, PRIORITY_MAX>>,
+        allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
+        bad_words: Option<List<String, BAD_WORDS_MAX>>,
+        structured_outputs: Option<StructuredOutputs>,
+        guided_json: Option<Schema>,
+        guided_regex: Option<String>,
+        guided_choice: Option<Texts>,
+        guided_grammar: Option<String>,
         background: Option<OnlyFlag<false>>,
         conversation: Option<Unsupported>,
         max_tool_calls: Option<Unsupported>,
@@ -59,6 +67,46 @@ with_field_names! {
         service_tier: Option<AutoWord>,
         top_logprobs: Option<OnlyNumber<0>>,
         truncation: Option<DisabledWord>,
+        // Fields of chats and completions: they would change the answer.
+        add_generation_prompt: Option<OnlyFlag<true>>,
+        add_special_tokens: Option<OnlyFlag<false>>,
+        audio: Option<Unsupported>,
+        best_of: Option<OnlyNumber<1>>,
+        cache_salt: Option<Unsupported>,
+        chat_template: Option<Unsupported>,
+        chat_template_kwargs: Option<Unsupported>,
+        continue_final_message: Option<OnlyFlag<false>>,
+        documents: Option<EmptyList>,
+        early_stopping: Option<OnlyFlag<false>>,
+        ebnf: Option<Unsupported>,
+        echo: Option<OnlyFlag<false>>,
+        function_call: Option<NoToolChoice>,
+        functions: Option<EmptyList>,
+        grammar: Option<EmptyText>,
+        include_stop_str_in_output: Option<OnlyFlag<false>>,
+        json_schema: Option<Unsupported>,
+        length_penalty: Option<OnlyNumber<1>>,
+        logits_processors: Option<EmptyList>,
+        logprobs: Option<OnlyFlag<false>>,
+        max_completion_tokens: Option<Unsupported>,
+        max_tokens: Option<Unsupported>,
+        messages: Option<Unsupported>,
+        no_repeat_ngram_size: Option<OnlyNumber<0>>,
+        prompt_logprobs: Option<Unsupported>,
+        regex: Option<Unsupported>,
+        request_id: Option<Unsupported>,
+        response_format: Option<Unsupported>,
+        return_kv_hashes: Option<OnlyFlag<false>>,
+        return_token_ids: Option<OnlyFlag<false>>,
+        session_id: Option<Unsupported>,
+        skip_special_tokens: Option<OnlyFlag<true>>,
+        spaces_between_special_tokens: Option<OnlyFlag<true>>,
+        stream_interval: Option<OnlyNumber<1>>,
+        suffix: Option<EmptyText>,
+        truncate_prompt_tokens: Option<Unsupported>,
+        typical_p: Option<OnlyNumber<1>>,
+        use_beam_search: Option<OnlyFlag<false>>,
+        web_search_options: Option<Unsupported>,
         // What only the answer repeats, or what belongs to other parts of OpenAI's service.
         metadata: Option<Box<RawValue>>,
         stream_options: Option<Box<RawValue>>,
@@ -99,12 +147,38 @@ pub fn parse(state: &AppState, text: &str) -> Result<CheckedRequest, ApiError> {
         tools: tools.as_ref().map_or(Vec::new(), |tools| tools.for_template.clone()),
     };
     let input = Input::Chat(chat, ChatEnding::NewMessage);
-    let asked: AskedResponse = forms::read(text)?;
+    let mut asked: AskedResponse = forms::read(text)?;
+    if fields.text.as_ref().is_none_or(|text| text.format.is_none()) {
+        asked.text = None;
+    }
+    check_repeated(&asked)?;
     let checked = check(state, Endpoint::Responses, fields.into(), (input, tools))?;
     Ok(CheckedRequest {
         response: Some(Box::new(asked)),
         ..checked
     })
+}
+
+/// What an answer repeats becomes no prompt, so nothing else limits it.
+fn check_repeated(asked: &AskedResponse) -> Result<(), ApiError> {
+    let fields = [
+        ("metadata", &asked.metadata),
+        ("tools", &asked.tools),
+        ("text", &asked.text),
+        ("tool_choice", &asked.tool_choice),
+    ];
+    let sizes = fields.map(|(name, field)| (field.as_ref().map_or(0, |raw| raw.get().len()), name));
+    let sum: usize = sizes.iter().map(|(bytes, _)| bytes).sum();
+    match sizes.iter().max() {
+        Some((_, largest)) if sum > REPEATED_BYTES_MAX => Err(ApiError::invalid(
+            largest,
+            format!(
+                "`metadata`, `tools`, `text` and `tool_choice` have {sum} bytes together, and may have {REPEATED_BYTES_MAX}: the \
+                 answer repeats them. The largest is `{largest}`."
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 impl ResponseFields {
@@ -152,7 +226,27 @@ impl From<ResponseFields> for GenerateFields {
             include_metrics: fields.include_metrics,
             response_format: format.map(|format| ResponseFormat::of_text(format.r#type, format.schema)),
             parallel_tool_calls: fields.parallel_tool_calls,
+            priority: fields.priority,
+            allowed_token_ids: fields.allowed_token_ids,
+            bad_words: fields.bad_words,
+            structured_outputs: fields.structured_outputs,
+            guided_json: fields.guided_json,
+            guided_regex: fields.guided_regex,
+            guided_choice: fields.guided_choice,
+            guided_grammar: fields.guided_grammar,
             ..Self::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_field_of_chats_and_completions_is_silently_ignored() {
+        let unknown = |name: &&&str| !ResponseFields::FIELD_NAMES.contains(*name);
+        let unknown: Vec<_> = GenerateFields::FIELD_NAMES.iter().filter(unknown).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
     }
 }

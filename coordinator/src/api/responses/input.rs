@@ -76,7 +76,17 @@ impl Item {
         };
         match self.r#type.as_deref() {
             None | Some("message") => {
-                turns.push(ChatMessage::new(self.role, self.content).turn(("input", at))?);
+                if self.role.as_deref() == Some("tool") {
+                    return Err(wrong(
+                        "role",
+                        "must not be tool here: send what a function returned as a function_call_output",
+                    ));
+                }
+                if self.name.is_some() {
+                    return Err(ApiError::unsupported(&format!("input[{at}].name")));
+                }
+                let turn = ChatMessage::new(self.role, self.content).turn(("input", at))?;
+                add_message(turns, turn);
             }
             Some("function_call") => {
                 for (field, is_missing) in [
@@ -110,6 +120,18 @@ impl Item {
             }
         }
         Ok(())
+    }
+}
+
+/// The results of calls have to follow their calls, so text that the model wrote between two of them goes before them.
+fn add_message(turns: &mut Vec<Value>, turn: Value) {
+    let last = turns.last_mut().filter(|last| last.get("tool_calls").is_some());
+    match last.filter(|_| turn["role"] == "assistant") {
+        Some(last) => {
+            let text = |turn: &Value| turn["content"].as_str().unwrap_or_default().to_owned();
+            last["content"] = Value::from(text(last) + &text(&turn));
+        }
+        None => turns.push(turn),
     }
 }
 

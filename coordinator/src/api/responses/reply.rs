@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use serving_core::request::FinishReason;
 
 use super::object::{ResponseObject, ResponseUsage, Status};
-use crate::api::calls::{Calls, Said, ToolCallBody};
+use crate::api::calls::{Calls, SaidPiece, ToolCallBody};
 use crate::api::error::ApiError;
 use crate::api::request::CheckedRequest;
 use crate::api::run::{OutToken, Run};
@@ -20,6 +21,8 @@ pub struct ResponseReply {
     /// The items that have ended.
     output: Vec<Value>,
     open: Option<OpenItem>,
+    /// White space that a message may begin with.
+    held_space: String,
     /// How the answer ended, once it has.
     status: Status,
     events: Events,
@@ -84,6 +87,7 @@ impl ResponseReply {
             calls,
             output: Vec::new(),
             open: None,
+            held_space: String::new(),
             status: Status::InProgress,
             events: Events::default(),
         }
@@ -142,20 +146,38 @@ impl ResponseReply {
     /// Puts text into items. The last of its tokens may be the last one of the answer.
     fn add(&mut self, text: &str, steps: &[OutToken]) {
         let finish = steps.last().and_then(|step| step.finish);
-        let said = match &mut self.calls {
-            Some(calls) => calls.take(0, text, finish.is_some()),
-            None => Said {
-                text: text.to_owned(),
-                calls: Vec::new(),
-            },
+        let Some(calls) = &mut self.calls else {
+            // Each token has its event, so that the times between events are those between tokens.
+            self.say(text);
+            return self.end_at(finish);
         };
-        // Without tools each token has its event, so that the times between events are those between tokens.
-        if self.calls.is_none() || !said.text.is_empty() {
-            self.say(&said.text);
+        for piece in calls.take(0, text, finish.is_some()).0 {
+            match piece {
+                SaidPiece::Text(text) => self.say_between_calls(text),
+                SaidPiece::Call(call) => self.call(call),
+            }
         }
-        for call in said.calls {
-            self.call(call);
+        self.end_at(finish);
+    }
+
+    /// White space before a call, or between two, makes no message.
+    fn say_between_calls(&mut self, text: String) {
+        let is_open = matches!(self.open, Some(OpenItem::Message { .. }));
+        let text = match is_open {
+            true => text,
+            false => std::mem::take(&mut self.held_space) + &text,
+        };
+        if text.is_empty() {
+            return;
         }
+        if !is_open && text.trim().is_empty() {
+            self.held_space = text;
+            return;
+        }
+        self.say(&text);
+    }
+
+    fn end_at(&mut self, finish: Option<FinishReason>) {
         if finish.is_some() {
             self.status = Status::of(finish);
             self.close();
@@ -190,6 +212,7 @@ impl ResponseReply {
     /// A call, or, where it has no id, more of the arguments of the one before.
     fn call(&mut self, body: ToolCallBody) {
         if let Some(call_id) = body.id {
+            self.held_space.clear();
             self.close();
             let (id, name) = (item_id("fc"), body.function.name.unwrap_or_default());
             let arguments = String::new();

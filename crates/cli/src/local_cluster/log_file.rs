@@ -50,7 +50,11 @@ impl LogFile {
     }
 
     fn begin_anew(&mut self) -> io::Result<()> {
-        fs::rename(&self.path, &self.path_before)?;
+        match fs::rename(&self.path, &self.path_before) {
+            // An attempt that could not make the new file has renamed the old one already.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         self.file = File::create(&self.path)?;
         self.bytes = 0;
         Ok(())

@@ -70,6 +70,10 @@ impl Tail {
         if let Some(mut newest) = OpenLog::of(&self.path)?
             && self.open.as_ref().is_none_or(|open| open.inode != newest.inode)
         {
+            // What came between the read above and the new name.
+            if let Some(open) = &mut self.open {
+                lines.extend(open.whole_lines()?);
+            }
             lines.extend(newest.whole_lines()?);
             self.open = Some(newest);
         }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::observe::format::clean;
 use crate::terminal::Terminal;
 
 /// The source of the event is only in the log file. The terminal shows what happened.
@@ -11,7 +12,7 @@ const LEFT_OUT: [&str; 6] = ["timestamp", "level", "message", "target", "span", 
 pub fn for_people(line: &str, terminal: Terminal) -> String {
     match serde_json::from_str::<Map<String, Value>>(line) {
         Ok(event) if event.contains_key("level") => render(&event, terminal),
-        _ => line.to_owned(),
+        _ => clean(line),
     }
 }
 
@@ -21,11 +22,12 @@ fn render(event: &Map<String, Value>, terminal: Terminal) -> String {
     let time = text("timestamp").get(11..19).unwrap_or_default();
     let level = match text("level") {
         level @ ("WARN" | "ERROR") => terminal.bold(level),
-        level => level.to_owned(),
+        level => clean(level),
     };
-    let mut parts = vec![terminal.dim(time), level, text("message").to_owned()];
+    // A client may have chosen a part of a text: no control character of it reaches the terminal.
+    let mut parts = vec![terminal.dim(&clean(time)), level, clean(text("message"))];
     let fields = event.iter().filter(|(key, _)| !LEFT_OUT.contains(&key.as_str()));
-    parts.extend(fields.map(|(key, value)| terminal.dim(&format!("{key}={}", value_text(value)))));
+    parts.extend(fields.map(|(key, value)| terminal.dim(&clean(&format!("{key}={}", value_text(value))))));
     parts.retain(|part| !part.is_empty());
     parts.join(" ")
 }
@@ -48,6 +50,8 @@ mod tests {
             for_people(line, Terminal::plain()),
             "14:03:22 INFO request done tokens=3 why=\"a b\""
         );
+        let hostile = r#"{"level":"INFO","message":"a\u001b[2Jb","field":"\u001b]0;x\u0007"}"#;
+        assert_eq!(for_people(hostile, Terminal::plain()), "INFO a?[2Jb field=?]0;x?");
         for other in ["thread 'main' panicked", "{\"a\":1}", "[1]", ""] {
             assert_eq!(for_people(other, Terminal::plain()), other);
         }

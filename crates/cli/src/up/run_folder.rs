@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ fn seen(folder: PathBuf) -> Option<SeenRun> {
 /// Whether the cluster of this folder runs.
 pub(crate) fn is_running(folder: &Path) -> bool {
     let lock = File::open(folder.join(LOCK));
-    lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+    lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// The folder of this process's cluster.
@@ -140,9 +140,17 @@ impl RunFolder {
 
     pub fn has_logs(&self) -> bool {
         let entries = fs::read_dir(self.logs()).into_iter().flatten().flatten();
-        entries
-            .map(|entry| entry.path())
-            .any(|path| path.extension().is_some_and(|ending| ending == "log"))
+        let started = UNIX_EPOCH + Duration::from_millis(self.facts.started_unix_ms);
+        // A folder of the user's may have logs of earlier runs.
+        let is_of_this_run = |entry: fs::DirEntry| {
+            let is_log = entry.path().extension().is_some_and(|ending| ending == "log");
+            is_log
+                && entry
+                    .metadata()
+                    .and_then(|facts| facts.modified())
+                    .is_ok_and(|at| at >= started)
+        };
+        entries.into_iter().any(is_of_this_run)
     }
 
     /// Removes the folder. Logs in a folder that the user named stay.

@@ -63,7 +63,11 @@ impl WaitingQueue {
         let place = Place {
             lane: request.lane,
             turn,
-            priority: request.priority,
+            // Requests that were put back keep the order of their arrival.
+            priority: match turn {
+                Turn::Returned => 0,
+                Turn::New => request.priority,
+            },
             arrived_at,
             sequence_no: self.next_sequence_no,
             request: request.id,

@@ -108,7 +108,11 @@ impl Live {
     }
 
     pub fn node_reported(&mut self, timings: &StageTimings) {
-        self.nodes.extend(timings.0.iter().copied());
+        // A later attempt is no part of the time to the first token.
+        let is_past = self.earlier > 0;
+        let of_first = timings.0.iter().copied();
+        self.nodes
+            .extend(of_first.filter(|(stage, _)| !(is_past && stage.is_before_first_token())));
     }
 
     /// An output token is on its way and will be at the coordinator at `at`.
