@@ -78,13 +78,14 @@ fn check_length(text: &TextModel, bytes: usize, (tokens_max, param): (usize, &st
         return Ok(());
     }
     let message = format!(
-        "{} A prompt of {bytes} bytes has at least {fewest}. Shorten it.",
+        "{} The prompt is too long: its {bytes} bytes are at least {fewest}. Shorten it.",
         context_words(text.max_model_tokens)
     );
     Err(ApiError::too_long(param, message))
 }
 
-/// The sentence by which LiteLLM and LangChain know that a prompt is too long.
+/// The sentence by which LiteLLM and others know that a prompt is too long. LangChain looks for the words "prompt is too long", which
+/// have to follow.
 fn context_words(limit: u32) -> String {
     format!("This model's maximum context length is {limit} tokens.")
 }
@@ -156,7 +157,7 @@ pub fn text_error(text: &TextModel, error: &TextError, param: &str) -> ApiError 
     match error {
         TextError::TooLong { tokens_max } => {
             let message = format!(
-                "{} Your prompt has more than {tokens_max}. Shorten it.",
+                "{} The prompt is too long: it has more than {tokens_max}. Shorten it.",
                 context_words(text.max_model_tokens)
             );
             ApiError::too_long(param, message)
@@ -253,10 +254,10 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
         (Some(room), None, Endpoint::Completions) => Ok(COMPLETIONS_MAX_TOKENS_DEFAULT.min(room)),
         (Some(room), None, Endpoint::Chat | Endpoint::Responses) => Ok(room),
         (None, asked, _) => {
-            let asked_words = asked.map_or(String::new(), |max| format!(" and asked for {max} output tokens"));
+            let asked_words = asked.map_or(String::new(), |max| format!(", and {max} output tokens are asked for"));
             let (field, sum) = (plan.max_tokens_field, prompt_tokens as u64 + u64::from(wanted));
             let message = format!(
-                "{} Your prompt has {prompt_tokens} tokens{asked_words}, {sum} together. Shorten the prompt or lower \
+                "{} The prompt is too long: it has {prompt_tokens} tokens{asked_words}, {sum} together. Shorten it or lower \
                  `{field}`.",
                 context_words(limit)
             );
