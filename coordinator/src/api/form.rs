@@ -4,11 +4,11 @@ use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
+use super::event_frame::write_event;
 use super::reply::Reply;
 use super::responses::ResponseReply;
 use super::run::{OutToken, Run};
 use super::shapes::EdgeTimes;
-use super::sse::write_event;
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
 

@@ -14,6 +14,7 @@ mod console;
 mod constraint;
 mod content;
 mod error;
+mod event_frame;
 mod events;
 mod facts;
 mod form;

@@ -130,7 +130,10 @@ pub struct ToolCallReader {
     held: String,
     /// Nothing but white space has been seen.
     is_at_start: bool,
-    has_called: bool,
+    /// Nothing but white space has come since the last call.
+    is_behind_call: bool,
+    /// That white space, which belongs to the text that may follow.
+    space: String,
 }
 
 impl ToolCallReader {
@@ -140,7 +143,8 @@ impl ToolCallReader {
             names,
             held: String::new(),
             is_at_start: true,
-            has_called: false,
+            is_behind_call: false,
+            space: String::new(),
         }
     }
 
@@ -187,13 +191,14 @@ impl ToolCallReader {
             let body = self.held[OPEN.len()..close].trim();
             match ToolCall::all_of(body, &self.names) {
                 Some(calls) => {
-                    self.has_called = true;
+                    self.is_behind_call = true;
+                    self.space.clear();
                     pieces.extend(calls.into_iter().map(Piece::Call));
                     self.held.drain(..close + CLOSE.len());
                 }
                 None => {
                     let text = self.held.drain(..close + CLOSE.len()).collect();
-                    pieces.push(Piece::Text(text));
+                    pieces.extend(self.text(text));
                 }
             }
         }
@@ -214,11 +219,16 @@ impl ToolCallReader {
         self.text(text)
     }
 
-    /// White space around calls is no answer.
-    fn text(&self, text: String) -> Vec<Piece> {
-        match text.is_empty() || (self.has_called && text.trim().is_empty()) {
+    /// White space between calls, and after the last one, is no answer.
+    fn text(&mut self, text: String) -> Vec<Piece> {
+        if self.is_behind_call && text.trim().is_empty() {
+            self.space.push_str(&text);
+            return Vec::new();
+        }
+        self.is_behind_call = false;
+        match text.is_empty() {
             true => Vec::new(),
-            false => vec![Piece::Text(text)],
+            false => vec![Piece::Text(std::mem::take(&mut self.space) + &text)],
         }
     }
 }

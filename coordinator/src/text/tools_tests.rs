@@ -49,6 +49,13 @@ fn outputs_of_qwen_and_hermes_are_read() {
         &two,
         &[text("I look. "), expected, call("clock", "{}")],
     );
+    // Text after a call keeps its white space, however it is cut.
+    let after = "<tool_call>{\"name\": \"clock\", \"arguments\": {}}</tool_call> It  is late. \n";
+    assert_reads(
+        ToolFormat::Tagged,
+        after,
+        &[call("clock", "{}"), text(" It  is late. \n")],
+    );
     // SmolLM2 writes a list between the tags.
     let list =
         "<tool_call>[{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\", \"arguments\": {}}]</tool_call>";

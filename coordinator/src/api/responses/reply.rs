@@ -7,10 +7,10 @@ use serving_core::request::FinishReason;
 use super::object::{ResponseObject, ResponseUsage, Status};
 use crate::api::calls::{Calls, SaidPiece, ToolCallBody};
 use crate::api::error::ApiError;
+use crate::api::event_frame::write_event;
 use crate::api::request::CheckedRequest;
 use crate::api::run::{OutToken, Run};
 use crate::api::shapes::{EdgeTimes, Head, metrics};
-use crate::api::sse::write_event;
 
 /// One answer of `/v1/responses`. It has one choice.
 #[derive(Debug)]
