@@ -108,14 +108,11 @@ fn cannot_read(tail: &Tail) -> String {
 fn chosen(mut runs: Vec<SeenRun>, url: Option<&str>) -> anyhow::Result<SeenRun> {
     if let Some(url) = url.filter(|url| !url.is_empty()) {
         let wanted = same_address(url);
-        // A cluster that is still starting has no address.
-        runs.retain(|run| match run.facts.url.as_deref() {
-            Some(own) => same_address(own) == wanted,
-            None => run.is_running,
-        });
+        runs.retain(|run| run.facts.url.as_deref().is_some_and(|own| same_address(own) == wanted));
         if runs.is_empty() {
             bail!(
-                "no `baton up` of this user on this machine has its API at {url}: leave out --url and {}, or look on the machine that has it",
+                "no `baton up` of this user on this machine has its API at {url}: leave out --url and {} (a cluster that never got ready has no address), or look on the \
+                 machine that has it",
                 http::URL_VARIABLE
             );
         }
