@@ -111,8 +111,8 @@ fn chosen(mut runs: Vec<SeenRun>, url: Option<&str>) -> anyhow::Result<SeenRun> 
         runs.retain(|run| run.facts.url.as_deref().is_some_and(|own| same_address(own) == wanted));
         if runs.is_empty() {
             bail!(
-                "no `baton up` of this user on this machine has its API at {url}: leave out --url and {} (a cluster that never got ready has no address), or look on the \
-                 machine that has it",
+                "no `baton up` of this user on this machine has its API at {url}: leave out --url and {} (a cluster that never \
+                 got ready has no address), or look on the machine that has it",
                 http::URL_VARIABLE
             );
         }
