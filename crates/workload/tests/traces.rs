@@ -150,6 +150,10 @@ fn damaged(text: &[u8], seed: u64) -> Vec<u8> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut bytes = text.to_vec();
     for _ in 0..random.random_range(1..4) {
+        // Two changes can leave nothing: a cut to one byte, and its removal.
+        if bytes.is_empty() {
+            break;
+        }
         let at = random.random_range(0..bytes.len());
         match random.random_range(0..5) {
             0 => bytes[at] = random.random(),
