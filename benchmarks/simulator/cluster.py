@@ -135,6 +135,8 @@ def fit(baton, costs, calibration):
                 step[name] *= factor
             if place == 1:
                 step["batch_seconds"] = [seconds * factor for seconds in step["batch_seconds"]]
+            else:
+                step["chunk_seconds"] = [seconds * factor for seconds in step["chunk_seconds"]]
     return changed
 
 

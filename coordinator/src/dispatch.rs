@@ -190,8 +190,11 @@ impl LegContext {
             }
             DecodeEvent::Tokens(batch) => return self.tokens(batch, progress).await,
             DecodeEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
-            DecodeEvent::Committed { timings } => {
+            DecodeEvent::Committed { timings, cached_tokens } => {
                 self.stream.node_timings(attempt, &timings);
+                if let Some(cached_tokens) = cached_tokens {
+                    self.stream.cached(attempt, cached_tokens);
+                }
                 self.tell(LegEvent::Committed).await;
             }
             DecodeEvent::Finished(finished) => {

@@ -120,7 +120,14 @@ fn good_decode(pushed: Pushed) -> DecodeScript {
                 let mut seen = pushed.subscribe();
                 let _ = seen.wait_for(|attempt| *attempt == Some(open.attempt)).await;
                 let timings = StageTimings(vec![(Stage::Commit, Duration::from_millis(1))]);
-                send(&events, DecodeEvent::Committed { timings }).await;
+                send(
+                    &events,
+                    DecodeEvent::Committed {
+                        timings,
+                        cached_tokens: None,
+                    },
+                )
+                .await;
             }
             for index in first..max {
                 let token = if index + 1 == max {

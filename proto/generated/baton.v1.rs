@@ -362,6 +362,9 @@ pub mod finish {
 pub struct Committed {
     #[prost(message, optional, tag = "1")]
     pub timings: ::core::option::Option<StageTimings>,
+    /// as the last frame said
+    #[prost(uint32, optional, tag = "2")]
+    pub cached_tokens: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Finished {
@@ -1747,6 +1750,9 @@ pub struct Last {
     /// W3C context of the sender's span, for a link; empty: none
     #[prost(string, tag = "7")]
     pub traceparent: ::prost::alloc::string::String,
+    /// Prompt tokens that the sender found in its prefix cache. The whole answer may reach the coordinator before the sender's own word.
+    #[prost(uint32, optional, tag = "8")]
+    pub cached_tokens: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Abort {

@@ -248,6 +248,7 @@ mod tests {
             frame_count: 9,
             first_tokens: Vec::new(),
             traceparent: None,
+            cached_tokens: None,
         };
         let mut frames = vec![KvFrame::Begin { transfer }];
         frames.extend([0, 1, 127, 128, 70_000].map(|bytes| block(data(bytes))));

@@ -64,6 +64,8 @@ pub enum DecodeEvent {
     /// The handoff is verified and committed. The prefill leg is no longer needed.
     Committed {
         timings: StageTimings,
+        /// Prompt tokens that the prefill node found in its prefix cache.
+        cached_tokens: Option<u32>,
     },
     Finished(DecodeFinished),
     Failed(Failed),
@@ -371,6 +373,8 @@ pub struct LastFrame {
     pub first_tokens: Vec<TokenEvent>,
     /// W3C context of the sender's span of this transfer.
     pub traceparent: Option<String>,
+    /// Prompt tokens that the sender found in its prefix cache.
+    pub cached_tokens: Option<u32>,
 }
 
 /// D -> P on the pair's stream.

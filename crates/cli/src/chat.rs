@@ -69,6 +69,8 @@ struct AnswerPage<'a> {
     answer: &'a str,
     /// False: Ctrl-C ended it.
     is_whole: bool,
+    /// `stop`; `length`: --max-tokens or the context cut the answer. Null: it did not end.
+    finish_reason: Option<&'a str>,
     /// Null: the server sent none.
     usage: Option<&'a Usage>,
     metrics: Option<&'a Metrics>,
@@ -234,6 +236,10 @@ impl Chat<'_> {
             let line = timings.line(ended.metrics.as_ref(), ended.usage.as_ref());
             eprintln!("{}", self.terminal.dim(&line));
         }
+        if ended.finish_reason.as_deref() == Some("length") {
+            let words = "The answer was cut: --max-tokens sets how long it may be.";
+            eprintln!("{}", self.terminal.dim(words));
+        }
         Ok(ended.how)
     }
 }
@@ -243,6 +249,7 @@ fn page<'a>(model: &'a str, answer: &'a str, ended: &'a Answer) -> AnswerPage<'a
         model,
         answer,
         is_whole: ended.how == Ended::Answered,
+        finish_reason: ended.finish_reason.as_deref(),
         usage: ended.usage.as_ref(),
         metrics: ended.metrics.as_ref(),
     }
@@ -269,12 +276,13 @@ mod tests {
     fn the_json_of_an_answer_has_every_key_whatever_the_server_sent() {
         let bare = Answer {
             how: Ended::Interrupted,
+            finish_reason: None,
             metrics: None,
             usage: None,
         };
         let json = serde_json::to_value(page("m", "Par", &bare)).expect("plain data");
         let expected = serde_json::json!({
-            "model": "m", "answer": "Par", "is_whole": false, "usage": null, "metrics": null
+            "model": "m", "answer": "Par", "is_whole": false, "finish_reason": null, "usage": null, "metrics": null
         });
         assert_eq!(json, expected);
     }

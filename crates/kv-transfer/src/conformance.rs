@@ -120,6 +120,7 @@ pub(crate) fn start(ticket: &Ticket, source: Arc<dyn KvSource>) -> TransferStart
         key: key(ticket.transfer),
         source,
         traceparent: None,
+        cached_tokens: 32,
     }
 }
 
@@ -338,6 +339,7 @@ pub(crate) async fn a_transfer_lands_whole_and_is_acknowledged(harness: &dyn Har
         (report.kv_bytes, report.frames)
     );
     assert_eq!(commits[0].first_tokens, first_tokens());
+    assert_eq!(commits[0].cached_tokens, Some(32));
     assert_eq!(*bench.sink.began.lock().unwrap(), [ticket.transfer]);
     assert_eq!(bench.sink.progressed.lock().unwrap().len(), report.frames as usize);
     assert_eq!(bench.sink.ends(), []);

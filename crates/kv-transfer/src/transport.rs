@@ -92,6 +92,8 @@ pub struct TransferStart {
     pub source: Arc<dyn KvSource>,
     /// W3C context of the sender's span. The receiver's span links to it.
     pub traceparent: Option<String>,
+    /// Prompt tokens found in the sender's prefix cache. The last frame tells the receiver.
+    pub cached_tokens: u32,
 }
 
 /// One transfer at the sender. Calls come in the order `push`* `last` `acked`; `abort` may come at any point. Calls are

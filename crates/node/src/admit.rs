@@ -57,6 +57,7 @@ impl NodeLoop {
         let first = match &stream.leg {
             LegRequest::Prefill(_) => {
                 event_log::record(key, || Step::Accepted);
+                stream.prefill.cached_tokens = cached_tokens;
                 NodeEvent::Prefill(PrefillEvent::Accepted { cached_tokens, at })
             }
             LegRequest::Decode(_) | LegRequest::Whole(_) => {

@@ -27,6 +27,8 @@ pub struct DecodeLeg {
     pub kv_bytes: u64,
     /// What carried its KV, once that is here.
     pub transport: Option<TransportKind>,
+    /// Prompt tokens that the prefill node found in its prefix cache, once the KV is here.
+    pub cached_at_sender: Option<u32>,
     /// First step that sampled a token of it.
     first_step: Option<(Time, Time)>,
     /// What its span tells besides its length.
@@ -40,6 +42,7 @@ impl DecodeLeg {
     pub fn committed(&mut self, arrived: &Arrived, trace: &Context) {
         self.kv_bytes = arrived.kv_bytes;
         self.transport = Some(arrived.transport);
+        self.cached_at_sender = arrived.cached_tokens;
         let start = Clock::time_of(arrived.first_frame.unwrap_or(arrived.last_frame));
         let mut span = MeasuredSpan::new("kv.recv", start, Clock::time_of(arrived.last_frame));
         span.kind = SpanKind::Server;

@@ -63,6 +63,7 @@ impl Stream {
             self.prefill.handoff = Some(handoffs.start(NewHandoff {
                 key,
                 ticket: ticket.clone(),
+                cached_tokens: self.prefill.cached_tokens,
                 trace: self.trace.clone(),
             }));
         }
@@ -123,7 +124,8 @@ impl NodeLoop {
                     event_log::record(key, || Step::Committed {
                         transfer: transfer.to_string(),
                     });
-                    stream.tell_last(NodeEvent::Decode(DecodeEvent::Committed { timings }));
+                    let cached_tokens = stream.decode.cached_at_sender;
+                    stream.tell_last(NodeEvent::Decode(DecodeEvent::Committed { timings, cached_tokens }));
                 }
             }
             SchedulerEvent::Token { key, event } => self.streams.drawn(key, event),

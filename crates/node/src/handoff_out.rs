@@ -149,6 +149,8 @@ impl Handoff {
 pub struct NewHandoff {
     pub key: AttemptKey,
     pub ticket: Ticket,
+    /// Prompt tokens found in this node's prefix cache.
+    pub cached_tokens: u32,
     /// Parent of its span.
     pub trace: Context,
 }
@@ -257,6 +259,7 @@ impl Driver {
             key: self.new.key,
             source: self.source.clone(),
             traceparent: self.span.as_ref().and_then(OpenSpan::traceparent),
+            cached_tokens: self.new.cached_tokens,
         };
         let mut beginning = Box::pin(async move { transport.begin(start).await });
         let mut transfer = tokio::select! {

@@ -279,6 +279,7 @@ mod tests {
             first_frame: None,
             last_frame: std::time::Instant::now(),
             traceparent: None,
+            cached_tokens: None,
         };
         inbox.commit(CommitJob { arrived, answer });
         assert!(answered.try_recv().is_err());

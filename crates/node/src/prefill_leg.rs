@@ -21,6 +21,8 @@ pub struct PrefillLeg {
     /// Ends of chunks with their tokens, for the trace.
     pub chunks: Vec<(Time, u32)>,
     pub forward_ended: Option<Instant>,
+    /// Prompt tokens found in this node's prefix cache.
+    pub cached_tokens: u32,
     /// Why the handoff is aborted if it is; `None`: the prefill failed.
     pub abort: Option<AbortReason>,
     pub report: Option<PushReport>,

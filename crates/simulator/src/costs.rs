@@ -32,6 +32,8 @@ pub struct Costs {
 
 /// Numbers of decoding sequences for which `StepCosts::batch_seconds` has a figure.
 pub const BATCHES: [u64; 5] = [1, 2, 4, 8, 16];
+/// Numbers of prompt tokens in a step for which `StepCosts::chunk_seconds` has a figure.
+pub const CHUNKS: [u64; 8] = [16, 32, 64, 128, 256, 512, 1_024, 2_048];
 
 /// The time of one step: a sum of these, each times its count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -53,6 +55,10 @@ pub struct StepCosts {
     /// sequences at once, so their time rises in steps. Between two of them it is a line; above the last one that one holds.
     #[serde(default)]
     pub batch_seconds: [f64; BATCHES.len()],
+    /// The same for a step with so many prompt tokens (`CHUNKS`): a large chunk no longer fits the caches, so eight chunks of 64 may be
+    /// faster than one of 512.
+    #[serde(default)]
+    pub chunk_seconds: [f64; CHUNKS.len()],
     /// Coefficient of variation of a step's time around this sum; 0: none.
     #[serde(default)]
     pub variation: f64,
@@ -91,29 +97,32 @@ impl StepCosts {
         let draw = if shape.draws > 0 { self.draw_seconds } else { 0.0 };
         self.fixed_seconds
             + draw
-            + self.more_for_batch(shape)
+            + self.more_than_the_sum(shape)
             + self.prefill_token_seconds * shape.prefill_tokens as f64
             + self.prefill_pair_seconds * shape.prefill_pairs as f64
             + self.decode_row_seconds * shape.decode_rows as f64
             + self.decode_context_token_seconds * shape.decode_context as f64
     }
 
-    /// In a step with prompt tokens the kernels are filled anyway.
-    pub(crate) fn more_for_batch(&self, shape: &StepShape) -> f64 {
-        let rows = shape.decode_rows;
-        if rows == 0 || shape.prefill_tokens > 0 {
-            return 0.0;
-        }
-        let above = BATCHES.partition_point(|batch| *batch < rows);
-        match (above.checked_sub(1), BATCHES.get(above)) {
-            (Some(below), Some(batch)) => {
-                let share = (rows - BATCHES[below]) as f64 / (batch - BATCHES[below]) as f64;
-                self.batch_seconds[below] * (1.0 - share) + self.batch_seconds[above] * share
-            }
-            (None, _) => self.batch_seconds[0],
-            (Some(last), None) => self.batch_seconds[last],
+    /// In a step with prompt tokens the batch does not count: the kernels are filled anyway.
+    pub(crate) fn more_than_the_sum(&self, shape: &StepShape) -> f64 {
+        match (shape.prefill_tokens, shape.decode_rows) {
+            (0, rows) => on_the_line(&BATCHES, &self.batch_seconds, rows),
+            (tokens, _) => on_the_line(&CHUNKS, &self.chunk_seconds, tokens),
         }
     }
+}
+
+/// The value between two places, on the line from nothing at 0. Above the last place its value holds.
+pub(crate) fn on_the_line(places: &[u64], values: &[f64], at: u64) -> f64 {
+    let above = places.partition_point(|place| *place < at);
+    let (Some(next), Some(value)) = (places.get(above), values.get(above)) else {
+        return values.last().copied().unwrap_or(0.0);
+    };
+    let before = above.checked_sub(1);
+    let (last, before) = before.map_or((0, 0.0), |below| (places[below], values[below]));
+    let share = (at - last) as f64 / (next - last) as f64;
+    before * (1.0 - share) + value * share
 }
 
 /// Times of the programs around the engine.
@@ -309,6 +318,10 @@ impl Costs {
         let of_batch = |(batch, more): (u64, f64)| step.fixed_seconds + step.decode_row_seconds * batch as f64 + more;
         let of_batches = BATCHES.into_iter().zip(step.batch_seconds).map(of_batch);
         positive.extend(of_batches.map(|seconds| ("the time of a step with `step.batch_seconds`", seconds)));
+        let of_chunk =
+            |(chunk, more): (u64, f64)| step.fixed_seconds + step.prefill_token_seconds * chunk as f64 + more;
+        let of_chunks = CHUNKS.into_iter().zip(step.chunk_seconds).map(of_chunk);
+        positive.extend(of_chunks.map(|seconds| ("the time of a step with `step.chunk_seconds`", seconds)));
         positive.extend(self.host.slowdown.iter().map(|slowdown| ("host.slowdown", *slowdown)));
         let is_wrong = |value: f64| !value.is_finite() || value <= 0.0;
         if let Some((field, value)) = positive.into_iter().find(|(_, value)| is_wrong(*value)) {
@@ -387,6 +400,13 @@ mod tests {
             draws: 2,
         };
         assert_eq!(shape, expected);
+    }
+
+    #[test]
+    fn between_two_places_there_is_a_line() {
+        let at = |at| on_the_line(&[2, 4, 8], &[1.0, 3.0, -1.0], at);
+        let found = [0, 1, 2, 3, 4, 6, 8, 100].map(at);
+        assert_eq!(found, [0.0, 0.5, 1.0, 2.0, 3.0, 1.0, -1.0, -1.0]);
     }
 
     #[test]

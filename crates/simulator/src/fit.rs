@@ -6,11 +6,11 @@
 use thiserror::Error;
 use workload::statistics::Samples;
 
-use crate::costs::{BATCHES, FitPoint, FitReport, StepCosts, StepShape};
+use crate::costs::{BATCHES, CHUNKS, FitPoint, FitReport, StepCosts, StepShape, on_the_line};
 
 const FIGURES: usize = 6;
 type Row = [f64; FIGURES];
-/// Figures and batches are fitted in turn. What they share settles within a few rounds; ten leave room.
+/// Figures, batches and chunks are fitted in turn. What they share settles within a few rounds; ten leave room.
 const ROUNDS: usize = 10;
 /// The least share of a measured time that is left for the figures.
 const LEFT_MIN: f64 = 0.1;
@@ -61,11 +61,11 @@ pub fn fit(measured: &[(StepShape, f64)]) -> Result<(StepCosts, FitReport), FitE
     Ok((costs, report))
 }
 
-/// The sum of figures for what the batches leave of the measured times, and then the batches for what that sum leaves.
+/// The sum of figures for what batches and chunks leave of the measured times, and then batches and chunks for what that sum leaves.
 fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts, FitError> {
     let rows = measured.iter().map(|(shape, seconds)| {
         // Nearly all of a step's time may belong to its batch; then there is no share of it to fit.
-        let left = (seconds - before.more_for_batch(shape)).max(seconds * LEFT_MIN);
+        let left = (seconds - before.more_than_the_sum(shape)).max(seconds * LEFT_MIN);
         counts(shape).map(|count| count / left)
     });
     let figures = non_negative(&rows.collect::<Vec<Row>>()).ok_or(FitError::Degenerate)?;
@@ -80,6 +80,7 @@ fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts,
     };
     Ok(StepCosts {
         batch_seconds: batch_seconds(&sum, measured),
+        chunk_seconds: chunk_seconds(&sum, measured),
         ..sum
     })
 }
@@ -87,12 +88,26 @@ fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts,
 /// The median of what the steps of each batch take more than the sum.
 fn batch_seconds(sum: &StepCosts, measured: &[(StepShape, f64)]) -> [f64; BATCHES.len()] {
     BATCHES.map(|batch| {
-        let of_batch = measured
-            .iter()
-            .filter(|(shape, _)| shape.prefill_tokens == 0 && shape.decode_rows == batch);
-        let more = Samples::new(of_batch.map(|(shape, seconds)| seconds - sum.seconds(shape)));
-        more.percentile(50.0).unwrap_or(0.0)
+        let is_of_batch = |shape: &StepShape| shape.prefill_tokens == 0 && shape.decode_rows == batch;
+        more_than(sum, measured, is_of_batch).unwrap_or(0.0)
     })
+}
+
+/// The median of what the steps with a chunk of each size take more than the sum. A size that was not measured is on the line between its
+/// neighbours.
+fn chunk_seconds(sum: &StepCosts, measured: &[(StepShape, f64)]) -> [f64; CHUNKS.len()] {
+    let of_chunk = |chunk| {
+        let is_of_chunk = |shape: &StepShape| shape.prefill_tokens == chunk && shape.decode_rows == 0;
+        Some((chunk, more_than(sum, measured, is_of_chunk)?))
+    };
+    let (places, more): (Vec<u64>, Vec<f64>) = CHUNKS.into_iter().filter_map(of_chunk).unzip();
+    CHUNKS.map(|chunk| on_the_line(&places, &more, chunk))
+}
+
+/// The median of what these steps take more than the sum. `None`: no such step was measured.
+fn more_than(sum: &StepCosts, measured: &[(StepShape, f64)], is_of_kind: impl Fn(&StepShape) -> bool) -> Option<f64> {
+    let of_kind = measured.iter().filter(|(shape, _)| is_of_kind(shape));
+    Samples::new(of_kind.map(|(shape, seconds)| seconds - sum.seconds(shape))).percentile(50.0)
 }
 
 /// In the order of the figures.
@@ -179,6 +194,7 @@ mod tests {
         decode_context_token_seconds: 6e-7,
         draw_seconds: 0.003,
         batch_seconds: [0.0; BATCHES.len()],
+        chunk_seconds: [0.0; CHUNKS.len()],
         variation: 0.0,
     };
 
@@ -251,6 +267,29 @@ mod tests {
             seconds(4)
         );
         assert!(seconds(16) > seconds(4));
+    }
+
+    #[test]
+    fn a_chunk_that_no_longer_fits_the_caches_is_described() {
+        let more = |shape: &StepShape| match shape.prefill_tokens {
+            1_024 => 0.3 * TRUTH.prefill_token_seconds * 1_024.0,
+            _ => 0.0,
+        };
+        let uneven = steps(0.0)
+            .into_iter()
+            .map(|(shape, seconds)| (shape, seconds + more(&shape)));
+        let (costs, report) = fit(&uneven.collect::<Vec<_>>()).expect("a fit");
+        assert!(report.error_max < 0.03, "{}", report.error_max);
+        let seconds = |chunk: u32| {
+            let shapes = (0..1_024 / chunk).map(|number| {
+                let mut shape = StepShape::default();
+                shape.add(chunk, number * chunk, 0);
+                shape
+            });
+            shapes.map(|shape| costs.seconds(&shape)).sum::<f64>()
+        };
+        // By the sum alone, four steps would take longer than one. 512 was not measured, and is on the line.
+        assert!(seconds(256) < seconds(512) && seconds(512) < seconds(1_024));
     }
 
     #[test]

@@ -366,5 +366,6 @@ pub fn last_frame(ticket: &Ticket, request: &Request, computed: &Computed) -> La
         frame_count: ticket.blocks.len() as u32,
         first_tokens: computed.first_tokens.clone(),
         traceparent: None,
+        cached_tokens: None,
     }
 }

@@ -44,6 +44,7 @@ impl From<KvFrame> for v1::KvFrame {
                 frame_count: last.frame_count,
                 first_tokens: last.first_tokens.into_iter().map(Into::into).collect(),
                 traceparent: last.traceparent.unwrap_or_default(),
+                cached_tokens: last.cached_tokens,
             }),
             KvFrame::Abort { transfer, reason } => Frame::Abort(v1::Abort {
                 transfer_id: id_to_wire(transfer.0),
@@ -73,6 +74,7 @@ impl TryFrom<v1::KvFrame> for KvFrame {
                 first_tokens: tokens_from_wire(last.first_tokens, "last.first_tokens")?,
                 // A text that is no context counts as none. No transfer fails because of its trace.
                 traceparent: Some(last.traceparent).filter(|text| (1..=TRACEPARENT_BYTES_MAX).contains(&text.len())),
+                cached_tokens: last.cached_tokens,
             }),
             Frame::Abort(abort) => KvFrame::Abort {
                 transfer: transfer_id(&abort.transfer_id, "abort.transfer_id")?,

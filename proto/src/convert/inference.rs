@@ -141,8 +141,9 @@ impl From<DecodeEvent> for v1::DecodeEvent {
             }),
             DecodeEvent::Tokens(batch) => Event::Tokens(batch.into()),
             DecodeEvent::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs.into()),
-            DecodeEvent::Committed { timings } => Event::Committed(v1::Committed {
+            DecodeEvent::Committed { timings, cached_tokens } => Event::Committed(v1::Committed {
                 timings: Some(timings.into()),
+                cached_tokens,
             }),
             DecodeEvent::Finished(done) => Event::Finished(v1::Finished {
                 timings: Some(done.timings.into()),
@@ -174,6 +175,7 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
             Event::PromptLogprobs(logprobs) => DecodeEvent::PromptLogprobs(logprobs.try_into()?),
             Event::Committed(committed) => DecodeEvent::Committed {
                 timings: timings(committed.timings, "committed.timings")?,
+                cached_tokens: committed.cached_tokens,
             },
             Event::Finished(done) => DecodeEvent::Finished(DecodeFinished {
                 timings: timings(done.timings, "finished.timings")?,

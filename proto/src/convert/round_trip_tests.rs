@@ -306,7 +306,8 @@ fn decode_event() -> impl Strategy<Value = DecodeEvent> {
         opened,
         token_batch().prop_map(DecodeEvent::Tokens),
         prompt_logprobs().prop_map(DecodeEvent::PromptLogprobs),
-        timings().prop_map(|timings| DecodeEvent::Committed { timings }),
+        (timings(), any::<Option<u32>>())
+            .prop_map(|(timings, cached_tokens)| DecodeEvent::Committed { timings, cached_tokens }),
         finished,
         failed().prop_map(DecodeEvent::Failed),
         refused().prop_map(DecodeEvent::Refused),
@@ -492,6 +493,7 @@ fn kv_frame() -> impl Strategy<Value = KvFrame> {
                 first_tokens,
                 traceparent: (numbers[2] % 2 == 0)
                     .then(|| "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
+                cached_tokens: (numbers[1] % 2 == 0).then_some(numbers[0]),
             })
         },
     );

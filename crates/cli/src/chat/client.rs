@@ -42,6 +42,8 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Answer {
     pub how: Ended,
+    /// Why the model stopped, in the server's word: `stop`, or `length` where --max-tokens or the context cut it.
+    pub finish_reason: Option<String>,
     pub metrics: Option<Metrics>,
     pub usage: Option<Usage>,
 }
@@ -60,6 +62,7 @@ struct Chunk {
 struct ChunkChoice {
     #[serde(default)]
     delta: Delta,
+    finish_reason: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -112,6 +115,7 @@ impl ChatClient {
             .json(&self.body(question));
         let mut answer = Answer {
             how: Ended::Interrupted,
+            finish_reason: None,
             metrics: None,
             usage: None,
         };
@@ -145,14 +149,11 @@ impl ChatClient {
                         error["message"].as_str().unwrap_or("without a reason")
                     );
                 }
-                for text in chunk
-                    .choices
-                    .iter()
-                    .filter_map(|choice| choice.delta.content.as_deref())
-                {
-                    if !text.is_empty() {
-                        show(text)?;
+                for choice in chunk.choices {
+                    if let Some(text) = choice.delta.content.filter(|text| !text.is_empty()) {
+                        show(&text)?;
                     }
+                    answer.finish_reason = choice.finish_reason.or(answer.finish_reason);
                 }
                 answer.metrics = chunk.metrics.or(answer.metrics);
                 answer.usage = chunk.usage.or(answer.usage);
@@ -242,6 +243,7 @@ mod tests {
             data: [DONE]\n\n";
         let (answer, text) = ask(stream).await.expect("a whole answer");
         assert_eq!((text.as_str(), answer.how), ("Paris", Ended::Answered));
+        assert_eq!(answer.finish_reason.as_deref(), Some("stop"));
         assert_eq!(answer.usage.map(|usage| usage.completion_tokens), Some(2));
         assert_eq!(answer.metrics.and_then(|metrics| metrics.queue_ms), Some(1.0));
     }

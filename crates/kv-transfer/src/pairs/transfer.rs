@@ -214,6 +214,7 @@ impl SendTransfer for PairTransfer {
             frame_count: self.next_sequence_no,
             first_tokens,
             traceparent: self.start.traceparent.clone(),
+            cached_tokens: Some(self.start.cached_tokens),
         });
         let queued = Queued {
             written: Some(written),

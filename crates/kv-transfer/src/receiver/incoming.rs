@@ -278,6 +278,7 @@ impl IncomingPair {
             first_frame: incoming.first_frame,
             last_frame,
             traceparent: last.traceparent,
+            cached_tokens: last.cached_tokens,
         };
         let sink = self.receiver.sink.clone();
         self.commits.spawn(async move {

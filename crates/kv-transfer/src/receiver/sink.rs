@@ -152,6 +152,8 @@ pub struct Arrived {
     pub last_frame: Instant,
     /// The context of the sender's span, as the sender claims.
     pub traceparent: Option<String>,
+    /// Prompt tokens that the sender found in its prefix cache, as it claims.
+    pub cached_tokens: Option<u32>,
 }
 
 /// Why the node's memory could not be written.

@@ -42,6 +42,7 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         frame_count: 0,
         first_tokens: first_tokens(),
         traceparent: None,
+        cached_tokens: None,
     };
     let reply = pair.frame(KvFrame::Last(last)).await.unwrap();
     assert!(matches!(reply, Some(KvReply::Aborted { .. })), "{reply:?}");

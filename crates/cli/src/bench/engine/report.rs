@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use simulator::costs::{BATCHES, Costs, FitPoint, FitReport, LinkCosts, StepShape};
+use simulator::costs::{BATCHES, CHUNKS, Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
 use crate::bench::load::environment::cpu_model;
 use crate::observe::table::Table;
@@ -116,6 +116,10 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
     }
     for (batch, seconds) in BATCHES.iter().zip(step.batch_seconds) {
         let what = format!("more, for a batch of {batch} that only decodes");
+        table.row(vec![what.into(), format!("{:+.3} ms", seconds * 1e3).into()]);
+    }
+    for (chunk, seconds) in CHUNKS.iter().zip(step.chunk_seconds) {
+        let what = format!("more, for {chunk} prompt tokens at once");
         table.row(vec![what.into(), format!("{:+.3} ms", seconds * 1e3).into()]);
     }
     out.write_all(table.render(Terminal::plain()).as_bytes())?;

@@ -94,6 +94,7 @@ impl Sender {
             ticket,
             source: self.source.clone(),
             traceparent: None,
+            cached_tokens: 0,
         };
         let transfer = transport.begin(start).await?;
         let expected = match way {

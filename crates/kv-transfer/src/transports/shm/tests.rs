@@ -495,6 +495,7 @@ impl Raw {
             frame_count: count,
             first_tokens: first_tokens(),
             traceparent: None,
+            cached_tokens: None,
         }))
     }
 }
