@@ -1,5 +1,6 @@
 """A local cluster for the measurements of this folder: started with pinned nodes, given a trace, stopped."""
 
+import copy
 import json
 import os
 import signal
@@ -97,39 +98,44 @@ def write_trace(path, requests):
 # What a step takes for its prompt tokens, and what it takes for reading weights and KV.
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
 READING_COSTS = ("fixed_seconds", "draw_seconds", "decode_row_seconds", "decode_context_token_seconds")
-# The 90th percentile of a normal distribution, in standard deviations.
-P90 = 1.2816
+# Coefficients of variation among which the one of steps is looked for, and how closely.
+VARIATIONS = (0.0, 0.5)
+VARIATION_STEPS = 7
+# The same for what a further sequence costs, as a multiple of what it costs in the engine alone.
+ROWS = (0.5, 3.0)
+ROWS_STEPS = 9
 
 
 class Calibration:
-    """Two traces for `2c` that show how fast the machine serves just now. Neither is a load whose error is measured."""
+    """Two traces that are no load whose error is measured. The light one shows how fast the machine serves just now."""
 
     def __init__(self, folder):
         self.lone = os.path.join(folder, "lone.jsonl")
         self.light = os.path.join(folder, "light.jsonl")
-        # One request at a time: it is over when the next one comes.
+        # One request at a time: it is over when the next one comes. It warms a cluster.
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
         write_trace(self.light, [(0.45 * number, 192, 48) for number in range(32)])
-        self.lone_runs, self.light_runs = [], []
+        # Three streams on each of two nodes, for as long as the prompts are short beside the answers.
+        self.together = os.path.join(folder, "together.jsonl")
+        write_trace(self.together, [(5.0 * group, 32, 96) for group in range(4) for _ in range(6)])
 
     def run(self, cluster, seeds):
-        self.lone_runs.append(figures(cluster.run(self.lone, next(seeds))))
-        self.light_runs.append(figures(cluster.run(self.light, next(seeds))))
+        """The figures of the light load."""
+        return figures(cluster.run(self.light, next(seeds)))
 
 
-def fit(baton, costs, calibration):
-    """Changes the costs of a step so that the light load takes as long on `2c` as in the real runs, and returns by how much:
-    prompts, reading. Gaps between tokens fit the reading, first tokens the prompts. The variation is the spread of the first
-    tokens of lone requests."""
-    real = {metric: median([run[metric] for run in calibration.light_runs]) for metric in calibration.light_runs[0]}
+def fit(baton, costs, calibration, topology, seen):
+    """Changes the costs of a step so that the light load takes as long on this topology as in the real runs, and returns by how
+    much: prompts, reading. Gaps between tokens fit the reading, first tokens the prompts, and the longer gaps (p90) the variation
+    of steps."""
+    real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
     step, changed = costs["step"], [1.0, 1.0]
-    spread = median([run["ttft_ms_p90"] / run["ttft_ms_p50"] - 1 for run in calibration.lone_runs]) / P90
-    step["variation"] = max(step["variation"], spread)
-    # Each of the two moves the other a little, so they are found by turns.
+    # Each moves the others a little, so they are found by turns.
     for _ in range(4):
+        step["variation"] = variation(baton, costs, calibration, topology, real)
         for place, names, metric in ((1, READING_COSTS, "itl_ms_p50"), (0, PROMPT_COSTS, "ttft_ms_p50")):
-            factor = real[metric] / simulate_costs(baton, costs, "2c", calibration.light)[metric]
+            factor = real[metric] / simulate_costs(baton, costs, topology, calibration.light)[metric]
             changed[place] *= factor
             for name in names:
                 step[name] *= factor
@@ -138,6 +144,39 @@ def fit(baton, costs, calibration):
             else:
                 step["chunk_seconds"] = [seconds * factor for seconds in step["chunk_seconds"]]
     return changed
+
+
+def fit_rows(baton, costs, calibration, runs):
+    """Changes what each further sequence of a step costs, so that three streams together take as long as in the real runs, and
+    returns by how much. A node that serves tells each stream its tokens, which `bench engine` does not. A step of one sequence
+    costs what it did."""
+    real, step = median([run["itl_ms_p50"] for run in runs]), costs["step"]
+    before = dict(step)
+    low, high = ROWS
+    for _ in range(ROWS_STEPS):
+        factor = (low + high) / 2
+        step["decode_row_seconds"] = before["decode_row_seconds"] * factor
+        alone = before["batch_seconds"][0] - before["decode_row_seconds"] * (factor - 1)
+        step["batch_seconds"] = [alone, *before["batch_seconds"][1:]]
+        if simulate_costs(baton, costs, "2c", calibration.together)["itl_ms_p50"] < real:
+            low = factor
+        else:
+            high = factor
+    return factor
+
+
+def variation(baton, costs, calibration, topology, real):
+    """The one with which long gaps are as much longer than usual ones as in the real runs, by bisection."""
+    costs = copy.deepcopy(costs)
+    low, high = VARIATIONS
+    for _ in range(VARIATION_STEPS):
+        costs["step"]["variation"] = (low + high) / 2
+        found = simulate_costs(baton, costs, topology, calibration.light)
+        if found["itl_ms_p90"] / found["itl_ms_p50"] < real["itl_ms_p90"] / real["itl_ms_p50"]:
+            low = (low + high) / 2
+        else:
+            high = (low + high) / 2
+    return (low + high) / 2
 
 
 def simulate_costs(baton, costs, topology, trace):

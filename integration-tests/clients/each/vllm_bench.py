@@ -1,4 +1,5 @@
-"""`vllm bench serve`: 1,000 prompts of 16 tokens and 4 more at once, then its default lengths at a rate.
+"""`vllm bench serve`: 1,000 prompts of 16 tokens and 4 more at once, then its default lengths at a rate. With $CLIENT_QUICK: 100 of the
+first kind. With $CLIENT_FETCH it fetches vLLM's files, and runs nothing.
 
 vLLM's own files run. What they import of the rest of vLLM would need torch and is replaced, as
 benchmarks/client/vllm_bench_serve.py says; the tokenizer is the one of transformers.
@@ -11,17 +12,17 @@ import sys
 import types
 from pathlib import Path
 
-from rows import FOLDER, MODEL, TOKENIZER, URL, write
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks/client"))
 import vllm_bench_serve as launcher  # noqa: E402
 
 # Requests a second, and how many: the default lengths are 1,024 tokens and 128 more.
 RATE, COUNT = "0.25", 24
+SHORT = ["--random-input-len", "16", "--random-output-len", "4", "--num-prompts"]
 RUNS = {
-    "1,000 of 16 + 4 at once": ["--random-input-len", "16", "--random-output-len", "4", "--num-prompts", "1000"],
+    "1,000 of 16 + 4 at once": [*SHORT, "1000"],
     f"default lengths, {RATE}/s": ["--request-rate", RATE, "--num-prompts", str(COUNT)],
 }
+QUICK = {"100 of 16 + 4 at once": [*SHORT, "100"]}
 
 
 def tokenizer_of(name, *_args, trust_remote_code=False, **_more):
@@ -31,11 +32,17 @@ def tokenizer_of(name, *_args, trust_remote_code=False, **_more):
 
 
 def main():
+    source = launcher.vllm_source(Path(os.environ["CLIENT_WORK"]) / "vllm-source")
+    if os.environ.get("CLIENT_FETCH"):
+        return
+    # Only a run has what this reads.
+    from rows import FOLDER, MODEL, TOKENIZER, URL
+
     tokenizers = types.ModuleType("vllm.tokenizers")
     tokenizers.TokenizerLike, tokenizers.get_tokenizer = object, tokenizer_of
     sys.modules["vllm.tokenizers"] = tokenizers
-    serve = launcher.load_vllm(launcher.vllm_source(Path(os.environ["CLIENT_WORK"]) / "vllm-source"))
-    for at, (what, words) in enumerate(RUNS.items()):
+    serve = launcher.load_vllm(source)
+    for at, (what, words) in enumerate((QUICK if os.environ.get("CLIENT_QUICK") else RUNS).items()):
         parser = argparse.ArgumentParser("vllm bench serve")
         serve.add_cli_args(parser)
         common = ["--backend", "openai", "--endpoint", "/v1/completions", "--base-url", URL, "--model", MODEL]
@@ -48,6 +55,8 @@ def main():
 
 def told(what, prefix, result, is_crowded):
     """One row for each request of a result; the ids are the prefix and the number."""
+    from rows import write
+
     columns = ("input_lens", "output_lens", "ttfts", "itls", "errors")
     for at, (prompt, output, ttft_s, itl_s, error) in enumerate(zip(*(result[key] for key in columns), strict=True)):
         write(

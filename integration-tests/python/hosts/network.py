@@ -77,9 +77,9 @@ class Namespace:
 
 
 class Host(Namespace):
-    def __init__(self, tools, number):
+    def __init__(self, tools, subnet, number):
         super().__init__(tools)
-        self.address, self.port = f"{SUBNET}.{number}", f"port{number}"
+        self.address, self.port = f"{subnet}.{number}", f"port{number}"
 
     def set_ports(self, first, last):
         """Those that the kernel gives to sockets whose program asks for none."""
@@ -90,12 +90,12 @@ class Host(Namespace):
 class Network:
     """Hosts by name, each with one cable to the switch. The packets that are to be dropped are dropped in the switch."""
 
-    def __init__(self, names):
+    def __init__(self, names, subnet=SUBNET):
         tools = fetched("get-nftables", "nftables")
         self.switch, self.lost_percent, self.closed = Namespace(tools), {}, []
         self.switch.ip("link", "add", BRIDGE, "type", "bridge")
         self.switch.ip("link", "set", BRIDGE, "up")
-        self.hosts = {name: Host(tools, number) for number, name in enumerate(names, 1)}
+        self.hosts = {name: Host(tools, subnet, number) for number, name in enumerate(names, 1)}
         for host in self.hosts.values():
             self.switch.ip("link", "add", host.port, "type", "veth", "peer", "name", "eth0", "netns", host.path)
             self.switch.ip("link", "set", host.port, "master", BRIDGE, "up")

@@ -1,0 +1,97 @@
+"""The page about three hosts, as an operator follows it: its commands as printed, each on its host, with the page's own addresses.
+
+Hosts are network namespaces (hosts/network.py). Only the path of the model and the start of etcd by systemd are replaced.
+"""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from hosts.network import Network
+from traces.processes import REPOSITORY, NotYet, Running, executable, fetched, pulled, wait_until
+
+HOSTS = ("A", "B", "C")
+MODEL = "/usr/local/share/baton/smollm2-135m.gguf"
+READY_WITHIN_S, ANSWERS_WITHIN_S = 60, 60
+
+
+def section():
+    page = (REPOSITORY / "deploy/README.md").read_text()
+    return page.partition("## Three hosts with etcd\n")[2].partition("\n## ")[0]
+
+
+def blocks():
+    return re.findall(r"^```\n(.*?)^```$", section(), flags=re.M | re.S)
+
+
+def block_with(words):
+    (found,) = [block for block in blocks() if words in block]
+    return found
+
+
+class Hosts:
+    """The three, and what runs on them."""
+
+    def __init__(self, folder):
+        self.network, self.folder, self.running = Network(HOSTS, "10.0.0"), folder, []
+        self.env = os.environ | {"PATH": f"{executable().parent}:{os.environ['PATH']}"}
+
+    def bash(self, host, text):
+        text = text.replace(MODEL, str(pulled()))
+        return [*self.network[host].prefix(), "bash", "-e", "-o", "pipefail", "-c", text]
+
+    def start(self, name, words, **env):
+        self.running.append(Running(self.folder, name, words, self.env | env))
+        return self.running[-1]
+
+    def start_etcd(self):
+        """With what the page writes into /etc/default/etcd."""
+        settings = dict(re.findall(r"^(ETCD_\w+)=(\S+)$", block_with("/etc/default/etcd"), flags=re.M))
+        assert set(settings) == {"ETCD_LISTEN_CLIENT_URLS", "ETCD_ADVERTISE_CLIENT_URLS"}, settings
+        program = fetched("get-etcd", "etcd")["etcd"]
+        self.start("etcd", [*self.network["A"].prefix(), program, "--data-dir", self.folder / "etcd-data"], **settings)
+
+    def said(self, host, text):
+        """What a command prints, which must succeed."""
+        words = self.bash(host, text)
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
+        if done.returncode:
+            raise NotYet(f"on {host}: {text}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("page"))
+    yield hosts
+    obeyed = [process.end() for process in reversed(hosts.running)]
+    assert all(obeyed), obeyed
+
+
+def test_three_hosts_become_a_cluster_by_the_commands_of_the_page(hosts):
+    hosts.start_etcd()
+    health = re.search(r"^curl .*health", block_with("/etc/default/etcd"), flags=re.M)[0]
+    for host in HOSTS:
+        wait_until("etcd", READY_WITHIN_S, lambda host=host: hosts.said(host, health))
+    for host in HOSTS:
+        command = block_with(f"# on {host}\n")
+        name = re.search(r"--name (\S+)", command)[1]
+        hosts.start(name, hosts.bash(host, command.replace("baton serve-", "exec baton serve-")))
+    asked = block_with("baton status --url")
+    status = asked.splitlines()[0]
+    for host in HOSTS:
+        wait_until("the cluster to be ready", READY_WITHIN_S, lambda host=host: hosts.said(host, status))
+    for host in HOSTS:
+        said = hosts.said(host, asked)
+        for words in ("Paris", "coordinator-0", "prefill-0", "decode-0", "kv.recv"):
+            assert words in said, f"on {host}: no {words!r} in\n{said}"
+        handoffs = re.search(r"^baton_handoffs_total.*grpc.* ([0-9.]+)$", said, flags=re.M)
+        assert float(handoffs[1]) >= 1, said
+
+
+def test_a_process_without_its_address_ends_at_once_and_says_what_it_needs(hosts):
+    command = re.sub(r"--advertise \S+", "", block_with("# on B\n"))
+    with pytest.raises(NotYet, match="advertise"):
+        hosts.said("B", command)
