@@ -1,7 +1,7 @@
 //! The attention phase: one tile for each KV head of each attention item.
 
 use super::forward::Step;
-use super::kernels::lanes::AttendCall;
+use super::kernels::attend::AttendCall;
 use super::plan::{AttentionItem, Row};
 use super::pool::Pool;
 

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use model_files::config::ModelConfig;
 
-use super::kernels::lanes::{AttendScratch, QuantisedRow};
-use super::kernels::{BLOCK, InputRows, Kernels, LANES};
+use super::kernels::attend::AttendScratch;
+use super::kernels::lanes::QuantisedRow;
+use super::kernels::{BLOCK, InputRows, Kernels, LANES, Lanes};
 use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
 
@@ -132,7 +133,8 @@ impl Inputs {
 pub(crate) struct AttentionScratch {
     keys: Shared<f32>,
     values: Shared<f32>,
-    softmax: Shared<(f32, f32)>,
+    largest: Shared<Lanes>,
+    totals: Shared<Lanes>,
     sums: Shared<f32>,
     lengths: (usize, usize),
 }
@@ -144,7 +146,8 @@ impl AttentionScratch {
         Self {
             keys: Shared::new(tile),
             values: Shared::new(tile),
-            softmax: Shared::new(queries),
+            largest: Shared::new(queries.div_ceil(LANES)),
+            totals: Shared::new(queries.div_ceil(LANES)),
             sums: Shared::new(queries * config.head_dim),
             lengths: (tile, queries),
         }
@@ -159,7 +162,8 @@ impl AttentionScratch {
             AttendScratch {
                 keys: self.keys.write(0..tile),
                 values: self.values.write(0..tile),
-                softmax: self.softmax.write(0..queries),
+                largest: self.largest.write(0..queries.div_ceil(LANES)),
+                totals: self.totals.write(0..queries.div_ceil(LANES)),
                 sums: self.sums.write(0..queries * head_dim),
             }
         }

@@ -127,21 +127,25 @@ mod x86 {
             // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
             unsafe {
                 let weights = panel.add(block * Q4_1_PANEL_BLOCK);
-                let mut unpacked = [_mm512_setzero_si512(); 8];
+                let quants = input.quants.as_ptr().add(first * columns + block * BLOCK);
+                // A product needs the one before it of the same row, which takes five cycles: so rows take turns.
+                let mut dots = [_mm512_setzero_si512(); ROWS];
                 for i in 0..4 {
                     let packed = _mm512_loadu_si512(weights.add(64 * i).cast());
-                    unpacked[i] = _mm512_and_si512(packed, low_nibble);
-                    unpacked[i + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_nibble);
+                    let low = _mm512_and_si512(packed, low_nibble);
+                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_nibble);
+                    for row in 0..ROWS {
+                        dots[row] = _mm512_dpbusd_epi32(dots[row], low, four_quants(quants.add(row * columns + 4 * i)));
+                    }
+                    for row in 0..ROWS {
+                        let quants = quants.add(row * columns + 16 + 4 * i);
+                        dots[row] = _mm512_dpbusd_epi32(dots[row], high, four_quants(quants));
+                    }
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(256).cast()));
                 let m = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(288).cast()));
                 for row in 0..ROWS {
-                    let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
-                    let at = (first + row) * blocks + block;
-                    let mut dot = _mm512_setzero_si512();
-                    for (i, weights) in unpacked.iter().enumerate() {
-                        dot = _mm512_dpbusd_epi32(dot, *weights, four_quants(quants.add(4 * i)));
-                    }
+                    let (dot, at) = (dots[row], (first + row) * blocks + block);
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
                     let minimum = _mm512_mul_ps(m, _mm512_set1_ps(*input.offsets.get_unchecked(at)));
                     let term = _mm512_add_ps(_mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)), minimum);
@@ -168,19 +172,23 @@ mod x86 {
             // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
             unsafe {
                 let weights = panel.add(block * Q8_0_PANEL_BLOCK);
-                let mut loaded = [_mm512_setzero_si512(); 8];
-                for (i, loaded) in loaded.iter_mut().enumerate() {
-                    *loaded = _mm512_loadu_si512(weights.add(64 * i).cast());
+                let quants = input.quants.as_ptr().add(first * columns + block * BLOCK);
+                // The weights in memory are 128 too large. A sum starts with the negated amount that this adds.
+                let mut dots = [_mm512_setzero_si512(); ROWS];
+                for row in 0..ROWS {
+                    let at = (first + row) * blocks + block;
+                    dots[row] = _mm512_set1_epi32(-Q8_OFFSET * *input.sums.get_unchecked(at));
+                }
+                for i in 0..8 {
+                    let weights = _mm512_loadu_si512(weights.add(64 * i).cast());
+                    for row in 0..ROWS {
+                        let quants = four_quants(quants.add(row * columns + 4 * i));
+                        dots[row] = _mm512_dpbusd_epi32(dots[row], weights, quants);
+                    }
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(512).cast()));
                 for row in 0..ROWS {
-                    let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
-                    let at = (first + row) * blocks + block;
-                    // The weights in memory are 128 too large. The sum starts with the negated amount that this adds.
-                    let mut dot = _mm512_set1_epi32(-Q8_OFFSET * *input.sums.get_unchecked(at));
-                    for (i, weights) in loaded.iter().enumerate() {
-                        dot = _mm512_dpbusd_epi32(dot, *weights, four_quants(quants.add(4 * i)));
-                    }
+                    let (dot, at) = (dots[row], (first + row) * blocks + block);
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
                     sums[row] = _mm512_add_ps(sums[row], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)));
                 }

@@ -4,6 +4,7 @@
 //! multiplies one panel with up to [`MAX_ROWS`] rows of input, so that each weight is unpacked once for all of them;
 //! the 16 outputs sit in the 16 lanes of a vector, and a lane's sum runs over the blocks in order on every machine.
 
+pub(crate) mod attend;
 mod avx2;
 mod avx512;
 pub(crate) mod lanes;
@@ -78,12 +79,13 @@ pub(crate) struct Kernels {
     pub gate_gelu: fn(&mut Lanes, &Lanes),
     /// `values[i] = cap * tanh(values[i] / cap)`.
     pub softcap: fn(&mut Lanes, f32),
-    pub attend: unsafe fn(&lanes::AttendCall<'_>, &mut lanes::AttendScratch<'_>),
+    pub attend: unsafe fn(&attend::AttendCall<'_>, &mut attend::AttendScratch<'_>),
 }
 
 /// Compiles the lane code of `lanes` for one instruction set: same source, same bits, wider registers.
 macro_rules! lane_kernels {
     ($features:tt, $vector:ty) => {
+        use crate::cpu::kernels::attend::{self, AttendCall, AttendScratch};
         use crate::cpu::kernels::lanes;
 
         pub(super) fn dot_f32(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
@@ -135,12 +137,12 @@ macro_rules! lane_kernels {
             unsafe { inner(values, cap) }
         }
         /// # Safety
-        /// That of `lanes::attend`.
-        pub(super) unsafe fn attend(call: &lanes::AttendCall<'_>, scratch: &mut lanes::AttendScratch<'_>) {
+        /// That of `attend::attend`.
+        pub(super) unsafe fn attend(call: &AttendCall<'_>, scratch: &mut AttendScratch<'_>) {
             #[target_feature(enable = $features)]
-            unsafe fn inner(call: &lanes::AttendCall<'_>, scratch: &mut lanes::AttendScratch<'_>) {
+            unsafe fn inner(call: &AttendCall<'_>, scratch: &mut AttendScratch<'_>) {
                 // SAFETY: the caller's promise.
-                unsafe { lanes::attend::<$vector>(call, scratch) }
+                unsafe { attend::attend::<$vector>(call, scratch) }
             }
             // SAFETY: the features as above, the rest is the caller's promise.
             unsafe { inner(call, scratch) }

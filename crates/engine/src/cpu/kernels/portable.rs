@@ -2,7 +2,9 @@
 
 use half::f16;
 
-use super::{BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, lanes};
+use super::{
+    BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, attend, lanes,
+};
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "portable",
@@ -14,7 +16,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     gate_silu: lanes::gate_silu::<Lanes>,
     gate_gelu: lanes::gate_gelu::<Lanes>,
     softcap: lanes::softcap::<Lanes>,
-    attend: lanes::attend::<Lanes>,
+    attend: attend::attend::<Lanes>,
 };
 
 fn dot_f32(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {

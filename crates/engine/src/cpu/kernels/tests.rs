@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::lanes::{AttendCall, AttendScratch, QuantisedRow};
+use super::attend::{AttendCall, AttendScratch};
+use super::lanes::QuantisedRow;
 use super::*;
 use crate::KvDtype;
 
@@ -184,6 +185,9 @@ proptest! {
         for kernels in others() {
             prop_assert_eq!(bits(&expected), bits(&case.run(&kernels)), "{}", kernels.name);
         }
+        // A step that decodes has one row.
+        let alone = (0..rows).flat_map(|row| case.row(row).run(&portable::KERNELS));
+        prop_assert_eq!(bits(&expected), bits(&alone.collect::<Vec<f32>>()));
         for (got, right) in expected.iter().zip(case.in_double_precision()) {
             prop_assert!((f64::from(*got) - right).abs() < 1e-5, "{} {}", got, right);
         }
@@ -268,6 +272,20 @@ impl AttendCase {
         }
     }
 
+    /// The same with one of its rows.
+    fn row(&self, row: usize) -> Self {
+        let (first_position, width) = (self.first_position + row, self.group * self.head_dim);
+        let stored = (first_position + 1) * self.head_dim;
+        Self {
+            first_position,
+            rows: 1,
+            queries: self.queries[row * width..][..width].to_vec(),
+            keys: self.keys[..stored].to_vec(),
+            values: self.values[..stored].to_vec(),
+            ..*self
+        }
+    }
+
     fn run(&self, kernels: &Kernels) -> Vec<f32> {
         let (head_dim, width) = (self.head_dim, self.dtype.bytes());
         let half = LANES * head_dim * width;
@@ -312,7 +330,8 @@ impl AttendCase {
         let mut scratch = AttendScratch {
             keys: &mut vec![f32::NAN; head_dim * LANES],
             values: &mut vec![f32::NAN; head_dim * LANES],
-            softmax: &mut vec![(0.0, 0.0); queries],
+            largest: &mut vec![[0.0; LANES]; queries.div_ceil(LANES)],
+            totals: &mut vec![[0.0; LANES]; queries.div_ceil(LANES)],
             sums: &mut vec![f32::NAN; queries * head_dim],
         };
         // SAFETY: all pointers are to the vectors above, sized by the same numbers.

@@ -10,6 +10,9 @@ use super::{LANES, Lanes};
 use crate::math::{EXP_HIGHEST, EXP_LOWEST, LN_2_HIGH, LN_2_LOW, ROUND_F32};
 
 pub(crate) trait Vector: Copy {
+    /// Vectors that the registers hold.
+    const REGISTERS: usize;
+
     fn splat(value: f32) -> Self;
     fn load(from: &Lanes) -> Self;
     fn store(self, to: &mut Lanes);
@@ -33,11 +36,26 @@ pub(crate) trait Vector: Copy {
     /// Low bytes of the lanes' bits.
     fn low_bytes(self) -> [i8; LANES];
 
+    /// Asks for memory that is read soon. It has no effect on any result, so any address will do.
+    #[inline(always)]
+    fn prefetch(_from: *const u8, _bytes: usize) {}
+
     /// Rows to columns.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        let from = rows.map(Self::array);
-        std::array::from_fn(|column| Self::load(&std::array::from_fn(|row| from[row][column])))
+        let mut from = [[0.0; LANES]; LANES];
+        for row in 0..LANES {
+            rows[row].store(&mut from[row]);
+        }
+        let mut columns = rows;
+        for column in 0..LANES {
+            let mut lanes = [0.0; LANES];
+            for row in 0..LANES {
+                lanes[row] = from[row][column];
+            }
+            columns[column] = Self::load(&lanes);
+        }
+        columns
     }
 
     #[inline(always)]
@@ -68,6 +86,8 @@ pub(crate) trait Vector: Copy {
 }
 
 impl Vector for Lanes {
+    const REGISTERS: usize = 4;
+
     #[inline(always)]
     fn splat(value: f32) -> Self {
         [value; LANES]
@@ -152,6 +172,16 @@ mod x86 {
     use super::Vector;
     use crate::cpu::kernels::{LANES, Lanes};
 
+    const CACHE_LINE_BYTES: usize = 64;
+
+    #[inline(always)]
+    fn prefetch(from: *const u8, bytes: usize) {
+        for line in (0..bytes).step_by(CACHE_LINE_BYTES) {
+            // SAFETY: a prefetch reads nothing and faults nowhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+        }
+    }
+
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
 
@@ -162,6 +192,12 @@ mod x86 {
         reason = "one reason for all of them, stated above"
     )]
     impl Vector for Avx512 {
+        const REGISTERS: usize = 32;
+
+        #[inline(always)]
+        fn prefetch(from: *const u8, bytes: usize) {
+            prefetch(from, bytes);
+        }
         #[inline(always)]
         fn splat(value: f32) -> Self {
             Self(unsafe { _mm512_set1_ps(value) })
@@ -229,43 +265,38 @@ mod x86 {
         }
         #[inline(always)]
         fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+            // Loops and no closures: the compiler does not always inline those here, and then each step is a call through memory.
+            let mut columns = rows;
             unsafe {
-                let r = rows.map(|row| row.0);
                 // Pairs of rows, then groups of four, within each quarter of the registers.
-                let pairs: [__m512; 16] = std::array::from_fn(|i| {
-                    let (a, b) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
-                    if i % 2 == 0 {
-                        _mm512_unpacklo_ps(a, b)
-                    } else {
-                        _mm512_unpackhi_ps(a, b)
-                    }
-                });
+                let mut pairs = [_mm512_setzero_ps(); LANES];
+                for pair in 0..8 {
+                    let (a, b) = (rows[2 * pair].0, rows[2 * pair + 1].0);
+                    pairs[2 * pair] = _mm512_unpacklo_ps(a, b);
+                    pairs[2 * pair + 1] = _mm512_unpackhi_ps(a, b);
+                }
                 // fours[4g + c]: rows 4g..4g+4 of columns c, c + 4, c + 8, c + 12, one to a quarter.
-                let fours: [__m512; 16] = std::array::from_fn(|i| {
-                    let (group, column) = (i / 4 * 4, i % 4);
-                    let a = _mm512_castps_pd(pairs[group + column / 2]);
-                    let b = _mm512_castps_pd(pairs[group + 2 + column / 2]);
-                    let joined = if column % 2 == 0 {
-                        _mm512_unpacklo_pd(a, b)
-                    } else {
-                        _mm512_unpackhi_pd(a, b)
-                    };
-                    _mm512_castpd_ps(joined)
-                });
+                let mut fours = [_mm512_setzero_ps(); LANES];
+                for group in [0, 4, 8, 12] {
+                    for half in 0..2 {
+                        let a = _mm512_castps_pd(pairs[group + half]);
+                        let b = _mm512_castps_pd(pairs[group + 2 + half]);
+                        fours[group + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                        fours[group + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                    }
+                }
                 // Quarters: column q * 4 + c needs quarter q of fours[c], fours[4 + c], fours[8 + c], fours[12 + c].
-                std::array::from_fn(|i| {
-                    let (quarter, column) = (i / 4, i % 4);
+                for column in 0..4 {
                     let (a, b, c, d) = (fours[column], fours[4 + column], fours[8 + column], fours[12 + column]);
-                    let (ab, cd) = match quarter / 2 {
-                        0 => (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0x44>(c, d)),
-                        _ => (_mm512_shuffle_f32x4::<0xee>(a, b), _mm512_shuffle_f32x4::<0xee>(c, d)),
-                    };
-                    Self(match quarter % 2 {
-                        0 => _mm512_shuffle_f32x4::<0x88>(ab, cd),
-                        _ => _mm512_shuffle_f32x4::<0xdd>(ab, cd),
-                    })
-                })
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0x44>(c, d));
+                    columns[column] = Self(_mm512_shuffle_f32x4::<0x88>(ab, cd));
+                    columns[4 + column] = Self(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0xee>(a, b), _mm512_shuffle_f32x4::<0xee>(c, d));
+                    columns[8 + column] = Self(_mm512_shuffle_f32x4::<0x88>(ab, cd));
+                    columns[12 + column] = Self(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
+                }
             }
+            columns
         }
     }
 
@@ -285,6 +316,12 @@ mod x86 {
         reason = "one reason for all of them, stated above"
     )]
     impl Vector for Avx2 {
+        const REGISTERS: usize = 8;
+
+        #[inline(always)]
+        fn prefetch(from: *const u8, bytes: usize) {
+            prefetch(from, bytes);
+        }
         #[inline(always)]
         fn splat(value: f32) -> Self {
             Self([unsafe { _mm256_set1_ps(value) }; 2])
