@@ -6,6 +6,7 @@ Hosts are network namespaces (hosts/network.py). Only the path of the model and 
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +37,13 @@ class Hosts:
 
     def __init__(self, folder):
         self.network, self.folder, self.running = Network(HOSTS, "10.0.0"), folder, []
+        # A model's name is that of its file.
+        self.model = folder / Path(MODEL).name
+        self.model.symlink_to(pulled())
         self.env = os.environ | {"PATH": f"{executable().parent}:{os.environ['PATH']}"}
 
     def bash(self, host, text):
-        text = text.replace(MODEL, str(pulled()))
+        text = text.replace(MODEL, str(self.model))
         return [*self.network[host].prefix(), "bash", "-e", "-o", "pipefail", "-c", text]
 
     def start(self, name, words, **env):
@@ -94,4 +98,5 @@ def test_three_hosts_become_a_cluster_by_the_commands_of_the_page(hosts):
 def test_a_process_without_its_address_ends_at_once_and_says_what_it_needs(hosts):
     command = re.sub(r"--advertise \S+", "", block_with("# on B\n"))
     with pytest.raises(NotYet, match="advertise"):
-        hosts.said("B", command)
+        # B has such a process already.
+        hosts.said("A", command)
