@@ -57,7 +57,7 @@ pub struct ChatArgs {
     /// No timings after each answer.
     #[arg(long)]
     pub no_timings: bool,
-    /// Print one JSON object when the answer has ended: model, answer, is_whole, usage, metrics. It needs a prompt.
+    /// Print one JSON object when the answer has ended: model, answer, is_whole, finish_reason, usage, metrics. It needs a prompt.
     #[arg(long)]
     pub json: bool,
 }

@@ -45,7 +45,8 @@ function pairs(rows) {
                   "aria-label": `Copy the value of ${name}`,
                   on: { click: () => copyText(whole, "value") },
                 },
-                "⧉",
+                // Drawn: few fonts have a sign for it.
+                h("span", { class: "two-sheets" }),
               ),
         ),
       ),
