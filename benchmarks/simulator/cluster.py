@@ -152,31 +152,40 @@ def fit_rows(baton, costs, calibration, runs):
     costs what it did."""
     real, step = median([run["itl_ms_p50"] for run in runs]), costs["step"]
     before = dict(step)
-    low, high = ROWS
-    for _ in range(ROWS_STEPS):
-        factor = (low + high) / 2
+
+    def take(factor):
         step["decode_row_seconds"] = before["decode_row_seconds"] * factor
         alone = before["batch_seconds"][0] - before["decode_row_seconds"] * (factor - 1)
         step["batch_seconds"] = [alone, *before["batch_seconds"][1:]]
-        if simulate_costs(baton, costs, "2c", calibration.together)["itl_ms_p50"] < real:
-            low = factor
-        else:
-            high = factor
+
+    def is_too_quick(factor):
+        take(factor)
+        return simulate_costs(baton, costs, "2c", calibration.together)["itl_ms_p50"] < real
+
+    factor = bisect(ROWS, ROWS_STEPS, is_too_quick)
+    take(factor)
     return factor
 
 
-def variation(baton, costs, calibration, topology, real):
-    """The one with which long gaps are as much longer than usual ones as in the real runs, by bisection."""
-    costs = copy.deepcopy(costs)
-    low, high = VARIATIONS
-    for _ in range(VARIATION_STEPS):
-        costs["step"]["variation"] = (low + high) / 2
-        found = simulate_costs(baton, costs, topology, calibration.light)
-        if found["itl_ms_p90"] / found["itl_ms_p50"] < real["itl_ms_p90"] / real["itl_ms_p50"]:
-            low = (low + high) / 2
-        else:
-            high = (low + high) / 2
+def bisect(bounds, steps, is_too_low):
+    """Where `is_too_low` changes, between the bounds."""
+    low, high = bounds
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_too_low(middle) else (low, middle)
     return (low + high) / 2
+
+
+def variation(baton, costs, calibration, topology, real):
+    """The one with which long gaps are as much longer than usual ones as in the real runs."""
+    costs = copy.deepcopy(costs)
+
+    def is_too_steady(tried):
+        costs["step"]["variation"] = tried
+        found = simulate_costs(baton, costs, topology, calibration.light)
+        return found["itl_ms_p90"] / found["itl_ms_p50"] < real["itl_ms_p90"] / real["itl_ms_p50"]
+
+    return bisect(VARIATIONS, VARIATION_STEPS, is_too_steady)
 
 
 def simulate_costs(baton, costs, topology, trace):

@@ -240,17 +240,21 @@ mod tests {
         assert!((0.005..0.1).contains(&report.error_median), "{}", report.error_median);
     }
 
-    #[test]
-    fn batches_that_fill_a_kernel_are_described() {
-        // Up to four sequences take as long as four.
-        let more = |shape: &StepShape| match (shape.prefill_tokens, shape.decode_rows) {
-            (0, 1) => 3.0 * TRUTH.decode_row_seconds,
-            _ => 0.0,
-        };
+    /// The fit to steps of which some take more than the sum.
+    fn fit_with(more: impl Fn(&StepShape) -> f64) -> (StepCosts, FitReport) {
         let uneven = steps(0.0)
             .into_iter()
             .map(|(shape, seconds)| (shape, seconds + more(&shape)));
-        let (costs, report) = fit(&uneven.collect::<Vec<_>>()).expect("a fit");
+        fit(&uneven.collect::<Vec<_>>()).expect("a fit")
+    }
+
+    #[test]
+    fn batches_that_fill_a_kernel_are_described() {
+        // Up to four sequences take as long as four.
+        let (costs, report) = fit_with(|shape| match (shape.prefill_tokens, shape.decode_rows) {
+            (0, 1) => 3.0 * TRUTH.decode_row_seconds,
+            _ => 0.0,
+        });
         assert!(report.error_max < 0.03, "{}", report.error_max);
         let seconds = |rows: u64| {
             let shape = StepShape {
@@ -271,14 +275,10 @@ mod tests {
 
     #[test]
     fn a_chunk_that_no_longer_fits_the_caches_is_described() {
-        let more = |shape: &StepShape| match shape.prefill_tokens {
+        let (costs, report) = fit_with(|shape| match shape.prefill_tokens {
             1_024 => 0.3 * TRUTH.prefill_token_seconds * 1_024.0,
             _ => 0.0,
-        };
-        let uneven = steps(0.0)
-            .into_iter()
-            .map(|(shape, seconds)| (shape, seconds + more(&shape)));
-        let (costs, report) = fit(&uneven.collect::<Vec<_>>()).expect("a fit");
+        });
         assert!(report.error_max < 0.03, "{}", report.error_max);
         let seconds = |chunk: u32| {
             let shapes = (0..1_024 / chunk).map(|number| {

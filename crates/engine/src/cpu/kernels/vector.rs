@@ -1,7 +1,7 @@
 //! 16 lanes of f32 with the operations the f32 loops need: one register, two, or an array, with the same results.
 //!
 //! The compiler turned an array version of attention into code 7 times slower than the registers allow. So the loops in
-//! `lanes` are generic over this trait. Every method is inlined into a function that has the instruction set enabled. No
+//! `lanes` and `attend` are generic over this trait. Every method is inlined into a function that has the instruction set enabled. No
 //! method fuses a product and a sum.
 
 use half::f16;
@@ -265,7 +265,7 @@ mod x86 {
         }
         #[inline(always)]
         fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-            // Loops and no closures: the compiler does not always inline those here, and then each step is a call through memory.
+            // No closures: see `attend`.
             let mut columns = rows;
             unsafe {
                 // Pairs of rows, then groups of four, within each quarter of the registers.
