@@ -71,6 +71,9 @@ fn node_timings() -> StageTimings {
     ])
 }
 
+/// What the last frame of a handoff says of the prompt.
+const CACHED: u32 = 32;
+
 /// Where a prefill node says which attempt's KV it has handed over: the link between two scripted nodes.
 type Pushed = Arc<watch::Sender<Option<Attempt>>>;
 
@@ -124,7 +127,7 @@ fn good_decode(pushed: Pushed) -> DecodeScript {
                     &events,
                     DecodeEvent::Committed {
                         timings,
-                        cached_tokens: None,
+                        cached_tokens: Some(CACHED),
                     },
                 )
                 .await;
@@ -280,6 +283,32 @@ async fn a_request_goes_through_both_nodes_and_each_token_comes_once() {
     )
     .await;
     until_metric(&cluster, "baton_unfinished_requests 0.0").await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_overtakes_the_prefill_nodes_word_says_what_was_cached() {
+    let cluster = coordinator(&[]).await;
+    let pushed = link();
+    let _d = decode_node(&cluster, "d0", good_decode(pushed.clone())).await;
+    // Its KV arrives, and it says nothing as long as somebody listens.
+    let silent = prefill(move |work, events| {
+        let pushed = pushed.clone();
+        async move {
+            pushed.send_replace(Some(work.attempt));
+            events.closed().await;
+        }
+    });
+    let _p = prefill_node(&cluster, "p0", silent).await;
+    until_up(&cluster, "decode", 1).await;
+    until_up(&cluster, "prefill", 1).await;
+    let mut handle = submit(&cluster, request(1, 3)).await;
+    let events = collect(&mut handle).await;
+    assert_eq!(token_ids(&events), expected(3));
+    let Some(ClientEvent::Done(summary)) = events.last() else {
+        panic!("last came {:?}", events.last());
+    };
+    assert_eq!(summary.cached_tokens, CACHED);
     cluster.stop().await;
 }
 

@@ -4,7 +4,7 @@ mod kit;
 
 use std::time::Duration;
 
-use kit::{Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
+use kit::{CACHED, Pusher, TestNode, block_frame, compute, last_frame, prefill_node, request, tokens};
 use proto::messages::{DecodeEvent, DecodeFinished, KvFrame, KvReply, NodeFault, RefuseReason};
 use proto::v1;
 use proto::v1::cache_service_client::CacheServiceClient;
@@ -41,7 +41,10 @@ async fn a_handoff_gives_the_tokens_and_the_kv_of_local_prefill() {
             })
         );
         let handed = events.rest().await;
-        assert!(matches!(handed[0], DecodeEvent::Committed { .. }), "{handed:?}");
+        let DecodeEvent::Committed { cached_tokens, .. } = &handed[0] else {
+            panic!("{handed:?}");
+        };
+        assert_eq!(*cached_tokens, Some(CACHED), "it passes on what the last frame said");
         for choice in 0..choices {
             assert_eq!(tokens(&handed, choice).len(), 20);
             assert_eq!(tokens(&handed, choice), tokens(&local, choice));

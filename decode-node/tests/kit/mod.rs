@@ -357,6 +357,9 @@ pub fn block_frame(ticket: &Ticket, computed: &Computed, index: usize) -> KvBloc
     }
 }
 
+/// What a last frame says was cached.
+pub const CACHED: u32 = 48;
+
 pub fn last_frame(ticket: &Ticket, request: &Request, computed: &Computed) -> LastFrame {
     LastFrame {
         transfer: ticket.transfer,
@@ -366,6 +369,6 @@ pub fn last_frame(ticket: &Ticket, request: &Request, computed: &Computed) -> La
         frame_count: ticket.blocks.len() as u32,
         first_tokens: computed.first_tokens.clone(),
         traceparent: None,
-        cached_tokens: None,
+        cached_tokens: Some(CACHED),
     }
 }
