@@ -1,6 +1,5 @@
 """A local cluster for the measurements of this folder: started with pinned nodes, given a trace, stopped."""
 
-import copy
 import json
 import os
 import signal
@@ -22,17 +21,24 @@ def seconds(duration):
     return duration["secs"] + duration["nanos"] / 1e9
 
 
-def figures(run):
-    """TTFT and ITL of the measured, completed requests of a run, in ms."""
-    ttft, itl = [], []
+def answers(run):
+    """TTFT and the gaps between tokens of each measured, completed request of a run, in ms."""
+    found = []
     for record in run["records"]:
         if record["part"] != "measured" or record["outcome"] != "completed":
             continue
         times = [seconds(at) for at in record["tokens"]]
-        ttft.append((times[0] - seconds(record["scheduled"])) * 1e3)
-        itl += [(b - a) * 1e3 for a, b in zip(times, times[1:])]
-    if not ttft or not itl:
+        gaps = [(b - a) * 1e3 for a, b in zip(times, times[1:])]
+        found.append(((times[0] - seconds(record["scheduled"])) * 1e3, gaps))
+    if not any(gaps for _, gaps in found):
         raise SystemExit("no request was completed; is the load too high for this machine?")
+    return found
+
+
+def figures(run):
+    """TTFT and ITL of a run, in ms."""
+    ttft = [ttft for ttft, _ in answers(run)]
+    itl = [gap for _, gaps in answers(run) for gap in gaps]
     return {
         f"{name}_ms_p{percent}": percentile(values, percent)
         for name, values in (("ttft", ttft), ("itl", itl))
@@ -95,15 +101,21 @@ def write_trace(path, requests):
             file.write(json.dumps(row) + "\n")
 
 
-# What a step takes for its prompt tokens, and what it takes for reading weights and KV.
-PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
-READING_COSTS = ("fixed_seconds", "draw_seconds", "decode_row_seconds", "decode_context_token_seconds")
-# Coefficients of variation among which the one of steps is looked for, and how closely.
+def settling(run):
+    """The gaps of a light load in ms: the first ones of an answer, some of its middle, and the last ones. On a CPU the weights have to
+    come into the caches after a prompt or a pause, so gaps become shorter along an answer."""
+    part = lambda begin, end: [gap for _, gaps in answers(run) for gap in gaps[begin:end]]
+    last = part(24, None)
+    return {"first": median(part(0, 4)), "middle": median(part(8, 16)), "last": median(last), "last_p90": percentile(last, 90)}
+
+
+# What a step takes for its prompt tokens.
+PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds", "chunk_seconds")
+# Coefficients of variation among which the one of steps is looked for, and steps until e-fold less is left of what a cold step takes
+# more: first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)
-VARIATION_STEPS = 7
-# The same for what a further sequence costs, as a multiple of what it costs in the engine alone.
-ROWS = (0.5, 3.0)
-ROWS_STEPS = 9
+COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 32.0)
+FIT_STEPS = 9
 
 
 class Calibration:
@@ -115,56 +127,56 @@ class Calibration:
         # One request at a time: it is over when the next one comes. It warms a cluster.
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
-        write_trace(self.light, [(0.45 * number, 192, 48) for number in range(32)])
-        # Three streams on each of two nodes, for as long as the prompts are short beside the answers.
-        self.together = os.path.join(folder, "together.jsonl")
-        write_trace(self.together, [(5.0 * group, 32, 96) for group in range(4) for _ in range(6)])
+        write_trace(self.light, [(0.45 * number, 192, 48) for number in range(20)])
 
     def run(self, cluster, seeds):
         """The figures of the light load."""
-        return figures(cluster.run(self.light, next(seeds)))
+        return light_figures(cluster.run(self.light, next(seeds)))
+
+
+def light_figures(run):
+    return {**figures(run), **settling(run)}
 
 
 def fit(baton, costs, calibration, topology, seen):
     """Changes the costs of a step so that the light load takes as long on this topology as in the real runs, and returns by how
-    much: prompts, reading. Gaps between tokens fit the reading, first tokens the prompts, and the longer gaps (p90) the variation
-    of steps."""
+    much: what prompts take as a multiple, and what a step takes more for reading weights, in seconds. First tokens fit the prompts, the last gaps of answers the reading and its variation, and the earlier gaps
+    what a cold step takes more."""
     real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
-    step, changed = costs["step"], [1.0, 1.0]
+    step, changed = costs["step"], [1.0, 0.0]
+    cold = step["cold"] = {"seconds": 0.0, "steps": COLD_STEPS_GUESS}
+    simulated = lambda: simulate_costs(baton, costs, topology, calibration.light, light_figures)
+
+    def slow_prompts():
+        factor = real["ttft_ms_p50"] / simulated()["ttft_ms_p50"]
+        changed[0] *= factor
+        for name in PROMPT_COSTS:
+            one = step[name]
+            step[name] = [seconds * factor for seconds in one] if isinstance(one, list) else one * factor
+
+    def slow_reading():
+        more = (real["last"] - simulated()["last"]) / 1e3
+        changed[1] += more
+        step["batch_seconds"] = [seconds + more for seconds in step["batch_seconds"]]
+
+    def find(where, name, bounds, metric):
+        """The value with which this part of the gaps is as much longer than the last ones as in the real runs."""
+
+        def is_too_low(tried):
+            where[name] = tried
+            found = simulated()
+            return found[metric] / found["last"] < real[metric] / real["last"]
+
+        where[name] = bisect(bounds, FIT_STEPS, is_too_low)
+
     # Each moves the others a little, so they are found by turns.
     for _ in range(4):
-        step["variation"] = variation(baton, costs, calibration, topology, real)
-        for place, names, metric in ((1, READING_COSTS, "itl_ms_p50"), (0, PROMPT_COSTS, "ttft_ms_p50")):
-            factor = real[metric] / simulate_costs(baton, costs, topology, calibration.light)[metric]
-            changed[place] *= factor
-            for name in names:
-                step[name] *= factor
-            if place == 1:
-                step["batch_seconds"] = [seconds * factor for seconds in step["batch_seconds"]]
-            else:
-                step["chunk_seconds"] = [seconds * factor for seconds in step["chunk_seconds"]]
+        slow_reading()
+        find(cold, "seconds", (0.0, real["first"] / 1e3), "first")
+        find(cold, "steps", COLD_STEPS, "middle")
+        find(step, "variation", VARIATIONS, "last_p90")
+        slow_prompts()
     return changed
-
-
-def fit_rows(baton, costs, calibration, runs):
-    """Changes what each further sequence of a step costs, so that three streams together take as long as in the real runs, and
-    returns by how much. A node that serves tells each stream its tokens, which `bench engine` does not. A step of one sequence
-    costs what it did."""
-    real, step = median([run["itl_ms_p50"] for run in runs]), costs["step"]
-    before = dict(step)
-
-    def take(factor):
-        step["decode_row_seconds"] = before["decode_row_seconds"] * factor
-        alone = before["batch_seconds"][0] - before["decode_row_seconds"] * (factor - 1)
-        step["batch_seconds"] = [alone, *before["batch_seconds"][1:]]
-
-    def is_too_quick(factor):
-        take(factor)
-        return simulate_costs(baton, costs, "2c", calibration.together)["itl_ms_p50"] < real
-
-    factor = bisect(ROWS, ROWS_STEPS, is_too_quick)
-    take(factor)
-    return factor
 
 
 def bisect(bounds, steps, is_too_low):
@@ -176,34 +188,22 @@ def bisect(bounds, steps, is_too_low):
     return (low + high) / 2
 
 
-def variation(baton, costs, calibration, topology, real):
-    """The one with which long gaps are as much longer than usual ones as in the real runs."""
-    costs = copy.deepcopy(costs)
-
-    def is_too_steady(tried):
-        costs["step"]["variation"] = tried
-        found = simulate_costs(baton, costs, topology, calibration.light)
-        return found["itl_ms_p90"] / found["itl_ms_p50"] < real["itl_ms_p90"] / real["itl_ms_p50"]
-
-    return bisect(VARIATIONS, VARIATION_STEPS, is_too_steady)
-
-
-def simulate_costs(baton, costs, topology, trace):
+def simulate_costs(baton, costs, topology, trace, read=figures):
     """As `simulate`, with costs that are in no file yet."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(costs, file)
         file.flush()
-        return simulate(baton, file.name, topology, trace)
+        return simulate(baton, file.name, topology, trace, read)
 
 
-def simulate(baton, costs, topology, trace):
+def simulate(baton, costs, topology, trace, read=figures):
     """The figures of the same trace on a simulated cluster."""
     with tempfile.TemporaryDirectory() as folder:
         result = os.path.join(folder, "run.json")
         command = [baton, "simulate", "--costs", costs, "--topology", topology, "--trace", trace, "--out", result]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with open(result) as file:
-            return figures(json.load(file))
+            return read(json.load(file))
 
 
 def median(values):

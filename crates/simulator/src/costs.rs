@@ -55,13 +55,45 @@ pub struct StepCosts {
     /// sequences at once, so their time rises in steps. Between two of them it is a line; above the last one that one holds.
     #[serde(default)]
     pub batch_seconds: [f64; BATCHES.len()],
+    /// The same for each position of such a step: one sequence alone waits for its KV, several hide each other's waiting.
+    #[serde(default)]
+    pub batch_context_token_seconds: [f64; BATCHES.len()],
     /// The same for a step with so many prompt tokens (`CHUNKS`): a large chunk no longer fits the caches, so eight chunks of 64 may be
     /// faster than one of 512.
     #[serde(default)]
     pub chunk_seconds: [f64; CHUNKS.len()],
-    /// Coefficient of variation of a step's time around this sum; 0: none.
+    /// Coefficient of variation of the time of a step that decodes one sequence; 0: none. A longer step is many such pieces, so it
+    /// varies less (`variation_of`).
     #[serde(default)]
     pub variation: f64,
+    #[serde(default)]
+    pub cold: ColdCosts,
+}
+
+/// Weights that a CPU reads again and again settle in its shared cache, over some steps. A prompt or a pause drives them out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ColdCosts {
+    /// What the first step takes more after a prompt or a pause, if it decodes one sequence. Of n sequences each step takes an n-th
+    /// of it: while it waits for the weights, it computes.
+    pub seconds: f64,
+    /// After so many steps e-fold less of it is left; 0: only the first step takes more.
+    pub steps: f64,
+}
+
+impl ColdCosts {
+    /// A node that computes nothing for so long is cold again: other users of the machine have used its cache.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
+    /// What a step of so many sequences takes more that comes after so many others which only decoded.
+    pub(crate) fn seconds_after(&self, steps: u32, sequences: u64) -> f64 {
+        let left = match steps {
+            0 => 1.0,
+            steps if self.steps > 0.0 => (-f64::from(steps) / self.steps).exp(),
+            _ => 0.0,
+        };
+        self.seconds * left / sequences.max(1) as f64
+    }
 }
 
 /// What is in one step, as far as its time depends on it.
@@ -104,10 +136,24 @@ impl StepCosts {
             + self.decode_context_token_seconds * shape.decode_context as f64
     }
 
+    /// Coefficient of variation of a step that takes so many seconds: of the sum of as many independent steps of one sequence as
+    /// fit into it.
+    pub(crate) fn variation_of(&self, seconds: f64) -> f64 {
+        let one = StepShape {
+            decode_rows: 1,
+            draws: 1,
+            ..StepShape::default()
+        };
+        self.variation * (self.seconds(&one) / seconds).sqrt().min(1.0)
+    }
+
     /// In a step with prompt tokens the batch does not count: the kernels are filled anyway.
     pub(crate) fn more_than_the_sum(&self, shape: &StepShape) -> f64 {
         match (shape.prefill_tokens, shape.decode_rows) {
-            (0, rows) => on_the_line(&BATCHES, &self.batch_seconds, rows),
+            (0, rows) => {
+                on_the_line(&BATCHES, &self.batch_seconds, rows)
+                    + on_the_line(&BATCHES, &self.batch_context_token_seconds, rows) * shape.decode_context as f64
+            }
             (tokens, _) => on_the_line(&CHUNKS, &self.chunk_seconds, tokens),
         }
     }
@@ -294,6 +340,8 @@ impl Costs {
             ("step.decode_context_token_seconds", step.decode_context_token_seconds),
             ("step.draw_seconds", step.draw_seconds),
             ("step.variation", step.variation),
+            ("step.cold.seconds", step.cold.seconds),
+            ("step.cold.steps", step.cold.steps),
             ("overheads.request_seconds", overheads.request_seconds),
             ("overheads.prompt_token_seconds", overheads.prompt_token_seconds),
             ("overheads.hop_seconds", overheads.hop_seconds),

@@ -78,19 +78,33 @@ fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts,
         decode_context_token_seconds: figures[5],
         ..StepCosts::default()
     };
+    let batches = BATCHES.map(|batch| batch_line(&sum, measured, batch));
     Ok(StepCosts {
-        batch_seconds: batch_seconds(&sum, measured),
+        batch_seconds: batches.map(|line| line.0),
+        batch_context_token_seconds: batches.map(|line| line.1),
         chunk_seconds: chunk_seconds(&sum, measured),
         ..sum
     })
 }
 
-/// The median of what the steps of each batch take more than the sum.
-fn batch_seconds(sum: &StepCosts, measured: &[(StepShape, f64)]) -> [f64; BATCHES.len()] {
-    BATCHES.map(|batch| {
-        let is_of_batch = |shape: &StepShape| shape.prefill_tokens == 0 && shape.decode_rows == batch;
-        more_than(sum, measured, is_of_batch).unwrap_or(0.0)
-    })
+/// What the steps of a batch take more than the sum, as a line over their positions: at none, and for each. Level where only one
+/// number of positions was measured.
+fn batch_line(sum: &StepCosts, measured: &[(StepShape, f64)], batch: u64) -> (f64, f64) {
+    let of_batch = measured
+        .iter()
+        .filter(|(shape, _)| shape.prefill_tokens == 0 && shape.decode_rows == batch);
+    let more = of_batch.map(|(shape, seconds)| (shape.decode_context as f64, seconds - sum.seconds(shape)));
+    let points: Vec<(f64, f64)> = more.collect();
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len().max(1) as f64;
+    let (position, seconds) = (mean(|point| point.0), mean(|point| point.1));
+    let spread: f64 = points.iter().map(|point| (point.0 - position).powi(2)).sum();
+    let together: f64 = points
+        .iter()
+        .map(|point| (point.0 - position) * (point.1 - seconds))
+        .sum();
+    // With more positions no step is faster, so that none takes less than no time.
+    let slope = if spread > 0.0 { together / spread } else { 0.0 }.max(-sum.decode_context_token_seconds);
+    (seconds - slope * position, slope)
 }
 
 /// The median of what the steps with a chunk of each size take more than the sum. A size that was not measured is on the line between its
@@ -185,6 +199,7 @@ fn solve(rows: &[Row], used: &[usize]) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::arithmetic::{factor, keyed};
+    use crate::costs::ColdCosts;
 
     const TRUTH: StepCosts = StepCosts {
         fixed_seconds: 0.008,
@@ -194,8 +209,13 @@ mod tests {
         decode_context_token_seconds: 6e-7,
         draw_seconds: 0.003,
         batch_seconds: [0.0; BATCHES.len()],
+        batch_context_token_seconds: [0.0; BATCHES.len()],
         chunk_seconds: [0.0; CHUNKS.len()],
         variation: 0.0,
+        cold: ColdCosts {
+            seconds: 0.0,
+            steps: 0.0,
+        },
     };
 
     fn steps(variation: f64) -> Vec<(StepShape, f64)> {
@@ -271,6 +291,28 @@ mod tests {
             seconds(4)
         );
         assert!(seconds(16) > seconds(4));
+    }
+
+    #[test]
+    fn a_sequence_alone_that_waits_for_its_kv_is_described() {
+        let waits = 2.0 * TRUTH.decode_context_token_seconds;
+        let (costs, report) = fit_with(|shape| match shape.decode_rows {
+            1 => waits * shape.decode_context as f64,
+            _ => 0.0,
+        });
+        assert!(report.error_max < 0.01, "{}", report.error_max);
+        let of_position = |rows: u64| {
+            let seconds = |decode_context| {
+                costs.seconds(&StepShape {
+                    decode_rows: rows,
+                    decode_context,
+                    draws: rows,
+                    ..StepShape::default()
+                })
+            };
+            (seconds(1_000) - seconds(0)) / 1_000.0
+        };
+        assert!((of_position(1) / of_position(16) - 3.0).abs() < 0.1);
     }
 
     #[test]

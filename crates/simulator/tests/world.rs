@@ -96,6 +96,30 @@ fn a_second_prompt_waits_for_the_first_and_a_shared_prefix_is_not_computed_again
 }
 
 #[test]
+fn steps_after_a_prompt_or_a_pause_take_more_until_the_weights_are_in_the_caches() {
+    let cold = |topology| {
+        let mut scenario = scenario(
+            topology,
+            &[Planned::at(0).tokens(100, 4), Planned::at(1_000).tokens(100, 4)],
+        );
+        scenario.costs.step.cold.seconds = 0.008;
+        // Half of it is left after each step.
+        scenario.costs.step.cold.steps = 1.0 / std::f64::consts::LN_2;
+        run(&scenario)
+    };
+    // Without it a gap is 15.5; the second answer begins cold again.
+    for record in &cold("1c").run.records {
+        for (gap, more) in gaps_ms(record).into_iter().zip([8.0, 4.0, 2.0]) {
+            assert_close(gap, 15.5 + more, "ITL");
+        }
+    }
+    // A decode node has no prompt between its answers, but a pause.
+    for record in &cold("1p1d").run.records {
+        assert_close(gaps_ms(record)[2], 15.5 + 2.0, "third gap");
+    }
+}
+
+#[test]
 fn nodes_of_one_machine_slow_each_other_down() {
     let planned = [Planned::at(0).tokens(100, 1), Planned::at(0).tokens(100, 1)];
     let mut shared = scenario("2c", &planned);

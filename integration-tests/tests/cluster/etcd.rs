@@ -47,22 +47,24 @@ async fn membership(cluster: &TestCluster, url: &str) -> Value {
     cluster.cluster_page(url).await.expect("a page")["membership"].clone()
 }
 
+/// The page on membership once etcd has told this coordinator of both nodes of `1p1d` and of these coordinators. A node serves
+/// before that.
+async fn all_registered(cluster: &TestCluster, url: &str, coordinators: &[&str]) -> Value {
+    let expected = (json!(["decode-0", "prefill-0"]), json!(coordinators));
+    let seen = wait_until("all to be registered", FOUND_WITHIN, || async {
+        let seen = membership(cluster, url).await;
+        let is_all = (seen["nodes"].clone(), seen["coordinators"].clone()) == expected && seen["registered"] == true;
+        if is_all { Ok(seen) } else { Err(seen.to_string()) }
+    });
+    seen.await.expect("registered")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn everybody_is_registered_and_a_restarted_coordinator_is_found_at_its_new_address() {
     let mut cluster = cluster("1p1d", 2).await;
     let urls = cluster.cluster.base_urls().to_vec();
     for url in &urls {
-        let expected = (
-            json!(["decode-0", "prefill-0"]),
-            json!(["coordinator-0", "coordinator-1"]),
-        );
-        let seen = wait_until("all to be registered", FOUND_WITHIN, || async {
-            let seen = membership(&cluster, url).await;
-            let is_all =
-                (seen["nodes"].clone(), seen["coordinators"].clone()) == expected && seen["registered"] == true;
-            if is_all { Ok(seen) } else { Err(seen.to_string()) }
-        });
-        let seen = seen.await.expect("registered");
+        let seen = all_registered(&cluster, url, &["coordinator-0", "coordinator-1"]).await;
         assert_eq!(
             (&seen["kind"], &seen["is_stale"]),
             (&json!("etcd"), &json!(false)),
@@ -89,6 +91,7 @@ async fn everybody_is_registered_and_a_restarted_coordinator_is_found_at_its_new
 async fn a_paused_etcd_costs_no_request_and_nobody_is_evicted() {
     let cluster = cluster("1p1d", 1).await;
     let url = cluster.cluster.base_url().to_owned();
+    all_registered(&cluster, &url, &["coordinator"]).await;
     let pid = cluster.cluster.etcd().expect("an etcd").pid.to_string();
     Command::new("kill")
         .args(["-STOP", &pid])

@@ -16,6 +16,7 @@ use serving_core::time::Time;
 
 use super::agenda::{Place, ToNode};
 use crate::arithmetic::keyed;
+use crate::costs::{ColdCosts, StepShape};
 use crate::scenario::Scenario;
 
 /// The node's end of one leg.
@@ -80,6 +81,9 @@ pub(super) struct Node {
     /// Set while the process stands still: what reaches it meanwhile.
     pub paused: Option<Vec<ToNode>>,
     pub steps: u64,
+    /// Steps in a row that only decoded, with no long pause among them: the weights are in the caches.
+    pub warm_steps: u32,
+    pub computed_until: Time,
     pub busy: Duration,
     pub computed_before: u64,
     pub preemptions_before: u64,
@@ -130,6 +134,8 @@ impl Node {
             draining: None,
             paused: None,
             steps: 0,
+            warm_steps: 0,
+            computed_until: Time::ZERO,
             busy: Duration::ZERO,
             computed_before: 0,
             preemptions_before: 0,
@@ -166,6 +172,19 @@ impl Node {
             name: self.name.clone(),
             epoch: NodeEpoch(keyed(seed, named, u64::from(life))),
         }
+    }
+
+    /// Begins a step: what it takes more than one for which the weights are in the caches.
+    pub fn cold_seconds(&mut self, shape: &StepShape, now: Time, costs: &ColdCosts) -> f64 {
+        if shape.prefill_tokens > 0 {
+            self.warm_steps = 0;
+            return 0.0;
+        }
+        if now.since(self.computed_until) > ColdCosts::PAUSE {
+            self.warm_steps = 0;
+        }
+        self.warm_steps += 1;
+        costs.seconds_after(self.warm_steps - 1, shape.decode_rows)
     }
 
     pub fn state(&self) -> NodeState {

@@ -64,7 +64,8 @@ impl World<'_> {
         }
         let costs = &self.scenario.costs;
         let bits = keyed(self.scenario.seed, node as u64 + 2, own.steps);
-        let computing = costs.step.seconds(&shape) * factor(bits, costs.step.variation);
+        let typical = costs.step.seconds(&shape) + own.cold_seconds(&shape, now, &costs.step.cold);
+        let computing = typical * factor(bits, costs.step.variation_of(typical));
         own.steps += 1;
         own.running = Some(Running {
             serial: own.steps,
@@ -117,6 +118,7 @@ impl World<'_> {
             return;
         };
         own.busy += now.since(running.began);
+        own.computed_until = now;
         let mut sampled = std::mem::take(&mut own.sampled);
         own.scheduler.step_done(now, &mut sampled);
         own.sampled = sampled;

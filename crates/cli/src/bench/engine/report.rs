@@ -114,9 +114,11 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
     ] {
         table.row(vec![what.into(), format!("{:.3} {unit}", seconds * scale).into()]);
     }
-    for (batch, seconds) in BATCHES.iter().zip(step.batch_seconds) {
+    let of_batch = step.batch_seconds.iter().zip(step.batch_context_token_seconds);
+    for (batch, (seconds, of_position)) in BATCHES.iter().zip(of_batch) {
         let what = format!("more, for a batch of {batch} that only decodes");
-        table.row(vec![what.into(), format!("{:+.3} ms", seconds * 1e3).into()]);
+        let more = format!("{:+.3} ms, {:+.0} ns a position", seconds * 1e3, of_position * 1e9);
+        table.row(vec![what.into(), more.into()]);
     }
     for (chunk, seconds) in CHUNKS.iter().zip(step.chunk_seconds) {
         let what = format!("more, for {chunk} prompt tokens at once");
