@@ -111,6 +111,8 @@ def settling(run):
 
 # What a step takes for its prompt tokens.
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds", "chunk_seconds")
+# Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/costs.rs).
+BATCHES = (1, 2, 4, 8, 16)
 # Coefficients of variation among which the one of steps is looked for, and steps until e-fold less is left of what a cold step takes
 # more: first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)
@@ -157,7 +159,8 @@ def fit(baton, costs, calibration, topology, seen):
     def slow_reading():
         more = (real["last"] - simulated()["last"]) / 1e3
         changed[1] += more
-        step["batch_seconds"] = [seconds + more for seconds in step["batch_seconds"]]
+        # As with a cold step: while it waits for the weights, a step of several sequences computes.
+        step["batch_seconds"] = [seconds + more / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
 
     def find(where, name, bounds, metric):
         """The value with which this part of the gaps is as much longer than the last ones as in the real runs."""

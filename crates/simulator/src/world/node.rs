@@ -183,8 +183,9 @@ impl Node {
         if now.since(self.computed_until) > ColdCosts::PAUSE {
             self.warm_steps = 0;
         }
-        self.warm_steps += 1;
-        costs.seconds_after(self.warm_steps - 1, shape.decode_rows)
+        let steps = self.warm_steps;
+        self.warm_steps = steps.saturating_add(1);
+        costs.seconds_after(steps, shape.decode_rows)
     }
 
     pub fn state(&self) -> NodeState {
