@@ -162,13 +162,13 @@ def fit(baton, costs, calibration, topology, seen):
         # As with a cold step: while it waits for the weights, a step of several sequences computes.
         step["batch_seconds"] = [seconds + more / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
 
-    def find(where, name, bounds, metric):
-        """The value with which this part of the gaps is as much longer than the last ones as in the real runs."""
+    def find(where, name, bounds, metric, usual="last"):
+        """The value with which this figure is as much more than the usual one as in the real runs."""
 
         def is_too_low(tried):
             where[name] = tried
             found = simulated()
-            return found[metric] / found["last"] < real[metric] / real["last"]
+            return found[metric] / found[usual] < real[metric] / real[usual]
 
         where[name] = bisect(bounds, FIT_STEPS, is_too_low)
 
@@ -178,6 +178,7 @@ def fit(baton, costs, calibration, topology, seen):
         find(cold, "seconds", (0.0, real["first"] / 1e3), "first")
         find(cold, "steps", COLD_STEPS, "middle")
         find(step, "variation", VARIATIONS, "last_p90")
+        find(step, "prompt_variation", VARIATIONS, "ttft_ms_p90", "ttft_ms_p50")
         slow_prompts()
     return changed
 

@@ -62,10 +62,12 @@ pub struct StepCosts {
     /// faster than one of 512.
     #[serde(default)]
     pub chunk_seconds: [f64; CHUNKS.len()],
-    /// Coefficient of variation of the time of a step that decodes one sequence; 0: none. A longer step is many such pieces, so it
-    /// varies less (`variation_of`).
+    /// Coefficient of variation of the time of a step that only decodes; 0: none.
     #[serde(default)]
     pub variation: f64,
+    /// The same for a step with prompt tokens. It takes much longer, so that short disturbances even out.
+    #[serde(default)]
+    pub prompt_variation: f64,
     #[serde(default)]
     pub cold: ColdCosts,
 }
@@ -136,15 +138,11 @@ impl StepCosts {
             + self.decode_context_token_seconds * shape.decode_context as f64
     }
 
-    /// Coefficient of variation of a step that takes so many seconds: of the sum of as many independent steps of one sequence as
-    /// fit into it.
-    pub(crate) fn variation_of(&self, seconds: f64) -> f64 {
-        let one = StepShape {
-            decode_rows: 1,
-            draws: 1,
-            ..StepShape::default()
-        };
-        self.variation * (self.seconds(&one) / seconds).sqrt().min(1.0)
+    pub(crate) fn variation_of(&self, shape: &StepShape) -> f64 {
+        match shape.prefill_tokens {
+            0 => self.variation,
+            _ => self.prompt_variation,
+        }
     }
 
     /// In a step with prompt tokens the batch does not count: the kernels are filled anyway.
@@ -340,6 +338,7 @@ impl Costs {
             ("step.decode_context_token_seconds", step.decode_context_token_seconds),
             ("step.draw_seconds", step.draw_seconds),
             ("step.variation", step.variation),
+            ("step.prompt_variation", step.prompt_variation),
             ("step.cold.seconds", step.cold.seconds),
             ("step.cold.steps", step.cold.steps),
             ("overheads.request_seconds", overheads.request_seconds),

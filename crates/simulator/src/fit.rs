@@ -212,6 +212,7 @@ mod tests {
         batch_context_token_seconds: [0.0; BATCHES.len()],
         chunk_seconds: [0.0; CHUNKS.len()],
         variation: 0.0,
+        prompt_variation: 0.0,
         cold: ColdCosts {
             seconds: 0.0,
             steps: 0.0,

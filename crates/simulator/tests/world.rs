@@ -306,6 +306,7 @@ proptest! {
         let mut with = scenario("2p2d", &planned);
         with.seed = seed;
         with.costs.step.variation = 0.1;
+        with.costs.step.prompt_variation = 0.05;
         with.costs.link.is_streamed = is_streamed;
         with.costs.host.nodes_per_host = 2;
         with.costs.host.slowdown = vec![1.0, 1.3];

@@ -65,7 +65,7 @@ impl World<'_> {
         let costs = &self.scenario.costs;
         let bits = keyed(self.scenario.seed, node as u64 + 2, own.steps);
         let typical = costs.step.seconds(&shape) + own.cold_seconds(&shape, now, &costs.step.cold);
-        let computing = typical * factor(bits, costs.step.variation_of(typical));
+        let computing = typical * factor(bits, costs.step.variation_of(&shape));
         own.steps += 1;
         own.running = Some(Running {
             serial: own.steps,
