@@ -6,6 +6,7 @@ import signal
 import statistics
 import subprocess
 import tempfile
+from typing import NamedTuple
 
 
 def percentile(values, percent):
@@ -22,23 +23,23 @@ def seconds(duration):
 
 
 def answers(run):
-    """TTFT and the gaps between tokens of each measured, completed request of a run, in ms."""
+    """Prompt tokens, TTFT and the gaps between tokens of each measured, completed request of a run, in ms."""
     found = []
     for record in run["records"]:
         if record["part"] != "measured" or record["outcome"] != "completed":
             continue
         times = [seconds(at) for at in record["tokens"]]
         gaps = [(b - a) * 1e3 for a, b in zip(times, times[1:])]
-        found.append(((times[0] - seconds(record["scheduled"])) * 1e3, gaps))
-    if not any(gaps for _, gaps in found):
+        found.append((record["prompt_tokens"], (times[0] - seconds(record["scheduled"])) * 1e3, gaps))
+    if not any(gaps for *_, gaps in found):
         raise SystemExit("no request was completed; is the load too high for this machine?")
     return found
 
 
 def figures(run):
     """TTFT and ITL of a run, in ms."""
-    ttft = [ttft for ttft, _ in answers(run)]
-    itl = [gap for _, gaps in answers(run) for gap in gaps]
+    ttft = [ttft for _, ttft, _ in answers(run)]
+    itl = [gap for *_, gaps in answers(run) for gap in gaps]
     return {
         f"{name}_ms_p{percent}": percentile(values, percent)
         for name, values in (("ttft", ttft), ("itl", itl))
@@ -101,16 +102,31 @@ def write_trace(path, requests):
             file.write(json.dumps(row) + "\n")
 
 
-def settling(run):
-    """The gaps of a light load in ms: the first ones of an answer, some of its middle, and the last ones. On a CPU the weights have to
-    come into the caches after a prompt or a pause, so gaps become shorter along an answer."""
-    part = lambda begin, end: [gap for _, gaps in answers(run) for gap in gaps[begin:end]]
-    last = part(24, None)
-    return {"first": median(part(0, 4)), "middle": median(part(8, 16)), "last": median(last), "last_p90": percentile(last, 90)}
+# Prompt tokens of the light load.
+SHORT, LONG = 128, 320
+
+
+def light_figures(run):
+    """What is fitted of the light load, in ms. First tokens of short and of long prompts, and how far their p90 is above what is usual.
+    Gaps: the first ones of an answer, some of its middle, and the last ones. On a CPU the weights have to come into the caches after a
+    prompt or a pause, so gaps become shorter along an answer."""
+    found = answers(run)
+    usual = {prompt: median(ttft for tokens, ttft, _ in found if tokens == prompt) for prompt in (SHORT, LONG)}
+    gaps = lambda begin, end: [gap for *_, gaps in found for gap in gaps[begin:end]]
+    last = gaps(24, None)
+    return {
+        "ttft_short": usual[SHORT],
+        "ttft_long": usual[LONG],
+        "ttft_spread": percentile([ttft / usual[tokens] for tokens, ttft, _ in found], 90),
+        "first": median(gaps(0, 4)),
+        "middle": median(gaps(8, 16)),
+        "last": median(last),
+        "last_spread": percentile(last, 90) / median(last),
+    }
 
 
 # What a step takes for its prompt tokens.
-PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds", "chunk_seconds")
+PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
 # Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/costs.rs).
 BATCHES = (1, 2, 4, 8, 16)
 # Coefficients of variation among which the one of steps is looked for, and steps until e-fold less is left of what a cold step takes
@@ -129,57 +145,62 @@ class Calibration:
         # One request at a time: it is over when the next one comes. It warms a cluster.
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
-        write_trace(self.light, [(0.45 * number, 192, 48) for number in range(20)])
+        write_trace(self.light, [(0.55 * number, (SHORT, LONG)[number % 2], 48) for number in range(20)])
 
     def run(self, cluster, seeds):
         """The figures of the light load."""
         return light_figures(cluster.run(self.light, next(seeds)))
 
 
-def light_figures(run):
-    return {**figures(run), **settling(run)}
+class Fit(NamedTuple):
+    """How serving differs from the engine alone."""
+
+    # What prompts cost as a multiple, and each step with prompt tokens besides.
+    prompts: float
+    prompt_seconds: float
+    # What a step of one sequence takes more for reading the weights.
+    reading_seconds: float
+
+    def __str__(self):
+        return (
+            f"prompts cost {self.prompts:.2f} times what `bench engine` found and {self.prompt_seconds * 1e3:+.1f} ms a step, "
+            f"reading weights {self.reading_seconds * 1e3:+.2f} ms"
+        )
 
 
 def fit(baton, costs, calibration, topology, seen):
     """Changes the costs of a step so that the light load takes as long on this topology as in the real runs, and returns by how
-    much: what prompts take as a multiple, and what a step takes more for reading weights, in seconds. First tokens fit the prompts, the last gaps of answers the reading and its variation, and the earlier gaps
-    what a cold step takes more."""
+    much. First tokens fit the prompts, the last gaps of answers the reading, and the earlier gaps what a cold step takes more."""
     real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
-    step, changed = costs["step"], [1.0, 0.0]
+    step, changed = costs["step"], Fit(1.0, 0.0, 0.0)
     cold = step["cold"] = {"seconds": 0.0, "steps": COLD_STEPS_GUESS}
     simulated = lambda: simulate_costs(baton, costs, topology, calibration.light, light_figures)
 
-    def slow_prompts():
-        factor = real["ttft_ms_p50"] / simulated()["ttft_ms_p50"]
-        changed[0] *= factor
-        for name in PROMPT_COSTS:
-            one = step[name]
-            step[name] = [seconds * factor for seconds in one] if isinstance(one, list) else one * factor
-
-    def slow_reading():
-        more = (real["last"] - simulated()["last"]) / 1e3
-        changed[1] += more
-        # As with a cold step: while it waits for the weights, a step of several sequences computes.
-        step["batch_seconds"] = [seconds + more / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
-
-    def find(where, name, bounds, metric, usual="last"):
-        """The value with which this figure is as much more than the usual one as in the real runs."""
+    def find(where, name, bounds, figure):
+        """The value with which this figure is that of the real runs."""
 
         def is_too_low(tried):
             where[name] = tried
-            found = simulated()
-            return found[metric] / found[usual] < real[metric] / real[usual]
+            return figure(simulated()) < figure(real)
 
         where[name] = bisect(bounds, FIT_STEPS, is_too_low)
 
     # Each moves the others a little, so they are found by turns.
     for _ in range(4):
-        slow_reading()
-        find(cold, "seconds", (0.0, real["first"] / 1e3), "first")
-        find(cold, "steps", COLD_STEPS, "middle")
-        find(step, "variation", VARIATIONS, "last_p90")
-        find(step, "prompt_variation", VARIATIONS, "ttft_ms_p90", "ttft_ms_p50")
-        slow_prompts()
+        reading = (real["last"] - simulated()["last"]) / 1e3
+        # As with a cold step: while it waits for the weights, a step of several sequences computes.
+        step["batch_seconds"] = [seconds + reading / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
+        find(cold, "seconds", (0.0, real["first"] / 1e3), lambda found: found["first"] / found["last"])
+        find(cold, "steps", COLD_STEPS, lambda found: found["middle"] / found["last"])
+        find(step, "variation", VARIATIONS, lambda found: found["last_spread"])
+        find(step, "prompt_variation", VARIATIONS, lambda found: found["ttft_spread"])
+        found = simulated()
+        prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
+        for name in PROMPT_COSTS:
+            step[name] *= prompts
+        prompt = (real["ttft_short"] - simulated()["ttft_short"]) / 1e3
+        step["chunk_seconds"] = [seconds + prompt for seconds in step["chunk_seconds"]]
+        changed = Fit(changed.prompts * prompts, changed.prompt_seconds + prompt, changed.reading_seconds + reading)
     return changed
 
 

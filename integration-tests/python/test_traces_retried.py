@@ -150,12 +150,14 @@ def test_a_stream_that_moved_has_one_trace_and_its_stall_says_so(tmp_path):
 
 
 def judge_retried(trace, victim, noticed):
-    """One leg failed, in one of these words, and the stages of the whole are those of what the client saw."""
+    """The attempt failed in one of these words, and the stages of the whole are those of what the client saw."""
     request = trace["request"]
-    assert request["attempts"] == 2 and len(request["failed_legs"]) == 1, (request["attempts"], request["failed_legs"])
-    assert request["failed_legs"][0] in noticed, request["failed_legs"]
+    failed = request["failed_legs"]
+    assert request["attempts"] == 2, request
+    # Two of those that have noticed it may both have said so before the attempt ended.
+    assert 1 <= len(failed) <= 2 and len(set(failed)) == len(failed) and set(failed) <= set(noticed), failed
     calls_that_failed = [failed_leg(span) for span in trace["spans"] if is_call(span) and span["error"]]
-    assert calls_that_failed == request["failed_legs"], trace["spans"]
+    assert sorted(calls_that_failed) == sorted(failed), trace["spans"]
     assert {left["node"] for left in trace["not_asked"]} <= {victim}
     assert left_over(request) <= UNATTRIBUTED_MS_MAX, request
 
