@@ -129,11 +129,15 @@ def light_figures(run):
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
 # Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/costs.rs).
 BATCHES = (1, 2, 4, 8, 16)
-# Coefficients of variation among which the one of steps is looked for, and steps until e-fold less is left of what a cold step takes
-# more: first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
+# The same for prompt tokens and `chunk_seconds`.
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+# Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
+# first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)
 COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 32.0)
 FIT_STEPS = 9
+# The least and the most that prompts may change in one round of a fit. Two lengths of a disturbed run may be too close together.
+PROMPTS = (0.7, 1.5)
 
 
 class Calibration:
@@ -153,7 +157,7 @@ class Calibration:
 
 
 class Fit(NamedTuple):
-    """How serving differs from the engine alone."""
+    """How far serving is from the costs that were given."""
 
     # What prompts cost as a multiple, and each step with prompt tokens besides.
     prompts: float
@@ -163,7 +167,7 @@ class Fit(NamedTuple):
 
     def __str__(self):
         return (
-            f"prompts cost {self.prompts:.2f} times what `bench engine` found and {self.prompt_seconds * 1e3:+.1f} ms a step, "
+            f"prompts cost {self.prompts:.2f} times what the costs said and {self.prompt_seconds * 1e3:+.1f} ms a step, "
             f"reading weights {self.reading_seconds * 1e3:+.2f} ms"
         )
 
@@ -196,9 +200,14 @@ def fit(baton, costs, calibration, topology, seen):
         find(step, "prompt_variation", VARIATIONS, lambda found: found["ttft_spread"])
         found = simulated()
         prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
+        prompts = min(max(prompts, PROMPTS[0]), PROMPTS[1])
         for name in PROMPT_COSTS:
             step[name] *= prompts
-        prompt = (real["ttft_short"] - simulated()["ttft_short"]) / 1e3
+        step["chunk_seconds"] = [seconds * prompts for seconds in step["chunk_seconds"]]
+        of_chunk = lambda tokens, more: step["fixed_seconds"] + tokens * step["prefill_token_seconds"] + more
+        least = min(of_chunk(tokens, more) for tokens, more in zip(CHUNKS, step["chunk_seconds"]))
+        # No step may take less than no time.
+        prompt = max((real["ttft_short"] - simulated()["ttft_short"]) / 1e3, -least / 2)
         step["chunk_seconds"] = [seconds + prompt for seconds in step["chunk_seconds"]]
         changed = Fit(changed.prompts * prompts, changed.prompt_seconds + prompt, changed.reading_seconds + reading)
     return changed

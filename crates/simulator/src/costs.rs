@@ -76,15 +76,16 @@ pub struct StepCosts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ColdCosts {
-    /// What the first step takes more after a prompt or a pause, if it decodes one sequence. Of n sequences each step takes an n-th
-    /// of it: while it waits for the weights, it computes.
+    /// What the first step takes more after a prompt or a pause, if it decodes one sequence. A step that decodes n sequences takes an
+    /// n-th of it: it computes while it waits for the weights.
     pub seconds: f64,
-    /// After so many steps e-fold less of it is left; 0: only the first step takes more.
+    /// After so many steps 37 % of it is left; 0: only the first step takes more.
     pub steps: f64,
 }
 
 impl ColdCosts {
-    /// A node that computes nothing for so long is cold again: other users of the machine have used its cache.
+    /// A node that computes nothing for so long is cold again: other users of the machine have used its cache. The value is chosen: steps
+    /// that follow each other stay warm, and after pauses of 0.1 s and more they were cold (docs/measurements/simulator.md).
     pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
     /// What a step of so many sequences takes more that comes after so many others which only decoded.
@@ -112,6 +113,15 @@ pub struct StepShape {
 }
 
 impl StepShape {
+    /// A step in which so many sequences decode and nothing else happens, before the first position.
+    fn of_batch(sequences: u64) -> Self {
+        Self {
+            decode_rows: sequences,
+            draws: sequences,
+            ..Self::default()
+        }
+    }
+
     /// Adds `tokens` rows of one sequence, of which `before` positions are computed already.
     pub fn add(&mut self, tokens: u32, before: u32, draws: u32) {
         let (tokens, before) = (u64::from(tokens), u64::from(before));
@@ -351,6 +361,11 @@ impl Costs {
             ("overheads.role_change_seconds", overheads.role_change_seconds),
             ("link.latency_seconds", self.link.latency_seconds),
         ];
+        let of_positions = step
+            .batch_context_token_seconds
+            .map(|more| step.decode_context_token_seconds + more);
+        let of_positions = of_positions.map(|seconds| ("a position with `step.batch_context_token_seconds`", seconds));
+        let times = times.into_iter().chain(of_positions);
         if let Some((field, value)) = times.into_iter().find(|(_, value)| !(0.0..1e6).contains(value)) {
             return Err(CostsError::Range { field, value });
         }
@@ -362,8 +377,7 @@ impl Costs {
             // A step that takes no time would be followed by endless others in one instant.
             ("the time of a step", all_steps),
         ];
-        let of_batch = |(batch, more): (u64, f64)| step.fixed_seconds + step.decode_row_seconds * batch as f64 + more;
-        let of_batches = BATCHES.into_iter().zip(step.batch_seconds).map(of_batch);
+        let of_batches = BATCHES.map(|batch| step.seconds(&StepShape::of_batch(batch)));
         positive.extend(of_batches.map(|seconds| ("the time of a step with `step.batch_seconds`", seconds)));
         let of_chunk =
             |(chunk, more): (u64, f64)| step.fixed_seconds + step.prefill_token_seconds * chunk as f64 + more;
@@ -477,6 +491,12 @@ mod tests {
                 ..
             })
         ));
+        let mut wrong = costs();
+        wrong.step.batch_context_token_seconds[0] = -1e-6;
+        assert!(matches!(wrong.check(), Err(CostsError::Range { field, .. }) if field.contains("position")));
+        let mut wrong = costs();
+        wrong.step.batch_seconds[4] = -0.02;
+        assert!(matches!(wrong.check(), Err(CostsError::NotPositive { field, .. }) if field.contains("batch")));
         let mut wrong = costs();
         wrong.host.slowdown.clear();
         assert_eq!(wrong.check(), Err(CostsError::NoSlowdown));

@@ -87,8 +87,8 @@ fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts,
     })
 }
 
-/// What the steps of a batch take more than the sum, as a line over their positions: at none, and for each. Level where only one
-/// number of positions was measured.
+/// What the steps of a batch take more than the sum, as a line over their positions: at none, and for each. It is the line of least
+/// squares in seconds. Level where only one number of positions was measured.
 fn batch_line(sum: &StepCosts, measured: &[(StepShape, f64)], batch: u64) -> (f64, f64) {
     let of_batch = measured
         .iter()

@@ -120,6 +120,7 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
     let measured = samples.medians();
     let (mut step, fit) = simulator::fit::fit(&measured).context("the steps cannot be described")?;
     step.variation = samples.variation();
+    // Of prompts it is not measured. `benchmarks/simulator/serving` fits it; until then it is at most this.
     step.prompt_variation = step.variation;
     let nodes_per_host = u32::try_from(slowdown.len()).unwrap_or(1);
     let costs = Costs {
