@@ -38,8 +38,9 @@ def answers(run):
 
 def figures(run):
     """TTFT and ITL of a run, in ms."""
-    ttft = [ttft for _, ttft, _ in answers(run)]
-    itl = [gap for *_, gaps in answers(run) for gap in gaps]
+    found = answers(run)
+    ttft = [ttft for _, ttft, _ in found]
+    itl = [gap for *_, gaps in found for gap in gaps]
     return {
         f"{name}_ms_p{percent}": percentile(values, percent)
         for name, values in (("ttft", ttft), ("itl", itl))

@@ -10,7 +10,7 @@ use common::*;
 use coordinator::Coordinator;
 use coordinator::api::EdgeMetrics as _;
 use coordinator::control_handle::NodeOrder;
-use coordinator::request_handle::{ClientEvent, Readiness, Submit as _};
+use coordinator::request_handle::{ClientEvent, Readiness, RequestSummary, Submit as _};
 use proto::messages::{
     CoordinatorReport, DecodeEvent, DecodeFinished, Failed, NodeFault, NodeReport, Opened, PrefillEvent,
     PrefillFinished, PrefillOutcome, RefuseReason, Refused, TokenBatch,
@@ -157,6 +157,14 @@ fn expected(max: u32) -> Vec<(u32, u32)> {
     (0..max).map(|i| (i, 100 + i)).collect()
 }
 
+/// What the last event says of the whole.
+fn summary(events: &[ClientEvent]) -> &RequestSummary {
+    match events.last() {
+        Some(ClientEvent::Done(summary)) => summary,
+        other => panic!("last came {other:?}"),
+    }
+}
+
 /// The lines of the gauge that are not 0.
 fn busy_stages(cluster: &Coordinator) -> Vec<String> {
     let text = cluster.metrics.render();
@@ -233,9 +241,7 @@ async fn a_request_goes_through_both_nodes_and_each_token_comes_once() {
     assert_eq!(placement.prefill_node.as_ref().map(|n| n.as_str()), Some("p0"));
     assert_eq!(placement.decode_node.as_ref().map(|n| n.as_str()), Some("d0"));
     assert_eq!(token_ids(&events), expected(5), "index 0 came through both doors");
-    let Some(ClientEvent::Done(summary)) = events.last() else {
-        panic!("last came {:?}", events.last());
-    };
+    let summary = summary(&events);
     assert_eq!(
         (summary.attempts, summary.kv_bytes, summary.transport.as_deref()),
         (1, 1234, Some("grpc"))
@@ -305,9 +311,7 @@ async fn an_answer_that_overtakes_the_prefill_nodes_word_says_what_was_cached() 
     let mut handle = submit(&cluster, request(1, 3)).await;
     let events = collect(&mut handle).await;
     assert_eq!(token_ids(&events), expected(3));
-    let Some(ClientEvent::Done(summary)) = events.last() else {
-        panic!("last came {:?}", events.last());
-    };
+    let summary = summary(&events);
     assert_eq!(summary.cached_tokens, CACHED);
     cluster.stop().await;
 }
@@ -366,9 +370,7 @@ async fn a_prefill_node_that_dies_before_the_first_token_is_only_latency() {
     let mut handle = submit(&cluster, request(1, 4)).await;
     let events = collect(&mut handle).await;
     assert_eq!(token_ids(&events), expected(4));
-    let Some(ClientEvent::Done(summary)) = events.last() else {
-        panic!("{:?}", events.last());
-    };
+    let summary = summary(&events);
     assert_eq!(summary.attempts, 2);
     until_metric(&cluster, r#"baton_handoff_retries_total{reason="connection_lost"} 1"#).await;
     cluster.stop().await;

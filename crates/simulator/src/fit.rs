@@ -6,7 +6,8 @@
 use thiserror::Error;
 use workload::statistics::Samples;
 
-use crate::costs::{BATCHES, CHUNKS, FitPoint, FitReport, StepCosts, StepShape, on_the_line};
+use crate::costs::{BATCHES, CHUNKS, FitPoint, FitReport, StepCosts, StepShape};
+use crate::step_costs::on_the_line;
 
 const FIGURES: usize = 6;
 type Row = [f64; FIGURES];

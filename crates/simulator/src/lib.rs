@@ -4,12 +4,14 @@
 //! decides about serving, computes no token's content, reads no clock. The same scenario gives the same bytes.
 //! Read first: `scenario.rs` (what goes in), `outcome.rs` (what comes out), then `world/mod.rs`. Tests: `tests/`.
 
+mod accuracy;
 mod arithmetic;
 pub mod costs;
 pub mod fit;
 pub mod intervention;
 pub mod outcome;
 pub mod scenario;
+mod step_costs;
 pub mod topology;
 mod world;
 
