@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::configurations::{MANY, PAIRWISE, PORTABLE};
-use integration_tests::token_exact::report;
+use integration_tests::token_exact::{Prompts, report};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -14,11 +14,15 @@ async fn main() -> Result<()> {
         .next()
         .map_or(Ok(20), |a| a.parse())
         .context("prompts over three nodes")?;
+    let of = |count| Prompts {
+        count,
+        tokens_max: 2_000,
+    };
     println!("{}", report::HEADER);
-    let mut rows = report::run(&PAIRWISE, prompts).await?;
-    rows.extend(report::run(&[PAIRWISE[0], PORTABLE], portable).await?.split_off(1));
+    let mut rows = report::run(&PAIRWISE, of(prompts)).await?;
+    rows.extend(report::run(&[PAIRWISE[0], PORTABLE], of(portable)).await?.split_off(1));
     let over_three: Vec<_> = [PAIRWISE[0]].into_iter().chain(MANY).collect();
-    rows.extend(report::run(&over_three, many).await?.split_off(1));
+    rows.extend(report::run(&over_three, of(many)).await?.split_off(1));
     ensure!(
         rows.iter().all(report::Row::is_good),
         "a row differs, or did not hand over every request"

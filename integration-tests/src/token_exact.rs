@@ -17,8 +17,13 @@ use crate::MODEL;
 pub const OUTPUT_TOKENS: u32 = 64;
 /// Requests in flight at once.
 pub const CONCURRENCY: usize = 16;
-/// Longest prompt.
-pub const PROMPT_TOKENS_MAX: usize = 2_000;
+
+/// How many prompts, and how long the longest is.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompts {
+    pub count: usize,
+    pub tokens_max: usize,
+}
 
 /// One request of the comparison.
 #[derive(Clone, Debug)]
@@ -57,12 +62,13 @@ pub struct Answer {
     pub kv_hashes: Vec<String>,
 }
 
-/// Cuts `count` prompts out of `text` (token ids): lengths log-uniform in 1..=2000, so that short ones are as well
-/// covered as long ones; every fourth prompt begins like an earlier one, so that prefix caches have something to hit;
+/// Cuts prompts out of `text` (token ids): lengths log-uniform from 1 to the longest, so that short ones are as well
+/// covered as long ones, and both ends are among the first two; every fourth prompt begins like an earlier one, so that prefix caches have something to hit;
 /// half are greedy, half sampled; half of both follow a grammar.
-pub fn cases(text: &[u32], count: usize, seed: u64) -> Vec<Case> {
+pub fn cases(text: &[u32], prompts: Prompts, seed: u64) -> Vec<Case> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let longest = PROMPT_TOKENS_MAX.min(text.len());
+    let Prompts { count, tokens_max } = prompts;
+    let longest = tokens_max.min(text.len());
     let mut cases: Vec<Case> = Vec::with_capacity(count);
     for i in 0..count {
         let length = match i {
@@ -262,8 +268,12 @@ mod tests {
     #[test]
     fn cases_are_the_same_for_the_same_seed_and_span_the_lengths() {
         let text: Vec<u32> = (0..5_000).collect();
-        let first = cases(&text, 200, 3);
-        let second = cases(&text, 200, 3);
+        let prompts = Prompts {
+            count: 200,
+            tokens_max: 2_000,
+        };
+        let first = cases(&text, prompts, 3);
+        let second = cases(&text, prompts, 3);
         assert!(
             first
                 .iter()
@@ -271,7 +281,7 @@ mod tests {
                 .all(|(a, b)| a.prompt == b.prompt && a.seed == b.seed)
         );
         assert_eq!(first[0].prompt.len(), 1);
-        assert_eq!(first[1].prompt.len(), PROMPT_TOKENS_MAX);
+        assert_eq!(first[1].prompt.len(), prompts.tokens_max);
         assert!(first.iter().filter(|c| c.prompt.len() > 512).count() > 10);
     }
 }

@@ -1,21 +1,21 @@
 //! The engine against the golden outputs: exact arithmetic and 8-bit inputs, through the prefill and the decode path.
 //!
 //! Thresholds are those of `integration-tests/data/golden/README.md`. "Decode path" is one row a step for
-//! every output, after the prompt in chunks. The default run takes the short cases only for the exact decode path;
-//! `BATON_FULL=1` takes all.
+//! every output, after the prompt in chunks. The default run takes only the short cases for exact arithmetic; `BATON_FULL=1` takes
+//! all. The cluster's tests (`goldens.rs`) take all of both over HTTP, and run freely.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod common;
 
-use common::{Golden, Setup, argmax, data, feed, file_of, goldens, open, open_file, setup, table};
+use common::{Golden, argmax, data, feed, file_of, goldens, open, open_file, setup, table};
 use engine::{CpuEngine, LogitsWanted, Numerics, prompt_logprob};
 use model_files::arch::SUPPORTED;
 use model_files::gguf::GgmlType;
 use model_files::test_kit::{GoldenModel, golden_models};
 use serving_core::ids::TokenId;
 
-/// What the default run's exact decode path covers, in total rows of a case.
+/// What the default run covers of exact arithmetic, in total rows of a case.
 const SHORT_CASE_ROWS: usize = 80;
 
 #[derive(Default)]
@@ -103,9 +103,30 @@ fn teacher_forced(engine: &mut CpuEngine, cases: &[Golden], chunk: usize) -> Com
     comparison
 }
 
+/// The prefill path of the real model's cases, and the decode path after it.
+fn both_paths(engine: &mut CpuEngine, cases: &[Golden]) -> (Comparison, Comparison) {
+    let (mut prefill, mut decode) = (Comparison::default(), Comparison::default());
+    for case in cases {
+        let tokens = case.forced();
+        let blocks = table(0, tokens.len());
+        let first_wanted = case.prompt_token_ids.len() as u32 - 1;
+        let whole = (&tokens[..], 0, &blocks[..]);
+        feed(engine, whole, (2_048, LogitsWanted::All), |position, logits| {
+            if let Some(index) = position.checked_sub(first_wanted) {
+                prefill.step(case, index as usize, logits);
+            }
+        });
+        // The KV of the prompt is there. Each row writes its own again before anything reads it.
+        let outputs = (&tokens[first_wanted as usize..], first_wanted, &blocks[..]);
+        feed(engine, outputs, (1, LogitsWanted::Last), |position, logits| {
+            decode.step(case, (position - first_wanted) as usize, logits);
+        });
+    }
+    (prefill, decode)
+}
+
 /// Greedy without forcing: each case may leave the golden text only at a step with a margin below `threshold`.
-fn free_running(engine: &mut CpuEngine, cases: &[Golden], threshold: f32) -> (usize, usize) {
-    let (mut followed, mut total) = (0, 0);
+fn free_running(engine: &mut CpuEngine, cases: &[Golden], threshold: f32) {
     for case in cases {
         let prompt: Vec<TokenId> = case.prompt_token_ids.iter().map(|id| TokenId(*id)).collect();
         let blocks = table(0, prompt.len() + case.output_token_ids.len());
@@ -113,7 +134,6 @@ fn free_running(engine: &mut CpuEngine, cases: &[Golden], threshold: f32) -> (us
         feed(engine, (&prompt, 0, &blocks), (512, LogitsWanted::Last), |_, logits| {
             next = argmax(logits)
         });
-        total += case.output_token_ids.len();
         for (index, right) in case.output_token_ids.iter().enumerate() {
             if next != *right {
                 let margin = case.margin[index];
@@ -124,7 +144,6 @@ fn free_running(engine: &mut CpuEngine, cases: &[Golden], threshold: f32) -> (us
                 );
                 break;
             }
-            followed += 1;
             let position = (prompt.len() + index) as u32;
             let row = [TokenId(next)];
             feed(
@@ -135,46 +154,35 @@ fn free_running(engine: &mut CpuEngine, cases: &[Golden], threshold: f32) -> (us
             );
         }
     }
-    (followed, total)
 }
 
 #[test]
 fn int8_prefill_and_decode_match_the_goldens() {
-    let cases = goldens();
     let mut engine = open(setup(Numerics::Int8Blocks));
-    let mut prefill = teacher_forced(&mut engine, &cases, 2_048);
+    let (mut prefill, mut decode) = both_paths(&mut engine, &goldens());
     prefill.report("int8 blocks, prefill path");
     prefill.assert_int8();
-    let mut decode = teacher_forced(&mut engine, &cases, 1);
     decode.report("int8 blocks, decode path");
     decode.assert_int8();
     assert!(
         prefill.differences == decode.differences,
         "decode steps give other bits than prefill"
     );
-    let (followed, total) = free_running(&mut engine, &cases, 0.3);
-    println!("int8 blocks, free running: {followed} of {total} tokens before the first difference of each case");
 }
 
 #[test]
 fn exact_prefill_and_decode_match_the_goldens() {
     let mut cases = goldens();
-    let mut engine = open(Setup {
-        threads: 2,
-        ..setup(Numerics::Exact)
-    });
-    let mut prefill = teacher_forced(&mut engine, &cases, 2_048);
-    prefill.report("exact, prefill path");
-    prefill.assert_exact();
+    let mut engine = open(setup(Numerics::Exact));
     if !is_full_run() {
         cases.retain(|case| case.forced().len() <= SHORT_CASE_ROWS);
     }
     assert!(cases.len() >= 3);
-    let mut decode = teacher_forced(&mut engine, &cases, 1);
+    let (mut prefill, mut decode) = both_paths(&mut engine, &cases);
+    prefill.report("exact, prefill path");
+    prefill.assert_exact();
     decode.report("exact, decode path");
     decode.assert_exact();
-    let (followed, total) = free_running(&mut engine, &cases, 0.002);
-    println!("exact, free running: {followed} of {total} tokens before the first difference of each case");
 }
 
 /// The lines of a golden file that belong to one tiny model.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Answer, Baseline, Case, Differences, cases, compare, timed_run, tokenize};
+use super::{Answer, Baseline, Case, Differences, Prompts, cases, compare, timed_run, tokenize};
 use crate::PROSE;
 use crate::cluster::{TestCluster, options};
 use crate::configurations::Configuration;
@@ -62,7 +62,7 @@ impl fmt::Display for Row {
 }
 
 /// The first configuration is the baseline and is compared with itself: its row shows its counters and its time.
-pub async fn run(configurations: &[Configuration], prompts: usize) -> Result<Vec<Row>> {
+pub async fn run(configurations: &[Configuration], prompts: Prompts) -> Result<Vec<Row>> {
     let mut baseline: Option<(Vec<Case>, Vec<Answer>)> = None;
     // The first answers with each block size.
     let mut by_block_tokens: BTreeMap<u32, Vec<Answer>> = BTreeMap::new();

@@ -2,9 +2,12 @@
 //! host engine, over each transport.
 
 use integration_tests::cluster::{TestCluster, options};
-use integration_tests::token_exact::{self, Answer, Baseline, Case};
+use integration_tests::token_exact::{self, Answer, Baseline, Case, Prompts};
 
-const CASES: usize = 12;
+const PROMPTS: Prompts = Prompts {
+    count: 12,
+    tokens_max: 1_100,
+};
 const ON_HOST: &str = "stand-in";
 const ON_DEVICE: &str = "device-stand-in";
 
@@ -36,7 +39,7 @@ fn flags(engine: &str, transport: &str) -> [String; 2] {
 #[tokio::test(flavor = "multi_thread")]
 async fn kv_of_a_device_is_handed_over_like_that_of_a_host() {
     let text: Vec<u32> = (0..4_000).map(|i| i * 37 % 49_000).collect();
-    let cases = token_exact::cases(&text, CASES, 11);
+    let cases = token_exact::cases(&text, PROMPTS, 11);
     let one_host = answers("1c", &[("decode-0", flags(ON_HOST, "grpc"))], &cases).await;
     for (prefill, decode, transport) in PAIRS {
         let nodes = [

@@ -4,10 +4,15 @@
 //! token_exact -- 200` runs the full number (figures in docs/measurements/token-exact.md).
 
 use integration_tests::configurations::PAIRWISE;
+use integration_tests::token_exact::Prompts;
 use integration_tests::token_exact::report::{self, HEADER, Row};
 
-/// Lengths 1 and 2,000 are always among them.
-const PROMPTS: usize = 4;
+/// The longest is one of several chunks of each configuration, and of many blocks. The full run goes to 2,000 tokens, which
+/// took more than a minute of each run of all tests.
+const PROMPTS: Prompts = Prompts {
+    count: 4,
+    tokens_max: 1_100,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_configuration_gives_the_tokens_and_the_kv_of_one_node() {

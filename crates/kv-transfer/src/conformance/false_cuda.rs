@@ -91,8 +91,9 @@ pub(crate) struct CudaSource(Arc<DeviceKv>);
 
 static SOURCE: LazyLock<CudaSource> = LazyLock::new(|| {
     let kv = pool(POOL_BLOCKS);
-    let blocks: Vec<u8> = (0..POOL_BLOCKS).flat_map(|block| whole(BlockId(block))).collect();
-    kv.upload(place(&kv, BlockId(0), 0), &blocks).expect("uploaded");
+    let blocks: Vec<Vec<u8>> = (0..POOL_BLOCKS).map(|block| whole(BlockId(block))).collect();
+    kv.upload(place(&kv, BlockId(0), 0), &blocks.concat())
+        .expect("uploaded");
     settle(&kv);
     CudaSource(kv)
 });

@@ -138,13 +138,17 @@ fn staged(span: &DeviceSpan) -> &Mutex<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Pattern;
 
+/// It repeats after 256 bytes. One byte at a time, a pool of blocks would take a second in a test program, which is not optimised.
 fn pattern(block: BlockId, layer: u32) -> Vec<u8> {
+    const PERIOD: usize = 256;
     let start = block.0.wrapping_mul(31).wrapping_add(layer * 7);
-    (0..LAYER_BYTES).map(|i| (start as usize + i * 13) as u8).collect()
+    let once: Vec<u8> = (0..PERIOD).map(|i| (start as usize + i * 13) as u8).collect();
+    once.repeat(LAYER_BYTES / PERIOD)
 }
 
 pub(crate) fn whole(block: BlockId) -> Vec<u8> {
-    (0..LAYERS).flat_map(|layer| pattern(block, layer)).collect()
+    let layers: Vec<Vec<u8>> = (0..LAYERS).map(|layer| pattern(block, layer)).collect();
+    layers.concat()
 }
 
 impl KvSource for Pattern {
