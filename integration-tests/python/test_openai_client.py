@@ -417,6 +417,16 @@ def test_words_and_tokens_that_may_not_appear(complete):
     assert set(some.choices[0].token_ids) <= set(free.token_ids[:2])
 
 
+def test_constraints_that_leave_no_token_in_the_middle_are_the_requests_mistake(complete):
+    first = complete(temperature=0, max_tokens=1, extra_body={"return_token_ids": True}).choices[0]
+    both = complete(temperature=0, max_tokens=2).choices[0]
+    assert both.text.startswith(first.text) and len(both.text) > len(first.text)
+    regex = "".join(f"[{letter}]" for letter in both.text)
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(max_tokens=8, extra_body={"guided_regex": regex, "allowed_token_ids": first.token_ids})
+    assert refused.value.code == "every_token_ruled_out" and "allowed_token_ids" in refused.value.message
+
+
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a place.", "parameters": {
     "type": "object",
     "properties": {"place": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},

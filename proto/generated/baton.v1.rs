@@ -422,6 +422,8 @@ pub mod failed {
         Internal = 5,
         /// the node is leaving and gave the request up
         Draining = 6,
+        /// the request's own constraints leave no token to draw
+        RuledOut = 7,
     }
     impl Fault {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -437,6 +439,7 @@ pub mod failed {
                 Self::Peer => "FAULT_PEER",
                 Self::Internal => "FAULT_INTERNAL",
                 Self::Draining => "FAULT_DRAINING",
+                Self::RuledOut => "FAULT_RULED_OUT",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -449,6 +452,7 @@ pub mod failed {
                 "FAULT_PEER" => Some(Self::Peer),
                 "FAULT_INTERNAL" => Some(Self::Internal),
                 "FAULT_DRAINING" => Some(Self::Draining),
+                "FAULT_RULED_OUT" => Some(Self::RuledOut),
                 _ => None,
             }
         }

@@ -264,6 +264,7 @@ impl From<RequestError> for ApiError {
                 (StatusCode::BAD_GATEWAY, "node_failed")
             }
             RequestError::EngineFailed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "engine_failed"),
+            RequestError::RuledOut => (StatusCode::BAD_REQUEST, "every_token_ruled_out"),
             RequestError::SlowReader { .. } => (StatusCode::REQUEST_TIMEOUT, "slow_reader"),
             RequestError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
         };
@@ -274,6 +275,7 @@ impl From<RequestError> for ApiError {
                 (Retry::Never, "Raise x-request-timeout-ms or ask for fewer tokens.")
             }
             RequestError::SlowReader { .. } => (Retry::Never, "Read the stream faster or ask for fewer tokens."),
+            RequestError::RuledOut => (Retry::Never, "Leave one of them out, or write a simpler grammar."),
             RequestError::NoPlaceAgain { .. } => (
                 Retry::Maybe,
                 "Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator.",

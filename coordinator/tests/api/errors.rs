@@ -148,6 +148,7 @@ async fn failures_before_the_first_token_have_a_status() {
             "engine_failed",
             "true",
         ),
+        (RequestError::RuledOut, 400, "every_token_ruled_out", "false"),
         (RequestError::Internal("x".into()), 500, "internal_error", "true"),
     ] {
         let name = error.name();

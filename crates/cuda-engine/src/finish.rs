@@ -117,7 +117,8 @@ fn report(row: &DrawnRow, drawn: &[Drawn], output: &mut StepOutput) {
             choice: ChoiceIndex(choice),
             token: match drawn {
                 Drawn::Token(token) => Ok(*token),
-                Drawn::NotFinite(_) | Drawn::NothingLeft => Err(SamplingFailed),
+                Drawn::NotFinite(_) => Err(SamplingFailed::NotFinite),
+                Drawn::NothingLeft => Err(SamplingFailed::RuledOut),
             },
             logprobs: None,
         }));
@@ -150,7 +151,7 @@ mod tests {
             .collect();
         let expected = [
             (3, ChoiceIndex(1), Ok(TokenId(9))),
-            (3, ChoiceIndex(2), Err(SamplingFailed)),
+            (3, ChoiceIndex(2), Err(SamplingFailed::NotFinite)),
         ];
         assert_eq!(told, expected);
     }

@@ -161,7 +161,8 @@ impl Draw<'_> {
             let input = self.step.sample_input(row, draws, choice);
             let (token, logprobs) = match self.sampler.sample(&input, logits) {
                 Ok(sampled) => (Ok(sampled.token), sampled.logprobs),
-                Err(_) => (Err(SamplingFailed), None),
+                Err(SampleError::NothingLeft) => (Err(SamplingFailed::RuledOut), None),
+                Err(_) => (Err(SamplingFailed::NotFinite), None),
             };
             self.output.sampled.push(SampledToken {
                 row: u32::try_from(sequence).unwrap_or(u32::MAX),

@@ -266,7 +266,7 @@ impl NodeLoop {
         }
         for key in output.unscored {
             if let Some(stream) = self.streams.get_mut(key) {
-                stream.broken = Some(NodeFailure::Sampling);
+                stream.broken = Some(NodeFailure::NotFinite);
             }
         }
         for chunk in output.prompt_logprobs {

@@ -262,6 +262,10 @@ pub enum RequestError {
     TransferFailed { from: String, to: String, reason: String },
     #[error("node {node} could not run the model step: {detail}")]
     EngineFailed { node: String, detail: String },
+    #[error(
+        "grammar, allowed_token_ids, bad_words and min_tokens of the request together rule out every token at this place, or the grammar costs more than a node allows"
+    )]
+    RuledOut,
     #[error("the client read too slowly: {behind_tokens} tokens behind for {waited_ms} ms")]
     SlowReader { behind_tokens: u32, waited_ms: u64 },
     #[error("internal error: {0}")]
@@ -270,13 +274,14 @@ pub enum RequestError {
 
 impl RequestError {
     /// Every [`RequestError::name`].
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         "deadline",
         "no_place_again",
         "prefill_node_failed",
         "decode_node_failed",
         "transfer_failed",
         "engine_failed",
+        "ruled_out",
         "slow_reader",
         "internal",
     ];
@@ -290,6 +295,7 @@ impl RequestError {
             RequestError::DecodeNodeFailed { .. } => "decode_node_failed",
             RequestError::TransferFailed { .. } => "transfer_failed",
             RequestError::EngineFailed { .. } => "engine_failed",
+            RequestError::RuledOut => "ruled_out",
             RequestError::SlowReader { .. } => "slow_reader",
             RequestError::Internal(_) => "internal",
         }

@@ -365,6 +365,7 @@ impl From<Failed> for v1::Failed {
                 NodeFault::Peer => Wire::Peer,
                 NodeFault::Internal => Wire::Internal,
                 NodeFault::Draining => Wire::Draining,
+                NodeFault::RuledOut => Wire::RuledOut,
             }
             .into(),
             reason: failed.reason,
@@ -384,6 +385,7 @@ impl TryFrom<v1::Failed> for Failed {
             Ok(Wire::Peer) => NodeFault::Peer,
             Ok(Wire::Internal) => NodeFault::Internal,
             Ok(Wire::Draining) => NodeFault::Draining,
+            Ok(Wire::RuledOut) => NodeFault::RuledOut,
             _ => return Err(unknown("failed.fault", wire.fault)),
         };
         Ok(Self {

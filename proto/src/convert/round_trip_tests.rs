@@ -222,6 +222,7 @@ fn failed() -> impl Strategy<Value = Failed> {
         NodeFault::Peer,
         NodeFault::Internal,
         NodeFault::Draining,
+        NodeFault::RuledOut,
     ];
     (select(faults), label(), "[ -~]{0,100}").prop_map(|(fault, reason, detail)| Failed { fault, reason, detail })
 }

@@ -241,6 +241,8 @@ pub enum NodeFault {
     Peer,
     Internal,
     Draining,
+    /// The request's own constraints leave no token to draw.
+    RuledOut,
 }
 
 /// The coordinator's timers on a leg (PROTOCOL, timers).
@@ -253,7 +255,7 @@ pub enum TimedWait {
 
 impl LegError {
     /// Every [`LegError::name`].
-    pub const NAMES: [&'static str; 13] = [
+    pub const NAMES: [&'static str; 14] = [
         "unreachable",
         "connection_lost",
         "node_lost",
@@ -267,6 +269,7 @@ impl LegError {
         "peer",
         "node_internal",
         "draining",
+        "ruled_out",
     ];
 
     /// Closed label for `baton_handoff_retries_total{reason}`.
@@ -290,6 +293,7 @@ impl LegError {
                 NodeFault::Peer => "peer",
                 NodeFault::Internal => "node_internal",
                 NodeFault::Draining => "draining",
+                NodeFault::RuledOut => "ruled_out",
             },
         }
     }

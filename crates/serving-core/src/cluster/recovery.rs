@@ -94,6 +94,10 @@ fn verdict(tracked: &AdmittedRequest, leg: Leg, error: &LegError) -> (RequestErr
             Retry::Never,
         ),
         LegError::Node {
+            fault: NodeFault::RuledOut,
+            ..
+        } => (RequestError::RuledOut, Retry::Never),
+        LegError::Node {
             fault: NodeFault::Deadline,
             ..
         } => {

@@ -158,10 +158,25 @@ pub struct Report {
 pub struct SampledToken {
     pub row: u32,
     pub choice: ChoiceIndex,
-    /// `Err` when the row's logits could not be sampled (not a number): the request fails, its batch mates go on.
+    /// `Err` when nothing could be drawn: the request fails, its batch mates go on.
     pub token: Result<TokenId, SamplingFailed>,
     pub logprobs: Option<TokenLogprobs>,
 }
 
+/// Why no token was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SamplingFailed;
+pub enum SamplingFailed {
+    /// A logit is no number.
+    NotFinite,
+    /// The request's own constraints leave no token.
+    RuledOut,
+}
+
+impl From<SamplingFailed> for NodeFailure {
+    fn from(failed: SamplingFailed) -> Self {
+        match failed {
+            SamplingFailed::NotFinite => Self::NotFinite,
+            SamplingFailed::RuledOut => Self::RuledOut,
+        }
+    }
+}

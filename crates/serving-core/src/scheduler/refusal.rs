@@ -22,10 +22,12 @@ pub enum NodeFailure {
     Transfer { reason: String, detail: String },
     #[error("the model step failed: {detail}")]
     Engine { detail: String },
+    #[error("no token could be drawn: the logits are not numbers, so the model file or the engine is broken")]
+    NotFinite,
     #[error(
-        "no token could be drawn: every one is ruled out (by the grammar, allowed_token_ids, bad_words or min_tokens), or the logits are not numbers, and the model file is broken"
+        "grammar, allowed_token_ids, bad_words and min_tokens of the request together rule out every token, or the grammar costs more than a node allows"
     )]
-    Sampling,
+    RuledOut,
     #[error("the reader of the token stream is {behind_tokens} tokens behind")]
     SlowReader { behind_tokens: u32 },
     #[error("the node is leaving; place the request anew")]
@@ -34,13 +36,14 @@ pub enum NodeFailure {
 
 impl NodeFailure {
     /// Every [`NodeFailure::name`].
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         "deadline",
         "reservation_expired",
         "hold_expired",
         "transfer_failed",
         "engine_failed",
         "sampling_failed",
+        "ruled_out",
         "slow_reader",
         "draining",
     ];
@@ -53,7 +56,8 @@ impl NodeFailure {
             NodeFailure::HoldExpired { .. } => "hold_expired",
             NodeFailure::Transfer { .. } => "transfer_failed",
             NodeFailure::Engine { .. } => "engine_failed",
-            NodeFailure::Sampling => "sampling_failed",
+            NodeFailure::NotFinite => "sampling_failed",
+            NodeFailure::RuledOut => "ruled_out",
             NodeFailure::SlowReader { .. } => "slow_reader",
             NodeFailure::Draining => "draining",
         }

@@ -87,9 +87,10 @@ impl Scheduler {
             ..
         } in drawn
         {
-            let Ok(token) = token else {
+            let token = match token {
+                Ok(token) => token,
                 // After the step: the request's other rows are still to come.
-                return self.deferred.push((serial, Some(NodeFailure::Sampling)));
+                Err(failed) => return self.deferred.push((serial, Some(failed.into()))),
             };
             tokens.push(TokenEvent {
                 choice,
@@ -177,10 +178,10 @@ impl Scheduler {
         let Some(entry) = self.entries.get_mut(&serial) else {
             return;
         };
-        let Ok(token) = token else {
+        let token = match token {
+            Ok(token) => token,
             // After the step: the request's other rows are still to come.
-            self.deferred.push((serial, Some(NodeFailure::Sampling)));
-            return;
+            Err(failed) => return self.deferred.push((serial, Some(failed.into()))),
         };
         let client_prompt_tokens = entry.request.client_prompt_tokens;
         let Some(own) = entry.choice_mut(choice.0) else {

@@ -114,7 +114,8 @@ fn fault_of(failure: &NodeFailure) -> NodeFault {
         NodeFailure::Deadline { .. } => NodeFault::Deadline,
         NodeFailure::ReservationExpired { .. } => NodeFault::Peer,
         NodeFailure::HoldExpired { .. } | NodeFailure::Transfer { .. } => NodeFault::Transfer,
-        NodeFailure::Engine { .. } | NodeFailure::Sampling => NodeFault::Engine,
+        NodeFailure::Engine { .. } | NodeFailure::NotFinite => NodeFault::Engine,
+        NodeFailure::RuledOut => NodeFault::RuledOut,
         NodeFailure::SlowReader { .. } => NodeFault::Internal,
         NodeFailure::Draining => NodeFault::Draining,
     }
