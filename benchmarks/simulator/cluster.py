@@ -1,6 +1,7 @@
 """A local cluster for the measurements of this folder: started with pinned nodes, given a trace, stopped."""
 
 import json
+import math
 import os
 import signal
 import statistics
@@ -130,8 +131,6 @@ def light_figures(run):
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
 # Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/costs.rs).
 BATCHES = (1, 2, 4, 8, 16)
-# The same for prompt tokens and `chunk_seconds`.
-CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 # Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
 # first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)
@@ -160,24 +159,28 @@ class Calibration:
 class Fit(NamedTuple):
     """How far serving is from the costs that were given."""
 
-    # What prompts cost as a multiple, and each step with prompt tokens besides.
+    # What prompts cost as a multiple, and a request takes more besides.
     prompts: float
-    prompt_seconds: float
+    request_seconds: float
     # What a step of one sequence takes more for reading the weights.
     reading_seconds: float
 
     def __str__(self):
         return (
-            f"prompts cost {self.prompts:.2f} times what the costs said and {self.prompt_seconds * 1e3:+.1f} ms a step, "
+            f"prompts cost {self.prompts:.2f} times what the costs said and {self.request_seconds * 1e3:+.1f} ms a request, "
             f"reading weights {self.reading_seconds * 1e3:+.2f} ms"
         )
 
 
-def fit(baton, costs, calibration, topology, seen):
+def fit(baton, costs, calibration, topology, seen, prompts_of=None):
     """Changes the costs of a step so that the light load takes as long on this topology as in the real runs, and returns by how
-    much. First tokens fit the prompts, the last gaps of answers the reading, and the earlier gaps what a cold step takes more."""
+    much. First tokens fit the prompts, the last gaps of answers the reading, and the earlier gaps what a cold step takes more.
+
+    `prompts_of(real, found)` says by what prompts are multiplied, and what a request takes more besides, in seconds. It is no part of a
+    step: a prompt in chunks does not take longer than a prompt in one step."""
+    prompts_of = prompts_of or line_through_both
     real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
-    step, changed = costs["step"], Fit(1.0, 0.0, 0.0)
+    step, overheads, changed = costs["step"], costs["overheads"], Fit(1.0, 0.0, 0.0)
     cold = step["cold"] = {"seconds": 0.0, "steps": COLD_STEPS_GUESS}
     simulated = lambda: simulate_costs(baton, costs, topology, calibration.light, light_figures)
 
@@ -199,19 +202,28 @@ def fit(baton, costs, calibration, topology, seen):
         find(cold, "steps", COLD_STEPS, lambda found: found["middle"] / found["last"])
         find(step, "variation", VARIATIONS, lambda found: found["last_spread"])
         find(step, "prompt_variation", VARIATIONS, lambda found: found["ttft_spread"])
-        found = simulated()
-        prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
-        prompts = min(max(prompts, PROMPTS[0]), PROMPTS[1])
+        prompts, request = prompts_of(real, simulated())
         for name in PROMPT_COSTS:
             step[name] *= prompts
         step["chunk_seconds"] = [seconds * prompts for seconds in step["chunk_seconds"]]
-        of_chunk = lambda tokens, more: step["fixed_seconds"] + tokens * step["prefill_token_seconds"] + more
-        least = min(of_chunk(tokens, more) for tokens, more in zip(CHUNKS, step["chunk_seconds"]))
-        # No step may take less than no time.
-        prompt = max((real["ttft_short"] - simulated()["ttft_short"]) / 1e3, -least / 2)
-        step["chunk_seconds"] = [seconds + prompt for seconds in step["chunk_seconds"]]
-        changed = Fit(changed.prompts * prompts, changed.prompt_seconds + prompt, changed.reading_seconds + reading)
+        # Nothing may take less than no time.
+        request = max(request, -overheads["request_seconds"])
+        overheads["request_seconds"] += request
+        changed = Fit(changed.prompts * prompts, changed.request_seconds + request, changed.reading_seconds + reading)
     return changed
+
+
+def line_through_both(real, found):
+    """Two lengths give a factor and an addition. This wants medians of many prompts: the two lengths are near to each other."""
+    prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
+    prompts = min(max(prompts, PROMPTS[0]), PROMPTS[1])
+    return prompts, (real["ttft_short"] - found["ttft_short"] * prompts) / 1e3
+
+
+def one_factor(real, found):
+    """How much slower prompts are than the costs say, by both lengths alike."""
+    ratios = [real[name] / found[name] for name in ("ttft_short", "ttft_long")]
+    return min(max(math.sqrt(math.prod(ratios)), PROMPTS[0]), PROMPTS[1]), 0.0
 
 
 def bisect(bounds, steps, is_too_low):

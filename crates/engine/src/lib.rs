@@ -18,6 +18,7 @@ mod kv_claims;
 mod kv_geometry;
 pub mod kv_memory;
 mod kv_store;
+pub mod machine;
 pub mod math;
 mod memory;
 mod memory_need;

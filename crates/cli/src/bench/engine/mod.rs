@@ -1,11 +1,13 @@
 //! `baton bench engine`: how long this machine's engine takes for a step, as a function of what is in the step.
 //!
 //! The steps are those of the real scheduler and of the real engine, in this process and without a network. The fit is what
-//! `baton simulate` computes with.
+//! `baton simulate` computes with. With `--limits` it shows the engine's speed beside the machine's limits.
 
+mod limits;
 mod neighbour;
 mod report;
 mod rig;
+mod speed;
 mod sweep;
 
 use std::path::PathBuf;
@@ -26,6 +28,7 @@ Examples:
   baton bench engine --threads 1 --cores 0 --out costs.json
   baton bench engine --threads 1 --cores 0,1 --neighbours 1 --link transfer.json --out costs.json
   baton bench engine --quick --json
+  baton bench engine --limits --threads 2 --repeats 5
 
 The link comes from `baton bench transfer --json > transfer.json`, the overheads from benchmarks/simulator/overheads.";
 
@@ -59,16 +62,20 @@ pub struct EngineArgs {
     /// Once, with few kinds of steps: half a minute.
     #[arg(long)]
     quick: bool,
+    /// Speed instead of costs: tokens a second for prompts, one stream and several, beside the least time that this machine could
+    /// take by its arithmetic and its memory. Costs are not fitted.
+    #[arg(long, conflicts_with_all = ["quick", "neighbours", "link", "overheads"])]
+    limits: bool,
     /// Output of `baton bench transfer --json`: the best transport between two nodes of this machine becomes the link.
     #[arg(long, value_name = "FILE")]
     link: Option<PathBuf>,
     /// Output of benchmarks/simulator/overheads. Default: those of docs/measurements/simulator.md.
     #[arg(long, value_name = "FILE")]
     overheads: Option<PathBuf>,
-    /// Write the costs to this file.
+    /// Write the costs to this file; with --limits, the speeds.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Print the costs as JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -97,6 +104,10 @@ fn default_link() -> LinkCosts {
 }
 
 pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
+    if args.limits {
+        pin(&args.cores, 0, args.threads)?;
+        return speed::run(args, &Opening::of(args)?);
+    }
     let overheads = match &args.overheads {
         Some(path) => serde_json::from_str(&read(path)?)
             .with_context(|| format!("{} is no output of benchmarks/simulator/overheads", path.display()))?,
@@ -206,7 +217,7 @@ impl<'a> Opening<'a> {
             kv_backing: KvBacking::Private,
             limits: EngineLimits {
                 max_batch_tokens: sweep::CHUNK_MAX,
-                max_sequences: sweep::BATCH_MAX,
+                max_sequences: speed::STREAMS_MAX,
             },
             protocol_version: 0,
             kept_weights: self.kept.clone(),

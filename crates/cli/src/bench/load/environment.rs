@@ -57,6 +57,14 @@ pub(crate) fn machine() -> BTreeMap<String, Value> {
     ])
 }
 
+/// Memory of this process that is in use now. `None`: the system does not tell.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = text("/proc/self/status");
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = resident.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kibibytes << 10)
+}
+
 /// The processor's name. `None`: the system does not tell.
 pub(crate) fn cpu_model() -> Option<String> {
     let cpu = text("/proc/cpuinfo");
