@@ -172,13 +172,11 @@ class Fit(NamedTuple):
         )
 
 
-def fit(baton, costs, calibration, topology, seen, prompts_of=None):
+def fit(baton, costs, calibration, topology, seen):
     """Changes the costs of a step so that the light load takes as long on this topology as in the real runs, and returns by how
-    much. First tokens fit the prompts, the last gaps of answers the reading, and the earlier gaps what a cold step takes more.
-
-    `prompts_of(real, found)` says by what prompts are multiplied, and what a request takes more besides, in seconds. It is no part of a
-    step: a prompt in chunks does not take longer than a prompt in one step."""
-    prompts_of = prompts_of or line_through_both
+    much. First tokens fit the prompts, the last gaps of answers the reading, and the earlier gaps what a cold step takes more. Two
+    lengths of prompts give a factor and what a request takes more besides, which is no part of a step: a prompt in chunks does not take
+    longer than a prompt in one step."""
     real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
     step, overheads, changed = costs["step"], costs["overheads"], Fit(1.0, 0.0, 0.0)
     cold = step["cold"] = {"seconds": 0.0, "steps": COLD_STEPS_GUESS}
@@ -196,34 +194,49 @@ def fit(baton, costs, calibration, topology, seen, prompts_of=None):
     # Each moves the others a little, so they are found by turns.
     for _ in range(4):
         reading = (real["last"] - simulated()["last"]) / 1e3
-        # As with a cold step: while it waits for the weights, a step of several sequences computes.
-        step["batch_seconds"] = [seconds + reading / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
+        read_slower(step, reading)
         find(cold, "seconds", (0.0, real["first"] / 1e3), lambda found: found["first"] / found["last"])
         find(cold, "steps", COLD_STEPS, lambda found: found["middle"] / found["last"])
         find(step, "variation", VARIATIONS, lambda found: found["last_spread"])
         find(step, "prompt_variation", VARIATIONS, lambda found: found["ttft_spread"])
-        prompts, request = prompts_of(real, simulated())
-        for name in PROMPT_COSTS:
-            step[name] *= prompts
-        step["chunk_seconds"] = [seconds * prompts for seconds in step["chunk_seconds"]]
+        found = simulated()
+        prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
+        prompts = compute_slower(step, prompts)
         # Nothing may take less than no time.
-        request = max(request, -overheads["request_seconds"])
+        request = max((real["ttft_short"] - simulated()["ttft_short"]) / 1e3, -overheads["request_seconds"])
         overheads["request_seconds"] += request
         changed = Fit(changed.prompts * prompts, changed.request_seconds + request, changed.reading_seconds + reading)
     return changed
 
 
-def line_through_both(real, found):
-    """Two lengths give a factor and an addition. This wants medians of many prompts: the two lengths are near to each other."""
-    prompts = (real["ttft_long"] - real["ttft_short"]) / (found["ttft_long"] - found["ttft_short"])
-    prompts = min(max(prompts, PROMPTS[0]), PROMPTS[1])
-    return prompts, (real["ttft_short"] - found["ttft_short"] * prompts) / 1e3
+def fit_speed(baton, costs, calibration, topology, seen):
+    """The part of `fit` that changes from minute to minute: how fast prompts are computed and weights are read. Two light loads have
+    too few prompts and first gaps for the rest."""
+    real = {metric: median([light[metric] for light in seen]) for metric in seen[0]}
+    step, changed = costs["step"], Fit(1.0, 0.0, 0.0)
+    for _ in range(3):
+        found = simulate_costs(baton, costs, topology, calibration.light, light_figures)
+        reading = sum(real[gaps] - found[gaps] for gaps in ("first", "middle", "last")) / 3 / 1e3
+        read_slower(step, reading)
+        ratios = [real[name] / found[name] for name in ("ttft_short", "ttft_long")]
+        prompts = compute_slower(step, math.sqrt(math.prod(ratios)))
+        changed = Fit(changed.prompts * prompts, 0.0, changed.reading_seconds + reading)
+    return changed
 
 
-def one_factor(real, found):
-    """How much slower prompts are than the costs say, by both lengths alike."""
-    ratios = [real[name] / found[name] for name in ("ttft_short", "ttft_long")]
-    return min(max(math.sqrt(math.prod(ratios)), PROMPTS[0]), PROMPTS[1]), 0.0
+def read_slower(step, more):
+    """A step of one sequence takes so many seconds more."""
+    # As with a cold step: while it waits for the weights, a step of several sequences computes.
+    step["batch_seconds"] = [seconds + more / batch for batch, seconds in zip(BATCHES, step["batch_seconds"])]
+
+
+def compute_slower(step, times):
+    """Prompts take so many times as long, within what one round of a fit may change; returns how many times."""
+    times = min(max(times, PROMPTS[0]), PROMPTS[1])
+    for name in PROMPT_COSTS:
+        step[name] *= times
+    step["chunk_seconds"] = [seconds * times for seconds in step["chunk_seconds"]]
+    return times
 
 
 def bisect(bounds, steps, is_too_low):

@@ -148,7 +148,6 @@ async fn failures_before_the_first_token_have_a_status() {
             "engine_failed",
             "true",
         ),
-        (RequestError::RuledOut, 400, "every_token_ruled_out", "false"),
         (RequestError::Internal("x".into()), 500, "internal_error", "true"),
     ] {
         let name = error.name();
@@ -163,6 +162,20 @@ async fn failures_before_the_first_token_have_a_status() {
         assert_eq!(answer.header("x-should-retry"), retry, "{name}");
         assert_eq!(server.ended().await.outcome, name);
     }
+}
+
+#[tokio::test]
+async fn constraints_that_leave_no_token_are_the_requests_mistake() {
+    let failed = || Step::Event(ClientEvent::Failed(RequestError::RuledOut));
+    let server = Server::start(move |_| Script::Play(vec![placed(), failed()])).await;
+    let answer = ask(&server).await;
+    let error = &answer.json()["error"];
+    assert_eq!(
+        (answer.status, error["code"].as_str()),
+        (400, Some("every_token_ruled_out"))
+    );
+    assert_eq!(error["type"], "invalid_request_error");
+    assert_eq!(server.ended().await.outcome, "ruled_out");
 }
 
 #[tokio::test]

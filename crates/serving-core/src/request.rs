@@ -262,14 +262,14 @@ pub enum RequestError {
     TransferFailed { from: String, to: String, reason: String },
     #[error("node {node} could not run the model step: {detail}")]
     EngineFailed { node: String, detail: String },
-    #[error(
-        "grammar, allowed_token_ids, bad_words and min_tokens of the request together rule out every token at this place, or the grammar costs more than a node allows"
-    )]
-    RuledOut,
     #[error("the client read too slowly: {behind_tokens} tokens behind for {waited_ms} ms")]
     SlowReader { behind_tokens: u32, waited_ms: u64 },
     #[error("internal error: {0}")]
     Internal(String),
+    #[error(
+        "grammar, allowed_token_ids, bad_words and min_tokens of the request together rule out every token at this place, or the grammar costs more than a node allows"
+    )]
+    RuledOut,
 }
 
 impl RequestError {

@@ -111,14 +111,8 @@ fn verdict(tracked: &AdmittedRequest, leg: Leg, error: &LegError) -> (RequestErr
             ..
         } => {
             let (from, to) = (name_of(prefill.as_ref()), name_of(decode.as_ref()));
-            (
-                RequestError::TransferFailed {
-                    from,
-                    to,
-                    reason: reason.clone(),
-                },
-                retry,
-            )
+            let reason = reason.clone();
+            (RequestError::TransferFailed { from, to, reason }, retry)
         }
         LegError::Node {
             fault: NodeFault::Draining,
