@@ -146,7 +146,9 @@ def test_a_stream_that_moved_has_one_trace_and_its_stall_says_so(tmp_path):
     assert list(unanswered(trace["spans"])) == ["the call decode has 0 answers", "the call decode.open has 0 answers"]
     request = trace["request"]
     assert request["output_tokens"] == 40 and request["outcome"] == "ok", request
-    assert [stall["cause"] for stall in request["stalls"]] == ["migration"], request["stalls"]
+    causes = [stall["cause"] for stall in request["stalls"]]
+    # A machine that is busy makes a step long, too, and then that stall is told as well.
+    assert causes.count("migration") == 1 and set(causes) <= {"migration", "step_time"}, request["stalls"]
 
 
 def judge_retried(trace, victim, noticed):
