@@ -136,6 +136,7 @@ BATCHES = (1, 2, 4, 8, 16)
 VARIATIONS = (0.0, 0.5)
 COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 32.0)
 FIT_STEPS = 9
+FIT_ROUNDS = 10
 # The least and the most that prompts may change in one round of a fit. Two lengths of a disturbed run may be too close together.
 PROMPTS = (0.7, 1.5)
 
@@ -191,8 +192,9 @@ def fit(baton, costs, calibration, topology, seen):
 
         where[name] = bisect(bounds, FIT_STEPS, is_too_low)
 
-    # Each moves the others a little, so they are found by turns.
-    for _ in range(4):
+    # Each moves the others, most of all the reading and the cold steps, which last through an answer where they are many. So they are
+    # found by turns.
+    for _ in range(FIT_ROUNDS):
         reading = (real["last"] - simulated()["last"]) / 1e3
         read_slower(step, reading)
         find(cold, "seconds", (0.0, real["first"] / 1e3), lambda found: found["first"] / found["last"])

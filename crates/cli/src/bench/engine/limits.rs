@@ -68,7 +68,7 @@ impl ModelCosts {
 mod tests {
     use super::*;
 
-    /// SmolLM2-135M, and a machine of docs/measurements/engine-speed.md.
+    /// SmolLM2-135M, and round figures of a machine like that of docs/measurements/engine-speed.md.
     const COSTS: ModelCosts = ModelCosts {
         layer_weights: 106e6,
         head_weights: 28e6,

@@ -3,7 +3,8 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use engine::EngineKind;
 use engine::machine::{Machine, Range};
 use model_files::model::Model;
 use serde::Serialize;
@@ -157,6 +158,10 @@ fn mixed(rig: &mut Rig, streams: u32, chunk: u32) -> anyhow::Result<Vec<Timed>> 
 }
 
 pub(super) fn run(args: &EngineArgs, opening: &Opening<'_>) -> anyhow::Result<Exit> {
+    ensure!(
+        matches!(args.engine, EngineKind::Cpu),
+        "--limits is about the CPU engine; leave --engine out"
+    );
     let model = Model::open(&opening.path)?;
     let weight_bytes = engine::weights_bytes(&model, args.numerics)?;
     let began = Instant::now();
