@@ -134,9 +134,9 @@ BATCHES = (1, 2, 4, 8, 16)
 # Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
 # first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)
-COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 32.0)
+COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 24.0)
 FIT_STEPS = 9
-FIT_ROUNDS = 10
+FIT_ROUNDS = 4
 # The least and the most that prompts may change in one round of a fit. Two lengths of a disturbed run may be too close together.
 PROMPTS = (0.7, 1.5)
 
@@ -192,13 +192,11 @@ def fit(baton, costs, calibration, topology, seen):
 
         where[name] = bisect(bounds, FIT_STEPS, is_too_low)
 
-    # Each moves the others, most of all the reading and the cold steps, which last through an answer where they are many. So they are
-    # found by turns.
+    # Each moves the others a little, so they are found by turns. Cold steps add to a gap, so they are found by differences: by ratios they
+    # and the reading never came to rest.
     for _ in range(FIT_ROUNDS):
-        reading = (real["last"] - simulated()["last"]) / 1e3
-        read_slower(step, reading)
-        find(cold, "seconds", (0.0, real["first"] / 1e3), lambda found: found["first"] / found["last"])
-        find(cold, "steps", COLD_STEPS, lambda found: found["middle"] / found["last"])
+        find(cold, "seconds", (0.0, real["first"] / 1e3), lambda found: found["first"] - found["last"])
+        find(cold, "steps", COLD_STEPS, lambda found: found["middle"] - found["last"])
         find(step, "variation", VARIATIONS, lambda found: found["last_spread"])
         find(step, "prompt_variation", VARIATIONS, lambda found: found["ttft_spread"])
         found = simulated()
@@ -207,6 +205,8 @@ def fit(baton, costs, calibration, topology, seen):
         # Nothing may take less than no time.
         request = max((real["ttft_short"] - simulated()["ttft_short"]) / 1e3, -overheads["request_seconds"])
         overheads["request_seconds"] += request
+        reading = (real["last"] - simulated()["last"]) / 1e3
+        read_slower(step, reading)
         changed = Fit(changed.prompts * prompts, changed.request_seconds + request, changed.reading_seconds + reading)
     return changed
 
