@@ -60,7 +60,7 @@ pub fn header(request: &Summary, trace_id: &str, look: Look) -> Vec<String> {
 }
 
 fn what(request: &Summary) -> Vec<String> {
-    let mut parts = vec![format!("model {}", request.model.as_deref().unwrap_or_default())];
+    let mut parts = vec![format!("model {}", request.model.as_deref().unwrap_or("unknown"))];
     parts.extend((!request.lane.is_empty()).then(|| format!("lane {}", request.lane)));
     parts.extend((!request.endpoint.is_empty()).then(|| request.endpoint.to_string()));
     parts.push(
