@@ -8,7 +8,6 @@
 #define _GNU_SOURCE
 #include <immintrin.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -129,7 +129,7 @@ def light_figures(run):
 
 # What a step takes for its prompt tokens.
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
-# Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/costs.rs).
+# Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/step_costs.rs).
 BATCHES = (1, 2, 4, 8, 16)
 # Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
 # first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
@@ -167,10 +167,8 @@ class Fit(NamedTuple):
     reading_seconds: float
 
     def __str__(self):
-        return (
-            f"prompts cost {self.prompts:.2f} times what the costs said and {self.request_seconds * 1e3:+.1f} ms a request, "
-            f"reading weights {self.reading_seconds * 1e3:+.2f} ms"
-        )
+        request = f" and {self.request_seconds * 1e3:+.1f} ms a request" if self.request_seconds else ""
+        return f"prompts cost {self.prompts:.2f} times what the costs said{request}, reading weights {self.reading_seconds * 1e3:+.2f} ms"
 
 
 def fit(baton, costs, calibration, topology, seen):
