@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Numbers of decoding sequences for which `StepCosts::batch_seconds` has a figure.
 pub const BATCHES: [u64; 5] = [1, 2, 4, 8, 16];
 /// Numbers of prompt tokens in a step for which `StepCosts::chunk_seconds` has a figure.
-pub const CHUNKS: [u64; 8] = [16, 32, 64, 128, 256, 512, 1_024, 2_048];
+pub const CHUNKS: [u64; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048];
 
 /// The time of one step: a sum of these, each times its count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -63,6 +63,7 @@ pub(super) fn request(scenario: &Scenario, index: usize) -> Request {
         seed: 0,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: planned.lane,
