@@ -123,6 +123,11 @@ pub struct Config {
     #[arg(long, value_name = "PATH[:SIZE]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flight_record: Option<FlightRecordTarget>,
+    /// File of the clients' API keys, which `baton keys` writes; it is read again when it changes. Unset: nobody is asked for a
+    /// key
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_keys: Option<PathBuf>,
     /// Origins whose web pages may use the whole HTTP API, /admin included: SCHEME://HOST[:PORT]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]

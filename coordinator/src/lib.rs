@@ -12,6 +12,7 @@ mod control_loop;
 mod dispatch;
 mod flight_recorder;
 mod insight;
+pub mod keys;
 mod membership;
 mod metrics;
 mod node_clocks;

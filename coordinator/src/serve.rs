@@ -25,6 +25,7 @@ use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
 use crate::flight_recorder::{FlightRecorder, RecordStart, RecordedCluster};
 use crate::insight::{Insight, node_client};
+use crate::keys::Keys;
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
 use crate::node_clocks::NodeClocks;
@@ -217,6 +218,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         .with_context(|| format!("--listen {} names no address", config.listen))?;
     let http_listener = api::bind(http).await?;
     let http_address = http_listener.local_addr()?;
+    let keys = open_keys(&config, http_address.port(), shutdown.clone())?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
     let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
@@ -249,6 +251,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         insight: Arc::new(insight),
         guard: HttpGuard::new(&config.guard, &[&config.listen]).with_origins(&config.cors_origin),
         cors_origins: config.cors_origin.clone(),
+        keys,
     });
     announce(&config.name, http_address, coordinator.control_address);
     state.read_vocabulary_soon();
@@ -260,17 +263,34 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     coordinator.stop().await;
     // A report that did not come in time is no longer awaited.
     closing.settled().await;
+    leave(registry, &config.name).await
+}
+
+/// Takes the entry out of etcd.
+///
+/// # Errors
+/// Another coordinator has this one's name.
+async fn leave(registry: Option<Registry>, name: &str) -> anyhow::Result<()> {
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,
         None => None,
     };
     match fenced_by {
         Some(by_epoch) => bail!(
-            "another coordinator that was started later is called {} (epoch {by_epoch}); this one has left. Names are unique: give one of them another",
-            config.name
+            "another coordinator that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
         ),
         None => Ok(()),
     }
+}
+
+/// The clients' keys, where they are asked for. Their file is followed until `shutdown`.
+fn open_keys(config: &Config, port: u16, shutdown: Shutdown) -> anyhow::Result<Option<Keys>> {
+    let Some(file) = &config.api_keys else {
+        return Ok(None);
+    };
+    let keys = Keys::open(file, port).context("--api-keys")?;
+    tokio::spawn(keys.clone().follow(shutdown));
+    Ok(Some(keys))
 }
 
 fn announce(name: &str, http: SocketAddr, control: SocketAddr) {

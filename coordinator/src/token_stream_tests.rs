@@ -35,6 +35,7 @@ pub(crate) fn request(choice_count: u32) -> Request {
         seed: 0,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

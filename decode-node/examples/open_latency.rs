@@ -68,6 +68,7 @@ fn asked(handle: &Handle, id: u128, max_tokens: u32, prefill_node: Option<NodeId
         seed: 0,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

@@ -1,6 +1,10 @@
 // Reads the coordinator's pages; a failure is one sentence for people, never a code alone.
 
+import { goToSignIn } from "./session.js";
+
 const LIMIT_MS = 15_000;
+/** No key came, or one that is not known: only a sign-in helps. */
+const UNAUTHORIZED = 401;
 
 export class ApiFailure extends Error {
   constructor(message, status = null, code = null) {
@@ -14,6 +18,7 @@ export class ApiFailure extends Error {
 
 /** An error answer as a failure: what it says about itself, else what its status means. */
 export async function failureOf(response, path) {
+  if (response.status === UNAUTHORIZED) goToSignIn();
   const body = await response.text().catch(() => "");
   try {
     const { error } = JSON.parse(body);

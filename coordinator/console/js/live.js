@@ -1,5 +1,7 @@
 // One stream of server-sent events for the whole console: reconnects with back-off and says how it is doing.
 
+import { getJson } from "./api.js";
+
 const PATH = "/admin/events?kinds=request,cluster";
 const BACK_OFF_MS = [500, 1000, 2000, 4000, 8000, 15_000];
 /** `cluster` comes every second: silence this long means a dead connection that nobody closed. */
@@ -78,6 +80,8 @@ export class Live extends EventTarget {
     this.retryAt = Date.now() + wait;
     this.timer = setTimeout(() => this.connect(), wait);
     this.set("away");
+    // The stream does not say with which status it was refused. A session that has ended leads to the sign-in.
+    getJson("/session").catch(() => {});
   }
 
   retryNow() {

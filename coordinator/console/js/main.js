@@ -7,6 +7,7 @@ import { Keys } from "./keys.js";
 import { Live } from "./live.js";
 import { RequestStore } from "./request-store.js";
 import { link, startRouter } from "./router.js";
+import { startSession } from "./session.js";
 import { startTheme } from "./theme.js";
 import { mountCluster } from "./views/cluster.js";
 import { mountKv } from "./views/kv.js";
@@ -98,5 +99,6 @@ byId("skip").addEventListener("click", (event) => {
   main.focus();
 });
 startConnection(live, byId("live"), byId("banner"));
+startSession(byId("sign-out"));
 startRouter(follow);
 live.start();

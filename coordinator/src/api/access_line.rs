@@ -17,6 +17,13 @@ pub struct Line<'a> {
     pub e2e: Duration,
 }
 
+impl Line<'_> {
+    /// The name of the caller's key.
+    fn key_name(&self) -> Option<&str> {
+        self.facts.key.as_ref().map(|key| key.entry.name.as_str())
+    }
+}
+
 /// The line of a generation request.
 pub fn generation_line(line: &Line<'_>, g: &Generation) {
     let placement = g.placement.as_ref();
@@ -30,6 +37,7 @@ pub fn generation_line(line: &Line<'_>, g: &Generation) {
         path = line.facts.path,
         status = line.status,
         outcome = line.outcome,
+        key = line.key_name(),
         error_code,
         error_param,
         model = g.model.as_deref().unwrap_or("unknown"),
@@ -58,11 +66,12 @@ pub fn plain_line(line: &Line<'_>) {
     let trace_id = line.facts.trace.trace_id_hex();
     let (method, path, e2e_ms) = (line.facts.method.as_str(), line.facts.path.as_str(), ms(line.e2e));
     let (request_id, status, outcome) = (line.request_id, line.status, line.outcome);
+    let key = line.key_name();
     // Probes and scrapes come every few seconds, so their lines are debug output.
     // A probe's 503 is a normal answer and comes again each second.
     if is_probe(path) && (status < 400 || status == 503) {
-        tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
+        tracing::debug!(target: "access", trace_id, request_id, method, path, status, outcome, key, e2e_ms, "request");
     } else {
-        tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, e2e_ms, "request");
+        tracing::info!(target: "access", trace_id, request_id, method, path, status, outcome, key, e2e_ms, "request");
     }
 }

@@ -47,6 +47,19 @@ impl BodyBudget {
         has_room.then_some(()).ok_or_else(ApiError::busy_with_bodies)
     }
 
+    /// Reads what is left of a refused body, if the one place for that is free.
+    pub async fn read_refused(&self, body: Body) {
+        let Ok(place) = self.refused.clone().try_acquire_owned() else {
+            return;
+        };
+        let read = tokio::time::timeout(REFUSED_BODY_READ_MAX, discard(body)).await;
+        let rest = Duration::from_secs_f64(read.unwrap_or(0) as f64 / REFUSED_BYTES_READ_PER_SECOND);
+        tokio::spawn(async move {
+            tokio::time::sleep(rest).await;
+            drop(place);
+        });
+    }
+
     fn take(&self, held: &mut HeldBytes, bytes: usize) -> Result<(), ApiError> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let taken = self.bytes.clone().try_acquire_many_owned(wanted);
@@ -98,14 +111,7 @@ async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<
     match take(&mut body, limit, budget).await {
         Ok(taken) => Ok(taken),
         Err(refusal) => {
-            if let Ok(place) = budget.refused.clone().try_acquire_owned() {
-                let read = tokio::time::timeout(REFUSED_BODY_READ_MAX, discard(body)).await;
-                let rest = Duration::from_secs_f64(read.unwrap_or(0) as f64 / REFUSED_BYTES_READ_PER_SECOND);
-                tokio::spawn(async move {
-                    tokio::time::sleep(rest).await;
-                    drop(place);
-                });
-            }
+            budget.read_refused(body).await;
             Err(refusal)
         }
     }

@@ -43,6 +43,7 @@ impl ApiError {
     /// The error's kind follows from its status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let kind = match status.as_u16() {
+            401 => "authentication_error",
             403 => "permission_error",
             404 => "not_found_error",
             409 => "conflict_error",

@@ -2,8 +2,9 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -14,6 +15,8 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::AppState;
 use super::admin::{Asked, cluster_page};
+use crate::keys::Caller;
+use crate::keys::file::Scope;
 use crate::records::Listing;
 use crate::records::shape::Summary;
 
@@ -25,9 +28,15 @@ struct Follower {
     requests: Option<Receiver<Arc<Summary>>>,
     cluster: Option<Interval>,
     listing: Listing,
+    /// Where keys are asked for.
+    caller: Option<Caller>,
 }
 
-pub async fn events(State(state): State<Arc<AppState>>, Asked(listing): Asked<Listing>) -> impl IntoResponse {
+pub async fn events(
+    State(state): State<Arc<AppState>>,
+    caller: Option<Extension<Caller>>,
+    Asked(listing): Asked<Listing>,
+) -> impl IntoResponse {
     let kinds = &listing.kinds;
     let wants = |kind: &str| kinds.is_empty() || kinds.split(',').any(|wanted| wanted.trim() == kind);
     let (wants_requests, wants_cluster) = (wants("request"), wants("cluster"));
@@ -40,6 +49,7 @@ pub async fn events(State(state): State<Arc<AppState>>, Asked(listing): Asked<Li
         }),
         listing,
         state,
+        caller: caller.map(|Extension(caller)| caller),
     };
     let events = stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await?;
@@ -62,6 +72,10 @@ impl Follower {
                 },
                 () = tick(&mut self.cluster) => Event::default().event("cluster").json_data(cluster_page(&self.state)),
             };
+            let caller = self.caller.as_ref();
+            if caller.is_some_and(|caller| !caller.may_still(Scope::Admin, Instant::now())) {
+                return None;
+            }
             // All numbers come from counters and durations, so none is a number that JSON cannot express.
             if let Ok(event) = event {
                 return Some(event);

@@ -9,6 +9,7 @@ use tracing::Span;
 
 use super::content::Content;
 use super::trace_context::TraceContext;
+use crate::keys::{HeldKey, InUse};
 use crate::records::prefixes::PrefixShape;
 use crate::records::prompts::PromptRecord;
 use crate::records::shape::ms;
@@ -24,6 +25,10 @@ pub struct Facts {
     pub outcome: Option<&'static str>,
     /// The answer that the client got.
     pub error: Option<ToldError>,
+    /// Whose key came with it.
+    pub key: Option<Arc<HeldKey>>,
+    /// The place that it takes of the key's limits, until the answer ends.
+    pub in_use: Option<InUse>,
     /// The rest is set for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serving_core::ids::TokenId;
+use sha2::{Digest as _, Sha256};
 
 use super::error::{ApiError, UNSUPPORTED, short};
 
@@ -219,6 +220,11 @@ scalar_forms! {
     /// Signed and unsigned 64-bit numbers are both seeds. A negative one is taken by its bits.
     Seed(u64) is "a whole number of at most 64 bits", by |given| match given {
         Given::Whole(_, bits) => Some(*bits),
+        _ => None,
+    };
+    /// A text, of which only the hash is kept.
+    CacheSalt([u8; 32]) is "a text that is not empty", by |given| match given {
+        Given::Text(text) if !text.is_empty() => Some(Sha256::digest(text).into()),
         _ => None,
     };
     Unsupported(()) is UNSUPPORTED, by |_| None;

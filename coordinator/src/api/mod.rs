@@ -3,6 +3,7 @@
 //! Read `generate` first: it is the path of a completion from body to answer. `request`, `prompt` and `prepare` turn
 //! JSON into requests, `run` merges the events that come back, `reply` and `sse` give them their looks.
 
+mod access;
 mod access_line;
 mod admin;
 mod answering;
@@ -42,8 +43,10 @@ mod reply;
 mod reports;
 mod request;
 mod responses;
+mod routes;
 mod run;
 mod server;
+mod session;
 mod shapes;
 mod sse;
 mod tokenize;
@@ -60,8 +63,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Redirect, Response};
-use axum::routing::{get, post};
+use axum::response::{IntoResponse, Response};
 use grammar::{Grammars, Vocabulary};
 use service_runtime::freed_memory;
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
@@ -71,10 +73,13 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::normalize_path::NormalizePathLayer;
 
+pub use access::Access;
 pub use metrics::{EdgeMetrics, EndedRequest};
+pub use routes::routes;
 pub use server::{BindError, bind, serve_http};
 
 use crate::insight::Insight;
+use crate::keys::Keys;
 use crate::request_handle::Submit;
 use crate::text::TextModel;
 use connection::ConnectionTimes;
@@ -107,6 +112,8 @@ pub struct AppParts {
     pub guard: HttpGuard,
     /// Origins whose pages may read the answers.
     pub cors_origins: Vec<WebOrigin>,
+    /// `None`: nobody is asked who they are.
+    pub keys: Option<Keys>,
 }
 
 /// Shared by all handlers.
@@ -119,6 +126,7 @@ pub struct AppState {
     insight: Arc<Insight>,
     guard: HttpGuard,
     cors_origins: Vec<WebOrigin>,
+    keys: Option<Keys>,
     ignored_names: request::IgnoredNames,
     /// Long texts are tokenized on blocking threads, at most as many at once as there are cores.
     long_texts: Arc<Semaphore>,
@@ -143,6 +151,7 @@ impl AppState {
             insight: parts.insight,
             guard: parts.guard,
             cors_origins: parts.cors_origins,
+            keys: parts.keys,
             ignored_names: request::IgnoredNames::default(),
             long_texts: Arc::new(Semaphore::new(cores)),
             bodies: body::BodyBudget::new(parts.limits.request_bytes_in_flight_max),
@@ -190,41 +199,15 @@ pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let panics = state.metrics.clone();
     let cors = guard::cors(&state.cors_origins);
-    let routes = Router::new()
-        .route("/", get(|| async { Redirect::to("/ui") }))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat_completions))
-        .route("/v1/responses", post(generate::responses))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/tokenizer_info", get(tokenize::tokenizer_info))
-        .route("/health", get(probes::health))
-        .route("/ready", get(probes::ready))
-        .route("/ping", get(probes::health).post(probes::health))
-        .route("/version", get(probes::version))
-        .route("/load", get(info::load))
-        .route("/server_info", get(info::server_info))
-        .route("/get_server_info", get(info::server_info))
-        .route("/openapi.json", get(openapi::document))
-        .route("/metrics", get(probes::metrics))
-        .route("/admin/requests", get(admin::requests))
-        .route("/admin/requests/{id}", get(admin::request))
-        .route("/admin/traces/{id}", get(traces::trace))
-        .route("/admin/cluster", get(admin::cluster))
-        .route("/admin/nodes/{name}/drain", post(nodes::drain))
-        .route("/admin/nodes/{name}/role/{role}", post(nodes::change_role))
-        .route("/admin/reset_prefix_cache", post(cache::reset))
-        .route("/reset_prefix_cache", post(cache::reset))
-        .route("/flush_cache", post(cache::reset))
-        .route("/ui", get(console::index))
-        .route("/ui/{*path}", get(console::file))
-        .route("/admin/slo", get(admin::slo))
-        .route("/admin/rates", get(rates::rates))
-        .route("/admin/events", get(events::events))
-        .route("/admin/reports", get(reports::list))
-        .route("/admin/reports/{name}", get(reports::one))
+    let mut all = Router::new();
+    for (path, access, methods) in routes::routes() {
+        let checked = match state.keys.is_some() && access != Access::Open {
+            true => methods.route_layer(from_fn_with_state((state.clone(), access), access::check)),
+            false => methods,
+        };
+        all = all.route(path, checked);
+    }
+    let routes = all
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(RequestDecompressionLayer::new())

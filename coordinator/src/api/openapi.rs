@@ -25,7 +25,6 @@ mod tests {
         "audio",
         "background",
         "best_of",
-        "cache_salt",
         "chat_template",
         "chat_template_kwargs",
         "conversation",

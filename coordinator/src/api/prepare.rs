@@ -13,7 +13,8 @@ use super::long_text::on_text;
 use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
 use super::request::{CheckedRequest, Endpoint, Truncation};
-use crate::text::{Chat, TextError, TextModel};
+use crate::keys::prefix_salt;
+use crate::text::{Chat, TextError, TextModel, hide_control};
 
 /// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
 const COMPLETIONS_MAX_TOKENS_DEFAULT: u32 = 16;
@@ -61,6 +62,7 @@ async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -
         }),
         add_special: plan.fields.add_special_tokens.map(|wanted| wanted.0),
         echo: plan.fields.echo.0,
+        text_controls: plan.fields.allow_special_tokens.0,
     };
     let text = state.text.clone();
     let work = move || {
@@ -100,6 +102,8 @@ pub struct Tokenizing {
     pub add_special: Option<bool>,
     /// Keep the prompt as text.
     pub echo: bool,
+    /// Control tokens that are written in a message are control tokens. In a prompt without a template they always are.
+    pub text_controls: bool,
 }
 
 impl Tokenizing {
@@ -120,12 +124,22 @@ impl Tokenizing {
         match input {
             Input::Prompts(sources) => sources.into_iter().map(prompt).collect(),
             Input::Chat(chat, ending) => {
+                let (chat, mark) = match self.text_controls {
+                    true => (chat, None),
+                    false => hide_control(text.codec(), chat)?,
+                };
                 let rendered = match ending {
                     ChatEnding::LastMessage => up_to_last_message(text, chat)?,
                     ChatEnding::NewMessage => text.render_chat(&chat, true)?,
                     ChatEnding::Nothing => text.render_chat(&chat, false)?,
                 };
-                let tokens = encode(&rendered, self.add_special.unwrap_or(false))?;
+                let add_special = self.add_special.unwrap_or(false);
+                let tokens = match mark {
+                    None => encode(&rendered, add_special)?,
+                    Some(mark) => text
+                        .codec()
+                        .encode_hidden(&rendered, mark, (add_special, self.tokens_max))?,
+                };
                 Ok(vec![Prompt {
                     tokens: Arc::from(self.kept(&tokens)),
                     echo_text: None,
@@ -230,6 +244,7 @@ fn request(
         seed: plan.fields.seed.map_or_else(rand::random, |seed| seed.0),
         logprobs: plan.logprobs,
         prompt_logprobs: plan.prompt_logprobs(),
+        prefix_salt: prefix_salt(labels.tenant.as_ref(), plan.fields.cache_salt.map(|salt| salt.0)),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
         priority: plan.fields.priority.map_or(0, |priority| priority.0),

@@ -20,6 +20,7 @@ use super::remember::{End, Known, remember};
 use super::trace::{end_span, finish_root};
 use super::trace_context::TraceContext;
 use crate::insight::Insight;
+use crate::keys::file::KeyName;
 use crate::records::Running;
 use crate::records::closing::Closing;
 use crate::records::shape::{Detail, ms};
@@ -39,6 +40,8 @@ pub struct RequestLabels {
     pub lane: Lane,
     pub slo: Option<Arc<SloProfile>>,
     pub time_limit: Duration,
+    /// Whose cached prefixes it may use: its key says that, no header.
+    pub tenant: Option<KeyName>,
 }
 
 impl RequestLabels {
@@ -57,6 +60,7 @@ impl RequestLabels {
             lane: lane.unwrap_or(Lane::Interactive),
             slo,
             time_limit: time_limit.unwrap_or(default_limit),
+            tenant: None,
         })
     }
 }
@@ -134,6 +138,8 @@ impl RequestRecord {
                 status: None,
                 outcome: None,
                 error: None,
+                key: None,
+                in_use: None,
                 generation: None,
                 trace: TraceContext::of_root(&Span::none(), incoming),
             }),
@@ -193,10 +199,20 @@ impl RequestRecord {
 
     /// The client has its whole answer. What comes later is not part of its time.
     pub fn answered(&self) {
-        if self.answered_at.set(Instant::now()).is_ok()
-            && let Some(generation) = &self.facts().generation
-        {
+        let now = Instant::now();
+        if self.answered_at.set(now).is_err() {
+            return;
+        }
+        let mut facts = self.facts();
+        let in_use = facts.in_use.take();
+        if let Some(generation) = &facts.generation {
             end_span(generation);
+            // Who was turned away has used nothing.
+            let has_run = generation.placement.is_some() || self.tokens_out() > 0;
+            if let Some(in_use) = in_use.filter(|_| has_run) {
+                let answer_tokens = generation.output_tokens.max(self.tokens_out());
+                in_use.used_tokens(generation.prompt_tokens.saturating_add(answer_tokens), now);
+            }
         }
     }
 

@@ -14,8 +14,8 @@ use super::AppState;
 use super::constraint::{ConstraintFields, GivenConstraint, ResponseFormat, Schema, StructuredOutputs, Texts};
 use super::error::ApiError;
 use super::forms::{
-    self, Count, EmptyList, EmptyText, Flag, Given, Id, List, NoToolChoice, OnlyFlag, OnlyNumber, Real, Seed,
-    Unsupported, Whole, in_vocabulary, with_field_names,
+    self, CacheSalt, Count, EmptyList, EmptyText, Flag, Given, Id, List, NoToolChoice, OnlyFlag, OnlyNumber, Real,
+    Seed, Unsupported, Whole, in_vocabulary, with_field_names,
 };
 use super::limits::*;
 use super::prompt::{ChatEnding, ChatMessages, Input, LogitBias, Prompts, turns};
@@ -86,6 +86,7 @@ with_field_names! {
         pub return_kv_hashes: Flag,
         pub truncate_prompt_tokens: Option<Whole<-1, { u32::MAX as i64 }>>,
         pub add_special_tokens: Option<Flag>,
+        pub allow_special_tokens: Flag,
         pub add_generation_prompt: Option<Flag>,
         pub continue_final_message: Flag,
         pub best_of: Option<OnlyNumber<1>>,
@@ -95,7 +96,7 @@ with_field_names! {
         pub spaces_between_special_tokens: Option<OnlyFlag<true>>,
         pub priority: Option<Whole<PRIORITY_MIN, PRIORITY_MAX>>,
         pub request_id: Option<Unsupported>,
-        pub cache_salt: Option<Unsupported>,
+        pub cache_salt: Option<CacheSalt>,
         pub prompt_logprobs: Option<Whole<0, LOGPROBS_MAX>>,
         pub stream_interval: Option<OnlyNumber<1>>,
         pub session_id: Option<Unsupported>,

@@ -27,6 +27,7 @@ struct TokenizeFields {
     prompt: Option<String>,
     messages: Option<ChatMessages>,
     add_special_tokens: Option<Flag>,
+    allow_special_tokens: Flag,
     add_generation_prompt: Option<Flag>,
     continue_final_message: Flag,
     tools: Option<Tools>,
@@ -81,6 +82,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         kept_max: None,
         add_special: fields.add_special_tokens.map(|wanted| wanted.0),
         echo: false,
+        text_controls: fields.allow_special_tokens.0,
     };
     let tokens = on_text(&state, (bytes, held), move || {
         let prompts = tokenizing.run(&text, input).map_err(|error| match error {

@@ -2,6 +2,7 @@
 //! tables.
 
 mod choice;
+mod hidden;
 mod served;
 mod tools;
 
@@ -11,6 +12,8 @@ use serving_core::ids::TokenId;
 use thiserror::Error;
 
 pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
+pub use hidden::TextOf;
+pub(crate) use hidden::hide_control;
 pub use served::OpenModelError;
 
 pub use tools::{Chat, Piece, ToolCall, ToolCallReader, ToolFormat};
@@ -31,6 +34,10 @@ pub enum TextError {
          `continue_final_message`"
     )]
     CannotContinue,
+    #[error(
+        "the messages use every character that could mark control tokens in them; leave out those from U+10FF00 on"
+    )]
+    NoMark,
     /// The count ended before the whole text was looked at.
     #[error("the text has more than {tokens_max} tokens")]
     TooLong { tokens_max: usize },
@@ -53,6 +60,11 @@ pub struct TokenizerInfo {
 pub trait TextCodec: Send + Sync {
     /// Ends with [`TextError::TooLong`] as soon as there are more than `tokens_max`.
     fn encode(&self, text: &str, add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError>;
+    /// The text with `mark` inside each control token that is written in it; `None`: there is none. In a text that is not the model's
+    /// own, what the chat template writes as a mark of roles counts, too.
+    fn hide_control(&self, text: &str, mark: char, whose: TextOf) -> Option<String>;
+    /// As [`TextCodec::encode`] of the text without `mark`, but control tokens with a mark inside are plain text.
+    fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError>;
     /// The bytes a token stands for; for a control token the bytes of its name. `None` for an id not in the vocabulary.
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]>;
     /// Control tokens are left out of generated text.

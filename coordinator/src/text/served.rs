@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-use super::{Chat, TextCodec, TextError, TextModel, TokenizerInfo, ToolFormat};
+use super::{Chat, TextCodec, TextError, TextModel, TextOf, TokenizerInfo, ToolFormat};
 
 /// Why a coordinator cannot start with this model file. The operator can mend it, and each text says how.
 #[derive(Debug, Error)]
@@ -66,14 +66,29 @@ impl TextModel {
     }
 }
 
+fn not_encoded(error: TokenizerError) -> TextError {
+    match error {
+        TokenizerError::TooManyTokens { max } => TextError::TooLong { tokens_max: max },
+        error => TextError::Tokenize(Box::new(error)),
+    }
+}
+
 impl TextCodec for ServedText {
     fn encode(&self, text: &str, add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
-        self.tokenizer
-            .encode_at_most(text, add_special, tokens_max)
-            .map_err(|error| match error {
-                TokenizerError::TooManyTokens { max } => TextError::TooLong { tokens_max: max },
-                error => TextError::Tokenize(Box::new(error)),
-            })
+        let encoded = self.tokenizer.encode_at_most(text, add_special, tokens_max);
+        encoded.map_err(not_encoded)
+    }
+    fn hide_control(&self, text: &str, mark: char, whose: TextOf) -> Option<String> {
+        let template = self
+            .template
+            .as_ref()
+            .map_or("", |template| template.source_with_tools());
+        // An earlier answer of the model may have its marks of thoughts and calls, which templates look for.
+        let is_role_mark = |token: &str| whose == TextOf::Others && template.contains(token);
+        self.tokenizer.hide_control(text, mark, &is_role_mark)
+    }
+    fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError> {
+        self.tokenizer.encode_hidden(text, mark, limits).map_err(not_encoded)
     }
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
         self.tokenizer.token_bytes(token)

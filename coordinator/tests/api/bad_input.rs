@@ -156,7 +156,7 @@ async fn names_that_are_not_built_are_refused_by_name() {
     // With a value that would change the answer.
     let fields = json!({
         "include_stop_str_in_output": true, "skip_special_tokens": false, "spaces_between_special_tokens": false,
-        "request_id": "a", "cache_salt": "a", "stream_interval": 2, "session_id": "a",
+        "request_id": "a", "stream_interval": 2, "session_id": "a",
         "use_beam_search": true, "length_penalty": 1.5, "early_stopping": true, "no_repeat_ngram_size": 2, "typical_p": 0.5,
         "logits_processors": ["x"], "functions": [{}],
         "function_call": {"name": "f"}, "audio": {}, "web_search_options": {}, "chat_template": "x",

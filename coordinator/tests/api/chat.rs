@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::client::post;
-use super::harness::{MAX_MODEL_TOKENS, MODEL, Script, Server, say};
+use super::harness::{END, MAX_MODEL_TOKENS, MODEL, Script, Server, say};
 
 async fn chat(server: &Server, fields: Value) -> Value {
     let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});
@@ -152,4 +152,29 @@ async fn three_choices() {
         .collect();
     assert_eq!(contents, ["c0", "c1", "c2"]);
     assert_eq!(server.submitted(), 1, "one request with three sequences");
+}
+
+#[tokio::test]
+async fn a_control_token_in_a_message_is_plain_text_unless_the_client_wants_it() {
+    let server = Server::saying("x").await;
+    let control = async |path: &str, body: Value| {
+        let answer = post(server.address, path, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        server.request().prompt.iter().filter(|id| **id == END).count()
+    };
+    let chat = json!({"model": MODEL, "messages": [{"role": "user", "content": "a<end>b"}]});
+    let mut allowed = chat.clone();
+    allowed["allow_special_tokens"] = true.into();
+    assert_eq!(control("/v1/chat/completions", chat).await, 0);
+    assert!(server.prompt_text().contains("a<end>b"), "{}", server.prompt_text());
+    assert_eq!(control("/v1/chat/completions", allowed).await, 1);
+    assert_eq!(
+        control("/v1/completions", json!({"model": MODEL, "prompt": "a<end>b"})).await,
+        1
+    );
+    let response = json!({"model": MODEL, "input": "a<end>b"});
+    let mut allowed = response.clone();
+    allowed["allow_special_tokens"] = true.into();
+    assert_eq!(control("/v1/responses", response).await, 0);
+    assert_eq!(control("/v1/responses", allowed).await, 1);
 }

@@ -12,7 +12,7 @@ use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
     TokenTimes,
 };
-use coordinator::text::{Chat, TextCodec, TextError, TextModel, TokenizerInfo, ToolFormat};
+use coordinator::text::{Chat, TextCodec, TextError, TextModel, TextOf, TokenizerInfo, ToolFormat};
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
@@ -47,11 +47,28 @@ impl Bytes {
 }
 
 impl TextCodec for Bytes {
+    /// `<end>` is found in texts; the other control token and the word are not.
     fn encode(&self, text: &str, _add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
-        if text.len() > tokens_max {
-            return Err(TextError::TooLong { tokens_max });
+        let bytes = |text: &str| -> Vec<TokenId> { text.bytes().map(|byte| TokenId(u32::from(byte))).collect() };
+        let parts: Vec<Vec<TokenId>> = text.split("<end>").map(bytes).collect();
+        let tokens = parts.join(&END);
+        match tokens.len() > tokens_max {
+            true => Err(TextError::TooLong { tokens_max }),
+            false => Ok(tokens),
         }
-        Ok(text.bytes().map(|byte| TokenId(u32::from(byte))).collect())
+    }
+    fn hide_control(&self, text: &str, mark: char, _whose: TextOf) -> Option<String> {
+        text.contains("<end>")
+            .then(|| text.replace("<end>", &format!("<{mark}end>")))
+    }
+    fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError> {
+        let mark = TokenId(u32::from(mark));
+        let marked = text.chars().map(|c| TokenId(u32::from(c)));
+        let plain: Vec<TokenId> = marked.filter(|id| *id != mark).collect();
+        match plain.len() > limits.1 {
+            true => Err(TextError::TooLong { tokens_max: limits.1 }),
+            false => Ok(plain),
+        }
     }
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
         self.table.get(token.0 as usize).map(Vec::as_slice)
@@ -313,6 +330,7 @@ impl Server {
             insight: Arc::default(),
             guard: HttpGuard::default().with_origins(&chosen),
             cors_origins: chosen,
+            keys: None,
         };
         change(&mut parts);
         let state = AppState::new(parts);

@@ -18,6 +18,7 @@ mod errors;
 mod floods;
 mod harness;
 mod info;
+mod keys;
 mod other_origins;
 mod responses;
 mod service_levels;

@@ -13,6 +13,7 @@ use crate::completions::live::LiveArgs;
 use crate::doctor::DoctorArgs;
 use crate::exit::{EXIT_STATUS_HELP, ErrorForm};
 use crate::kernels::KernelsArgs;
+use crate::keys::KeysArgs;
 use crate::local_cluster::etcd::EtcdArgs;
 use crate::logs::LogsArgs;
 use crate::man::ManArgs;
@@ -53,6 +54,7 @@ Examples:
   baton compare --quick                   does disaggregation pay here? 15 minutes
   baton report --example --out report     what the report of a comparison looks like
   baton replay flight.record              what the coordinator decided in an incident, decided again
+  baton keys create laptop                an API key for a client; baton up --api-keys keys.toml asks for one
   baton model list                        the models that are known, and which are here
   baton doctor                            whether this machine can serve; --gpu: whether each kernel is right on its GPU
   baton version --json                    what this binary is, for scripts
@@ -60,7 +62,7 @@ Examples:
 
 const AFTER_HELP: &str = "\
 --json prints one JSON document on stdout (tap and logs: one a line), and a failure as one line of JSON on stderr.
-BATON_ENDPOINT is the URL of the server where --url is not given.";
+BATON_ENDPOINT is the URL of the server where --url is not given; BATON_API_KEY is sent to it, where it asks for a key.";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -101,6 +103,8 @@ pub enum Command {
     Drain(DrainArgs),
     /// Make a prefill node a decode node, or the other way round, without a new process.
     Role(RoleArgs),
+    /// Make, list and revoke the API keys of clients.
+    Keys(KeysArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
     /// Measure a server under load, or parts of a cluster on this machine.
@@ -186,6 +190,7 @@ fn run(cli: Cli, error_form: ErrorForm) -> ExitCode {
         Command::Slo(args) => crate::observe::slo::run(&args),
         Command::Drain(args) => crate::operate::drain::run(&args),
         Command::Role(args) => crate::operate::role::run(&args),
+        Command::Keys(args) => crate::keys::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::Simulate(args) => crate::simulate::run(&args),

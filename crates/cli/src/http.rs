@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::exit::{Exit, ExitError};
+use crate::exit::{Exit, ExitError, WithExit as _};
 
 /// Says where the server is, for every verb that talks to one. A `--url` on the command line wins.
 pub(crate) const URL_VARIABLE: &str = "BATON_ENDPOINT";
+/// The API key that verbs send to a coordinator that asks for one.
+const KEY_VARIABLE: &str = "BATON_API_KEY";
 /// Where `baton up` listens unless it is told otherwise.
 pub(crate) const URL_DEFAULT: &str = "http://127.0.0.1:8000";
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -20,10 +23,40 @@ const ERROR_TEXT_CHARS_MAX: usize = 200;
 /// # Errors
 /// The TLS or resolver set-up of the machine is broken.
 pub fn client() -> reqwest::Result<reqwest::Client> {
+    builder().build()
+}
+
+fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .connect_timeout(CONNECT_WITHIN)
         .tcp_keepalive(KEEP_ALIVE_EVERY)
-        .build()
+}
+
+/// A client that sends the key of [`KEY_VARIABLE`], if it is set: for the verbs that ask one coordinator.
+///
+/// # Errors
+/// As [`client_with`].
+pub(crate) fn client_with_key() -> anyhow::Result<reqwest::Client> {
+    let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    client_with(key.as_deref())
+}
+
+/// A client that sends this key, if there is one.
+///
+/// # Errors
+/// As [`client`], or the key has characters that no key has.
+pub(crate) fn client_with(key: Option<&str>) -> anyhow::Result<reqwest::Client> {
+    let Some(key) = key else {
+        return Ok(client()?);
+    };
+    let bearer = HeaderValue::from_str(&format!("Bearer {key}"));
+    let mut bearer = bearer
+        .context("the API key has characters that no key has; look at BATON_API_KEY or --api-key")
+        .exit(Exit::Usage)?;
+    // It is shown in no log.
+    bearer.set_sensitive(true);
+    let headers = HeaderMap::from_iter([(AUTHORIZATION, bearer)]);
+    Ok(builder().default_headers(headers).build()?)
 }
 
 /// The address without the endings that people leave on it: a slash, or the `/v1` of an OpenAI client.

@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod exit;
 pub mod http;
 pub mod kernels;
+pub mod keys;
 pub mod local_cluster;
 pub mod logs;
 pub mod man;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use coordinator::SloConfig;
+use coordinator::keys::file::KeyFile;
 
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::local_cluster::{
@@ -92,6 +93,9 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     check_devices(args.settings.devices.len(), args.topology)?;
     if let Some(file) = &args.settings.slo_config {
         SloConfig::load(file).context("--slo-config").exit(Exit::Usage)?;
+    }
+    if let Some(file) = &args.settings.api_keys {
+        KeyFile::load(file).context("--api-keys").exit(Exit::Usage)?;
     }
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
     let mut options = cluster_options(&args, executable);
@@ -208,6 +212,8 @@ async fn until_it_ends(
     let started = Instant::now();
     options.observer = observer(terminal, started, args.quiet);
     let settings = options.settings.clone();
+    let first_name = settings.served_model_name.first().cloned();
+    let model = first_name.unwrap_or_else(|| model_files::name::of(&options.model));
 
     say!("baton up: {} from {}", args.topology, options.model.display());
     let cluster = tokio::select! {
@@ -222,7 +228,7 @@ async fn until_it_ends(
         Ok(cluster) => cluster,
         Err(error) => return Err(did_not_start(error)),
     };
-    let ready = report::Ready::collect(&cluster, &settings).await?;
+    let ready = report::Ready::collect(&cluster, &settings, model).await?;
     if let Some(folder) = folder {
         // Its logs are found without the URL, unless several clusters run.
         let _ = folder.is_ready_at(cluster.base_url());

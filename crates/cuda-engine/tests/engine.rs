@@ -155,6 +155,7 @@ fn request(logprobs: Option<u32>) -> Request {
         seed: 42,
         logprobs,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: true,
         priority: 0,
         lane: Lane::Interactive,

@@ -55,6 +55,7 @@ fn request(prompt: u32, max_tokens: u32) -> Request {
         seed: 42,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

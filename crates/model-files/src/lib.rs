@@ -13,7 +13,7 @@ pub mod gguf;
 pub mod info;
 mod mapped_file;
 pub mod model;
-mod name;
+pub mod name;
 pub mod tokenizer;
 
 #[cfg(any(test, feature = "testing"))]

@@ -5,7 +5,7 @@ use std::path::Path;
 /// `Llama-3-8B.Q4_K_M` for `Llama-3-8B.Q4_K_M.gguf` and for the first part of a split file,
 /// `Llama-3-8B.Q4_K_M-00001-of-00003.gguf`. A folder gives its own name. A snapshot in the cache of the Hugging Face hub,
 /// `models--org--name/snapshots/COMMIT`, gives `org/name`.
-pub(crate) fn of(path: &Path) -> String {
+pub fn of(path: &Path) -> String {
     if !path.is_dir() {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         return without_part(&stem).unwrap_or(&stem).to_owned();

@@ -2,6 +2,7 @@
 
 mod added;
 mod byte_level;
+mod control;
 mod cuts;
 mod encoder;
 mod error;
@@ -23,6 +24,7 @@ use serving_core::ids::TokenId;
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use byte_level::char_of_byte;
+use control::ControlTexts;
 use encoder::Encoder;
 pub use error::TokenizerError;
 pub use incremental::IncrementalDecoder;
@@ -43,6 +45,7 @@ const VOCAB_MAX: usize = 1 << 20;
 pub struct Tokenizer {
     encoder: Encoder,
     tokens: TokenTable,
+    control: ControlTexts,
     special: SpecialTokens,
     content_hash: [u8; 32],
     source: Source,
@@ -87,7 +90,30 @@ impl Tokenizer {
         add_special: bool,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizerError> {
-        self.encoder.encode(text, self.begin(add_special), tokens_max)
+        self.encoder.encode(text, self.begin(add_special), (tokens_max, None))
+    }
+
+    /// The text with `mark` inside each control token that is written in it, for [`Tokenizer::encode_hidden`]. `None`: there is
+    /// nothing to hide. `mark` must be in no text. Tokens that somebody added to the vocabulary as plain text are hidden where
+    /// `is_role_mark` says so.
+    ///
+    /// A vocabulary whose control tokens are found after normalising finds those that only normalising makes.
+    pub fn hide_control(&self, text: &str, mark: char, is_role_mark: &dyn Fn(&str) -> bool) -> Option<String> {
+        self.control.hide(text, mark, is_role_mark)
+    }
+
+    /// As [`Tokenizer::encode_at_most`] of the text without `mark`, but a control token with a mark inside is plain text.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode_at_most`].
+    pub fn encode_hidden(
+        &self,
+        text: &str,
+        mark: char,
+        (add_special, tokens_max): (bool, usize),
+    ) -> Result<Vec<TokenId>, TokenizerError> {
+        self.encoder
+            .encode(text, self.begin(add_special), (tokens_max, Some(mark)))
     }
 
     fn begin(&self, add_special: bool) -> Option<TokenId> {

@@ -262,6 +262,7 @@ fn message(blocks: u32) -> PrefillRequest {
             seed: 0,
             logprobs: None,
             prompt_logprobs: None,
+            prefix_salt: None,
             report_kv_hashes: false,
             priority: 0,
             lane: Lane::Interactive,

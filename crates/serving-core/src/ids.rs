@@ -88,6 +88,11 @@ impl TransferId {
     }
 }
 
+/// Keeps cached prefixes apart: a request finds only blocks that were made under its own salt. The coordinator derives it from who
+/// asks; no client chooses one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixSalt(pub u64);
+
 /// A node's configured name, for example `decode-0`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeName(pub Arc<str>);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ids::{Attempt, ChoiceIndex, OutputIndex, RequestId, TokenId};
+use crate::ids::{Attempt, ChoiceIndex, OutputIndex, PrefixSalt, RequestId, TokenId};
 use crate::node::NodeRole;
 
 /// Which queue a request waits in; `Batch` is shed first under overload.
@@ -121,6 +121,8 @@ pub struct Request {
     pub logprobs: Option<u32>,
     /// `Some(k)`: also report logprobs of the prompt tokens (`echo` with logprobs). Bypasses prefix hits.
     pub prompt_logprobs: Option<u32>,
+    /// Only blocks of requests with the same salt are taken from prefix caches; `None`: of those without one.
+    pub prefix_salt: Option<PrefixSalt>,
     /// Report a hash of the committed KV bytes of every block of the client's prompt with the result (used to compare
     /// topologies and attempts).
     pub report_kv_hashes: bool,

@@ -13,6 +13,7 @@ use serving_core::cluster::{
 };
 use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
+use serving_core::kv::ChainLink;
 use serving_core::kv::prefix_log::{PrefixReport, prefix_keys};
 use serving_core::node::{
     AssignedRole, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, Ticket,
@@ -159,6 +160,7 @@ impl Script {
             seed: 1,
             logprobs: None,
             prompt_logprobs: None,
+            prefix_salt: None,
             report_kv_hashes: false,
             lane: if words.named.get("lane") == Some(&"batch") {
                 Lane::Batch
@@ -289,7 +291,7 @@ impl Script {
                 let prompt: Vec<TokenId> = (0..tokens).map(TokenId).collect();
                 ClusterEvent::PrefixesReported {
                     stream: self.stream(words.at(1)),
-                    report: PrefixReport::Whole(prefix_keys(&prompt, 16).collect()),
+                    report: PrefixReport::Whole(prefix_keys(ChainLink::ROOT, &prompt, 16).collect()),
                 }
             }
             "disconnect" => ClusterEvent::NodeDisconnected {

@@ -197,6 +197,7 @@ impl World {
             seed: 0,
             logprobs: None,
             prompt_logprobs: None,
+            prefix_salt: None,
             report_kv_hashes: false,
             priority: 0,
             lane: match words.has("batch") {

@@ -138,6 +138,7 @@ fn request(id: u128, prompt_tokens: u32) -> Arc<Request> {
         seed: 1,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

@@ -192,6 +192,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         seed: 5,
         logprobs: Some(1),
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: true,
         priority: 0,
         lane: Lane::Interactive,

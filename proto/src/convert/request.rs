@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serving_core::ids::{Attempt, TokenId};
+use serving_core::ids::{Attempt, PrefixSalt, TokenId};
 use serving_core::request::{Lane, OutputConstraint, OutputGrammar, Request, SamplingParams, StopConditions};
 
 use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
@@ -43,6 +43,7 @@ pub(super) fn request_to_wire(request: Request, attempt: Attempt) -> v1::Generat
         seed: request.seed,
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs,
+        prefix_salt: request.prefix_salt.map(|salt| salt.0),
         report_kv_hashes: request.report_kv_hashes,
         lane: match request.lane {
             Lane::Interactive => v1::Lane::Interactive,
@@ -99,6 +100,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         seed: wire.seed,
         logprobs: top_count(wire.logprobs, "request.logprobs")?,
         prompt_logprobs: top_count(wire.prompt_logprobs, "request.prompt_logprobs")?,
+        prefix_salt: wire.prefix_salt.map(PrefixSalt),
         report_kv_hashes: wire.report_kv_hashes,
         priority: 0,
         lane,

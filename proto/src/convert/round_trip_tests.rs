@@ -39,6 +39,7 @@ pub(super) fn sample_request() -> Request {
         seed: 42,
         logprobs: Some(0),
         prompt_logprobs: None,
+        prefix_salt: Some(PrefixSalt(0)),
         report_kv_hashes: true,
         priority: 0,
         lane: Lane::Interactive,
@@ -71,7 +72,7 @@ prop_compose! {
     fn request()(
         id in any::<u128>(), prompt in prop::collection::vec(any::<u32>(), 1..40), client in any::<prop::sample::Index>(),
         sampling in sampling(), limits in any::<(u32, u32)>(), ends in (tokens(), tokens()),
-        choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)),
+        choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)), salt in option::of(any::<u64>()),
         constraint in constraint(), report_kv_hashes in any::<bool>(), lane in select(vec![Lane::Interactive, Lane::Batch]), nanos in any::<u64>(),
     ) -> Request {
         Request {
@@ -85,6 +86,7 @@ prop_compose! {
             seed,
             logprobs: logprobs.0,
             prompt_logprobs: logprobs.1,
+            prefix_salt: salt.map(PrefixSalt),
             report_kv_hashes,
             priority: 0,
             lane,

@@ -8,8 +8,8 @@ use crate::api::AppState;
 use crate::api::constraint::{ResponseFormat, Schema, StructuredOutputs, Texts};
 use crate::api::error::ApiError;
 use crate::api::forms::{
-    self, AutoWord, Count, DisabledWord, EmptyList, EmptyText, Flag, Id, List, NoToolChoice, OnlyFlag, OnlyNumber,
-    Real, Seed, Unsupported, Whole, with_field_names,
+    self, AutoWord, CacheSalt, Count, DisabledWord, EmptyList, EmptyText, Flag, Id, List, NoToolChoice, OnlyFlag,
+    OnlyNumber, Real, Seed, Unsupported, Whole, with_field_names,
 };
 use crate::api::limits::*;
 use crate::api::prompt::{ChatEnding, Input, LogitBias};
@@ -50,6 +50,8 @@ with_field_names! {
         stop_token_ids: Option<List<Id, STOP_TOKEN_IDS_MAX>>,
         include_metrics: Flag,
         priority: Option<Whole<PRIORITY_MIN, PRIORITY_MAX>>,
+        allow_special_tokens: Flag,
+        cache_salt: Option<CacheSalt>,
         allowed_token_ids: Option<List<Id, ALLOWED_TOKEN_IDS_MAX>>,
         bad_words: Option<List<String, BAD_WORDS_MAX>>,
         structured_outputs: Option<StructuredOutputs>,
@@ -72,7 +74,6 @@ with_field_names! {
         add_special_tokens: Option<OnlyFlag<false>>,
         audio: Option<Unsupported>,
         best_of: Option<OnlyNumber<1>>,
-        cache_salt: Option<Unsupported>,
         chat_template: Option<Unsupported>,
         chat_template_kwargs: Option<Unsupported>,
         continue_final_message: Option<OnlyFlag<false>>,
@@ -227,6 +228,8 @@ impl From<ResponseFields> for GenerateFields {
             response_format: format.map(|format| ResponseFormat::of_text(format.r#type, format.schema)),
             parallel_tool_calls: fields.parallel_tool_calls,
             priority: fields.priority,
+            allow_special_tokens: fields.allow_special_tokens,
+            cache_salt: fields.cache_salt,
             allowed_token_ids: fields.allowed_token_ids,
             bad_words: fields.bad_words,
             structured_outputs: fields.structured_outputs,

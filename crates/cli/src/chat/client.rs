@@ -81,7 +81,7 @@ impl ChatClient {
     /// Finds the server and its model.
     pub async fn connect(url: &str, model: Option<String>) -> anyhow::Result<Self> {
         let url = http::base_url(url);
-        let http = http::client()?;
+        let http = http::client_with_key()?;
         let listed = http.get(format!("{url}/v1/models")).send().await;
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {

@@ -25,9 +25,23 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
+    /// Sends the operator's key, so `url` must be what the operator named as the coordinator.
+    ///
     /// # Errors
     /// `url` is no URL, which is a usage error.
     pub fn new(url: &str) -> anyhow::Result<Self> {
+        Self::with(http::client_with_key()?, url)
+    }
+
+    /// Sends this key, or none: for a server that may be anybody's.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_server(url: &str, key: Option<&str>) -> anyhow::Result<Self> {
+        Self::with(http::client_with(key)?, url)
+    }
+
+    fn with(http: reqwest::Client, url: &str) -> anyhow::Result<Self> {
         let base = http::base_url(url);
         let parsed = Url::parse(&base);
         let is_usable = parsed
@@ -37,7 +51,6 @@ impl AdminClient {
             let error = anyhow::anyhow!("`{url}` is no URL; write http://HOST:PORT");
             return Err(error).exit(Exit::Usage);
         }
-        let http = http::client()?;
         Ok(Self { http, base })
     }
 

@@ -21,6 +21,8 @@ pub struct Ready {
     pub url: String,
     pub model: String,
     pub processes: Vec<Row>,
+    #[serde(skip)]
+    asks_for_keys: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -33,7 +35,8 @@ pub struct Row {
 }
 
 impl Ready {
-    pub async fn collect(cluster: &LocalCluster, settings: &ClusterSettings) -> anyhow::Result<Self> {
+    /// `model`: the name that is shown where the coordinator tells its names only to those who have a key.
+    pub async fn collect(cluster: &LocalCluster, settings: &ClusterSettings, model: String) -> anyhow::Result<Self> {
         let client = reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?;
         let mut processes = Vec::new();
         for info in cluster.processes() {
@@ -51,8 +54,17 @@ impl Ready {
         let url = cluster.base_url().to_owned();
         let listed = client.get(format!("{url}/v1/models")).send().await;
         let listed = listed.context("the coordinator is ready but does not list its models")?;
-        let model = first_model(listed, &url).await?.id;
-        Ok(Self { url, model, processes })
+        let asks_for_keys = listed.status() == reqwest::StatusCode::UNAUTHORIZED;
+        let model = match asks_for_keys {
+            true => model,
+            false => first_model(listed, &url).await?.id,
+        };
+        Ok(Self {
+            url,
+            model,
+            processes,
+            asks_for_keys,
+        })
     }
 
     /// # Errors
@@ -94,8 +106,13 @@ impl Ready {
         );
         let _ = writeln!(
             text,
-            "Any OpenAI client: base URL {}/v1, any key. Metrics: {}/metrics",
-            self.url, self.url
+            "Any OpenAI client: base URL {}/v1, {}. Metrics: {}/metrics",
+            self.url,
+            match self.asks_for_keys {
+                true => "a key of `baton keys create`",
+                false => "any key",
+            },
+            self.url
         );
         text.push_str("Logs: baton logs, or baton logs NAME --follow for one process.\n");
         text.push_str("Stop: Ctrl-C drains and leaves no process behind; twice stops at once.\n");
@@ -113,8 +130,12 @@ impl Ready {
         // The single quote is the one character that would end the shell's quotes.
         let body = body.to_string().replace('\'', "'\\''");
         format!(
-            "curl -sN {}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-            self.url
+            "curl -sN {}/v1/chat/completions{} -H 'content-type: application/json' -d '{body}'",
+            self.url,
+            match self.asks_for_keys {
+                true => " -H \"authorization: Bearer $BATON_API_KEY\"",
+                false => "",
+            },
         )
     }
 }
@@ -153,6 +174,7 @@ mod tests {
                 row("coordinator", "coordinator", None),
                 row("prefill-0", "prefill", Some(2)),
             ],
+            asks_for_keys: false,
         }
     }
 

@@ -64,6 +64,7 @@ fn scheduler(kv: &KvMemory, vocab_size: u32) -> Scheduler {
         seed: 42,
         logprobs: Some(2),
         prompt_logprobs: Some(1),
+        prefix_salt: None,
         report_kv_hashes: true,
         priority: 0,
         lane: Lane::Interactive,

@@ -59,6 +59,8 @@ pub(super) struct EncoderParts {
 struct Output {
     tokens: Vec<TokenId>,
     tokens_max: usize,
+    /// Stands inside what must not be found as an added token, and is taken out before words are cut.
+    mark: Option<char>,
 }
 
 impl Encoder {
@@ -108,21 +110,33 @@ impl Encoder {
         &self,
         text: &str,
         begin: Option<TokenId>,
-        tokens_max: usize,
+        (tokens_max, mark): (usize, Option<char>),
     ) -> Result<Vec<TokenId>, TokenizerError> {
-        self.encode_pieces(text, begin, (tokens_max, PIECE_BYTES))
-    }
-
-    pub(super) fn encode_pieces(
-        &self,
-        text: &str,
-        begin: Option<TokenId>,
-        (tokens_max, piece_bytes): (usize, usize),
-    ) -> Result<Vec<TokenId>, TokenizerError> {
-        let mut output = Output {
+        let output = Output {
             tokens: begin.into_iter().collect(),
             tokens_max,
+            mark,
         };
+        self.encode_pieces(text, PIECE_BYTES, output)
+    }
+
+    /// In pieces of another size than usual.
+    #[cfg(test)]
+    pub(super) fn encode_in_pieces_of(&self, text: &str, piece_bytes: usize) -> Result<Vec<TokenId>, TokenizerError> {
+        let output = Output {
+            tokens: Vec::new(),
+            tokens_max: usize::MAX,
+            mark: None,
+        };
+        self.encode_pieces(text, piece_bytes, output)
+    }
+
+    fn encode_pieces(
+        &self,
+        text: &str,
+        piece_bytes: usize,
+        mut output: Output,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
         for fragment in self.added.fragments(text) {
             match fragment {
                 Fragment::Token(id) => output.tokens.push(id),
@@ -157,6 +171,8 @@ impl Encoder {
                 }
                 Fragment::Text { text, is_start } => (text, is_start),
             };
+            let unmarked = without(output.mark, text);
+            let text = &*unmarked;
             // Behind an added token a fragment begins again.
             let begins_fragment = begins_fragment || !is_first;
             let text = match self.metaspace {
@@ -176,6 +192,13 @@ impl Encoder {
             })?;
         }
         Ok(())
+    }
+}
+
+fn without(mark: Option<char>, text: &str) -> Cow<'_, str> {
+    match mark {
+        Some(mark) if text.contains(mark) => Cow::Owned(text.replace(mark, "")),
+        _ => Cow::Borrowed(text),
     }
 }
 

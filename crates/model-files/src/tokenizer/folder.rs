@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::added::{AddedToken, AddedTokens};
 use super::byte_level;
+use super::control::ControlTexts;
 use super::encoder::{Encoder, EncoderParts};
 use super::error::TokenizerError;
 use super::merging::{BpeSettings, Merger, build_bpe};
@@ -181,6 +182,7 @@ fn build(file: &TokenizerJson, settings: &Settings) -> Result<Tokenizer, Tokeniz
             words,
             merger,
         }),
+        control: ControlTexts::new(&tokens)?,
         tokens,
         special,
         content_hash: [0; 32],

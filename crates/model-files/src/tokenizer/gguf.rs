@@ -6,6 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::added::{AddedToken, AddedTokens};
 use super::byte_level;
+use super::control::ControlTexts;
 use super::encoder::{Encoder, EncoderParts};
 use super::error::TokenizerError;
 use super::families;
@@ -50,9 +51,11 @@ impl Tokenizer {
                 byte_level_bytes(&tokens, &kinds),
             )
         };
+        let tokens_by_id = TokenTable { bytes, kinds };
         Ok(Tokenizer {
             encoder,
-            tokens: TokenTable { bytes, kinds },
+            control: ControlTexts::new(&tokens_by_id)?,
+            tokens: tokens_by_id,
             special,
             content_hash: content_hash(file, &tokens)?,
             source: Source::Gguf,

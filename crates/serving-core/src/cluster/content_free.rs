@@ -87,6 +87,7 @@ impl Outline {
             seed: 0,
             logprobs: None,
             prompt_logprobs: self.prompt_logprobs,
+            prefix_salt: None,
             report_kv_hashes: false,
             lane,
             priority,

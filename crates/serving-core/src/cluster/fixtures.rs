@@ -26,6 +26,7 @@ pub(crate) fn request(id: u128, prompt_tokens: u32, max_tokens: u32) -> Request 
         seed: 1,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kv::ChainLink;
 use crate::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport, prefix_keys};
 use crate::request::Request;
 
@@ -66,7 +67,8 @@ impl PromptKeys {
         let sizes: BTreeSet<u32> = block_sizes.collect();
         // The last token is computed in any case: its logits are the first answer.
         let prompt = request.prompt.split_last().map_or(&[][..], |(_, before)| before);
-        let keys = |size| (size, prefix_keys(prompt, size).collect());
+        let root = ChainLink::root(request.prefix_salt);
+        let keys = |size| (size, prefix_keys(root, prompt, size).collect());
         Self(Arc::new(sizes.into_iter().map(keys).collect()))
     }
 
@@ -95,9 +97,26 @@ impl PromptKeys {
 mod tests {
     use super::*;
     use crate::cluster::fixtures::request;
+    use crate::ids::PrefixSalt;
 
     fn keys(prompt_tokens: u32) -> BTreeSet<PrefixKey> {
-        prefix_keys(&request(1, prompt_tokens, 1).prompt, 16).collect()
+        prefix_keys(ChainLink::ROOT, &request(1, prompt_tokens, 1).prompt, 16).collect()
+    }
+
+    #[test]
+    fn the_same_prompt_under_another_salt_has_other_keys() {
+        let keys_of = |salt: Option<u64>| {
+            let mut salted = request(1, 64, 1);
+            salted.prefix_salt = salt.map(PrefixSalt);
+            PromptKeys::of(&salted, [16].into_iter())
+        };
+        let all = [None, Some(1), Some(2)].map(keys_of);
+        assert_eq!(all[0].blocks(), 3, "whole blocks before the last token");
+        for (place, keys) in all.iter().enumerate() {
+            let others = all.iter().enumerate().filter(|(other, _)| *other != place);
+            let mut elsewhere = others.flat_map(|(_, other)| other.of_blocks(16));
+            assert!(!elsewhere.any(|key| keys.of_blocks(16).contains(key)));
+        }
     }
 
     fn cached(keys: BTreeSet<PrefixKey>, kv_blocks: u32) -> CachedPrefixes {

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::fixtures::{node_record, ready_status, request};
 use super::*;
 use crate::ids::{Attempt, NodeId, NodeName, TokenId, TransferId};
+use crate::kv::ChainLink;
 use crate::kv::prefix_log::{PrefixReport, prefix_keys};
 use crate::node::NodeRole;
 use crate::node::{NodeState, NodeStatus, Ticket};
@@ -372,7 +373,7 @@ impl World {
             Step::Prefixes { node, tokens } => {
                 if let Some(stream) = self.streams[node] {
                     let prompt = request(0, tokens, 1).prompt;
-                    let report = PrefixReport::Whole(prefix_keys(&prompt, 16).collect());
+                    let report = PrefixReport::Whole(prefix_keys(ChainLink::ROOT, &prompt, 16).collect());
                     self.apply(ClusterEvent::PrefixesReported { stream, report });
                 }
             }

@@ -227,11 +227,11 @@ impl BlockPool {
         self.take_one(held_as)
     }
 
-    /// The longest chain of cached blocks that starts `tokens`. The caller holds them as active.
-    pub(crate) fn match_prefix(&mut self, tokens: &[TokenId]) -> PrefixMatch {
+    /// The longest chain of cached blocks after `root` that starts `tokens`. The caller holds them as active.
+    pub(crate) fn match_prefix(&mut self, root: ChainLink, tokens: &[TokenId]) -> PrefixMatch {
         let mut found = PrefixMatch {
             blocks: Vec::new(),
-            link: ChainLink::ROOT,
+            link: root,
         };
         for chunk in tokens.chunks_exact(self.block_tokens as usize) {
             let Some((link, block)) = self.prefix.as_ref().and_then(|index| index.find(found.link, chunk)) else {
@@ -460,10 +460,10 @@ mod tests {
         assert_eq!(pool.counts().cached, 2);
         let taken = pool.allocate_one(BlockUse::Active).expect("evicts");
         assert!(
-            pool.match_prefix(&tokens(10, 4)).blocks.is_empty(),
+            pool.match_prefix(ChainLink::ROOT, &tokens(10, 4)).blocks.is_empty(),
             "the older one went"
         );
-        let hit = pool.match_prefix(&tokens(0, 4));
+        let hit = pool.match_prefix(ChainLink::ROOT, &tokens(0, 4));
         assert_eq!(hit.blocks.len(), 1);
         for block in hit.blocks {
             pool.release(block);
@@ -548,6 +548,6 @@ mod tests {
         pool.publish(&block, ChainLink::ROOT, &tokens(0, 4));
         pool.release(block);
         assert_eq!(pool.counts().free, 1);
-        assert!(pool.match_prefix(&tokens(0, 4)).blocks.is_empty());
+        assert!(pool.match_prefix(ChainLink::ROOT, &tokens(0, 4)).blocks.is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{BlockId, TokenId};
+use crate::ids::{BlockId, PrefixSalt, TokenId};
 
 use super::prefix_log::UntoldChanges;
 
@@ -18,8 +18,23 @@ pub struct ChainLink {
 }
 
 impl ChainLink {
-    /// Before the first block.
+    /// Before the first block of requests without a salt.
     pub const ROOT: ChainLink = ChainLink { key: 0, serial: 0 };
+    /// No block has a serial with this bit, because blocks are counted from 1.
+    const SALTED: u64 = 1 << 63;
+
+    /// Before the first block of requests with this salt. A first block is taken only under the root that it was made under: where two
+    /// roots and two texts have the same key, the serials differ, and where two roots have the same serial, no text gives both one key.
+    #[must_use]
+    pub fn root(salt: Option<PrefixSalt>) -> Self {
+        match salt {
+            None => Self::ROOT,
+            Some(PrefixSalt(salt)) => Self {
+                key: salt,
+                serial: salt | Self::SALTED,
+            },
+        }
+    }
 
     pub(super) fn key(self) -> u64 {
         self.key
@@ -166,6 +181,32 @@ mod tests {
                 ..
             }
         ));
+    }
+
+    #[test]
+    fn the_same_tokens_under_another_salt_are_not_found() {
+        let mut index = PrefixIndex::default();
+        let roots = [None, Some(1), Some(2), Some(1 | 1 << 63), Some(u64::MAX)]
+            .map(|salt| ChainLink::root(salt.map(PrefixSalt)));
+        let content = tokens(&[1, 2, 3, 4]);
+        for (number, root) in roots.iter().enumerate() {
+            assert_eq!(index.find(*root, &content), None, "{root:?} finds another's block");
+            let block = BlockId(u32::try_from(number).expect("few"));
+            assert!(matches!(
+                index.publish(*root, &content, block),
+                Published::New { displaced: None, .. }
+            ));
+        }
+        for (number, root) in roots.iter().enumerate() {
+            let (_, block) = index.find(*root, &content).expect("its own");
+            assert_eq!(block.0 as usize, number);
+        }
+        let collides = ChainLink::root(Some(PrefixSalt(0)));
+        assert_eq!(
+            index.find(collides, &content),
+            None,
+            "the key of a request without a salt, and another root"
+        );
     }
 
     #[test]

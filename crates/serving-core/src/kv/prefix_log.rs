@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::TokenId;
 
-use super::prefix::chain_key;
+use super::prefix::{ChainLink, chain_key};
 
 /// Names the tokens from a prompt's start to the end of one of its whole blocks; equal on every node with equal blocks.
 /// A hint where to look and proof of nothing: anybody may choose prompts that collide, and a listed block may be out of
@@ -14,10 +14,10 @@ use super::prefix::chain_key;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PrefixKey(pub u64);
 
-/// The keys of a prompt's whole blocks, first block first.
-pub fn prefix_keys(prompt: &[TokenId], block_tokens: u32) -> impl Iterator<Item = PrefixKey> {
+/// The keys of a prompt's whole blocks after `root`, first block first.
+pub fn prefix_keys(root: ChainLink, prompt: &[TokenId], block_tokens: u32) -> impl Iterator<Item = PrefixKey> {
     let blocks = prompt.chunks_exact(block_tokens.max(1) as usize);
-    blocks.scan(0, |parent, tokens| {
+    blocks.scan(root.key(), |parent, tokens| {
         *parent = chain_key(*parent, tokens);
         Some(PrefixKey(*parent))
     })

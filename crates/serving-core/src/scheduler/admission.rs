@@ -1,6 +1,6 @@
 //! Letting a request in: what is checked, and which blocks are pinned and reserved.
 
-use crate::kv::{BlockHandle, BlockUse};
+use crate::kv::{BlockHandle, BlockUse, ChainLink};
 use crate::request::{AttemptKey, Request};
 use crate::scheduler::entry::{AfterPrompt, Choice, ChoiceState, Entry, Phase, StepAtAdmission};
 use crate::scheduler::permits::growth_blocks;
@@ -179,7 +179,7 @@ impl Scheduler {
             true => self.longest(request),
             false => request.prompt_tokens(),
         };
-        let mut prompt = Sequence::empty();
+        let mut prompt = Sequence::empty(ChainLink::root(request.prefix_salt));
         let room = (longest as usize).max(request.prompt.len());
         prompt.tokens.reserve_exact(room);
         prompt.tokens.extend_from_slice(&request.prompt);
@@ -193,10 +193,11 @@ impl Scheduler {
 
     /// Choice 0 starts with the prompt, the others with nothing but their growth.
     fn choices_of(&mut self, prompt: Sequence, growth: Vec<u32>) -> Vec<Choice> {
+        let root = prompt.root();
         let mut first = Some(prompt);
         let mut choices = Vec::with_capacity(growth.len());
         for blocks in growth {
-            let mut sequence = first.take().unwrap_or_else(Sequence::empty);
+            let mut sequence = first.take().unwrap_or_else(|| Sequence::empty(root));
             sequence.spare = self.pool.allocate(blocks, BlockUse::Reserved).unwrap_or_default();
             choices.push(Choice {
                 sequence,

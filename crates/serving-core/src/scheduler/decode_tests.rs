@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::test_kit::{key, limits, model, request, sample};
 use super::*;
-use crate::ids::{Attempt, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
+use crate::ids::{Attempt, ChoiceIndex, NodeEpoch, OutputIndex, PrefixSalt, TokenId, TransferId};
 use crate::node::NodeState;
-use crate::request::{Request, TokenEvent};
+use crate::request::{Request, StopConditions, TokenEvent};
 use crate::stage::Stage;
 use crate::time::Time;
 
@@ -237,6 +237,51 @@ fn out_of_blocks_the_youngest_is_preempted_and_loses_no_token() {
         .collect();
     assert_eq!(preempted[0], 0, "the older one is never preempted for the younger");
     assert!(preempted[1] > 0);
+    assert_quiet(&scheduler);
+}
+
+#[test]
+fn a_request_finds_only_blocks_of_its_own_salt_also_where_one_was_preempted() {
+    // As above: the younger one is preempted, resumes, and publishes its blocks.
+    let mut scheduler = scheduler(8);
+    let salted = |id, salt: Option<u64>| Request {
+        prefix_salt: salt.map(PrefixSalt),
+        ..request(id, 4, 20)
+    };
+    for request in [salted(1, None), salted(2, Some(7))] {
+        open(&mut scheduler, request, LOCAL).expect("fits for now");
+    }
+    let mut was_preempted = false;
+    for _ in 0..100 {
+        step(&mut scheduler);
+        was_preempted |= scheduler.has_preempted();
+    }
+    assert!(was_preempted);
+    let first = request(2, 4, 20);
+    let all: Vec<TokenId> = first
+        .prompt
+        .iter()
+        .copied()
+        .chain(expected(&first.prompt, 0, 20))
+        .collect();
+    for (id, salt, is_found) in [(3, Some(7), true), (4, Some(8), false), (5, None, false)] {
+        let again = Request {
+            client_prompt_tokens: 24,
+            prompt: all.clone().into(),
+            ..salted(id, salt)
+        };
+        let again = Request {
+            stop: StopConditions {
+                max_tokens: 1,
+                ..again.stop.clone()
+            },
+            ..again
+        };
+        let admitted = open(&mut scheduler, again, LOCAL).expect("fits");
+        assert_eq!(admitted.prefix_blocks > 0, is_found, "{salt:?}");
+        scheduler.cancel(key(id));
+        drain(&mut scheduler);
+    }
     assert_quiet(&scheduler);
 }
 

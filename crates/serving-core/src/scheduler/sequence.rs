@@ -12,20 +12,27 @@ pub(super) struct Sequence {
     pub table: BlockTable,
     /// Blocks reserved for growth.
     pub spare: Vec<BlockHandle>,
+    /// Where the chain begins: requests with another salt have another place.
+    root: ChainLink,
     link: ChainLink,
     linked_blocks: u32,
 }
 
 impl Sequence {
-    pub fn empty() -> Self {
+    pub fn empty(root: ChainLink) -> Self {
         Self {
             tokens: Vec::new(),
             computed: 0,
             table: BlockTable::default(),
             spare: Vec::new(),
-            link: ChainLink::ROOT,
+            root,
+            link: root,
             linked_blocks: 0,
         }
+    }
+
+    pub fn root(&self) -> ChainLink {
+        self.root
     }
 
     pub fn len(&self) -> u32 {
@@ -43,7 +50,7 @@ impl Sequence {
     /// Takes the cached prefix of `tokens` (whole blocks, at most all but the last token). The table must be empty.
     pub fn take_prefix(&mut self, pool: &mut BlockPool) -> u32 {
         let usable = self.tokens.len().saturating_sub(1);
-        let found = pool.match_prefix(&self.tokens[..usable]);
+        let found = pool.match_prefix(self.root, &self.tokens[..usable]);
         self.link = found.link;
         self.table = BlockTable::new(found.blocks);
         self.linked_blocks = self.table.len();
@@ -106,7 +113,7 @@ impl Sequence {
         }
         self.table.release(pool);
         self.computed = 0;
-        self.link = ChainLink::ROOT;
+        self.link = self.root;
         self.linked_blocks = 0;
     }
 }

@@ -41,6 +41,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         seed: 0,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

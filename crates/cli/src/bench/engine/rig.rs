@@ -104,6 +104,7 @@ impl Load<'_> {
             seed,
             logprobs: None,
             prompt_logprobs: None,
+            prefix_salt: None,
             report_kv_hashes: false,
             priority: 0,
             lane: Lane::Interactive,

@@ -80,7 +80,7 @@ async fn run_with_texts(plan: &LoadPlan, observer: Observer<'_>) -> anyhow::Resu
     let outcomes = session.run(Processes::new(pids), observer).await?;
     let mut done = assemble::assemble(plan, outcomes, environment);
     if plan.reads_server_records {
-        server_records::add(&plan.server.url, &mut done.run.records).await;
+        server_records::add(&plan.server, &mut done.run.records).await;
     }
     Ok(done)
 }

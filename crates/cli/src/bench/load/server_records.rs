@@ -8,6 +8,7 @@ use futures::StreamExt as _;
 use serde::de::DeserializeOwned;
 use workload::record::{RequestRecord, ServerRecord};
 
+use super::plan::Server;
 use crate::observe::client::AdminClient;
 
 const PAGE: usize = 1000;
@@ -18,8 +19,8 @@ const DETAILS_MAX: usize = 5_000;
 const DETAILS_AT_ONCE: usize = 8;
 
 /// Adds to each record what the server says of it. A server that says nothing changes nothing.
-pub(super) async fn add(url: &str, records: &mut [RequestRecord]) {
-    let Ok(client) = AdminClient::new(url) else {
+pub(super) async fn add(server: &Server, records: &mut [RequestRecord]) {
+    let Ok(client) = AdminClient::of_server(&server.url, server.api_key.as_deref()) else {
         return;
     };
     let wanted: BTreeMap<String, usize> = records

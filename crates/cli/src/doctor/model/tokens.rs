@@ -85,6 +85,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         seed: 0,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,

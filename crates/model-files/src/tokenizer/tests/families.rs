@@ -204,12 +204,7 @@ fn pieces_of_a_long_text_have_the_tokens_of_the_whole() {
     assert!(!unused.encoder.is_cut());
     for tokenizer in vocabularies_without_words() {
         assert!(tokenizer.encoder.is_cut());
-        let encode = |bytes| {
-            tokenizer
-                .encoder
-                .encode_pieces(&long, None, (usize::MAX, bytes))
-                .unwrap()
-        };
+        let encode = |bytes| tokenizer.encoder.encode_in_pieces_of(&long, bytes).unwrap();
         let whole = encode(usize::MAX);
         assert_eq!(encode(1), whole);
         assert_eq!(encode(1 << 10), whole);
@@ -235,7 +230,7 @@ proptest! {
         }
         let text = fragments.concat();
         ALL.with(|all| for tokenizer in all {
-            let encode = |bytes| tokenizer.encoder.encode_pieces(&text, None, (usize::MAX, bytes)).unwrap();
+            let encode = |bytes| tokenizer.encoder.encode_in_pieces_of(&text, bytes).unwrap();
             assert_eq!(encode(piece_bytes), encode(usize::MAX));
         });
     }

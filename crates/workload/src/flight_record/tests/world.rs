@@ -12,6 +12,7 @@ use serving_core::cluster::{
 };
 use serving_core::compatibility::CompatibilityHash;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeEpoch, NodeId, NodeName, RequestId, TokenId, TransferId};
+use serving_core::kv::ChainLink;
 use serving_core::kv::prefix_log::{PrefixReport, prefix_keys};
 use serving_core::node::{
     AssignedRole, KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, PermitNote,
@@ -309,7 +310,7 @@ impl World {
     fn prefixes(&mut self) {
         let node = self.any_node();
         let prompt = self.prompt();
-        let keys: Vec<_> = prefix_keys(&prompt, BLOCK_TOKENS).collect();
+        let keys: Vec<_> = prefix_keys(ChainLink::ROOT, &prompt, BLOCK_TOKENS).collect();
         if let Some(stream) = self.nodes[node].stream {
             let report = match self.rng.random_bool(0.2) {
                 true => PrefixReport::Whole(keys.into_iter().collect()),
@@ -442,6 +443,7 @@ fn request(id: RequestId, prompt: Vec<TokenId>) -> Request {
         seed: 3,
         logprobs: None,
         prompt_logprobs: None,
+        prefix_salt: None,
         report_kv_hashes: false,
         priority: 0,
         lane: Lane::Interactive,
@@ -539,7 +541,7 @@ pub(super) fn one_of_each_event() -> Vec<ClusterEvent> {
         },
         ClusterEvent::PrefixesReported {
             stream,
-            report: PrefixReport::Whole(prefix_keys(&[TokenId(1); 16], 16).collect()),
+            report: PrefixReport::Whole(prefix_keys(ChainLink::ROOT, &[TokenId(1); 16], 16).collect()),
         },
         ClusterEvent::NodeDisconnected { stream },
         ClusterEvent::NodeLeft { stream },

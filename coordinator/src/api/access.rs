@@ -1,0 +1,198 @@
+//! Asks for a client's key, where the operator has given keys out: before a body is read, and before a handler runs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::AppState;
+use super::error::{ApiError, Retry};
+use super::record::RequestRecord;
+use crate::keys::file::Scope;
+use crate::keys::{Caller, HeldKey, Keys, OverLimit, Room};
+
+/// What a route asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    Open,
+    /// A key, whatever its scopes are.
+    AnyKey,
+    Scope(Scope),
+}
+
+/// OpenAI's names; its SDKs show them to people.
+const ROOM: [[HeaderName; 2]; 2] = [
+    [
+        HeaderName::from_static("x-ratelimit-limit-requests"),
+        HeaderName::from_static("x-ratelimit-remaining-requests"),
+    ],
+    [
+        HeaderName::from_static("x-ratelimit-limit-tokens"),
+        HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    ],
+];
+
+pub async fn check(
+    State((state, access)): State<(Arc<AppState>, Access)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let Some(keys) = &state.keys else {
+        return next.run(request).await;
+    };
+    match admitted(keys, access, &mut request) {
+        Ok(room) => {
+            let mut response = next.run(request).await;
+            tell_room(response.headers_mut(), room);
+            response
+        }
+        Err(refused) => {
+            if let Some(record) = request.extensions().get::<Arc<RequestRecord>>() {
+                record.failed(&refused);
+            }
+            // Who has a key gets to read why it was refused.
+            if refused.status != StatusCode::UNAUTHORIZED {
+                state.bodies.read_refused(request.into_body()).await;
+            }
+            refusal(refused)
+        }
+    }
+}
+
+/// Notes whose request it is. A request that computes takes a place of its key.
+fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, ApiError> {
+    let now = Instant::now();
+    let key = key_of(keys, request.headers(), now)?;
+    let record = request.extensions().get::<Arc<RequestRecord>>().cloned();
+    if let Some(record) = &record {
+        record.facts().key = Some(key.clone());
+    }
+    if let Access::Scope(scope) = access
+        && !key.entry.scopes.contains(&scope)
+    {
+        return Err(ApiError::scope_missing(scope));
+    }
+    let cookie = cookie(keys, request.headers()).map(str::to_owned);
+    let by_cookie = !request.headers().contains_key(header::AUTHORIZATION);
+    let caller = Caller {
+        keys: keys.clone(),
+        key: key.entry.sha256,
+        cookie: cookie.filter(|_| by_cookie),
+    };
+    request.extensions_mut().insert(caller);
+    if access != Access::Scope(Scope::Inference) || request.method() != Method::POST {
+        return Ok(Room::default());
+    }
+    let (in_use, room) = key.begin(now).map_err(ApiError::over_limit)?;
+    if let Some(record) = record {
+        record.facts().in_use = Some(in_use);
+    }
+    Ok(room)
+}
+
+/// Whose request it is. A key in the `Authorization` header counts before a session.
+pub fn key_of(keys: &Keys, headers: &HeaderMap, now: Instant) -> Result<Arc<HeldKey>, ApiError> {
+    if let Some(value) = headers.get(header::AUTHORIZATION) {
+        let text = value.to_str().ok().and_then(bearer);
+        return text.and_then(|text| keys.find(text)).ok_or_else(ApiError::wrong_key);
+    }
+    match cookie(keys, headers) {
+        Some(cookie) => keys.find_session(cookie, now).ok_or_else(ApiError::session_ended),
+        None => Err(ApiError::no_key()),
+    }
+}
+
+/// The text of the session's cookie, if the browser sent one.
+pub fn cookie<'a>(keys: &Keys, headers: &'a HeaderMap) -> Option<&'a str> {
+    let sent = headers.get_all(header::COOKIE).into_iter();
+    let pairs = sent
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(';'));
+    let mut named = pairs.filter_map(|pair| pair.trim().split_once('='));
+    named
+        .find(|(name, _)| *name == keys.cookie_name())
+        .map(|(_, value)| value)
+}
+
+/// The key of `Bearer KEY`. The scheme's case does not count (RFC 9110, 11.1).
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, key) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+fn tell_room(headers: &mut HeaderMap, room: Room) {
+    for (names, limit) in ROOM.iter().zip([room.requests, room.tokens]) {
+        let Some((most, left)) = limit else { continue };
+        for (name, value) in names.iter().zip([most, left]) {
+            headers.insert(name.clone(), HeaderValue::from(value));
+        }
+    }
+}
+
+pub fn refusal(refused: ApiError) -> Response {
+    let is_unknown = refused.status == StatusCode::UNAUTHORIZED;
+    let mut response = refused.into_response();
+    if is_unknown {
+        let scheme = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+    }
+    response
+}
+
+impl ApiError {
+    fn unknown_caller(code: &'static str, message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, message).with_code(code)
+    }
+
+    fn no_key() -> Self {
+        Self::unknown_caller(
+            "missing_api_key",
+            "This server asks for an API key, and none came. Send `Authorization: Bearer KEY`; OpenAI's clients take it as \
+             api_key, baton's commands from BATON_API_KEY. The operator makes keys with `baton keys create`.",
+        )
+    }
+
+    pub fn wrong_key() -> Self {
+        Self::unknown_caller(
+            "invalid_api_key",
+            "This server does not know the API key that came. It may have been revoked; ask the operator for another.",
+        )
+    }
+
+    fn session_ended() -> Self {
+        Self::unknown_caller(
+            "session_ended",
+            "This session of the console has ended. Sign in again with your key.",
+        )
+    }
+
+    fn scope_missing(scope: Scope) -> Self {
+        let message = format!(
+            "This API key may not do that: it lacks the scope `{scope}`. Ask the operator for a key that has it."
+        );
+        Self::new(StatusCode::FORBIDDEN, message).with_code("scope_missing")
+    }
+
+    fn over_limit(over: OverLimit) -> Self {
+        let message = match over {
+            OverLimit::Requests { per_minute, .. } => {
+                format!("This API key may send {per_minute} requests a minute, and has sent them.")
+            }
+            OverLimit::Tokens { per_minute, .. } => {
+                format!("This API key may use {per_minute} tokens a minute, of prompts and answers, and has used them.")
+            }
+            OverLimit::Concurrent { most } => {
+                format!("This API key may have {most} requests open at once, and has them.")
+            }
+        };
+        let message = format!("{message} Try again after the time in Retry-After.");
+        Self {
+            retry: Retry::After(over.retry_after()),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
+        }
+    }
+}

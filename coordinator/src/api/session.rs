@@ -1,0 +1,85 @@
+//! `/session`: the console's sign-in. A browser sends its key once and gets a cookie, which no script can read.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::AppState;
+use super::access::{cookie, key_of, refusal};
+use super::error::ApiError;
+use crate::keys::{HeldKey, SESSION_TIME};
+
+/// A key has 70 characters.
+const BODY_BYTES_MAX: usize = 4 << 10;
+
+#[derive(Deserialize)]
+struct SignIn {
+    key: String,
+}
+
+/// Who the caller is. `asks_for_keys` is false where nobody needs a key.
+pub async fn whose(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+    let Some(keys) = &state.keys else {
+        return Json(json!({"asks_for_keys": false})).into_response();
+    };
+    match key_of(keys, &headers, Instant::now()) {
+        Ok(key) => Json(about(&key)).into_response(),
+        Err(refused) => refusal(refused),
+    }
+}
+
+/// `{"key": ".."}` in, a cookie out.
+pub async fn begin(State(state): State<Arc<AppState>>, body: Body) -> Response {
+    let Some(keys) = &state.keys else {
+        return Json(json!({"asks_for_keys": false})).into_response();
+    };
+    let sign_in = match to_bytes(body, BODY_BYTES_MAX).await {
+        Ok(bytes) => serde_json::from_slice::<SignIn>(&bytes),
+        Err(_) => {
+            let message =
+                format!("The body did not arrive, or has more than {BODY_BYTES_MAX} bytes; a key is shorter.");
+            return ApiError::bad_request(message).into_response();
+        }
+    };
+    let Ok(sign_in) = sign_in else {
+        return ApiError::invalid("key", "Send {\"key\": \"..\"} as JSON.").into_response();
+    };
+    let Some(key) = keys.find(sign_in.key.trim()) else {
+        return refusal(ApiError::wrong_key());
+    };
+    let text = keys.begin_session(&key, Instant::now());
+    let response = Json(about(&key)).into_response();
+    with_cookie(response, (keys.cookie_name(), &text), SESSION_TIME.as_secs())
+}
+
+pub async fn end(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+    let response = StatusCode::NO_CONTENT.into_response();
+    let Some(keys) = &state.keys else {
+        return response;
+    };
+    if let Some(cookie) = cookie(keys, &headers) {
+        keys.end_session(cookie);
+    }
+    with_cookie(response, (keys.cookie_name(), ""), 0)
+}
+
+fn about(key: &HeldKey) -> Value {
+    let scopes: Vec<&str> = key.entry.scopes.iter().map(|scope| scope.name()).collect();
+    json!({"asks_for_keys": true, "key": key.entry.name.as_str(), "scopes": scopes})
+}
+
+/// No script reads the cookie, and no page of another site makes a browser send it.
+fn with_cookie(mut response: Response, (name, text): (&str, &str), seconds: u64) -> Response {
+    let cookie = format!("{name}={text}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict");
+    if let Ok(value) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, value);
+    }
+    response
+}

@@ -1,0 +1,46 @@
+//! Reads the file of keys again when it has changed.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use service_runtime::shutdown::Shutdown;
+use tokio::time::MissedTickBehavior;
+
+use super::Keys;
+
+/// A revoked key is refused after this time at the latest. A look at a file takes microseconds.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What changes when a file is written or replaced. `None`: it cannot be looked at.
+pub(super) type Seen = Option<(u64, i64, i64, u64)>;
+
+pub(super) fn look(path: &Path) -> Seen {
+    // A volume of Kubernetes changes a link to a link, so this follows links.
+    let file = std::fs::metadata(path).ok()?;
+    Some((file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
+}
+
+impl Keys {
+    /// Until `stop`. A file that cannot be used leaves the keys as they are, and the log says so once for each change.
+    pub(crate) async fn follow(self, stop: Shutdown) {
+        let mut seen = self.0.first_look;
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.requested() => return,
+                _ = looks.tick() => {}
+            }
+            let now = look(&self.0.path);
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match self.read_again() {
+                Ok(count) => tracing::info!(count, "the file of keys was read again"),
+                Err(error) => tracing::warn!(%error, "the keys stay as they were"),
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! API keys: which route wants which scope, what a key's holder may use, and the sign-in of the console.
+
+use std::num::NonZeroU32;
+
+use coordinator::api::{Access, routes};
+use coordinator::keys::Keys;
+use coordinator::keys::file::{ClientKey, KeyFile, Limits, Scope};
+use coordinator::keys::secret::{KeyHash, SecretKey};
+use serde_json::json;
+use serving_core::request::Request;
+use tempfile::TempDir;
+
+use super::client::{Answer, request, send};
+use super::harness::{MODEL, Script, Server, Step, placed, say, until};
+
+/// A server that asks for keys, and its keys.
+struct Guarded {
+    server: Server,
+    /// One for each scope, in the order of `Scope::ALL`.
+    secrets: Vec<SecretKey>,
+    _folder: TempDir,
+}
+
+impl Guarded {
+    async fn start(limits: Limits, play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.toml");
+        let secrets: Vec<SecretKey> = Scope::ALL.iter().map(|_| SecretKey::random()).collect();
+        let entry = |(scope, secret): (Scope, &SecretKey)| ClientKey {
+            name: scope.name().parse().unwrap(),
+            sha256: KeyHash::of(secret.text()),
+            scopes: [scope].into(),
+            tenant: None,
+            limits,
+        };
+        let keys = Scope::ALL.into_iter().zip(&secrets).map(entry).collect();
+        KeyFile { keys }.save(&file).unwrap();
+        let keys = Keys::open(&file, 8000).unwrap();
+        let server = Server::start_with(play, |parts| parts.keys = Some(keys)).await;
+        Self {
+            server,
+            secrets,
+            _folder: folder,
+        }
+    }
+
+    async fn saying(limits: Limits, text: &'static str) -> Self {
+        Self::start(limits, move |request| Script::Play(say(request, |_| text.to_owned()))).await
+    }
+
+    fn bearer(&self, scope: Scope) -> String {
+        let place = Scope::ALL.iter().position(|other| *other == scope).unwrap();
+        format!("Bearer {}", self.secrets[place].text())
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let body = json!({"model": MODEL, "prompt": "abc"}).to_string();
+        let body = if method == "POST" { body.as_bytes() } else { b"" };
+        send(self.server.address, &request(method, path, headers, body)).await
+    }
+
+    async fn complete(&self) -> Answer {
+        let bearer = self.bearer(Scope::Inference);
+        self.ask("POST", "/v1/completions", &[("authorization", &bearer)]).await
+    }
+}
+
+fn code(answer: &Answer) -> String {
+    answer.json_or_null()["error"]["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn at_most(count: u32) -> Option<NonZeroU32> {
+    NonZeroU32::new(count)
+}
+
+#[tokio::test]
+async fn every_route_wants_a_key_with_its_scope_and_no_other() {
+    let guarded = Guarded::saying(Limits::default(), "x").await;
+    let (mut refused, mut let_in) = (0, 0);
+    for (path, access, _) in routes() {
+        let real = path
+            .replace("{role}", "decode")
+            .replace("{*", "")
+            .replace(['{', '}'], "");
+        for method in ["GET", "POST", "DELETE"] {
+            let without = guarded.ask(method, &real, &[]).await;
+            if without.status == 405 {
+                continue;
+            }
+            if access == Access::Open && path != "/session" {
+                assert_ne!(code(&without), "missing_api_key", "{method} {path}");
+                continue;
+            }
+            // Its sign-in is for everybody; who asks whose session it is needs one.
+            if path == "/session" && method != "GET" {
+                continue;
+            }
+            assert_eq!(
+                (without.status, code(&without).as_str()),
+                (401, "missing_api_key"),
+                "{method} {path}"
+            );
+            assert_eq!(without.header("www-authenticate"), "Bearer", "{method} {path}");
+            for scope in Scope::ALL {
+                let may = access == Access::Open || access == Access::AnyKey || access == Access::Scope(scope);
+                // A stream of events has no end.
+                if may && path == "/admin/events" {
+                    continue;
+                }
+                let bearer = guarded.bearer(scope);
+                let answer = guarded.ask(method, &real, &[("authorization", &bearer)]).await;
+                let is_refused = (answer.status, code(&answer).as_str()) == (403, "scope_missing");
+                assert_eq!(is_refused, !may, "{method} {path} with {scope}: {}", answer.text());
+                assert_ne!(answer.status, 401, "{method} {path} with {scope}");
+                *(if may { &mut let_in } else { &mut refused }) += 1;
+            }
+        }
+    }
+    assert!(refused > 50 && let_in > 25, "{refused} refused, {let_in} let in");
+    assert_eq!(guarded.ask("GET", "/no/such/page", &[]).await.status, 404);
+}
+
+#[tokio::test]
+async fn what_is_no_key_of_the_file_is_refused() {
+    let guarded = Guarded::saying(Limits::default(), "x").await;
+    let good = guarded.bearer(Scope::Inference);
+    let text = good.strip_prefix("Bearer ").unwrap();
+    let other = format!("Bearer {}", SecretKey::random().text());
+    for wrong in [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic eDp5",
+        text,
+        &other,
+        &good[..good.len() - 1],
+        &format!("{good}0"),
+    ] {
+        let answer = guarded.ask("GET", "/v1/models", &[("authorization", wrong)]).await;
+        assert_eq!(
+            (answer.status, code(&answer).as_str()),
+            (401, "invalid_api_key"),
+            "{wrong}"
+        );
+        assert!(!answer.text().contains(text), "{}", answer.text());
+    }
+    let lower = good.replace("Bearer", "bearer");
+    assert_eq!(
+        guarded
+            .ask("GET", "/v1/models", &[("authorization", &lower)])
+            .await
+            .status,
+        200
+    );
+    assert_eq!(guarded.complete().await.status, 200);
+    assert_eq!(
+        guarded.server.submitted(),
+        1,
+        "nothing that was refused reached the nodes"
+    );
+}
+
+#[tokio::test]
+async fn a_key_has_as_many_requests_as_its_limit_says() {
+    let limits = Limits {
+        requests_per_minute: at_most(2),
+        ..Limits::default()
+    };
+    let guarded = Guarded::saying(limits, "x").await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let first = guarded.complete().await;
+    assert_eq!(first.header("x-ratelimit-limit-requests"), "2");
+    assert_eq!(first.header("x-ratelimit-remaining-requests"), "1");
+    assert_eq!(
+        guarded
+            .ask("GET", "/v1/models", &[("authorization", &bearer)])
+            .await
+            .status,
+        200
+    );
+    assert_eq!(
+        guarded.complete().await.status,
+        200,
+        "a list of models is no request that computes"
+    );
+    let third = guarded.complete().await;
+    assert_eq!(
+        (third.status, code(&third).as_str()),
+        (429, "rate_limit_exceeded"),
+        "{}",
+        third.text()
+    );
+    let wait: u32 = third.header("retry-after").parse().unwrap();
+    assert!(
+        (1..=30).contains(&wait),
+        "{wait} s until half of a minute's worth is there"
+    );
+    assert_eq!(guarded.server.submitted(), 2);
+}
+
+#[tokio::test]
+async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
+    let limits = Limits {
+        tokens_per_minute: at_most(6),
+        ..Limits::default()
+    };
+    let guarded = Guarded::saying(limits, "xyz").await;
+    assert_eq!(guarded.complete().await.header("x-ratelimit-remaining-tokens"), "6");
+    let second = guarded.complete().await;
+    assert_eq!(
+        (second.status, code(&second).as_str()),
+        (429, "rate_limit_exceeded"),
+        "{}",
+        second.text()
+    );
+    assert!(second.text().contains("6 tokens a minute"), "{}", second.text());
+}
+
+#[tokio::test]
+async fn an_open_request_takes_a_place_until_its_client_has_left() {
+    let limits = Limits {
+        concurrent_requests: at_most(1),
+        ..Limits::default()
+    };
+    let guarded = Guarded::start(limits, |_| Script::Play(vec![placed(), Step::Hang])).await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let body = json!({"model": MODEL, "prompt": "abc"}).to_string();
+    let bytes = request(
+        "POST",
+        "/v1/completions",
+        &[("authorization", &bearer)],
+        body.as_bytes(),
+    );
+    let address = guarded.server.address;
+    let open = tokio::spawn(async move { send(address, &bytes).await });
+    until(|| (guarded.server.submitted() == 1).then_some(())).await;
+    let second = guarded.complete().await;
+    assert_eq!(
+        (second.status, code(&second).as_str()),
+        (429, "rate_limit_exceeded"),
+        "{}",
+        second.text()
+    );
+    open.abort();
+    until(|| (!guarded.server.heard.lock().unwrap().cancelled.is_empty()).then_some(())).await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let tokenized = guarded.ask("POST", "/tokenize", &[("authorization", &bearer)]).await;
+    assert_eq!(tokenized.status, 200, "{}", tokenized.text());
+}
+
+#[tokio::test]
+async fn the_console_signs_in_with_a_key_and_out_again() {
+    let guarded = Guarded::saying(Limits::default(), "x").await;
+    let sign_in = async |key: String| {
+        let body = json!({"key": key}).to_string();
+        let bytes = request("POST", "/session", &[], body.as_bytes());
+        send(guarded.server.address, &bytes).await
+    };
+    let admin = guarded.bearer(Scope::Admin);
+    let key = admin.strip_prefix("Bearer ").unwrap();
+    let signed_in = sign_in(key.to_owned()).await;
+    assert_eq!(
+        signed_in.json(),
+        json!({"asks_for_keys": true, "key": "admin", "scopes": ["admin"]})
+    );
+    let set = signed_in.header("set-cookie").to_owned();
+    for part in ["HttpOnly", "SameSite=Strict", "Path=/"] {
+        assert!(set.contains(part), "{set}");
+    }
+    assert!(!set.contains(key), "the cookie is not the key");
+    let cookie = format!("theme=dark; {}", set.split(';').next().unwrap());
+    let with_cookie = [("cookie", cookie.as_str())];
+    assert_eq!(guarded.ask("GET", "/admin/cluster", &with_cookie).await.status, 200);
+    let lacks = guarded.ask("GET", "/v1/models", &with_cookie).await;
+    assert_eq!((lacks.status, code(&lacks).as_str()), (403, "scope_missing"));
+    assert_eq!(
+        guarded.ask("GET", "/session", &with_cookie).await.json()["key"],
+        "admin"
+    );
+    assert_eq!(guarded.ask("DELETE", "/session", &with_cookie).await.status, 204);
+    let over = guarded.ask("GET", "/admin/cluster", &with_cookie).await;
+    assert_eq!((over.status, code(&over).as_str()), (401, "session_ended"));
+
+    assert_eq!(code(&sign_in("baton-0".to_owned()).await), "invalid_api_key");
+    let bytes = request("POST", "/session", &[], b"[]");
+    assert_eq!(send(guarded.server.address, &bytes).await.status, 400);
+    let large = json!({"key": "x".repeat(5_000)}).to_string();
+    let bytes = request("POST", "/session", &[], large.as_bytes());
+    assert_eq!(send(guarded.server.address, &bytes).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_request_is_salted_by_its_tenant_and_by_its_own_salt() {
+    let server = Server::saying("x").await;
+    let salt_of = async |server: &Server, headers: &[(&str, &str)], body: serde_json::Value| {
+        let bytes = request("POST", "/v1/completions", headers, body.to_string().as_bytes());
+        let answer = send(server.address, &bytes).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        server.request().prefix_salt
+    };
+    let plain = json!({"model": MODEL, "prompt": "abc"});
+    let salted = json!({"model": MODEL, "prompt": "abc", "cache_salt": "s"});
+    assert_eq!(salt_of(&server, &[], plain.clone()).await, None);
+    let of_salt = salt_of(&server, &[], salted.clone()).await;
+    assert!(of_salt.is_some());
+
+    let guarded = Guarded::saying(Limits::default(), "x").await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let headers = [("authorization", bearer.as_str())];
+    let of_tenant = salt_of(&guarded.server, &headers, plain.clone()).await;
+    let of_both = salt_of(&guarded.server, &headers, salted).await;
+    assert!(of_tenant.is_some() && of_both.is_some());
+    assert!(of_tenant != of_both && of_tenant != of_salt && of_both != of_salt);
+    assert_eq!(
+        salt_of(&guarded.server, &headers, plain).await,
+        of_tenant,
+        "always the same"
+    );
+
+    let empty = json!({"model": MODEL, "prompt": "abc", "cache_salt": ""}).to_string();
+    let bytes = request("POST", "/v1/completions", &[], empty.as_bytes());
+    let answer = send(server.address, &bytes).await;
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["param"]),
+        (400, &json!("cache_salt"))
+    );
+}
+
+#[tokio::test]
+async fn without_a_file_of_keys_nobody_is_asked() {
+    let server = Server::saying("x").await;
+    let bytes = request("GET", "/session", &[], b"");
+    assert_eq!(
+        send(server.address, &bytes).await.json(),
+        json!({"asks_for_keys": false})
+    );
+    let bytes = request("GET", "/admin/requests", &[("authorization", "Bearer whatever")], b"");
+    assert_eq!(
+        send(server.address, &bytes).await.status,
+        200,
+        "OpenAI's clients always send a key"
+    );
+}

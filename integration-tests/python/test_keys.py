@@ -1,0 +1,157 @@
+"""API keys as users have them: made by `baton keys`, sent by OpenAI's client, by baton's own verbs and by a browser that signs in."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import openai
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="pip install playwright (no browser download needed)")
+from playwright.sync_api import expect, sync_playwright  # noqa: E402
+
+from traces.processes import Cluster, NotYet, Running, ended, executable, wait_until  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_MS = 20_000
+# The coordinator looks at its file each second.
+REVOKED_WITHIN_S = 10
+
+
+def baton(words, key=None):
+    """What a verb of baton did; with no key of this session's environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("BATON_API_KEY", "BATON_API_KEYS")}
+    if key:
+        environment["BATON_API_KEY"] = key
+    return subprocess.run([executable(), *words], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+class Guarded:
+    def __init__(self, folder):
+        self.folder, self.file = folder, folder / "keys.toml"
+        self.keys = {
+            "user": self.create("user"),
+            "ops": self.create("ops", "--scope", "admin,inference,metrics"),
+            "mate": self.create("mate", "--tenant", "user"),
+            "trial": self.create("trial", "--requests-per-minute", "1"),
+        }
+        words = [executable(), "up", "--topology", "1p1d", "--engine", "stand-in", "--served-model-name", "stand-in"]
+        words += ["--listen", "127.0.0.1:0", "--json", "--api-keys", self.file]
+        self.running = Running(folder, "up", words)
+        self.cluster = Cluster(self.running.line(lambda line: "url" in line)["url"], [self.running])
+        self.url = self.cluster.url
+
+    def create(self, name, *more):
+        done = baton(["keys", "create", name, "--file", self.file, *more])
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def client(self, key, path="/v1"):
+        return openai.OpenAI(base_url=self.url + path, api_key=key, max_retries=0, timeout=60)
+
+    def complete(self, key):
+        return self.client(key).completions.create(model="stand-in", prompt="Say something.", max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    started = Guarded(tmp_path_factory.mktemp("guarded"))
+    with ended(started.cluster):
+        yield started
+
+
+def test_openais_client_gets_the_errors_that_it_knows(guarded):
+    assert guarded.complete(guarded.keys["user"]).usage.completion_tokens == 4
+    with pytest.raises(openai.AuthenticationError) as unknown:
+        guarded.complete("baton-unknown")
+    assert unknown.value.code == "invalid_api_key"
+    with pytest.raises(openai.PermissionDeniedError) as beyond:
+        guarded.client(guarded.keys["user"], "/admin").get("/cluster", cast_to=object)
+    assert beyond.value.code == "scope_missing"
+    guarded.complete(guarded.keys["trial"])
+    with pytest.raises(openai.RateLimitError) as over:
+        guarded.complete(guarded.keys["trial"])
+    assert 0 < int(over.value.response.headers["retry-after"]) <= 60
+
+
+def test_batons_verbs_send_the_operators_key(guarded):
+    at = ["--url", guarded.url]
+    without = baton(["status", *at])
+    assert without.returncode == 1 and "BATON_API_KEY" in without.stderr, without
+    for words in (["status", *at], ["nodes", *at], ["trace", "--slowest", "1", *at], ["chat", *at, "Hello"]):
+        done = baton(words, guarded.keys["ops"])
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    listed = baton(["keys", "list", "--file", guarded.file])
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:5]] == ["user", "ops", "mate", "trial"], listed
+
+
+def test_a_revoked_key_is_refused_while_the_coordinator_runs(guarded):
+    key = guarded.create("guest")
+
+    def works():
+        try:
+            guarded.complete(key)
+        except openai.AuthenticationError as refused:
+            raise NotYet(refused) from refused
+
+    def is_refused():
+        try:
+            guarded.complete(key)
+        except openai.AuthenticationError:
+            return
+        raise NotYet("it is taken")
+
+    wait_until("the new key", REVOKED_WITHIN_S, works)
+    done = baton(["keys", "revoke", "guest", "--file", guarded.file])
+    assert done.returncode == 0, done.stderr
+    wait_until("the end of the key", REVOKED_WITHIN_S, is_refused)
+
+
+def test_a_tenant_finds_no_prompt_of_another(guarded):
+    prompt = "The prompt of one tenant, long enough for some blocks. " * 20
+
+    def cached(key, **more):
+        answer = guarded.client(key).completions.create(model="stand-in", prompt=prompt, max_tokens=1, **more)
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert cached(guarded.keys["user"]) == 0, "nobody has sent it yet"
+    assert cached(guarded.keys["user"]) > 100, "its own"
+    assert cached(guarded.keys["ops"]) == 0, "another tenant's"
+    assert cached(guarded.keys["ops"]) > 100
+    assert cached(guarded.keys["mate"]) > 100, "a second key of the first tenant"
+    salted = {"extra_body": {"cache_salt": "mine"}}
+    assert cached(guarded.keys["user"], **salted) == 0, "the request has a salt of its own"
+    assert cached(guarded.keys["user"], **salted) > 100
+
+
+def test_the_console_asks_for_a_key_and_comes_back_to_its_view(guarded):
+    found = subprocess.run([ROOT / "scripts" / "get-chromium"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses to run as root, and the pages are ours.
+        chromium = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
+        page = chromium.new_page()
+        page.set_default_timeout(LIMIT_MS)
+        expect.set_options(timeout=LIMIT_MS)
+        page.goto(f"{guarded.url}/ui/#/requests")
+        page.get_by_label("API key").fill("baton-wrong")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("does not know the API key")
+        page.get_by_label("API key").fill(guarded.keys["ops"])
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{guarded.url}/ui/#/requests")
+        expect(page.locator(".grid-body .grid-row").first).to_be_visible()
+        expect(page.locator("#live")).to_contain_text("live")
+        page.goto(f"{guarded.url}/ui/#/playground")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+        chromium.close()
+
+
+def test_no_key_is_in_a_log_or_in_the_printed_configuration(guarded):
+    written = "".join(path.read_text(errors="replace") for path in guarded.folder.rglob("*") if path.is_file())
+    assert "listens on" in written, "the logs of the cluster are not in this folder"
+    for name, key in guarded.keys.items():
+        assert key not in written and key.removeprefix("baton-") not in written, f"the key of {name}"
+    printed = baton(["serve-coordinator", "--api-keys", guarded.file, "--model", "m.gguf", "--print-config"])
+    assert printed.returncode == 0 and str(guarded.file) in printed.stdout, printed
