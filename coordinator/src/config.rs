@@ -25,6 +25,11 @@ pub struct Config {
     /// HTTP API: host:port; port 0 is any free one
     #[arg(long, default_value = "127.0.0.1:8000")]
     pub listen: String,
+    /// An address for operators alone: host:port. /admin, /metrics and the console are answered there, with the rest of the API, and
+    /// no longer at listen. Unset: everything at listen
+    #[arg(long, value_name = "HOST:PORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_listen: Option<String>,
     /// Membership endpoint that nodes join (gRPC): host:port
     #[arg(long, default_value = "127.0.0.1:7400")]
     pub control_listen: String,

@@ -211,14 +211,14 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     if config.served_model_name.is_empty() {
         config.served_model_name.push(text.name.clone());
     }
-    let http: SocketAddr = tokio::net::lookup_host(&config.listen)
-        .await
-        .with_context(|| format!("--listen {} is not host:port", config.listen))?
-        .next()
-        .with_context(|| format!("--listen {} names no address", config.listen))?;
-    let http_listener = api::bind(http).await?;
-    let http_address = http_listener.local_addr()?;
-    let keys = open_keys(&config, http_address.port(), shutdown.clone())?;
+    let (http_listener, http_address) = bind_http("--listen", &config.listen).await?;
+    let admin = match &config.admin_listen {
+        Some(address) => Some(bind_http("--admin-listen", address).await?),
+        None => None,
+    };
+    let admin_address = admin.as_ref().map(|(_, address)| *address);
+    let port_of_console = admin_address.unwrap_or(http_address).port();
+    let keys = open_keys(&config, port_of_console, shutdown.clone())?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
     let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
@@ -249,15 +249,14 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         metrics: coordinator.metrics.clone(),
         limits: limits(&config),
         insight: Arc::new(insight),
-        guard: HttpGuard::new(&config.guard, &[&config.listen]).with_origins(&config.cors_origin),
+        guard: HttpGuard::new(&config.guard, &http_names(&config)).with_origins(&config.cors_origin),
         cors_origins: config.cors_origin.clone(),
         keys,
     });
-    announce(&config.name, http_address, coordinator.control_address);
+    announce(&config.name, (http_address, admin_address), coordinator.control_address);
     state.read_vocabulary_soon();
-    let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
-    let listener = (http_listener, config.connections_max);
-    api::serve_http(listener, api::router(state), shutdown.requested(), drain).await;
+    let listeners = (http_listener, admin.map(|(listener, _)| listener));
+    serve_http(state, listeners, &config, &shutdown).await;
     // The answers are sent. Their records end with the nodes' last reports.
     closing.settled().await;
     coordinator.stop().await;
@@ -293,8 +292,47 @@ fn open_keys(config: &Config, port: u16, shutdown: Shutdown) -> anyhow::Result<O
     Ok(Some(keys))
 }
 
-fn announce(name: &str, http: SocketAddr, control: SocketAddr) {
-    let listening = Listening::coordinator(name, &http.to_string(), &control.to_string());
+async fn bind_http(setting: &str, address: &str) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let first = tokio::net::lookup_host(address)
+        .await
+        .with_context(|| format!("{setting} {address} is not host:port"))?
+        .next()
+        .with_context(|| format!("{setting} {address} names no address"))?;
+    let listener = api::bind(first).await?;
+    let bound = listener.local_addr()?;
+    Ok((listener, bound))
+}
+
+/// The names under which browsers call the HTTP listeners.
+fn http_names(config: &Config) -> Vec<&str> {
+    let admin = config.admin_listen.as_deref();
+    admin.into_iter().chain([config.listen.as_str()]).collect()
+}
+
+/// Serves until `shutdown`, and drains. Where operators have an address of their own, clients find only what is theirs at the other.
+async fn serve_http(
+    state: AppState,
+    (http, admin): (TcpListener, Option<TcpListener>),
+    config: &Config,
+    shutdown: &Shutdown,
+) {
+    let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
+    let at = |listener| (listener, config.connections_max);
+    let Some(admin) = admin else {
+        return api::serve_http(at(http), api::router(state), shutdown.requested(), drain).await;
+    };
+    let (for_clients, for_operators) = api::routers(state);
+    tokio::join!(
+        api::serve_http(at(http), for_clients, shutdown.requested(), drain),
+        api::serve_http(at(admin), for_operators, shutdown.requested(), drain),
+    );
+}
+
+fn announce(name: &str, (http, admin): (SocketAddr, Option<SocketAddr>), control: SocketAddr) {
+    let listening = Listening {
+        admin: admin.map(|address| address.to_string()),
+        ..Listening::coordinator(name, &http.to_string(), &control.to_string())
+    };
     Announcement::Listening(listening).print();
     let (role, name) = ("coordinator".to_owned(), name.to_owned());
     Announcement::Ready { role, name }.print();

@@ -1,7 +1,11 @@
 """API keys as users have them: made by `baton keys`, sent by OpenAI's client, by baton's own verbs and by a browser that signs in."""
 
+import ipaddress
 import os
+import socket
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import openai
@@ -38,7 +42,8 @@ class Guarded:
         words = [executable(), "up", "--topology", "1p1d", "--engine", "stand-in", "--served-model-name", "stand-in"]
         words += ["--listen", "127.0.0.1:0", "--json", "--api-keys", self.file]
         self.running = Running(folder, "up", words)
-        self.cluster = Cluster(self.running.line(lambda line: "url" in line)["url"], [self.running])
+        self.ready = self.running.line(lambda line: "url" in line)
+        self.cluster = Cluster(self.ready["url"], [self.running])
         self.url = self.cluster.url
 
     def create(self, name, *more):
@@ -146,6 +151,58 @@ def test_the_console_asks_for_a_key_and_comes_back_to_its_view(guarded):
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("API key")).to_be_visible()
         chromium.close()
+
+
+def test_operators_can_have_an_address_of_their_own(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [executable(), "up", "--topology", "1c", "--engine", "stand-in", "--served-model-name", "stand-in"]
+    running = Running(tmp_path, "up", [*words, "--listen", "127.0.0.1:0", "--json"], {"BATON_ADMIN_LISTEN": f"127.0.0.1:{port}"})
+    cluster = Cluster(running.line(lambda line: "url" in line)["url"], [running])
+    with ended(cluster):
+        for path, is_for_clients in (("/v1/models", True), ("/ready", True), ("/version", True), ("/admin/cluster", False),
+                                     ("/metrics", False), ("/ui/", False), ("/session", False), ("/server_info", False)):
+            assert status(f"http://127.0.0.1:{port}{path}") == 200, path
+            assert status(cluster.url + path) == (200 if is_for_clients else 404), path
+        # Orders need the right address, too.
+        reset = urllib.request.Request(cluster.url + "/admin/reset_prefix_cache", b"", method="POST")
+        assert status(reset) == 404
+
+
+def status(what):
+    try:
+        with urllib.request.urlopen(what, timeout=20) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def listening(pid):
+    """Addresses at which a process listens: its sockets in state LISTEN (0A), as the kernel lists them."""
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    found = []
+    for table, size in (("tcp", 4), ("tcp6", 16)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in own:
+                host, port = columns[1].split(":")
+                # Words of the machine's order of bytes.
+                words = [bytes.fromhex(host)[at : at + 4][::-1] for at in range(0, size, 4)]
+                found.append((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return sorted(found)
+
+
+def test_nothing_listens_but_what_was_announced(guarded):
+    rows = guarded.ready["processes"]
+    assert {row["role"] for row in rows} == {"coordinator", "prefill", "decode"}, rows
+    for row in rows:
+        host, port = row["address"].rsplit(":", 1)
+        found = listening(row["pid"])
+        assert (host, int(port)) in found, (row, found)
+        # A coordinator has the address that nodes join, too. It is told to them alone.
+        assert len(found) == (2 if row["role"] == "coordinator" else 1), (row, found)
+        assert {address for address, _ in found} == {"127.0.0.1"}, (row, found)
 
 
 def test_no_key_is_in_a_log_or_in_the_printed_configuration(guarded):

@@ -17,11 +17,24 @@ use crate::keys::{Caller, HeldKey, Keys, OverLimit, Room};
 /// What a route asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
-    Open,
+    /// Nothing: a load balancer asks.
+    Probe,
+    /// Nothing: the files of the console have no secret, and its sign-in looks at the key itself.
+    Console,
     /// A key, whatever its scopes are.
     AnyKey,
     Scope(Scope),
+}
+
+impl Access {
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Probe | Self::Console)
+    }
+
+    /// Whether clients have a use for the route, so that it is not for operators alone.
+    pub(super) fn is_for_clients(self) -> bool {
+        matches!(self, Self::Probe | Self::AnyKey | Self::Scope(Scope::Inference))
+    }
 }
 
 /// OpenAI's names; its SDKs show them to people.

@@ -18,6 +18,8 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// soon.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 
+const SEND_AGAIN: &str = "Send the request again.";
+
 /// An answer other than success. `outcome` is its label in `baton_requests_total` and the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -162,6 +164,22 @@ impl ApiError {
         }
     }
 
+    /// As it is told to somebody who is not to know nodes and addresses.
+    #[must_use]
+    pub fn without_names(self) -> Self {
+        let what = match self.code {
+            Some("node_failed") => "A node failed",
+            Some("kv_transfer_failed") => "The KV transfer between two nodes failed",
+            Some("engine_failed") => "A node could not run the model step",
+            Some("internal_error") => "The server made a mistake",
+            _ => return self,
+        };
+        Self {
+            message: format!("{what}. {SEND_AGAIN}"),
+            ..self
+        }
+    }
+
     /// The `{"error": ...}` object: a response body, or an event of a stream that has begun.
     pub fn body(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
@@ -281,7 +299,7 @@ impl From<RequestError> for ApiError {
                 Retry::Maybe,
                 "Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator.",
             ),
-            _ => (Retry::Maybe, "Send the request again."),
+            _ => (Retry::Maybe, SEND_AGAIN),
         };
         let all = Self::new(status, format!("{error}. {advice}")).with_code(code);
         Self {

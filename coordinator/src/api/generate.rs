@@ -84,7 +84,7 @@ async fn generate(
         Ok(response) => response,
         Err(error) => {
             record.failed(&error);
-            error.into_response()
+            record.told(error).into_response()
         }
     }
 }

@@ -196,12 +196,25 @@ impl fmt::Debug for AppState {
 
 /// The whole HTTP surface of a coordinator.
 pub fn router(state: AppState) -> Router {
+    surface(Arc::new(state), |_| true)
+}
+
+/// What is for clients, and everything, for operators: two addresses of one coordinator.
+pub(crate) fn routers(state: AppState) -> (Router, Router) {
     let state = Arc::new(state);
+    (surface(state.clone(), Access::is_for_clients), surface(state, |_| true))
+}
+
+/// The routes that are wanted, and what is around all of them.
+fn surface(state: Arc<AppState>, is_wanted: fn(Access) -> bool) -> Router {
     let panics = state.metrics.clone();
     let cors = guard::cors(&state.cors_origins);
     let mut all = Router::new();
     for (path, access, methods) in routes::routes() {
-        let checked = match state.keys.is_some() && access != Access::Open {
+        if !is_wanted(access) {
+            continue;
+        }
+        let checked = match state.keys.is_some() && !access.is_open() {
             true => methods.route_layer(from_fn_with_state((state.clone(), access), access::check)),
             false => methods,
         };

@@ -20,7 +20,7 @@ use super::remember::{End, Known, remember};
 use super::trace::{end_span, finish_root};
 use super::trace_context::TraceContext;
 use crate::insight::Insight;
-use crate::keys::file::KeyName;
+use crate::keys::file::{KeyName, Scope};
 use crate::records::Running;
 use crate::records::closing::Closing;
 use crate::records::shape::{Detail, ms};
@@ -167,6 +167,19 @@ impl RequestRecord {
         let mut facts = self.facts();
         facts.outcome = Some(error.outcome);
         facts.error = Some(told);
+    }
+
+    /// An error as the caller may see it: with the names of nodes where nobody is asked for a key, and for operators.
+    pub fn told(&self, error: ApiError) -> ApiError {
+        let facts = self.facts();
+        let is_client = facts
+            .key
+            .as_ref()
+            .is_some_and(|key| !key.entry.scopes.contains(&Scope::Admin));
+        match is_client {
+            true => error.without_names(),
+            false => error,
+        }
     }
 
     pub fn facts(&self) -> MutexGuard<'_, Facts> {

@@ -20,19 +20,19 @@ pub fn routes() -> Vec<Route> {
     parts.into_iter().flatten().collect()
 }
 
-/// Probes, the files of the console, in which nothing is secret, and its sign-in, which looks at the key itself.
+/// What needs no key, and what any key may see.
 fn open() -> Vec<Route> {
-    let open = Access::Open;
+    let (probe, console) = (Access::Probe, Access::Console);
     vec![
-        ("/health", open, get(probes::health)),
-        ("/ready", open, get(probes::ready)),
-        ("/ping", open, get(probes::health).post(probes::health)),
-        ("/", open, get(|| async { Redirect::to("/ui") })),
-        ("/ui", open, get(console::index)),
-        ("/ui/{*path}", open, get(console::file)),
+        ("/health", probe, get(probes::health)),
+        ("/ready", probe, get(probes::ready)),
+        ("/ping", probe, get(probes::health).post(probes::health)),
+        ("/", console, get(|| async { Redirect::to("/ui") })),
+        ("/ui", console, get(console::index)),
+        ("/ui/{*path}", console, get(console::file)),
         (
             "/session",
-            open,
+            console,
             get(session::whose).post(session::begin).delete(session::end),
         ),
         ("/version", Access::AnyKey, get(probes::version)),

@@ -103,7 +103,8 @@ impl Events {
         self.is_ended = true;
         self.parts.record.failed(error);
         let parts = &mut self.parts;
-        self.tail.extend(parts.reply.failed(&parts.run, error));
+        let told = parts.record.told(error.clone());
+        self.tail.extend(parts.reply.failed(&parts.run, &told));
     }
 }
 

@@ -6,8 +6,9 @@ use coordinator::api::{Access, routes};
 use coordinator::keys::Keys;
 use coordinator::keys::file::{ClientKey, KeyFile, Limits, Scope};
 use coordinator::keys::secret::{KeyHash, SecretKey};
+use coordinator::request_handle::ClientEvent;
 use serde_json::json;
-use serving_core::request::Request;
+use serving_core::request::{Request, RequestError};
 use tempfile::TempDir;
 
 use super::client::{Answer, request, send};
@@ -90,7 +91,7 @@ async fn every_route_wants_a_key_with_its_scope_and_no_other() {
             if without.status == 405 {
                 continue;
             }
-            if access == Access::Open && path != "/session" {
+            if access.is_open() && path != "/session" {
                 assert_ne!(code(&without), "missing_api_key", "{method} {path}");
                 continue;
             }
@@ -105,7 +106,7 @@ async fn every_route_wants_a_key_with_its_scope_and_no_other() {
             );
             assert_eq!(without.header("www-authenticate"), "Bearer", "{method} {path}");
             for scope in Scope::ALL {
-                let may = access == Access::Open || access == Access::AnyKey || access == Access::Scope(scope);
+                let may = access.is_open() || access == Access::AnyKey || access == Access::Scope(scope);
                 // A stream of events has no end.
                 if may && path == "/admin/events" {
                     continue;
@@ -290,6 +291,35 @@ async fn the_console_signs_in_with_a_key_and_out_again() {
     let large = json!({"key": "x".repeat(5_000)}).to_string();
     let bytes = request("POST", "/session", &[], large.as_bytes());
     assert_eq!(send(guarded.server.address, &bytes).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_clients_error_names_no_node_and_an_operators_does() {
+    let fails = |_: &Request| {
+        let error = RequestError::DecodeNodeFailed {
+            node: "decode-7".into(),
+            detail: "10.0.0.7:7420 is gone".into(),
+        };
+        Script::Play(vec![placed(), Step::Event(ClientEvent::Failed(error))])
+    };
+    let guarded = Guarded::start(Limits::default(), fails).await;
+    let open = Server::start(fails).await;
+    for is_streaming in [false, true] {
+        let body = json!({"model": MODEL, "prompt": "abc", "stream": is_streaming}).to_string();
+        let bearer = guarded.bearer(Scope::Inference);
+        let bytes = request(
+            "POST",
+            "/v1/completions",
+            &[("authorization", &bearer)],
+            body.as_bytes(),
+        );
+        let text = send(guarded.server.address, &bytes).await.text();
+        assert!(text.contains("A node failed. Send the request again."), "{text}");
+        assert!(!text.contains("decode-7") && !text.contains("10.0.0.7"), "{text}");
+        let bytes = request("POST", "/v1/completions", &[], body.as_bytes());
+        let text = send(open.address, &bytes).await.text();
+        assert!(text.contains("decode-7"), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -29,6 +29,9 @@ pub struct Listening {
     /// Coordinator: the OpenAI API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
+    /// Coordinator: the pages of operators, where they have an address of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<String>,
     /// Coordinator: membership.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<String>,
@@ -43,6 +46,7 @@ impl Listening {
             role: "coordinator".to_owned(),
             name: name.to_owned(),
             http: Some(http.to_owned()),
+            admin: None,
             control: Some(control.to_owned()),
             address: None,
         }
@@ -53,6 +57,7 @@ impl Listening {
             role: role.to_owned(),
             name: name.to_owned(),
             http: None,
+            admin: None,
             control: None,
             address: Some(address.to_owned()),
         }
