@@ -184,6 +184,9 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
 /// It takes 30 ms when everybody listens.
 const GOODBYE_TIME: Duration = Duration::from_millis(500);
 
+/// What operators still ask when the last client has its answer.
+const OPERATORS_END_MAX: Duration = Duration::from_millis(200);
+
 /// Runs a coordinator until `shutdown`, then drains: no new request is admitted, and running requests get most of
 /// `drain_ms_max`.
 ///
@@ -322,9 +325,14 @@ async fn serve_http(
         return api::serve_http(at(http), api::router(state), shutdown.requested(), drain).await;
     };
     let (for_clients, for_operators) = api::routers(state);
+    // Operators look on until the last client has its answer.
+    let drained = Shutdown::new();
     tokio::join!(
-        api::serve_http(at(http), for_clients, shutdown.requested(), drain),
-        api::serve_http(at(admin), for_operators, shutdown.requested(), drain),
+        async {
+            api::serve_http(at(http), for_clients, shutdown.requested(), drain).await;
+            drained.request();
+        },
+        api::serve_http(at(admin), for_operators, drained.requested(), OPERATORS_END_MAX),
     );
 }
 

@@ -85,7 +85,7 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
         record.facts().key = Some(key.clone());
     }
     if let Access::Scope(scope) = access
-        && !key.entry.scopes.contains(&scope)
+        && !key.entry.may(scope)
     {
         return Err(ApiError::scope_missing(scope));
     }

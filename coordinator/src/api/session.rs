@@ -1,7 +1,7 @@
 //! `/session`: the console's sign-in. A browser sends its key once and gets a cookie, which no script can read.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::{Body, to_bytes};
@@ -18,6 +18,8 @@ use crate::keys::{HeldKey, SESSION_TIME};
 
 /// A key has 70 characters.
 const BODY_BYTES_MAX: usize = 4 << 10;
+/// Nobody has shown a key yet, so nobody keeps a connection for longer.
+const BODY_READ_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
 struct SignIn {
@@ -40,11 +42,13 @@ pub async fn begin(State(state): State<Arc<AppState>>, body: Body) -> Response {
     let Some(keys) = &state.keys else {
         return Json(json!({"asks_for_keys": false})).into_response();
     };
-    let sign_in = match to_bytes(body, BODY_BYTES_MAX).await {
-        Ok(bytes) => serde_json::from_slice::<SignIn>(&bytes),
-        Err(_) => {
-            let message =
-                format!("The body did not arrive, or has more than {BODY_BYTES_MAX} bytes; a key is shorter.");
+    let sign_in = match tokio::time::timeout(BODY_READ_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(bytes)) => serde_json::from_slice::<SignIn>(&bytes),
+        _ => {
+            let message = format!(
+                "The body did not arrive within {} s, or has more than {BODY_BYTES_MAX} bytes; a key is shorter.",
+                BODY_READ_MAX.as_secs()
+            );
             return ApiError::bad_request(message).into_response();
         }
     };

@@ -130,6 +130,13 @@ pub struct ClientKey {
 }
 
 impl ClientKey {
+    /// An operator sees the metrics, too.
+    #[must_use]
+    pub fn may(&self, scope: Scope) -> bool {
+        let is_seen_by_admins = scope == Scope::Metrics && self.scopes.contains(&Scope::Admin);
+        self.scopes.contains(&scope) || is_seen_by_admins
+    }
+
     /// A key without a tenant is one by itself.
     #[must_use]
     pub fn tenant(&self) -> &KeyName {
@@ -277,6 +284,15 @@ impl KeyFile {
         file: &Path,
         change: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
+        // A link stays one: its target is what a coordinator reads.
+        let target = match std::fs::symlink_metadata(file) {
+            Ok(found) if found.is_symlink() => std::fs::canonicalize(file).map_err(|source| KeyFileError::Read {
+                file: file.to_owned(),
+                source,
+            })?,
+            _ => file.to_owned(),
+        };
+        let file = target.as_path();
         // The lock is on the folder: the file itself is replaced.
         let folder = File::open(folder_of(file)).map_err(|source| KeyFileError::Read {
             file: folder_of(file).to_owned(),
@@ -421,6 +437,30 @@ mod tests {
         std::fs::write(&file, "#".repeat(FILE_BYTES_MAX as usize + 1)).expect("is written");
         let refused = KeyFile::load(&file).expect_err("too large");
         assert!(refused.to_string().contains("more than 1048576 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn a_link_stays_one_and_its_target_is_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, link) = (folder.path().join("keys.toml"), folder.path().join("link"));
+        KeyFile::parse(&key("a", ""))
+            .expect("a key")
+            .save(&file)
+            .expect("is written");
+        std::os::unix::fs::symlink(&file, &link).expect("is linked");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("are given");
+        let emptied: Result<(), KeyFileError> = KeyFile::change(&link, |keys| {
+            keys.keys.clear();
+            Ok(())
+        });
+        emptied.expect("is changed");
+        assert!(link.is_symlink());
+        assert!(KeyFile::load(&file).expect("is read").keys.is_empty());
+        let mode = file.metadata().expect("is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "the rights that it had");
+        std::fs::remove_file(&file).expect("is removed");
+        let dangling: Result<(), KeyFileError> = KeyFile::change(&link, |_| Ok(()));
+        assert!(matches!(dangling, Err(KeyFileError::Read { .. })), "{dangling:?}");
     }
 
     #[test]

@@ -12,19 +12,28 @@ use super::Keys;
 /// A revoked key is refused after this time at the latest. A look at a file takes microseconds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What changes when a file is written or replaced. `None`: it cannot be looked at.
-pub(super) type Seen = Option<(u64, i64, i64, u64)>;
+/// What changes when a file is written or replaced, or gets other rights. `None`: it cannot be looked at.
+pub(super) type Seen = Option<[i64; 6]>;
 
 pub(super) fn look(path: &Path) -> Seen {
     // A volume of Kubernetes changes a link to a link, so this follows links.
     let file = std::fs::metadata(path).ok()?;
-    Some((file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
+    let (ino, size) = (file.ino().cast_signed(), file.size().cast_signed());
+    Some([
+        ino,
+        size,
+        file.mtime(),
+        file.mtime_nsec(),
+        file.ctime(),
+        file.ctime_nsec(),
+    ])
 }
 
 impl Keys {
-    /// Until `stop`. A file that cannot be used leaves the keys as they are, and the log says so once for each change.
+    /// Until `stop`. A file that cannot be used leaves the keys as they are and is tried again each time; the log says so once for each
+    /// change.
     pub(crate) async fn follow(self, stop: Shutdown) {
-        let mut seen = self.0.first_look;
+        let (mut seen, mut failed) = (self.0.first_look, None);
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -36,10 +45,16 @@ impl Keys {
             if now == seen {
                 continue;
             }
-            seen = now;
             match self.read_again() {
-                Ok(count) => tracing::info!(count, "the file of keys was read again"),
-                Err(error) => tracing::warn!(%error, "the keys stay as they were"),
+                Ok(count) => {
+                    seen = now;
+                    tracing::info!(count, "the file of keys was read again");
+                }
+                Err(error) if failed != Some(now) => {
+                    failed = Some(now);
+                    tracing::warn!(%error, "the keys stay as they were");
+                }
+                Err(_) => {}
             }
         }
     }

@@ -182,7 +182,7 @@ impl Caller {
             Some(cookie) => self.keys.find_session(cookie, now),
             None => self.keys.with_hash(&self.key),
         };
-        key.is_some_and(|key| key.entry.scopes.contains(&scope))
+        key.is_some_and(|key| key.entry.may(scope))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The served model's tokenizer and chat template, out of its files.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -32,6 +33,8 @@ struct ServedText {
     tokenizer: Tokenizer,
     /// Base models have no template. They serve completions.
     template: Option<ChatTemplate>,
+    /// Tokens of users that stand in the template: some families have such ones as the marks of roles.
+    role_marks: BTreeSet<String>,
 }
 
 impl TextModel {
@@ -49,8 +52,12 @@ impl TextModel {
             Err(ChatTemplateError::Missing) => None,
             Err(error) => return Err(error.into()),
         };
+        let tokenizer = file.tokenizer()?;
+        let source = template.as_ref().map_or("", ChatTemplate::source_with_tools);
+        let in_template = tokenizer.texts_of_users().filter(|text| source.contains(*text));
         let codec = ServedText {
-            tokenizer: file.tokenizer()?,
+            role_marks: in_template.map(str::to_owned).collect(),
+            tokenizer,
             template,
         };
         let fingerprint = format!(
@@ -79,12 +86,8 @@ impl TextCodec for ServedText {
         encoded.map_err(not_encoded)
     }
     fn hide_control(&self, text: &str, mark: char, whose: TextOf) -> Option<String> {
-        let template = self
-            .template
-            .as_ref()
-            .map_or("", |template| template.source_with_tools());
         // An earlier answer of the model may have its marks of thoughts and calls, which templates look for.
-        let is_role_mark = |token: &str| whose == TextOf::Others && template.contains(token);
+        let is_role_mark = |token: &str| whose == TextOf::Others && self.role_marks.contains(token);
         self.tokenizer.hide_control(text, mark, &is_role_mark)
     }
     fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError> {

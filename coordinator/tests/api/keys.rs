@@ -106,7 +106,9 @@ async fn every_route_wants_a_key_with_its_scope_and_no_other() {
             );
             assert_eq!(without.header("www-authenticate"), "Bearer", "{method} {path}");
             for scope in Scope::ALL {
-                let may = access.is_open() || access == Access::AnyKey || access == Access::Scope(scope);
+                let is_its = access == Access::Scope(scope);
+                let is_for_admins_too = access == Access::Scope(Scope::Metrics) && scope == Scope::Admin;
+                let may = access.is_open() || access == Access::AnyKey || is_its || is_for_admins_too;
                 // A stream of events has no end.
                 if may && path == "/admin/events" {
                     continue;
@@ -120,7 +122,7 @@ async fn every_route_wants_a_key_with_its_scope_and_no_other() {
             }
         }
     }
-    assert!(refused > 50 && let_in > 25, "{refused} refused, {let_in} let in");
+    assert!(refused > 45 && let_in > 25, "{refused} refused, {let_in} let in");
     assert_eq!(guarded.ask("GET", "/no/such/page", &[]).await.status, 404);
 }
 

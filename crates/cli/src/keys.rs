@@ -43,7 +43,7 @@ pub enum KeysVerb {
 #[derive(Debug, Args)]
 pub struct FileArgs {
     /// The file of keys, which `--api-keys` of a coordinator or of `baton up` names.
-    #[arg(long, env = "BATON_API_KEYS", default_value = "keys.toml", value_name = "FILE")]
+    #[arg(long, default_value = "keys.toml", value_name = "FILE")]
     pub file: PathBuf,
 }
 

@@ -5,6 +5,7 @@ mod ready_watch;
 mod report;
 pub(crate) mod run_folder;
 
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,9 @@ pub struct UpArgs {
     /// Coordinators over the same nodes; the first listens at --listen, the others at any free port.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub coordinators: u32,
+    /// File of the clients' API keys, which `baton keys` writes [default: nobody is asked for a key].
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
     #[command(flatten)]
     pub settings: ClusterSettings,
     /// Write each process's log to DIR/NAME.log, without a limit [default: 16 MiB of each where `baton logs` finds them, until
@@ -94,7 +98,7 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     if let Some(file) = &args.settings.slo_config {
         SloConfig::load(file).context("--slo-config").exit(Exit::Usage)?;
     }
-    if let Some(file) = &args.settings.api_keys {
+    if let Some(file) = &args.api_keys {
         KeyFile::load(file).context("--api-keys").exit(Exit::Usage)?;
     }
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
@@ -142,6 +146,11 @@ fn cluster_options(args: &UpArgs, executable: PathBuf) -> LocalClusterOptions {
     options
         .coordinator_flags
         .push(format!("--drain-ms-max={drain_ms_max}").into());
+    if let Some(file) = &args.api_keys {
+        let mut flag = OsString::from("--api-keys=");
+        flag.push(file);
+        options.coordinator_flags.push(flag);
+    }
     options.start_within = Duration::from_secs(args.start_timeout);
     options
 }

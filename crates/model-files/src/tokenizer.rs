@@ -102,7 +102,13 @@ impl Tokenizer {
         self.control.hide(text, mark, is_role_mark)
     }
 
-    /// As [`Tokenizer::encode_at_most`] of the text without `mark`, but a control token with a mark inside is plain text.
+    /// Texts of the tokens that somebody added to the vocabulary as plain text, but for white space and single characters.
+    pub fn texts_of_users(&self) -> impl Iterator<Item = &str> {
+        self.control.of_users()
+    }
+
+    /// As [`Tokenizer::encode_at_most`] of the text without `mark`, but no token spans a mark: a control token with one inside is
+    /// plain text.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_at_most`].

@@ -183,9 +183,6 @@ pub struct ClusterSettings {
     /// TOML file with the SLO profiles and the objective that judge requests [default: the built-in profiles].
     #[arg(long, value_name = "FILE")]
     pub slo_config: Option<PathBuf>,
-    /// File of the clients' API keys, which `baton keys` writes [default: nobody is asked for a key].
-    #[arg(long, value_name = "FILE")]
-    pub api_keys: Option<PathBuf>,
     /// Naming conventions of span attributes: otel, vllm, openinference (Phoenix), or several [default: otel,vllm].
     #[arg(long, value_name = "NAMES")]
     pub otel_flavor: Option<String>,
@@ -364,9 +361,6 @@ impl LocalClusterOptions {
         flags.set_some("flight-record", &record);
         if let Some(file) = &self.settings.slo_config {
             flags.set("slo-config", file);
-        }
-        if let Some(file) = &self.settings.api_keys {
-            flags.set("api-keys", file);
         }
         flags.set_true("trace-content", self.settings.trace_content);
         flags.set_some("trace-viewer-url", &self.settings.trace_viewer_url);
@@ -639,13 +633,8 @@ mod tests {
     fn only_coordinators_are_told_how_to_judge_and_what_to_trace() {
         let mut options = options("1p1d");
         options.settings.slo_config = Some("/etc/slo.toml".into());
-        options.settings.api_keys = Some("/etc/keys.toml".into());
         options.settings.trace_content = true;
-        for flag in [
-            "--slo-config=/etc/slo.toml",
-            "--api-keys=/etc/keys.toml",
-            "--trace-content",
-        ] {
+        for flag in ["--slo-config=/etc/slo.toml", "--trace-content"] {
             let has = |spec: &ProcessSpec| spec.arguments.contains(&flag.into());
             assert!(options.coordinators().iter().all(has), "{flag}");
             assert!(!options.nodes("h:1").iter().any(has), "{flag}");

@@ -15,14 +15,17 @@ pub(super) struct ControlTexts {
     tokens: Vec<(Box<str>, TokenKind)>,
     /// What control tokens begin with. A text that ends so could become one with the text behind it.
     beginnings: BTreeSet<Box<str>>,
+    /// Bytes of the longest of them.
+    longest: usize,
 }
 
 impl ControlTexts {
     pub(super) fn new(table: &TokenTable) -> Result<Self, TokenizerError> {
         let all = table.bytes.iter().zip(&table.kinds);
         let texts = all.filter_map(|(bytes, kind)| Some((std::str::from_utf8(bytes).ok()?, *kind)));
-        // Nothing can stand inside a single character.
-        let found = texts.filter(|(text, kind)| kind.is_parsed_whole() && text.chars().nth(1).is_some());
+        // Nothing can stand inside a single character. White space marks no role: vocabularies have runs of it as tokens.
+        let is_long = |text: &str| text.chars().nth(1).is_some() && !text.trim().is_empty();
+        let found = texts.filter(|(text, kind)| kind.is_parsed_whole() && is_long(text));
         let tokens: Vec<(Box<str>, TokenKind)> = found.map(|(text, kind)| (text.into(), kind)).collect();
         let finder = match tokens.is_empty() {
             true => None,
@@ -33,11 +36,19 @@ impl ControlTexts {
         };
         let control = tokens.iter().filter(|(_, kind)| *kind != TokenKind::UserDefined);
         let beginnings = control.flat_map(|(text, _)| text.char_indices().skip(1).map(|(end, _)| text[..end].into()));
+        let beginnings: BTreeSet<Box<str>> = beginnings.collect();
         Ok(Self {
             finder,
-            beginnings: beginnings.collect(),
+            longest: beginnings.iter().map(|text| text.len()).max().unwrap_or(0),
+            beginnings,
             tokens,
         })
+    }
+
+    /// Texts of the tokens that users added.
+    pub(super) fn of_users(&self) -> impl Iterator<Item = &str> {
+        let of_users = self.tokens.iter().filter(|(_, kind)| *kind == TokenKind::UserDefined);
+        of_users.map(|(text, _)| &**text)
     }
 
     /// The text with `mark` behind the first character of each control token that is written in it, also of those that overlap, and at
@@ -51,8 +62,7 @@ impl ControlTexts {
             })
             .filter_map(|found| Some(found.start() + text.get(found.start()..)?.chars().next()?.len_utf8()))
             .collect();
-        let longest = self.beginnings.iter().map(|text| text.len()).max().unwrap_or(0);
-        let from = text.len().saturating_sub(longest);
+        let from = text.len().saturating_sub(self.longest);
         let mut ends = (from..text.len()).filter_map(|start| text.get(start..));
         if ends.any(|end| self.beginnings.contains(end)) {
             places.insert(text.len());
@@ -115,6 +125,11 @@ mod tests {
         let hide = |text| control.hide(text, '~', &|token| token == "<turn>");
         assert_eq!(hide("a <turn> b <think>").as_deref(), Some("a <~turn> b <think>"));
         assert_eq!(hide("<think> <tur"), None);
+        let spaces = super::ControlTexts::new(&TokenTable {
+            bytes: vec![b"\n\n".as_slice().into()],
+            kinds: vec![TokenKind::UserDefined],
+        });
+        assert_eq!(spaces.expect("is built").hide("a\n\nb", '~', &|_| true), None);
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(super) struct EncoderParts {
 struct Output {
     tokens: Vec<TokenId>,
     tokens_max: usize,
-    /// Stands inside what must not be found as an added token, and is taken out before words are cut.
+    /// Stands inside what must not be found as an added token. It gives no token itself.
     mark: Option<char>,
 }
 
@@ -171,34 +171,42 @@ impl Encoder {
                 }
                 Fragment::Text { text, is_start } => (text, is_start),
             };
-            let unmarked = without(output.mark, text);
-            let text = &*unmarked;
             // Behind an added token a fragment begins again.
             let begins_fragment = begins_fragment || !is_first;
-            let text = match self.metaspace {
-                None => Cow::Borrowed(text),
-                Some(Metaspace { prepend, .. }) => {
-                    let wants_mark = match prepend {
-                        Prepend::Never => false,
-                        Prepend::First => begins_fragment && is_start && is_first,
-                        Prepend::Always => begins_fragment,
-                    };
-                    mark_spaces(text, wants_mark)
-                }
-            };
-            cut_words(&self.words, &text, &mut |word| {
-                self.merger.encode(word, begins_fragment, &mut output.tokens)?;
-                output.check()
-            })?;
+            let is_text_start = is_start && is_first;
+            let mark = output.mark;
+            // No token spans a mark: also a merger may find tokens that users added.
+            let parts = text.split(|character| mark == Some(character)).enumerate();
+            for (place, part) in parts.filter(|(_, part)| !part.is_empty()) {
+                let begins_fragment = begins_fragment && place == 0;
+                self.encode_part(part, (begins_fragment, is_text_start), output)?;
+            }
         }
         Ok(())
     }
-}
 
-fn without(mark: Option<char>, text: &str) -> Cow<'_, str> {
-    match mark {
-        Some(mark) if text.contains(mark) => Cow::Owned(text.replace(mark, "")),
-        _ => Cow::Borrowed(text),
+    /// Spaces become marks, and words become tokens. `is_text_start`: the fragment to which the part belongs is the first one.
+    fn encode_part(
+        &self,
+        text: &str,
+        (begins_fragment, is_text_start): (bool, bool),
+        output: &mut Output,
+    ) -> Result<(), TokenizerError> {
+        let text = match self.metaspace {
+            None => Cow::Borrowed(text),
+            Some(Metaspace { prepend, .. }) => {
+                let wants_mark = match prepend {
+                    Prepend::Never => false,
+                    Prepend::First => begins_fragment && is_text_start,
+                    Prepend::Always => begins_fragment,
+                };
+                mark_spaces(text, wants_mark)
+            }
+        };
+        cut_words(&self.words, &text, &mut |word| {
+            self.merger.encode(word, begins_fragment, &mut output.tokens)?;
+            output.check()
+        })
     }
 }
 

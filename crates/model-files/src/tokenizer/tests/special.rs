@@ -7,6 +7,7 @@ use serde_json::json;
 use super::families::{from_folder, gguf_of_byte_level, gguf_of_sentencepiece, json_of};
 use super::load;
 use crate::gguf::MetadataValue;
+use crate::test_kit::GgufBuilder;
 use crate::tokenizer::{IncrementalDecoder, Tokenizer};
 use serving_core::ids::TokenId;
 
@@ -73,9 +74,8 @@ fn all_end_tokens_of_a_family_are_found_in_its_vocabulary() {
     assert_eq!(end_texts(&gemma), ["</s>", "<end_of_turn>"]);
 }
 
-#[test]
-fn an_end_of_turn_that_a_converter_took_for_a_word_still_ends_the_turn() {
-    let file = gguf_of_sentencepiece("sentencepiece-gemma");
+/// A file whose control tokens a converter has taken for words.
+fn with_words_for_control(file: GgufBuilder) -> GgufBuilder {
     let key = "tokenizer.ggml.token_type";
     let (_, kinds) = file.metadata.iter().find(|(name, _)| name == key).unwrap().clone();
     let MetadataValue::Array(kinds) = kinds else {
@@ -86,9 +86,13 @@ fn an_end_of_turn_that_a_converter_took_for_a_word_still_ends_the_turn() {
         other => other,
     };
     let kinds = MetadataValue::Array(kinds.into_iter().map(user_defined).collect());
-    let file = file
-        .metadata(key, kinds)
-        .without_metadata("tokenizer.ggml.eos_token_id");
+    file.metadata(key, kinds)
+        .without_metadata("tokenizer.ggml.eos_token_id")
+}
+
+#[test]
+fn an_end_of_turn_that_a_converter_took_for_a_word_still_ends_the_turn() {
+    let file = with_words_for_control(gguf_of_sentencepiece("sentencepiece-gemma"));
     assert_eq!(end_texts(&load(&file).unwrap()), ["<end_of_turn>"]);
 }
 
@@ -148,4 +152,40 @@ fn control_tokens_of_phi_3_take_the_white_space_behind_them() {
     let count = |file| load(file).unwrap().encode("</s>   \n</s>", false).unwrap().len();
     assert_eq!(count(&phi), 2);
     assert!(count(&file) > 2);
+}
+
+/// Of each kind of merger: what is hidden is encoded as other text is, byte for byte, and gives no token that may control a model.
+#[test]
+fn a_hidden_token_is_plain_text_in_each_kind_of_vocabulary() {
+    let tokenizers = [
+        load(&gguf_of_sentencepiece("sentencepiece-llama")).unwrap(),
+        load(&with_words_for_control(gguf_of_sentencepiece("sentencepiece-gemma"))).unwrap(),
+        from_folder("llama-bpe"),
+        from_folder("qwen2"),
+    ];
+    let mut seen = 0;
+    for tokenizer in &tokenizers {
+        let whole = |id: &TokenId| tokenizer.tokens.kinds[id.0 as usize].is_parsed_whole();
+        let ids = (0..tokenizer.vocab_size()).map(|id| TokenId(u32::try_from(id).unwrap()));
+        for id in ids.filter(|id| whole(id)) {
+            let token = String::from_utf8(tokenizer.token_bytes(id).unwrap().to_vec()).unwrap();
+            if token.chars().count() < 2 || token.trim().is_empty() {
+                continue;
+            }
+            let text = format!("Hi {token}you");
+            let hidden = tokenizer.hide_control(&text, '\u{10FF00}', &|_| true).unwrap();
+            let tokens = tokenizer
+                .encode_hidden(&hidden, '\u{10FF00}', (false, usize::MAX))
+                .unwrap();
+            assert!(!tokens.contains(&id), "{token} in {tokens:?}");
+            assert_eq!(tokenizer.decode(&tokens, false).trim_start(), text, "{token}");
+            let plain = tokenizer.encode("Hi you", false).unwrap();
+            let unmarked = tokenizer
+                .encode_hidden("Hi you", '\u{10FF00}', (false, usize::MAX))
+                .unwrap();
+            assert_eq!(unmarked, plain, "a text without marks is encoded as ever");
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "only {seen} tokens");
 }
