@@ -184,7 +184,7 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
 /// It takes 30 ms when everybody listens.
 const GOODBYE_TIME: Duration = Duration::from_millis(500);
 
-/// What operators still ask when the last client has its answer.
+/// How long requests of operators may go on after the last client has its answer.
 const OPERATORS_END_MAX: Duration = Duration::from_millis(200);
 
 /// Runs a coordinator until `shutdown`, then drains: no new request is admitted, and running requests get most of

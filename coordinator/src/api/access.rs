@@ -79,7 +79,8 @@ pub async fn check(
 /// Notes whose request it is. A request that computes takes a place of its key.
 fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, ApiError> {
     let now = Instant::now();
-    let key = key_of(keys, request.headers(), now)?;
+    let (key, cookie) = key_of(keys, request.headers(), now)?;
+    let cookie = cookie.map(str::to_owned);
     let record = request.extensions().get::<Arc<RequestRecord>>().cloned();
     if let Some(record) = &record {
         record.facts().key = Some(key.clone());
@@ -89,14 +90,14 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
     {
         return Err(ApiError::scope_missing(scope));
     }
-    let cookie = cookie(keys, request.headers()).map(str::to_owned);
-    let by_cookie = !request.headers().contains_key(header::AUTHORIZATION);
-    let caller = Caller {
-        keys: keys.clone(),
-        key: key.entry.sha256,
-        cookie: cookie.filter(|_| by_cookie),
-    };
-    request.extensions_mut().insert(caller);
+    if access == Access::Scope(Scope::Admin) {
+        let caller = Caller {
+            keys: keys.clone(),
+            key: key.entry.sha256,
+            cookie,
+        };
+        request.extensions_mut().insert(caller);
+    }
     if access != Access::Scope(Scope::Inference) || request.method() != Method::POST {
         return Ok(Room::default());
     }
@@ -107,16 +108,21 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
     Ok(room)
 }
 
-/// Whose request it is. A key in the `Authorization` header counts before a session.
-pub fn key_of(keys: &Keys, headers: &HeaderMap, now: Instant) -> Result<Arc<HeldKey>, ApiError> {
+/// Whose request it is, and the cookie of the session by which that is known. A key in the `Authorization` header counts before a
+/// session.
+pub fn key_of<'a>(
+    keys: &Keys,
+    headers: &'a HeaderMap,
+    now: Instant,
+) -> Result<(Arc<HeldKey>, Option<&'a str>), ApiError> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let text = value.to_str().ok().and_then(bearer);
-        return text.and_then(|text| keys.find(text)).ok_or_else(ApiError::wrong_key);
+        let key = text.and_then(|text| keys.find(text)).ok_or_else(ApiError::wrong_key)?;
+        return Ok((key, None));
     }
-    match cookie(keys, headers) {
-        Some(cookie) => keys.find_session(cookie, now).ok_or_else(ApiError::session_ended),
-        None => Err(ApiError::no_key()),
-    }
+    let cookie = cookie(keys, headers).ok_or_else(ApiError::no_key)?;
+    let key = keys.find_session(cookie, now).ok_or_else(ApiError::session_ended)?;
+    Ok((key, Some(cookie)))
 }
 
 /// The text of the session's cookie, if the browser sent one.

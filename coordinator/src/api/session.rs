@@ -32,7 +32,7 @@ pub async fn whose(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Re
         return Json(json!({"asks_for_keys": false})).into_response();
     };
     match key_of(keys, &headers, Instant::now()) {
-        Ok(key) => Json(about(&key)).into_response(),
+        Ok((key, _)) => Json(about(&key)).into_response(),
         Err(refused) => refusal(refused),
     }
 }

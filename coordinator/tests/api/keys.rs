@@ -73,6 +73,15 @@ fn code(answer: &Answer) -> String {
         .to_owned()
 }
 
+fn assert_is(answer: &Answer, (status, wanted): (u16, &str)) {
+    assert_eq!(
+        (answer.status, code(answer).as_str()),
+        (status, wanted),
+        "{}",
+        answer.text()
+    );
+}
+
 fn at_most(count: u32) -> Option<NonZeroU32> {
     NonZeroU32::new(count)
 }
@@ -190,12 +199,7 @@ async fn a_key_has_as_many_requests_as_its_limit_says() {
         "a list of models is no request that computes"
     );
     let third = guarded.complete().await;
-    assert_eq!(
-        (third.status, code(&third).as_str()),
-        (429, "rate_limit_exceeded"),
-        "{}",
-        third.text()
-    );
+    assert_is(&third, (429, "rate_limit_exceeded"));
     let wait: u32 = third.header("retry-after").parse().unwrap();
     assert!(
         (1..=30).contains(&wait),
@@ -213,12 +217,7 @@ async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
     let guarded = Guarded::saying(limits, "xyz").await;
     assert_eq!(guarded.complete().await.header("x-ratelimit-remaining-tokens"), "6");
     let second = guarded.complete().await;
-    assert_eq!(
-        (second.status, code(&second).as_str()),
-        (429, "rate_limit_exceeded"),
-        "{}",
-        second.text()
-    );
+    assert_is(&second, (429, "rate_limit_exceeded"));
     assert!(second.text().contains("6 tokens a minute"), "{}", second.text());
 }
 
@@ -241,12 +240,7 @@ async fn an_open_request_takes_a_place_until_its_client_has_left() {
     let open = tokio::spawn(async move { send(address, &bytes).await });
     until(|| (guarded.server.submitted() == 1).then_some(())).await;
     let second = guarded.complete().await;
-    assert_eq!(
-        (second.status, code(&second).as_str()),
-        (429, "rate_limit_exceeded"),
-        "{}",
-        second.text()
-    );
+    assert_is(&second, (429, "rate_limit_exceeded"));
     open.abort();
     until(|| (!guarded.server.heard.lock().unwrap().cancelled.is_empty()).then_some(())).await;
     let bearer = guarded.bearer(Scope::Inference);
@@ -278,14 +272,14 @@ async fn the_console_signs_in_with_a_key_and_out_again() {
     let with_cookie = [("cookie", cookie.as_str())];
     assert_eq!(guarded.ask("GET", "/admin/cluster", &with_cookie).await.status, 200);
     let lacks = guarded.ask("GET", "/v1/models", &with_cookie).await;
-    assert_eq!((lacks.status, code(&lacks).as_str()), (403, "scope_missing"));
+    assert_is(&lacks, (403, "scope_missing"));
     assert_eq!(
         guarded.ask("GET", "/session", &with_cookie).await.json()["key"],
         "admin"
     );
     assert_eq!(guarded.ask("DELETE", "/session", &with_cookie).await.status, 204);
     let over = guarded.ask("GET", "/admin/cluster", &with_cookie).await;
-    assert_eq!((over.status, code(&over).as_str()), (401, "session_ended"));
+    assert_is(&over, (401, "session_ended"));
 
     assert_eq!(code(&sign_in("baton-0".to_owned()).await), "invalid_api_key");
     let bytes = request("POST", "/session", &[], b"[]");
