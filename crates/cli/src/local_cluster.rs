@@ -7,6 +7,7 @@ mod membership;
 mod memory;
 mod options;
 mod process;
+mod ready;
 
 use std::collections::BTreeMap;
 use std::process::ExitStatus;
@@ -27,8 +28,6 @@ use process::{Process, ProcessState};
 
 /// etcd elects a leader within a second and restarts in a few. One that takes longer is not there.
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// How often `/ready` is asked while the cluster starts.
-const READY_POLL_EVERY: Duration = Duration::from_millis(50);
 /// The time for a node to exit once the coordinator is gone. By then it has nothing left to finish.
 const NODE_EXIT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -57,11 +56,19 @@ pub enum LocalClusterError {
 #[error("{name} (pid {pid}) ended with {status}{}", last_lines_text(.last_lines))]
 pub struct NodeExit {
     pub name: String,
+    pub kind: ProcessKind,
     pub pid: u32,
     /// The exit status or the signal, from the operating system.
     pub status: ExitStatus,
     /// The last lines of its stderr.
     pub last_lines: Vec<String>,
+}
+
+impl NodeExit {
+    /// Whether a node ended as it does after a drain. Without its coordinator the cluster has ended.
+    pub fn has_left(&self) -> bool {
+        self.status.code() == Some(0) && self.kind != ProcessKind::Coordinator
+    }
 }
 
 fn last_lines_text(lines: &[String]) -> String {
@@ -79,12 +86,6 @@ pub struct ProcessInfo {
     pub pid: u32,
     /// Its address: HTTP for the coordinator, gRPC and `/metrics` for a node.
     pub address: String,
-}
-
-/// The words of `/ready` when it answers 200.
-#[derive(serde::Deserialize)]
-struct ReadyAnswer {
-    usable_pairs: u32,
 }
 
 /// A running cluster. Dropping it kills the processes that still run; [`LocalCluster::stop`] drains first.
@@ -221,12 +222,6 @@ impl LocalCluster {
         }
     }
 
-    /// Whether a node ended as it does after a drain. Without its coordinator the cluster has ended.
-    pub fn has_left(&self, exit: &NodeExit) -> bool {
-        let kind = self.processes.get(&exit.name).map(|process| process.spec.kind);
-        exit.status.code() == Some(0) && kind != Some(ProcessKind::Coordinator)
-    }
-
     /// Sends SIGKILL to one process. Returns once the process is gone.
     ///
     /// # Errors
@@ -320,17 +315,19 @@ impl LocalCluster {
     }
 
     fn exit_of(&self, name: &str) -> Option<NodeExit> {
-        let process = self.processes.get(name)?;
-        Some(NodeExit {
-            name: name.to_owned(),
-            pid: process.pid,
-            status: process.exit_status()?,
-            last_lines: process.last_lines(),
-        })
+        self.processes.get(name)?.exit()
     }
 
-    fn first_exit(&self) -> Option<NodeExit> {
-        self.order.iter().find_map(|name| self.exit_of(name))
+    /// The first process in start order that ended, but for nodes that left after a drain.
+    fn first_failure(&self) -> Option<NodeExit> {
+        let mut exits = self.order.iter().filter_map(|name| self.exit_of(name));
+        exits.find(|exit| !exit.has_left())
+    }
+
+    fn running_nodes(&self) -> usize {
+        let is_node = |process: &&Process| process.spec.kind != ProcessKind::Coordinator;
+        let nodes = self.processes.values().filter(is_node);
+        nodes.filter(|node| node.exit_status().is_none()).count()
     }
 
     /// Waits until `is_reached` holds for one process, unless any process ends first.
@@ -342,71 +339,41 @@ impl LocalCluster {
     ) -> Result<ProcessState, LocalClusterError> {
         let mut state = self.process(name)?.state.clone();
         let reached = timeout_at(deadline, state.wait_for(is_reached));
-        let exited = async {
+        // Somebody may drain a node while others still start. `next_exit` tells of it once the cluster has started.
+        let (exits, processes, mut left) = (&mut self.exits, &self.processes, Vec::new());
+        let failed = async {
             loop {
                 // Exits of an earlier life of a restarted process do not count.
-                match self.exits.recv().await {
-                    Some(exited) if self.processes.get(&exited).is_some_and(|p| p.exit_status().is_some()) => return,
-                    _ => {}
+                let exited = exits.recv().await;
+                let Some(exit) = exited.and_then(|exited| processes.get(&exited)?.exit()) else {
+                    continue;
+                };
+                if exit.name == name || !exit.has_left() {
+                    return exit;
                 }
+                left.push(exit.name);
             }
         };
         let outcome = tokio::select! {
-            reached = reached => Some(reached.map(|state| state.map(|state| state.clone()))),
-            () = exited => None,
+            reached = reached => Ok(reached.map(|state| state.map(|state| state.clone()))),
+            exit = failed => Err(exit),
         };
+        for name in left {
+            // The channel had room for them before.
+            let _ = self.exits_sender.try_send(name);
+        }
         match outcome {
-            Some(Ok(Ok(state))) => Ok(state),
-            Some(Err(_)) => Err(LocalClusterError::NotReady {
+            Ok(Ok(Ok(state))) => Ok(state),
+            Ok(Err(_)) => Err(LocalClusterError::NotReady {
                 within: self.options.start_within,
                 waiting_for: format!("{name} has not said that it is ready"),
             }),
-            Some(Ok(Err(_))) | None => Err(self.first_exit().map_or_else(
+            Err(exit) => Err(LocalClusterError::Exited(exit)),
+            Ok(Ok(Err(_))) => Err(self.exit_of(name).map_or_else(
                 || LocalClusterError::Start(anyhow::anyhow!("{name} could not be watched")),
                 LocalClusterError::Exited,
             )),
         }
-    }
-
-    async fn wait_for_ready(&mut self, base_url: &str, deadline: Instant) -> Result<(), LocalClusterError> {
-        let url = format!("{base_url}/ready");
-        let pairs = self.options.topology.pair_count();
-        let client = reqwest::Client::new();
-        let (mut last, mut told) = (String::new(), String::new());
-        while Instant::now() < deadline {
-            if let Some(exit) = self.first_exit() {
-                return Err(LocalClusterError::Exited(exit));
-            }
-            match timeout_at(deadline, client.get(&url).send()).await {
-                Ok(Ok(answer)) if answer.status().is_success() => {
-                    let usable = answer.json::<ReadyAnswer>().await.map_or(0, |ready| ready.usable_pairs);
-                    if usable >= pairs {
-                        return Ok(());
-                    }
-                    last = format!("{usable} of {pairs} links between prefill and decode nodes work");
-                }
-                Ok(Ok(answer)) => {
-                    last = format!(
-                        "{url} answers {}: {}",
-                        answer.status(),
-                        answer.text().await.unwrap_or_default()
-                    )
-                }
-                Ok(Err(error)) => last = format!("{url}: {error}"),
-                Err(_) => break,
-            }
-            if told != last {
-                told.clone_from(&last);
-                self.options
-                    .observer
-                    .tell(&ClusterEvent::Waiting { what: last.clone() });
-            }
-            tokio::time::sleep(READY_POLL_EVERY).await;
-        }
-        Err(LocalClusterError::NotReady {
-            within: self.options.start_within,
-            waiting_for: last,
-        })
     }
 }
 

@@ -100,12 +100,12 @@ impl Topology {
     }
 
     /// Links between prefill and decode nodes: each prefill node has one to each decode node.
-    pub(crate) fn pair_count(self) -> u32 {
+    pub(crate) fn pair_count(self) -> usize {
         match self {
             Self::Disaggregated {
                 prefill_count,
                 decode_count,
-            } => prefill_count.saturating_mul(decode_count),
+            } => prefill_count.saturating_mul(decode_count) as usize,
             Self::CoLocated { .. } => 0,
         }
     }

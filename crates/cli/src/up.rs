@@ -255,7 +255,7 @@ async fn until_it_ends(
     let stop = loop {
         tokio::select! {
             words = watch.next_change() => say!("now {words}"),
-            exit = cluster.next_exit() => match cluster.has_left(&exit) {
+            exit = cluster.next_exit() => match exit.has_left() {
                 true => say!("{} has left after its drain; the others go on", exit.name),
                 false => return Err(after_failure(&cluster, &exit).await),
             },

@@ -4,7 +4,8 @@
 FAKE_DIE=NAME       that process complains on stderr and exits 7 instead of getting ready
 FAKE_STUBBORN=NAME  that process ignores the end of stdin
 FAKE_SILENT=NAME    that process never says that it is ready
-FAKE_PAIRS=N        `/ready` says that N pairs are usable
+FAKE_LEAVE=NAME     that process exits 0 once it is ready, as after a drain
+FAKE_READY=P,D,N    `/ready` says that P prefill and D decode nodes are ready, and N pairs usable
 FAKE_LOG=FILE       each process appends `start NAME` and `drain NAME`
 """
 import http.server
@@ -35,7 +36,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self.wfile.write(b'{"data":[{"id":"fake"}]}')
         if self.path == "/ready":
-            self.wfile.write(json.dumps({"usable_pairs": int(os.environ.get("FAKE_PAIRS", "99"))}).encode())
+            counts = map(int, os.environ.get("FAKE_READY", "99,99,9801").split(","))
+            names = ("prefill_nodes", "decode_nodes", "usable_pairs")
+            self.wfile.write(json.dumps(dict(zip(names, counts))).encode())
         if self.path == "/metrics":
             self.wfile.write(b'baton_kv_blocks{state="free"} 40\nbaton_kv_blocks{state="active"} 2\n')
 
@@ -59,6 +62,8 @@ else:
 if os.environ.get("FAKE_SILENT") != name:
     say(event="ready", role=role, name=name)
 print("serving", file=sys.stderr, flush=True)
+if os.environ.get("FAKE_LEAVE") == name:
+    sys.exit(0)
 sys.stdin.read()
 log("drain")
 if os.environ.get("FAKE_STUBBORN") == name:

@@ -92,11 +92,34 @@ async fn a_node_that_never_gets_ready_is_named() {
 }
 
 #[tokio::test]
-async fn a_cluster_whose_pools_are_not_linked_is_not_ready() {
-    let mut options = fake_options("2p2d", &[("FAKE_PAIRS", "3")]);
-    options.start_within = Duration::from_secs(3);
-    let error = LocalCluster::start(options).await.expect_err("one link is missing");
-    assert!(error.to_string().contains("3 of 4 links"), "{error}");
+async fn a_cluster_with_a_node_or_a_link_missing_is_not_ready() {
+    for (ready, missing) in [("2,2,3", "3 of 4 links"), ("2,1,2", "3 of 4 nodes")] {
+        let mut options = fake_options("2p2d", &[("FAKE_READY", ready)]);
+        options.start_within = Duration::from_secs(3);
+        let error = LocalCluster::start(options).await.expect_err("it is not whole");
+        assert!(error.to_string().contains(missing), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_drained_while_the_cluster_starts_is_not_waited_for() {
+    let environment = [("FAKE_LEAVE", "prefill-0"), ("FAKE_READY", "1,2,2")];
+    let mut cluster = LocalCluster::start(fake_options("2p2d", &environment))
+        .await
+        .expect("it starts");
+    let exit = tokio::time::timeout(WITHIN, cluster.next_exit())
+        .await
+        .expect("the exit is told afterwards");
+    assert_eq!((exit.name.as_str(), exit.has_left()), ("prefill-0", true));
+    cluster.stop(WITHIN).await;
+}
+
+#[tokio::test]
+async fn a_role_that_is_changed_while_the_cluster_starts_changes_what_is_waited_for() {
+    let cluster = LocalCluster::start(fake_options("2p2d", &[("FAKE_READY", "3,1,3")]))
+        .await
+        .expect("it starts");
+    cluster.stop(WITHIN).await;
 }
 
 #[tokio::test]

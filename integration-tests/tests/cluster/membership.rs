@@ -114,7 +114,7 @@ async fn a_drained_node_leaves_with_exit_status_0(membership: LocalMembership) {
     let (status, words) = baton(&["drain", "decode-1", "--url", &url]).await;
     assert!(status == Some(0) && words.contains("decode-1 has left"), "{words}");
     let exit = ended_well(&cluster, "decode-1").await;
-    assert!(cluster.cluster.has_left(&exit));
+    assert!(exit.has_left());
     node_is(&cluster, "decode-1", "state", "left").await;
     let is_gone = || async {
         let page = cluster.cluster_page(&url).await.map_err(|error| error.to_string())?;

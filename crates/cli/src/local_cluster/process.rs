@@ -13,6 +13,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::NodeExit;
 use super::log_file::{self, LogFile};
 use super::options::{ClusterEvent, LocalClusterOptions, Observer, ProcessSpec};
 
@@ -131,8 +132,15 @@ impl Process {
         let _ = state.wait_for(|state| state.exit.is_some()).await;
     }
 
-    pub fn last_lines(&self) -> Vec<String> {
-        locked(&self.last_lines).iter().cloned().collect()
+    /// `None` while it runs.
+    pub fn exit(&self) -> Option<NodeExit> {
+        Some(NodeExit {
+            name: self.spec.name.clone(),
+            kind: self.spec.kind,
+            pid: self.pid,
+            status: self.exit_status()?,
+            last_lines: locked(&self.last_lines).iter().cloned().collect(),
+        })
     }
 }
 
