@@ -35,7 +35,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "keys.toml")
         keys = {name: create(args.baton, file, name, *more) for name, more in
-                (("victim", []), ("stranger", []), ("mate", ["--tenant", "victim"]))}
+                (("victim", ["--tenant", "house"]), ("stranger", []), ("mate", ["--tenant", "house"]))}
         command = [args.baton, "up", "--topology", "1c", "--model", args.model, "--listen", "127.0.0.1:0", "--json", "--quiet"]
         cluster = subprocess.Popen([*command, "--api-keys", file], stdout=subprocess.PIPE, text=True)
         try:

@@ -34,9 +34,10 @@ class Guarded:
     def __init__(self, folder):
         self.folder, self.file = folder, folder / "keys.toml"
         self.keys = {
-            "user": self.create("user"),
+            "user": self.create("user", "--tenant", "house"),
             "ops": self.create("ops", "--scope", "admin,inference,metrics"),
-            "mate": self.create("mate", "--tenant", "user"),
+            "mate": self.create("mate", "--tenant", "house"),
+            "house": self.create("house"),
             "trial": self.create("trial", "--requests-per-minute", "1"),
         }
         words = [executable(), "up", "--topology", "1p1d", "--engine", "stand-in", "--served-model-name", "stand-in"]
@@ -124,6 +125,7 @@ def test_a_tenant_finds_no_prompt_of_another(guarded):
     assert cached(guarded.keys["ops"]) == 0, "another tenant's"
     assert cached(guarded.keys["ops"]) > 100
     assert cached(guarded.keys["mate"]) > 100, "a second key of the first tenant"
+    assert cached(guarded.keys["house"]) == 0, "a key that is only called as the tenant"
     salted = {"extra_body": {"cache_salt": "mine"}}
     assert cached(guarded.keys["user"], **salted) == 0, "the request has a salt of its own"
     assert cached(guarded.keys["user"], **salted) > 100

@@ -100,7 +100,7 @@ impl Call {
     async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
         let rules = &self.state.insight.slo_rules;
         let said = RequestLabels::from_headers(headers, rules, self.state.limits.request_time_limit)?;
-        let tenant = self.record.facts().key.as_ref().map(|key| key.entry.tenant().clone());
+        let tenant = self.record.facts().key.as_ref().map(|key| key.tenant);
         let labels = RequestLabels { tenant, ..said };
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;

@@ -244,7 +244,7 @@ fn request(
         seed: plan.fields.seed.map_or_else(rand::random, |seed| seed.0),
         logprobs: plan.logprobs,
         prompt_logprobs: plan.prompt_logprobs(),
-        prefix_salt: prefix_salt(labels.tenant.as_ref(), plan.fields.cache_salt.map(|salt| salt.0)),
+        prefix_salt: prefix_salt(labels.tenant, plan.fields.cache_salt.map(|salt| salt.0)),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
         priority: plan.fields.priority.map_or(0, |priority| priority.0),

@@ -20,7 +20,8 @@ use super::remember::{End, Known, remember};
 use super::trace::{end_span, finish_root};
 use super::trace_context::TraceContext;
 use crate::insight::Insight;
-use crate::keys::file::{KeyName, Scope};
+use crate::keys::TenantSalt;
+use crate::keys::file::Scope;
 use crate::records::Running;
 use crate::records::closing::Closing;
 use crate::records::shape::{Detail, ms};
@@ -41,7 +42,7 @@ pub struct RequestLabels {
     pub slo: Option<Arc<SloProfile>>,
     pub time_limit: Duration,
     /// Whose cached prefixes it may use: its key says that, no header.
-    pub tenant: Option<KeyName>,
+    pub tenant: Option<TenantSalt>,
 }
 
 impl RequestLabels {

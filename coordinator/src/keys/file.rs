@@ -12,7 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::secret::KeyHash;
+use super::secret::{CacheSecret, KeyHash};
 
 /// Each request is compared with every key, at some 20 ns each.
 const KEYS_MAX: usize = 1_000;
@@ -136,12 +136,6 @@ impl ClientKey {
         let is_seen_by_admins = scope == Scope::Metrics && self.scopes.contains(&Scope::Admin);
         self.scopes.contains(&scope) || is_seen_by_admins
     }
-
-    /// A key without a tenant is one by itself.
-    #[must_use]
-    pub fn tenant(&self) -> &KeyName {
-        self.tenant.as_ref().unwrap_or(&self.name)
-    }
 }
 
 /// Fields of a key. With a flattened part serde cannot refuse others by itself.
@@ -158,6 +152,9 @@ const FIELDS: [&str; 7] = [
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFile {
+    /// `baton keys` draws it when it writes the first key. Without it the salts of tenants follow from their names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_secret: Option<CacheSecret>,
     /// In the order of the file, with names that are unique.
     #[serde(default, rename = "key")]
     pub keys: Vec<ClientKey>,
@@ -182,7 +179,7 @@ pub enum BadKeys {
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     TooLarge,
     #[error(
-        "line {line} is not as it has to be. A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
+        "line {line} is not as it has to be. The file begins with cache_secret (64 hexadecimal digits). A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
     )]
     Form { line: usize },
     #[error("key {place} of the file has a field that is not known, or a name or tenant that is none")]
@@ -314,6 +311,7 @@ impl KeyFile {
             _ => Self::load(file)?,
         };
         let done = change(&mut keys)?;
+        keys.cache_secret.get_or_insert_with(CacheSecret::random);
         keys.save(file)?;
         Ok(done)
     }
@@ -455,7 +453,8 @@ mod tests {
         });
         emptied.expect("is changed");
         assert!(link.is_symlink());
-        assert!(KeyFile::load(&file).expect("is read").keys.is_empty());
+        let changed = KeyFile::load(&file).expect("is read");
+        assert!(changed.keys.is_empty() && changed.cache_secret.is_some(), "{changed:?}");
         let mode = file.metadata().expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o640, "the rights that it had");
         std::fs::remove_file(&file).expect("is removed");

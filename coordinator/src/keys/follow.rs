@@ -1,33 +1,15 @@
 //! Reads the file of keys again when it has changed.
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::time::Duration;
 
 use service_runtime::shutdown::Shutdown;
+use service_runtime::watched_file::look;
 use tokio::time::MissedTickBehavior;
 
 use super::Keys;
 
 /// A revoked key is refused after this time at the latest. A look at a file takes microseconds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// What changes when a file is written or replaced, or gets other rights. `None`: it cannot be looked at.
-pub(super) type Seen = Option<[i64; 6]>;
-
-pub(super) fn look(path: &Path) -> Seen {
-    // A volume of Kubernetes changes a link to a link, so this follows links.
-    let file = std::fs::metadata(path).ok()?;
-    let (ino, size) = (file.ino().cast_signed(), file.size().cast_signed());
-    Some([
-        ino,
-        size,
-        file.mtime(),
-        file.mtime_nsec(),
-        file.ctime(),
-        file.ctime_nsec(),
-    ])
-}
 
 impl Keys {
     /// Until `stop`. A file that cannot be used leaves the keys as they are and is tried again each time; the log says so once for each

@@ -15,8 +15,10 @@ use std::time::Instant;
 
 use file::{ClientKey, KeyFile, KeyFileError, Scope};
 use secret::KeyHash;
+use service_runtime::watched_file;
 pub(crate) use session::SESSION_TIME;
 use session::Sessions;
+pub use tenant::TenantSalt;
 pub(crate) use tenant::prefix_salt;
 use usage::Usage;
 pub(crate) use usage::{OverLimit, Room};
@@ -25,6 +27,7 @@ pub(crate) use usage::{OverLimit, Room};
 #[derive(Debug)]
 pub(crate) struct HeldKey {
     pub entry: ClientKey,
+    pub tenant: TenantSalt,
     /// It outlives a new reading of the file.
     usage: Arc<Mutex<Usage>>,
 }
@@ -73,7 +76,8 @@ impl KeySet {
         let held = |entry: ClientKey| {
             let known = before.0.iter().find(|held| held.entry.name == entry.name);
             let usage = known.map(|held| held.usage.clone()).unwrap_or_default();
-            Arc::new(HeldKey { entry, usage })
+            let tenant = TenantSalt::of(file.cache_secret.as_ref(), &entry);
+            Arc::new(HeldKey { entry, tenant, usage })
         };
         Self(file.keys.into_iter().map(held).collect())
     }
@@ -100,7 +104,7 @@ struct Shared {
     /// The name of the console's cookie. Cookies of one host go to all its ports, so the port is part of it.
     cookie_name: String,
     /// What the file looked like before it was read for the first time.
-    first_look: follow::Seen,
+    first_look: watched_file::Seen,
     current: RwLock<KeySet>,
     sessions: Mutex<Sessions>,
 }
@@ -111,7 +115,7 @@ impl Keys {
     /// # Errors
     /// The file cannot be used.
     pub fn open(path: &Path, port: u16) -> Result<Self, KeyFileError> {
-        let first_look = follow::look(path);
+        let first_look = watched_file::look(path);
         let current = KeySet::new(KeyFile::load(path)?, &KeySet::default());
         Ok(Self(Arc::new(Shared {
             path: path.to_owned(),
@@ -205,7 +209,11 @@ mod tests {
     }
 
     fn keys_of(file: &Path, entries: Vec<ClientKey>) -> Keys {
-        KeyFile { keys: entries }.save(file).expect("is written");
+        let keys = KeyFile {
+            keys: entries,
+            ..KeyFile::default()
+        };
+        keys.save(file).expect("is written");
         Keys::open(file, 8000).expect("is read")
     }
 

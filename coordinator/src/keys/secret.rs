@@ -83,17 +83,21 @@ impl FromStr for KeyHash {
     type Err = NoHash;
 
     fn from_str(text: &str) -> Result<Self, NoHash> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(NoHash);
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| NoHash)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| NoHash)?;
-        }
-        Ok(Self(bytes))
+        bytes_of(text).map(Self)
     }
+}
+
+fn bytes_of(text: &str) -> Result<[u8; 32], NoHash> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(NoHash);
+    }
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| NoHash)?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| NoHash)?;
+    }
+    Ok(bytes)
 }
 
 impl TryFrom<String> for KeyHash {
@@ -107,6 +111,43 @@ impl TryFrom<String> for KeyHash {
 impl From<KeyHash> for String {
     fn from(hash: KeyHash) -> Self {
         hash.to_string()
+    }
+}
+
+/// With this the salts of tenants' cached prompts are made. Who does not have it cannot find a prompt that has the place of
+/// another tenant's in a cache. All coordinators of a cluster need the same, which they have with the file of keys.
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CacheSecret([u8; 32]);
+
+impl CacheSecret {
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for CacheSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CacheSecret(..)")
+    }
+}
+
+impl TryFrom<String> for CacheSecret {
+    type Error = NoHash;
+
+    fn try_from(text: String) -> Result<Self, NoHash> {
+        bytes_of(&text).map(Self)
+    }
+}
+
+impl From<CacheSecret> for String {
+    fn from(secret: CacheSecret) -> Self {
+        hex(&secret.0)
     }
 }
 

@@ -1,38 +1,86 @@
 //! Keeps the cached prompts of tenants apart. Whose prompts are cached shows in the time to the first token, so a request finds only
 //! those of its own tenant.
 
+use std::fmt;
+
 use serving_core::ids::PrefixSalt;
 use sha2::{Digest as _, Sha256};
 
-use super::file::KeyName;
+use super::file::ClientKey;
+use super::secret::CacheSecret;
 
 /// So that no other use of SHA-256 gives the same value.
 const DOMAIN: &[u8] = b"baton prefix salt\0";
 
-/// The salt of a request's cached prefixes; `cache_salt` is the hash of the client's own, which narrows them further. It is the same
-/// on every coordinator. `None`: nobody is told apart.
-pub(crate) fn prefix_salt(tenant: Option<&KeyName>, cache_salt: Option<[u8; 32]>) -> Option<PrefixSalt> {
+/// A tenant's share of the salts of its requests. It is the same on every coordinator with the same file of keys, and nobody who lacks
+/// the file's secret can compute it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TenantSalt([u8; 32]);
+
+impl TenantSalt {
+    /// A key without a tenant shares with no other, whatever another's tenant is called.
+    pub(super) fn of(secret: Option<&CacheSecret>, key: &ClientKey) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(DOMAIN);
+        hash.update(secret.map_or(&[][..], CacheSecret::bytes));
+        hash.update(match &key.tenant {
+            Some(tenant) => format!("\0tenant\0{tenant}"),
+            None => format!("\0key\0{}", key.name),
+        });
+        Self(hash.finalize().into())
+    }
+}
+
+impl fmt::Debug for TenantSalt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TenantSalt(..)")
+    }
+}
+
+/// The salt of a request's cached prefixes; `cache_salt` is the hash of the client's own, which narrows them further. `None`: nobody is
+/// told apart.
+pub(crate) fn prefix_salt(tenant: Option<TenantSalt>, cache_salt: Option<[u8; 32]>) -> Option<PrefixSalt> {
     if tenant.is_none() && cache_salt.is_none() {
         return None;
     }
     let mut hash = Sha256::new();
     hash.update(DOMAIN);
-    // A name is never empty and has no byte 0.
-    hash.update(tenant.map_or("", KeyName::as_str));
-    hash.update([0]);
-    hash.update(cache_salt.as_ref().map_or(&[][..], |salt| salt.as_slice()));
+    for part in [tenant.map(|tenant| tenant.0), cache_salt] {
+        hash.update([u8::from(part.is_some())]);
+        hash.update(part.as_ref().map_or(&[][..], |part| part.as_slice()));
+    }
     let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(hash.finalize());
     Some(PrefixSalt(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::file::{Limits, Scope};
+    use super::super::secret::KeyHash;
     use super::*;
+
+    fn key(name: &str, tenant: Option<&str>) -> ClientKey {
+        ClientKey {
+            name: name.parse().expect("a name"),
+            sha256: KeyHash::of(name),
+            scopes: [Scope::Inference].into(),
+            tenant: tenant.map(|tenant| tenant.parse().expect("a name")),
+            limits: Limits::default(),
+        }
+    }
 
     #[test]
     fn each_tenant_and_each_salt_of_a_client_has_its_own() {
-        let names = ["a", "b"].map(|name| name.parse::<KeyName>().expect("a name"));
-        let tenants = [None, Some(&names[0]), Some(&names[1])];
+        let secret = CacheSecret::random();
+        let of = |name, tenant| Some(TenantSalt::of(Some(&secret), &key(name, tenant)));
+        // A key that is called as the tenant of others is not of that tenant.
+        let tenants = [
+            None,
+            of("a", None),
+            of("b", None),
+            of("c", Some("a")),
+            of("c", Some("b")),
+        ];
         let salts = [None, Some([0; 32]), Some([1; 32])];
         let mut seen = Vec::new();
         for tenant in tenants {
@@ -44,5 +92,8 @@ mod tests {
             }
         }
         assert_eq!(seen[0], None, "as it is without keys and without a salt");
+        assert_eq!(of("c", Some("a")), of("d", Some("a")), "two keys of one tenant");
+        let elsewhere = TenantSalt::of(Some(&CacheSecret::random()), &key("c", Some("a")));
+        assert_ne!(of("c", Some("a")), Some(elsewhere), "another cluster's secret");
     }
 }

@@ -35,7 +35,11 @@ impl Guarded {
             limits,
         };
         let keys = Scope::ALL.into_iter().zip(&secrets).map(entry).collect();
-        KeyFile { keys }.save(&file).unwrap();
+        let keys = KeyFile {
+            keys,
+            ..KeyFile::default()
+        };
+        keys.save(&file).unwrap();
         let keys = Keys::open(&file, 8000).unwrap();
         let server = Server::start_with(play, |parts| parts.keys = Some(keys)).await;
         Self {

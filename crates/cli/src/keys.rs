@@ -61,7 +61,7 @@ pub struct CreateArgs {
         value_name = "SCOPE,.."
     )]
     pub scope: Vec<Scope>,
-    /// Keys of one tenant share cached prompts [default: its own name, so that the key shares them with no other].
+    /// Keys of one tenant share cached prompts [default: none, so that the key shares them with no other].
     #[arg(long, value_name = "TENANT")]
     pub tenant: Option<KeyName>,
     /// Requests a minute; a minute's worth may come at once [default: no limit].
@@ -167,7 +167,7 @@ fn list(args: &ListArgs) -> anyhow::Result<Exit> {
         let limit = |limit: Option<NonZeroU32>| Cell::new(limit.map_or("-".to_owned(), |limit| limit.to_string()));
         table.row(vec![
             Cell::new(key.name.as_str()),
-            Cell::new(key.tenant().as_str()),
+            Cell::new(tenant(key).unwrap_or("-")),
             Cell::new(scopes(key).join(",")),
             limit(key.limits.requests_per_minute),
             limit(key.limits.tokens_per_minute),
@@ -178,6 +178,10 @@ fn list(args: &ListArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
+fn tenant(key: &ClientKey) -> Option<&str> {
+    key.tenant.as_ref().map(KeyName::as_str)
+}
+
 fn scopes(key: &ClientKey) -> Vec<&'static str> {
     key.scopes.iter().map(|scope| scope.name()).collect()
 }
@@ -185,7 +189,7 @@ fn scopes(key: &ClientKey) -> Vec<&'static str> {
 fn page(key: &ClientKey) -> serde_json::Value {
     json!({
         "name": key.name.as_str(),
-        "tenant": key.tenant().as_str(),
+        "tenant": tenant(key),
         "scopes": scopes(key),
         "requests_per_minute": key.limits.requests_per_minute,
         "tokens_per_minute": key.limits.tokens_per_minute,
