@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
+use identity::{Expected, Identity};
 use proto::v1;
 use proto::v1::cache_service_client::CacheServiceClient;
 use service_runtime::serve;
 use serving_core::kv::CacheReset;
 use tonic::{Code, Status};
 
-use crate::insight::{Insight, NODE_ANSWER_TIME_LIMIT};
+use crate::insight::Insight;
+use crate::node_page::NODE_ANSWER_TIME_LIMIT;
 
 /// Nodes that are asked at a time. Each is asked over a connection of its own.
 const ASKED_AT_ONCE: usize = 64;
@@ -35,7 +37,7 @@ pub(crate) async fn reset_prefix_caches(insight: &Insight) -> Vec<NodeReset> {
     let nodes = insight.nodes().into_iter();
     let asked: Vec<_> = nodes
         .map(|(node, address)| async move {
-            let reset = ask(&address).await;
+            let reset = ask(&insight.identity, (&node, &address)).await;
             NodeReset { node, reset }
         })
         .collect();
@@ -46,9 +48,10 @@ pub(crate) async fn reset_prefix_caches(insight: &Insight) -> Vec<NodeReset> {
     answers
 }
 
-async fn ask(address: &str) -> Result<CacheReset, String> {
+async fn ask(identity: &Identity, (name, address): (&str, &str)) -> Result<CacheReset, String> {
     let endpoint = serve::endpoint(address).map_err(|error| format!("{address}: {error}"))?;
-    let mut client = CacheServiceClient::new(endpoint.connect_lazy());
+    let channel = identity.connect_lazy(&endpoint, Expected::Node(name.to_owned()));
+    let mut client = CacheServiceClient::new(channel);
     let asked = client.reset_prefix_cache(v1::ResetPrefixCacheRequest {});
     match tokio::time::timeout(NODE_ANSWER_TIME_LIMIT, asked).await {
         Ok(Ok(reply)) => Ok(reply.into_inner().into()),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
+use identity::TlsConfig;
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::freed_memory::FreedMemory;
@@ -137,6 +138,9 @@ pub struct Config {
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cors_origin: Vec<WebOrigin>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tls: TlsConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub guard: GuardConfig,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::Identity;
 use proto::messages::{OpenRequest, PrefillRequest};
 use service_runtime::clock::Clock;
 use service_runtime::event_log::{self, Step};
@@ -33,8 +34,7 @@ use crate::token_stream::RequestStream;
 
 /// Events that wait for the loop. A leg waits when the queue is full; a new request is refused.
 const INBOX_MAX: usize = 4096;
-/// Reports of nodes that wait for the loop. Readers of membership streams wait when the queue is full. So at most this many
-/// statuses are handled before the event of a leg.
+/// Reports of nodes that wait for the loop, and may come before the event of a leg. Their readers wait when it is full.
 const MEMBERSHIP_INBOX_MAX: usize = 256;
 
 /// One request in the shell: its stream to the client and its running legs.
@@ -72,6 +72,7 @@ pub(crate) struct LoopParts {
     pub terms: Terms,
     pub metrics: Arc<Metrics>,
     pub clocks: NodeClocks,
+    pub identity: Identity,
 }
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl ControlLoop {
             metrics: parts.metrics,
             clocks: parts.clocks,
             nodes: NodeStreams::new(parts.terms),
-            channels: Channels::default(),
+            channels: Channels::of(parts.identity),
             live: BTreeMap::new(),
             is_draining: false,
         };

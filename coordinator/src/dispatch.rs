@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use identity::{Expected, Identity};
 use proto::messages::{
     CONTROL_MESSAGE_BYTES_MAX, DecodeEvent, Failed, OpenRequest, PrefillEvent, PrefillRequest, Refused, TokenBatch,
 };
@@ -31,12 +32,20 @@ use crate::token_stream::{Delivery, ReceivedTokens};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One channel for each life of a node. It connects when it is first used and closes when the life ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Channels {
     by_node: BTreeMap<NodeId, Channel>,
+    identity: Identity,
 }
 
 impl Channels {
+    pub(crate) fn of(identity: Identity) -> Self {
+        Self {
+            by_node: BTreeMap::new(),
+            identity,
+        }
+    }
+
     pub(crate) fn get(&mut self, target: &Target) -> Result<Channel, LegError> {
         if let Some(channel) = self.by_node.get(&target.node) {
             return Ok(channel.clone());
@@ -44,7 +53,8 @@ impl Channels {
         let endpoint = serve::endpoint(&target.address).map_err(|error| LegError::Unreachable {
             detail: format!("{}: {error}", target.address),
         })?;
-        let channel = endpoint.connect_lazy();
+        let expected = Expected::Node(target.node.name.to_string());
+        let channel = self.identity.connect_lazy(&endpoint, expected);
         self.by_node.insert(target.node.clone(), channel.clone());
         Ok(channel)
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::Identity;
 use opentelemetry::trace::TraceId;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::spans;
@@ -13,6 +14,7 @@ use tokio::sync::Semaphore;
 use crate::cluster_metrics::ClusterSnapshot;
 use crate::control_handle::ControlHandle;
 use crate::node_clocks::NodeClocks;
+use crate::node_page;
 use crate::records::RecordStore;
 use crate::records::shape::ClockShape;
 use crate::registry::RegistryView;
@@ -39,8 +41,8 @@ pub struct Insight {
     pub listen: String,
     /// host:port where nodes join.
     pub control: String,
-    /// The client that asks nodes.
-    pub http: reqwest::Client,
+    /// Who this coordinator is to the nodes that it asks.
+    pub identity: Identity,
     /// Followers of the events leave when the process ends, so a drain does not wait for them.
     pub drain: Shutdown,
     pub registry: RegistryView,
@@ -66,17 +68,6 @@ impl Default for Exporting {
 }
 
 const EXPORTING_MAX: usize = 16;
-/// The largest answer of a node: 512 spans of generous size.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
-
-/// A client that asks nodes only: no proxy, and no redirect to another address.
-pub fn node_client() -> reqwest::Client {
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none());
-    // Without TLS nothing here can fail.
-    client.build().unwrap_or_default()
-}
 
 impl fmt::Debug for Insight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,8 +77,6 @@ impl fmt::Debug for Insight {
     }
 }
 
-/// A node that has not answered within this time is not waited for.
-pub(crate) const NODE_ANSWER_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The nodes' spans of a request end with its last messages, a moment after the answer.
 const SPANS_END_WITHIN: Duration = Duration::from_millis(500);
 
@@ -99,31 +88,12 @@ impl Insight {
         here.map(|node| (node.name().to_owned(), node.record.address)).collect()
     }
 
-    /// The body of a node's page.
+    /// The body of a page of the node with this name and address.
     ///
     /// # Errors
     /// The error is text for people. Nothing is decided by it.
-    pub async fn ask_node(&self, address: &str, path: &str) -> Result<Vec<u8>, String> {
-        let words = |error: reqwest::Error| error.without_url().to_string();
-        let asked = async {
-            let response = self
-                .http
-                .get(format!("http://{address}{path}"))
-                .send()
-                .await
-                .map_err(words)?;
-            let mut response = response.error_for_status().map_err(words)?;
-            let mut answer = Vec::new();
-            while let Some(chunk) = response.chunk().await.map_err(words)? {
-                if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
-                    return Err(format!("its answer is longer than {ANSWER_BYTES_MAX} bytes"));
-                }
-                answer.extend_from_slice(&chunk);
-            }
-            Ok(answer)
-        };
-        let answered = tokio::time::timeout(NODE_ANSWER_TIME_LIMIT, asked).await;
-        answered.unwrap_or_else(|_| Err("no answer within 2 s".to_owned()))
+    pub async fn ask_node(&self, (name, address): (&str, &str), path: &str) -> Result<Vec<u8>, String> {
+        node_page::ask(&self.identity, (name, address), path).await
     }
 
     /// A request of these nodes went wrong, and its trace was not sampled. Every process hands its spans of it to the
@@ -145,7 +115,7 @@ impl Insight {
             spans::export_anyway(trace).await;
             for (node, address) in insight.nodes().into_iter().filter(|(node, _)| nodes.contains(node)) {
                 let path = format!("/admin/spans/{trace}?export=true");
-                if let Err(why) = insight.ask_node(&address, &path).await {
+                if let Err(why) = insight.ask_node((&node, &address), &path).await {
                     tracing::debug!(
                         node,
                         why,

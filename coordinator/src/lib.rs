@@ -3,6 +3,8 @@
 //! Read first: `request_handle` (what the API edge and the control loop say to each other), then `control_loop`.
 //! Tests: beside the code, `tests/` (real gRPC against scripted nodes), and whole-cluster tests in `integration-tests`.
 
+#![forbid(unsafe_code)]
+
 pub mod api;
 mod cache_reset;
 mod cluster_metrics;
@@ -17,6 +19,7 @@ mod membership;
 mod metrics;
 mod node_clocks;
 mod node_notes;
+mod node_page;
 pub mod records;
 pub mod registry;
 pub mod request_handle;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt as _};
+use identity::{Caller, PeerRole};
 use proto::messages::{CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use proto::v1;
 use proto::v1::membership_service_server::MembershipService;
@@ -15,7 +16,7 @@ use service_runtime::clock_offset;
 use serving_core::cluster::{ClusterEvent, DropCause, JoinRefusal, StreamId};
 use serving_core::compatibility::Incompatibility;
 use serving_core::ids::NodeId;
-use serving_core::node::{AssignedRole, NodeRecord, PermitNote};
+use serving_core::node::{AssignedRole, NodeRecord, NodeRole, PermitNote};
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -53,6 +54,7 @@ impl MembershipService for MembershipEndpoint {
     type JoinStream = Reports;
 
     async fn join(&self, request: Request<Streaming<v1::NodeReport>>) -> Result<Response<Self::JoinStream>, Status> {
+        let caller = request.extensions().get().cloned().unwrap_or(Caller::PlainText);
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(REGISTER_TIME_LIMIT, incoming.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no registration came"))??;
@@ -61,6 +63,7 @@ impl MembershipService for MembershipEndpoint {
         let NodeReport::Register(record) = report else {
             return Err(Status::invalid_argument("the first report must be a registration"));
         };
+        check_names(&caller, &record)?;
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let notes = NodeNotes::default();
         let outgoing = notes.told().map(|report| Ok(report.into()));
@@ -94,6 +97,21 @@ impl MembershipService for MembershipEndpoint {
     async fn read_clock(&self, _: Request<v1::ClockQuestion>) -> Result<Response<v1::ClockReading>, Status> {
         Ok(Response::new(clock_offset::read_clock().into()))
     }
+}
+
+/// A node is who its certificate names, and it may become what is named there.
+fn check_names(caller: &Caller, record: &NodeRecord) -> Result<(), Status> {
+    let name = record.id.name.as_str();
+    let may_become = record.roles.iter().map(|role| role.node_role());
+    for role in may_become.chain([record.role]) {
+        let role = match role {
+            NodeRole::Prefill => PeerRole::Prefill,
+            NodeRole::Decode => PeerRole::Decode,
+        };
+        let checked = caller.check_name(role, name);
+        checked.map_err(|refused| Status::permission_denied(refused.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Reads one node's reports.

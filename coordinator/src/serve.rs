@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use identity::{Identity, PeerRole};
 use proto::messages::CONTROL_MESSAGE_BYTES_MAX;
 use proto::v1::membership_service_server::MembershipServiceServer;
 use service_runtime::announce::{Announcement, Listening};
+use service_runtime::certificates;
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
-use service_runtime::serve::{self, Ops};
+use service_runtime::serve::{self, Calls, Ops};
 use service_runtime::shutdown::{self, Shutdown};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use tokio::net::TcpListener;
@@ -24,7 +26,7 @@ use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
 use crate::flight_recorder::{FlightRecorder, RecordStart, RecordedCluster};
-use crate::insight::{Insight, node_client};
+use crate::insight::Insight;
 use crate::keys::Keys;
 use crate::membership::{MembershipEndpoint, Terms};
 use crate::metrics::Metrics;
@@ -52,6 +54,8 @@ pub struct Coordinator {
     pub control_address: SocketAddr,
     /// The epoch of this life of the coordinator.
     pub id: NodeId,
+    /// What its certificate says.
+    pub identity: Identity,
     stop: Shutdown,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -62,7 +66,9 @@ impl Coordinator {
     /// written.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let slo_rules = config.slo_rules()?;
+        let identity = Identity::open(&config.tls, PeerRole::Coordinator, &config.name)?;
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
+        config.tls.check_address(control_address).context("--control-listen")?;
         let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
         let metrics = Arc::new(Metrics::new(served_model, config.metrics, slo_rules.config()));
         let clocks = NodeClocks::default();
@@ -82,8 +88,10 @@ impl Coordinator {
             terms,
             metrics: metrics.clone(),
             clocks: clocks.clone(),
+            identity: identity.clone(),
         });
         let stop = Shutdown::new();
+        certificates::follow(&identity, &stop);
         let health = Health::new("no node has joined yet");
         let ops = Ops {
             role: "coordinator",
@@ -99,7 +107,12 @@ impl Coordinator {
         let mut tasks = vec![
             tokio::spawn(control.run(drain, stop.clone())),
             tokio::spawn(follow_readiness(handle.clone(), health.clone())),
-            tokio::spawn(serve_control(listener, Routes::new(endpoint), ops, stop.clone())),
+            tokio::spawn(serve_control(
+                listener,
+                Calls::from(Routes::new(endpoint)).of(identity.clone()),
+                ops,
+                stop.clone(),
+            )),
         ];
         tasks.extend(record);
         Ok(Self {
@@ -110,6 +123,7 @@ impl Coordinator {
             health,
             control_address,
             id,
+            identity,
             stop,
             tasks,
         })
@@ -158,8 +172,8 @@ fn control_names(config: &Config) -> Vec<&str> {
     advertised.into_iter().chain([config.control_listen.as_str()]).collect()
 }
 
-async fn serve_control(listener: TcpListener, routes: Routes, ops: Ops, stop: Shutdown) {
-    if let Err(error) = serve::serve_node(listener, routes, ops, stop).await {
+async fn serve_control(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) {
+    if let Err(error) = serve::serve_node(listener, calls, ops, stop).await {
         tracing::error!(%error, "the membership listener failed: nodes can no longer join");
     }
 }
@@ -237,7 +251,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
             .control_advertise
             .clone()
             .unwrap_or_else(|| coordinator.control_address.to_string()),
-        http: node_client(),
+        identity: coordinator.identity.clone(),
         drain: shutdown.clone(),
         reports_dir: config.reports_dir.clone(),
         traces_content: config.trace_content,

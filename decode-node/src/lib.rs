@@ -3,6 +3,8 @@
 //! continuously changing batch.
 //! Read first: `config`, then `service`. Tests: `tests/` drives a node over real gRPC with the stand-in engine.
 
+#![forbid(unsafe_code)]
+
 pub mod config;
 mod service;
 

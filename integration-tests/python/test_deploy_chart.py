@@ -365,7 +365,8 @@ def test_pods_outlive_their_drain_and_hold_their_kv(name, tmp_path):
 # What the chart sets itself, by other values or from the pod; an address for which its pods have no port, and a file of keys, which
 # they do not mount.
 SET_BY_THE_CHART = {"name", "listen", "advertise", "control_listen", "control_advertise", "coordinators", "membership", "model"} | {
-    "served_model_name", "drain_ms_max", "admin_listen", "api_keys", "shm_direct_secret", "shared_weights"
+    "served_model_name", "drain_ms_max", "admin_listen", "api_keys", "shm_direct_secret", "shared_weights",
+    "tls_cert", "tls_key", "tls_ca", "insecure"
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The page about three hosts, as an operator follows it: its commands as printed, each on its host, with the page's own addresses.
 
-Hosts are network namespaces (hosts/network.py). Only the path of the model and the start of etcd by systemd are replaced.
+Hosts are network namespaces (hosts/network.py). Only the paths of the model and of the certificates and the start of etcd by systemd are
+replaced.
 """
 
 import os
@@ -15,6 +16,7 @@ from traces.processes import REPOSITORY, NotYet, Running, executable, fetched, p
 
 HOSTS = ("A", "B", "C")
 MODEL = "/usr/local/share/baton/smollm2-135m.gguf"
+CERTIFICATES = "/etc/baton"
 READY_WITHIN_S, ANSWERS_WITHIN_S = 60, 60
 
 
@@ -41,9 +43,12 @@ class Hosts:
         self.model = folder / Path(MODEL).name
         self.model.symlink_to(pulled())
         self.env = os.environ | {"PATH": f"{executable().parent}:{os.environ['PATH']}"}
+        # As the page does before it copies them.
+        make = re.search(r"^target/release/(baton certs init certs .*)$", section(), flags=re.M)[1]
+        subprocess.run(make.split(), cwd=folder, env=self.env, check=True, timeout=ANSWERS_WITHIN_S)
 
     def bash(self, host, text):
-        text = text.replace(MODEL, str(self.model))
+        text = text.replace(MODEL, str(self.model)).replace(CERTIFICATES, str(self.folder / "certs"))
         return [*self.network[host].prefix(), "bash", "-e", "-o", "pipefail", "-c", text]
 
     def start(self, name, words, **env):
@@ -100,3 +105,22 @@ def test_a_process_without_its_address_ends_at_once_and_says_what_it_needs(hosts
     with pytest.raises(NotYet, match="advertise"):
         # B has such a process already.
         hosts.said("A", command)
+
+
+def test_a_process_without_a_certificate_ends_at_once_and_names_the_ways_out(hosts):
+    command = re.sub(r"--tls-\w+ \S+", "", block_with("# on B\n")).replace("\\\n", " ")
+    with pytest.raises(NotYet, match="baton certs init.*insecure"):
+        hosts.said("A", command)
+
+
+def test_nobody_hears_a_node_without_a_certificate_but_probes(hosts):
+    """What the page says of a node's port: encrypted, probes for everybody, the rest for those who belong to the cluster."""
+    ask = "curl -s -o /dev/null -w %{http_code}"
+    assert hosts.said("B", f"{ask} -k https://10.0.0.3:7420/ready") == "200"
+    assert hosts.said("B", f"{ask} -k https://10.0.0.3:7420/metrics") == "403"
+    own = "--cert /etc/baton/prefill-0.crt --key /etc/baton/prefill-0.key"
+    assert hosts.said("B", f"{ask} -k {own} https://10.0.0.3:7420/metrics") == "403"
+    own = "--cert /etc/baton/coordinator-0.crt --key /etc/baton/coordinator-0.key"
+    assert hosts.said("A", f"{ask} -k {own} https://10.0.0.3:7420/metrics") == "200"
+    with pytest.raises(NotYet):
+        hosts.said("B", "curl -sf http://10.0.0.3:7420/ready")

@@ -3,6 +3,8 @@
 //! Read first: `cluster::TestCluster`, then `wait::wait_until`.
 //! Tests: `tests/*.rs`, each named by the behaviour it checks; the house rules are `tests/tidy/`.
 
+#![forbid(unsafe_code)]
+
 pub mod chaos_proxy;
 pub mod cluster;
 pub mod configurations;

@@ -2,6 +2,8 @@
 //! Takes prompts against permits, computes them in chunks, draws the first token, pushes the KV.
 //! Read first: `config`, then `service`. Tests: `tests/`, over real gRPC with a scripted decode side.
 
+#![forbid(unsafe_code)]
+
 pub mod config;
 mod service;
 

@@ -4,6 +4,8 @@
 //! Read first: the `.proto` files under `baton/v1/`, whose comments are the reference; then `messages`.
 //! Tests: beside the conversions (round trips, hostile values).
 
+#![forbid(unsafe_code)]
+
 /// Generated from `baton/v1/*.proto` by `tools/generate-wire`, and kept in the repository: whoever builds baton builds no
 /// protobuf compiler.
 #[allow(clippy::all, missing_debug_implementations)]

@@ -72,7 +72,9 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
     let mut answers: FuturesUnordered<_> = nodes
         .into_iter()
         .map(|(node, address)| async move {
-            let answer = insight.ask_node(&address, &format!("/admin/spans/{trace}")).await;
+            let answer = insight
+                .ask_node((&node, &address), &format!("/admin/spans/{trace}"))
+                .await;
             (node, answer.and_then(|bytes| spans_of(&bytes)))
         })
         .collect();

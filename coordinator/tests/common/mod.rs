@@ -168,6 +168,7 @@ pub async fn start_node(cluster: &Coordinator, name: &str, role: NodeRole, route
         coordinators: CoordinatorsAt::Fixed(vec![cluster.control_address.to_string()]),
         prefixes: watch::channel(PrefixLog::default()).1,
         gauges: MembershipGauges::default(),
+        identity: Default::default(),
         record: record.clone(),
     };
     Node {

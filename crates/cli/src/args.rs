@@ -6,6 +6,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::bench::transfer::peer::PeerArgs;
+use crate::certs::CertsArgs;
 use crate::chat::ChatArgs;
 use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
@@ -105,6 +106,8 @@ pub enum Command {
     Role(RoleArgs),
     /// Make, list and revoke the API keys of clients.
     Keys(KeysArgs),
+    /// Make the certificates by which the processes of a cluster know each other.
+    Certs(CertsArgs),
     /// Fetch, list and describe model files.
     Model(ModelArgs),
     /// Measure a server under load, or parts of a cluster on this machine.
@@ -191,6 +194,7 @@ fn run(cli: Cli, error_form: ErrorForm) -> ExitCode {
         Command::Drain(args) => crate::operate::drain::run(&args),
         Command::Role(args) => crate::operate::role::run(&args),
         Command::Keys(args) => crate::keys::run(&args),
+        Command::Certs(args) => crate::certs::run(&args),
         Command::Model(args) => crate::model::run(&args),
         Command::Bench(args) => crate::bench::run(&args),
         Command::Simulate(args) => crate::simulate::run(&args),

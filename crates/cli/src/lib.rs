@@ -3,8 +3,11 @@
 //! Read first: `args::Command` (one variant per verb), then `exit` (what the exit status means).
 //! Tests: beside the code; whole-cluster tests in `integration-tests` start clusters through `local_cluster`.
 
+#![forbid(unsafe_code)]
+
 pub mod args;
 pub mod bench;
+pub mod certs;
 pub mod chat;
 pub mod compare;
 pub mod completions;

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
-const WAYS: [&str; 6] = [
+const WAYS: [&str; 7] = [
     "two-process memcpy",
     "shm direct, checksums off",
     "shm direct",
     "shm staged",
     "grpc",
+    "grpc with TLS",
     "one TCP stream",
 ];
 

@@ -6,6 +6,8 @@
 //! Read first: `device_engine.rs` (submit and complete), `step/rows.rs`, `forward.rs`, then `kernels/mod.rs`.
 //! Tests: beside the code without a device; `tests/` on the false driver.
 
+#![forbid(unsafe_code)]
+
 mod arena;
 mod buffers;
 mod device_engine;

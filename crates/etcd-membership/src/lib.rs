@@ -6,6 +6,8 @@
 //! server. It applies events by revision and lists anew every few minutes, so late, repeated or lost events do no harm.
 //! Tests: beside the code; `tests/against_etcd/` starts a real etcd, which `scripts/get-etcd` fetches.
 
+#![forbid(unsafe_code)]
+
 mod address;
 mod back_off;
 mod claim;

@@ -6,6 +6,8 @@
 //! migration moves no state, and every node gives the same answer.
 //! Read first: `grammars.rs` (compiling, for coordinator and nodes), then `places.rs` (following, on a node).
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod grammars;
 mod places;

@@ -10,6 +10,7 @@ use engine::{
     EngineKind, EngineLimits, KeptWeights, KernelChoice, KvBacking, MemoryNeed, Numerics, OpenError, OpenOptions,
     OpenedEngine, memory_need, open_engine, open_engine_by,
 };
+use identity::{Identity, TlsConfig};
 use kv_transfer::DirectSecret;
 use kv_transfer::choice::TransportKind;
 use proto::messages::PROTOCOL_VERSION;
@@ -105,6 +106,13 @@ pub struct NodeConfig {
     #[arg(skip)]
     #[serde(skip)]
     pub roles: Vec<AssignedRole>,
+    /// Who this process is to the others: what `tls` holds, once it has been read
+    #[arg(skip)]
+    #[serde(skip)]
+    pub identity: Identity,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tls: TlsConfig,
     #[command(flatten)]
     #[serde(flatten)]
     pub guard: GuardConfig,

@@ -4,6 +4,8 @@
 //! Read first: `node_loop::NodeLoop::run`; then `streams` (what a request is told) and `handoff_out`, `handoff_in`.
 //! A request passes `handle`, `admit`, `node_loop`, `deliver`. Tests: beside the code; `prefill-node/tests`, `decode-node/tests` over real gRPC.
 
+#![forbid(unsafe_code)]
+
 mod admit;
 mod cache_service;
 mod config;

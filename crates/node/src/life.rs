@@ -1,32 +1,39 @@
 //! The life of a node's process: port, engine, membership, work, drain, goodbye.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{KeptWeights, OpenError, OpenedEngine};
+use identity::{Identity, IdentityError, PeerRole};
 use prometheus_client::registry::Registry;
 use service_runtime::announce::{Announcement, Listening};
-use service_runtime::freed_memory;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
 use service_runtime::joined::{JoinedCoordinators, Leaving, LifeEnd};
 use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
 use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
+use service_runtime::{certificates, freed_memory};
 use serving_core::ids::NodeEpoch;
+use serving_core::node::AssignedRole;
 use serving_core::scheduler::permits::permitted_requests_max;
 use thiserror::Error;
+use tokio::net::TcpListener;
 use tonic::service::RoutesBuilder;
 
+use crate::config::NodeConfig;
 use crate::handle::Handle;
 use crate::node::{Drained, Node, NodeError};
-use crate::settings::NodeSettings;
+use crate::settings::{NodeSettings, RoleSettings};
 
 /// Why a node ended with a failure. All but `Loop` and `Task` are the configuration's or the machine's fault.
 #[derive(Debug, Error)]
 pub enum RunError {
     #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     #[error(transparent)]
     Coordinators(#[from] MixedCoordinators),
     #[error("this node cannot be registered: {0}; fix its name, address or served_model_name")]
@@ -79,13 +86,14 @@ where
     S: FnOnce(&mut RoutesBuilder, Handle),
 {
     let Life {
-        settings,
+        mut settings,
         open,
         service,
         kept: (weights, port),
     } = life;
     let role = settings.node_role().name();
-    let (listener, bound) = port.bind(&settings.config.listen).await?;
+    let identity = own_identity(&mut settings)?;
+    let (listener, bound) = listen(&port, &settings.config).await?;
     let opened = tokio::task::spawn_blocking(move || and_give_back(|| open(weights))).await??;
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
@@ -105,7 +113,8 @@ where
     node.add_to_routes(&mut routes);
     let stop_serving = Shutdown::new();
     let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
-    let calls = Calls::new(routes.routes(), permits_max);
+    let calls = Calls::new(routes.routes(), permits_max).of(identity.clone());
+    certificates::follow(&identity, &stop_serving);
     let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();
     node.read_vocabulary_soon();
@@ -114,6 +123,7 @@ where
         record: node.record.clone(),
         prefixes: node.prefixes.clone(),
         gauges: node.gauges.clone(),
+        identity,
     };
     let mut membership = membership::join(join, node.status.clone())?;
     let mut joined = JoinedCoordinators::new(role, &node.record, health.clone());
@@ -139,6 +149,29 @@ where
     }
     membership.leave().await;
     end(leaving.map(|_| why)?, drained, settings.config.name)
+}
+
+/// The port, if this process may have it open.
+async fn listen(port: &KeptPort, config: &NodeConfig) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let (listener, bound) = port.bind(&config.listen).await?;
+    config.tls.check_address(bound)?;
+    Ok((listener, bound))
+}
+
+/// Reads the certificate. The process can take the roles that are in it.
+fn own_identity(settings: &mut NodeSettings) -> Result<Identity, IdentityError> {
+    let config = &mut settings.config;
+    let role = match settings.role {
+        RoleSettings::Prefill(_) => PeerRole::Prefill,
+        RoleSettings::Decode(_) => PeerRole::Decode,
+    };
+    config.identity = Identity::open(&config.tls, role, &config.name)?;
+    if config.identity.is_on() {
+        let names = config.identity.names();
+        let is_named = |role: &AssignedRole| names.iter().any(|known| known.role.name() == role.node_role().name());
+        config.roles.retain(is_named);
+    }
+    Ok(config.identity.clone())
 }
 
 /// Gives back what reading the model took on the way: its tokenizer alone is tens of megabytes.

@@ -253,6 +253,7 @@ fn sending_end(
     });
     let pairs = PairConfig::new(record.id.clone(), record.compatibility.clone());
     let pairs = pairs.writing_in_place(direct).on_device(kv.device_end(None, false));
+    let pairs = pairs.known_as(settings.config.identity.clone());
     let pairs = transports::pairs(pairs.over(settings.config.transports.clone()));
     let metrics = Metrics::of_prefill(registry, pairs.fallbacks(), aliases);
     let transport: Arc<dyn Transport> = Arc::new(pairs);

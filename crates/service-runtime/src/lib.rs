@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod announce;
+pub mod certificates;
 pub mod clock;
 pub mod clock_offset;
 pub mod config;
@@ -25,3 +26,4 @@ pub mod shutdown;
 pub mod spans;
 pub mod telemetry;
 pub mod units;
+pub mod watched_file;

@@ -217,6 +217,7 @@ fn join_with(
             record: record(),
             prefixes,
             gauges: MembershipGauges::default(),
+            identity: Default::default(),
         },
         status,
     )
@@ -471,6 +472,7 @@ async fn nobody_listening_is_an_event_and_not_the_end() {
             record: record(),
             prefixes: watch::channel(PrefixLog::default()).1,
             gauges: MembershipGauges::default(),
+            identity: Default::default(),
         },
         status_out,
     )

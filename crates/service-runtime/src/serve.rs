@@ -10,12 +10,12 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use futures::StreamExt as _;
+use identity::{Caller, Identity, check_call};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
@@ -25,8 +25,7 @@ use crate::http_guard::HttpGuard;
 use crate::shutdown::Shutdown;
 
 mod closable;
-
-use closable::Closable;
+mod incoming;
 
 /// Enough bytes in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
@@ -62,6 +61,8 @@ pub enum ServeError {
         "listening on {bound}, which is every address of this host; other processes need one address that they can reach: give it as --advertise HOST:PORT (a coordinator: --control-advertise HOST:PORT), or listen on that address"
     )]
     NoAddress { bound: SocketAddr },
+    #[error(transparent)]
+    PlainText(#[from] identity::FileError),
     #[error("the server on {address} failed: {source}")]
     Serve {
         address: SocketAddr,
@@ -167,16 +168,25 @@ impl Ops {
 
 async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    match guard.check(&head) {
+    if let Err(refusal) = guard.check(&head) {
+        let error = serde_json::json!({ "error": refusal.message, "code": refusal.code });
+        return (refusal.status, axum::Json(error)).into_response();
+    }
+    // Every connection has a caller. A request without one would be a fault of this program, and is nobody's.
+    let caller = head.extensions.get().unwrap_or(&Caller::Nobody);
+    match check_call(caller, head.uri.path()) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
-        Err(refusal) => {
-            let error = serde_json::json!({ "error": refusal.message, "code": refusal.code });
-            (refusal.status, axum::Json(error)).into_response()
+        Err(refused) => {
+            tracing::warn!(%refused, "a call is refused");
+            match head.headers.contains_key("te") {
+                true => Status::permission_denied(refused.to_string()).into_http(),
+                false => (StatusCode::FORBIDDEN, refused.to_string()).into_response(),
+            }
         }
     }
 }
 
-/// The services of a port, and how many calls one connection may bring.
+/// The services of a port, how many calls one connection may bring, and who may make them.
 ///
 /// The limit protects the server against a flood of calls that are cancelled at once. h2's own limit is 20 calls that were
 /// cancelled before the server looked at them; then the connection ends with all its other calls. An innocent coordinator
@@ -185,6 +195,7 @@ async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -
 pub struct Calls {
     routes: Routes,
     per_connection_max: u32,
+    identity: Identity,
 }
 
 impl Calls {
@@ -196,7 +207,14 @@ impl Calls {
         Self {
             routes,
             per_connection_max,
+            identity: Identity::none(),
         }
+    }
+
+    /// Callers are greeted with this certificate and have to show theirs.
+    #[must_use]
+    pub fn of(self, identity: Identity) -> Self {
+        Self { identity, ..self }
     }
 }
 
@@ -272,12 +290,7 @@ async fn serve(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) ->
     // The guard is around the gRPC services too: a page could call them over HTTP/1.1.
     let router = router.layer(from_fn_with_state(ops.guard.clone(), guarded));
     let over = CancellationToken::new();
-    let incoming = TcpListenerStream::new(listener).map(|stream| {
-        stream.map(|stream| {
-            let _ = stream.set_nodelay(true);
-            Closable::new(stream, over.clone())
-        })
-    });
+    let incoming = incoming::incoming(listener, calls.identity, over.clone());
     let stopping = stop.clone();
     let serving = Server::builder()
         .accept_http1(true)

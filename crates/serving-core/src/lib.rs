@@ -3,6 +3,8 @@
 //! Read first: `cluster::Cluster::apply` (the coordinator's brain), then `scheduler` (the nodes' brains).
 //! Modules stand in reading order. Tests: beside the code, and scenario scripts under `tests/scenarios/`.
 
+#![forbid(unsafe_code)]
+
 pub mod cluster;
 pub mod compatibility;
 pub mod ids;

@@ -39,6 +39,13 @@ impl AssignedRole {
             AssignedRole::CoLocated => "co-located",
         }
     }
+    /// The pool of a node that has this role.
+    pub fn node_role(self) -> NodeRole {
+        match self {
+            AssignedRole::Prefill => NodeRole::Prefill,
+            AssignedRole::Decode | AssignedRole::CoLocated => NodeRole::Decode,
+        }
+    }
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }

@@ -4,6 +4,8 @@
 //! decides about serving, computes no token's content, reads no clock. The same scenario gives the same bytes.
 //! Read first: `scenario.rs` (what goes in), `outcome.rs` (what comes out), then `world/mod.rs`. Tests: `tests/`.
 
+#![forbid(unsafe_code)]
+
 mod accuracy;
 mod arithmetic;
 pub mod costs;

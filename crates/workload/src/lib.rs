@@ -4,6 +4,8 @@
 //! write the same records, so both have the same reports. Read `trace/mod.rs` first, then `record.rs`.
 //! Tests of whole traces and of figures beside numpy are in `tests/`.
 
+#![forbid(unsafe_code)]
+
 pub mod arrivals;
 pub mod causes;
 pub mod comparison;

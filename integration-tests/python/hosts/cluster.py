@@ -39,7 +39,8 @@ class Cluster:
     def start_baton(self, name, *flags, on=None):
         role = name.split("-")[0]
         settings = ["--config", REPOSITORY / f"deploy/local/{role}.toml", "--model", self.model, "--name", name]
-        settings += ["--served-model-name", MODEL]
+        # Cables are cut here. Who may call whom is for others to look at (test_hosts_page.py, tests/cluster/identity.rs).
+        settings += ["--served-model-name", MODEL, "--insecure"]
         listen = f"{self.network[on or name].address}:{PORTS[role]}"
         self.start(name, executable(), f"serve-{role}", *settings, "--listen", listen, *flags, on=on)
 

@@ -262,7 +262,7 @@ async fn capacity(rig: &Rig, cases: &[Case], lasts: Duration) -> f64 {
         .await;
     // What ends earlier began on a cluster that was filling, what ends later ran on one that was emptying.
     let counted = lasts / 3..lasts;
-    let in_time = ends.iter().filter(|end| counted.contains(end)).count();
+    let in_time = ends.iter().filter(|end: &&Duration| counted.contains(*end)).count();
     in_time.max(1) as f64 / (counted.end - counted.start).as_secs_f64()
 }
 

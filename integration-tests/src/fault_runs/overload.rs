@@ -222,7 +222,11 @@ async fn capacity(source: &Arc<Source>) -> f64 {
     }
     let ends = clients.join_all().await;
     let counted = CAPACITY_OVER / 3..CAPACITY_OVER;
-    let in_time = ends.iter().flatten().filter(|end| counted.contains(end)).count();
+    let in_time = ends
+        .iter()
+        .flatten()
+        .filter(|end: &&Duration| counted.contains(*end))
+        .count();
     in_time.max(1) as f64 / (counted.end - counted.start).as_secs_f64()
 }
 

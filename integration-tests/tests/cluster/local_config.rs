@@ -15,8 +15,9 @@ const PROCESSES: [(&str, &str); 3] = [
 ];
 
 /// 25 were enough until the coordinator had to say who may ask it, what a cluster without prefill nodes counts as, where traces
-/// are viewed and whether they have content, by which profiles requests are judged, which keys clients have, and where operators ask.
-const KEYS_MAX: usize = 37;
+/// are viewed and whether they have content, by which profiles requests are judged, which keys clients have, where operators ask,
+/// and by which certificate the other processes know it.
+const KEYS_MAX: usize = 41;
 
 fn example(name: &str) -> PathBuf {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -11,6 +11,7 @@ mod fault_runs;
 mod flight_record;
 mod goldens;
 mod gpu;
+mod identity;
 mod incompatible_pairs;
 mod load;
 mod local_config;

@@ -207,6 +207,18 @@ pub fn unsafe_code(file: &SourceFile) -> Vec<Violation> {
             ));
         }
     }
+    let krate = file.path.strip_suffix("src/lib.rs");
+    let may_have_some = |krate: &str| {
+        ALLOWED
+            .iter()
+            .any(|allowed| allowed.starts_with(krate) || krate.starts_with(allowed))
+    };
+    if krate.is_some_and(|krate| !may_have_some(krate)) && !file.code.contains("#![forbid(unsafe_code)]") {
+        found.push(format!(
+            "{}:1: a crate without unsafe code says `#![forbid(unsafe_code)]`",
+            file.path
+        ));
+    }
     found
 }
 

@@ -50,17 +50,19 @@ pub(crate) enum Way {
     Direct,
     Staged,
     Grpc,
+    GrpcTls,
     #[value(skip)]
     TcpStream,
 }
 
 impl Way {
-    const ALL: [Way; 6] = [
+    const ALL: [Way; 7] = [
         Way::Memcpy,
         Way::DirectUnchecked,
         Way::Direct,
         Way::Staged,
         Way::Grpc,
+        Way::GrpcTls,
         Way::TcpStream,
     ];
 
@@ -76,6 +78,7 @@ impl Way {
             Way::Direct => "shm direct",
             Way::Staged => "shm staged",
             Way::Grpc => "grpc",
+            Way::GrpcTls => "grpc with TLS",
             Way::TcpStream => "one TCP stream",
         }
     }
@@ -88,6 +91,7 @@ impl Way {
             Way::Direct => "sender: a copy and a sum by one thread; receiver: a sum",
             Way::Staged => "receiver: a copy, a sum and a copy by one thread",
             Way::Grpc => "both: copies, a sum, and the kernel's TCP copies",
+            Way::GrpcTls => "the same, and both: encryption",
             Way::TcpStream => "the kernel's TCP copies",
         }
     }

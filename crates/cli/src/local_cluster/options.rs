@@ -170,6 +170,10 @@ pub struct ClusterSettings {
     /// Sums of the GPU engine: invariant (default) or fast.
     #[arg(long, value_name = "NAME")]
     pub gpu_numerics: Option<String>,
+    /// Folder of certificates by which the processes know each other, as `baton certs init` makes it; on this machine they trust
+    /// each other without [default: none].
+    #[arg(long, value_name = "DIR")]
+    pub certs: Option<PathBuf>,
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
@@ -383,6 +387,11 @@ impl LocalClusterOptions {
         let names = settings.served_model_name.join(",");
         flags.set_some("served-model-name", &Some(names).filter(|names| !names.is_empty()));
         flags.set_some("max-model-len", &settings.max_model_len);
+        if let Some(folder) = &settings.certs {
+            flags.set("tls-cert", folder.join(format!("{name}.crt")));
+            flags.set("tls-key", folder.join(format!("{name}.key")));
+            flags.set("tls-ca", folder.join("ca.crt"));
+        }
         flags.set_true("vllm-metrics", settings.vllm_metrics);
         flags.set_some("otel-flavor", &settings.otel_flavor);
         flags

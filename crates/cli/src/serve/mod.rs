@@ -27,9 +27,11 @@ Most important:
   --listen HOST:PORT         where clients ask
   --control-listen HOST:PORT where nodes join
   --membership ETCD          register in etcd, where nodes and other coordinators find it
+  --tls-cert, --tls-key, --tls-ca   its certificate, needed where other hosts reach it (baton certs)
   --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
 
-  baton serve-coordinator --model smollm2-135m --listen 0.0.0.0:8000 --control-listen 0.0.0.0:7400";
+  baton serve-coordinator --model smollm2-135m --listen 0.0.0.0:8000 --control-listen 0.0.0.0:7400 \\
+      --tls-cert coordinator-0.crt --tls-key coordinator-0.key --tls-ca ca.crt";
 
 pub(crate) const PREFILL_HELP: &str = "\
 Is a prefill node. It computes the KV cache of prompts in chunks and sends finished blocks to decode nodes while it computes
@@ -44,9 +46,11 @@ Most important:
   --listen, --advertise      where it listens, and the address at which others reach it
   --kv-cache-memory SIZE     memory for KV blocks
   --threads N, --device D    what computes: cores, or cuda:N
+  --tls-cert, --tls-key, --tls-ca   its certificate, needed where other hosts reach it (baton certs)
   --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
 
-  baton serve-prefill --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7410 --advertise 10.0.0.2:7410";
+  baton serve-prefill --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7410 --advertise 10.0.0.2:7410 \\
+      --tls-cert prefill-0.crt --tls-key prefill-0.key --tls-ca ca.crt";
 
 pub(crate) const DECODE_HELP: &str = "\
 Is a decode node. It reserves KV blocks for a request, takes the prompt's KV from a prefill node, and generates the tokens of
@@ -62,9 +66,11 @@ Most important:
   --kv-cache-memory SIZE     memory for KV blocks, which decides how many requests run at a time
   --max-num-seqs N           sequences in one step
   --threads N, --device D    what computes: cores, or cuda:N
+  --tls-cert, --tls-key, --tls-ca   its certificate, needed where other hosts reach it (baton certs)
   --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
 
-  baton serve-decode --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7420 --advertise 10.0.0.3:7420";
+  baton serve-decode --model smollm2-135m --coordinators 10.0.0.1:7400 --listen 0.0.0.0:7420 --advertise 10.0.0.3:7420 \\
+      --tls-cert decode-0.crt --tls-key decode-0.key --tls-ca ca.crt";
 
 /// The process's own command line, unchanged. Its config struct parses it, as in the process's own binary.
 #[derive(Debug, Args)]

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use identity::Identity;
 use proto::messages::{Hello, HelloReply, KvReply};
 use serving_core::ids::{BlockId, TransferId};
 use thiserror::Error;
@@ -80,6 +81,8 @@ pub(crate) struct Dial<'a> {
     /// The bytes that the peer's end of this transport gave, in its answer to the hello over the meeting transport.
     pub offer: Option<&'a [u8]>,
     pub budget: &'a Arc<Budget>,
+    /// Who this node is to the peer.
+    pub identity: &'a Identity,
 }
 
 /// Why there is no link.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use identity::Identity;
 use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
 use serving_core::compatibility::Compatibility;
 use serving_core::ids::NodeId;
@@ -44,6 +45,8 @@ pub struct PairConfig {
     pub direct: Option<DirectWish>,
     /// The CUDA device that has this node's KV.
     pub device: Option<DeviceEnd>,
+    /// Who this node is to its peers.
+    pub identity: Identity,
     /// KV bytes that are queued or being written in this node's memory, over all pairs.
     pub in_flight_bytes_max: u64,
     /// A pair that has bytes to move and moves fewer than the floor during this time is torn down.
@@ -70,6 +73,7 @@ impl PairConfig {
             transports: Vec::new(),
             direct: None,
             device: None,
+            identity: Identity::none(),
             in_flight_bytes_max: 32 << 20,
             stall_window: Duration::from_secs(4),
             floor_bytes_per_second: 1 << 20,
@@ -90,6 +94,12 @@ impl PairConfig {
     #[must_use]
     pub fn writing_in_place(self, direct: Option<DirectWish>) -> Self {
         Self { direct, ..self }
+    }
+
+    /// With this certificate, if there is one.
+    #[must_use]
+    pub fn known_as(self, identity: Identity) -> Self {
+        Self { identity, ..self }
     }
 
     /// With KV on a CUDA device, if it is there.

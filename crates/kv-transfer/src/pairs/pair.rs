@@ -163,6 +163,7 @@ impl Pair {
             hello: self.shared.config.hello(&self.peer),
             offer,
             budget: &self.shared.budget,
+            identity: &self.shared.config.identity,
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use identity::{Caller, PeerRole};
 use proto::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
 use serving_core::ids::{NodeId, TransferId};
 use serving_core::kv::reservation::{FrameHeader, LastHeader, ReservationLedger};
@@ -21,6 +22,8 @@ use crate::choice::TransportKind;
 pub(crate) struct IncomingPair {
     receiver: Arc<Receiver>,
     transport: TransportKind,
+    /// Who opened the stream, by the certificate.
+    caller: Caller,
     /// Known after a good hello. No frame is taken before it.
     sender: Option<NodeId>,
     transfers: BTreeMap<TransferId, Incoming>,
@@ -46,6 +49,8 @@ pub(crate) enum PairError {
     NoHello,
     #[error("a second hello came on one stream")]
     SecondHello,
+    #[error(transparent)]
+    AnotherName(identity::Refused),
     #[error("hello refused: {}", .0.refused.as_ref().map_or("", |refused| &refused.detail))]
     HelloRefused(HelloReply),
 }
@@ -54,7 +59,7 @@ impl PairError {
     /// What the sender must still be told.
     pub fn last_reply(&self) -> Option<KvReply> {
         match self {
-            PairError::NoHello | PairError::SecondHello => None,
+            PairError::NoHello | PairError::SecondHello | PairError::AnotherName(_) => None,
             PairError::HelloRefused(reply) => Some(KvReply::Hello(reply.clone())),
         }
     }
@@ -66,6 +71,7 @@ impl IncomingPair {
         Self {
             receiver: receiver.clone(),
             transport,
+            caller: Caller::PlainText,
             sender: None,
             transfers: BTreeMap::new(),
             lingering: BTreeMap::new(),
@@ -73,6 +79,14 @@ impl IncomingPair {
             aborts: Arc::default(),
             commits: JoinSet::new(),
         }
+    }
+
+    /// The caller of this port has shown who it is. `None` where the port has no way to know, as in tests of the service alone.
+    pub(crate) fn from(mut self, caller: Option<Caller>) -> Self {
+        if let Some(caller) = caller {
+            self.caller = caller;
+        }
+        self
     }
 
     /// The sender writes this node's blocks in place.
@@ -152,6 +166,8 @@ impl IncomingPair {
         if self.sender.is_some() {
             return Err(PairError::SecondHello);
         }
+        let named = self.caller.check_name(PeerRole::Prefill, hello.from.name.as_str());
+        named.map_err(PairError::AnotherName)?;
         if let Err(refused) = self.receiver.check_hello(hello) {
             return Err(PairError::HelloRefused(self.receiver.hello_reply(Some(refused))));
         }

@@ -1,5 +1,6 @@
 //! The receiver without a transport: what depends on the order of its calls, and the answers to hellos.
 
+use identity::{Caller, PeerName, PeerRole};
 use proto::messages::{Hello, HelloRefusedReason, KvFrame, KvReply, KvShard, LastFrame, PROTOCOL_VERSION};
 use serving_core::ids::TransferId;
 use serving_core::kv::reservation::Reservation;
@@ -52,6 +53,36 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         [(transfer, ReceiveEnd::AbortedHere("cancelled".to_owned()))]
     );
     assert!(!receiver.abort(transfer, "cancelled"));
+}
+
+/// A prefill node pushes in its own name only.
+#[tokio::test]
+async fn a_sender_is_who_its_certificate_names() {
+    let decode = node("decode-0", 22);
+    let receiver = Receiver::new(decode.clone(), compatibility(1), Recorder::new(CommitAnswer::Accept));
+    let caller = |role, name: &str| {
+        let cluster = "demo".to_owned();
+        let name = name.to_owned();
+        Some(Caller::Named(vec![PeerName { cluster, role, name }]))
+    };
+    for (caller, is_taken) in [
+        (caller(PeerRole::Prefill, "prefill-0"), true),
+        (caller(PeerRole::Prefill, "prefill-1"), false),
+        (caller(PeerRole::Decode, "prefill-0"), false),
+        (Some(Caller::Nobody), false),
+        (Some(Caller::PlainText), true),
+    ] {
+        let hello = Hello {
+            from: node("prefill-0", 11),
+            to: decode.clone(),
+            protocol_version: PROTOCOL_VERSION,
+            compatibility: compatibility(1),
+            shard: KvShard::WHOLE,
+        };
+        let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND).from(caller.clone());
+        let taken = pair.frame(KvFrame::Hello(hello)).await;
+        assert_eq!(taken.is_ok(), is_taken, "{caller:?} {taken:?}");
+    }
 }
 
 /// The answer to a hello of an older binary names both versions.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::{Expected, Identity};
 use proto::messages::{CONTROL_MESSAGE_BYTES_MAX, CoordinatorReport, NodeReport};
 use proto::v1;
 use proto::v1::membership_service_client::MembershipServiceClient;
@@ -39,6 +40,7 @@ pub(super) struct Link {
     /// Ends this link alone, or all links.
     pub leave: Shutdown,
     pub shared: Arc<Shared>,
+    pub identity: Identity,
     /// Whether a stream is open.
     pub is_welcome: watch::Sender<bool>,
 }
@@ -97,7 +99,8 @@ impl Link {
     async fn one_stream(&mut self, was_welcome: &mut bool) -> Result<(), LostReason> {
         let connect = |error: &dyn std::fmt::Display| LostReason::Connect(error.to_string());
         let endpoint = serve::endpoint(&self.address).map_err(|error| connect(&error))?;
-        let channel = endpoint.connect().await.map_err(|error| connect(&error))?;
+        let channel = self.identity.connect(endpoint, Expected::Coordinator).await;
+        let channel = channel.map_err(LostReason::Connect)?;
         let mut client = MembershipServiceClient::new(channel)
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
             .max_encoding_message_size(CONTROL_MESSAGE_BYTES_MAX);

@@ -8,6 +8,7 @@ use etcd_membership::{
     BadRecord, CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, NodeEntry, Registration, RegistrationConfig,
     RegistrationHealth, View,
 };
+use identity::Identity;
 use proto::messages::Peer;
 use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeRecord, NodeStatus};
@@ -74,6 +75,7 @@ pub(super) struct Links {
     prefixes: watch::Receiver<PrefixLog>,
     events: mpsc::Sender<MembershipEvent>,
     gauges: MembershipGauges,
+    identity: Identity,
     shared: Arc<Shared>,
     registry: Option<Registry>,
     running: BTreeMap<String, Running>,
@@ -93,6 +95,7 @@ impl Links {
             prefixes: config.prefixes,
             events,
             gauges: config.gauges,
+            identity: config.identity,
             shared: Arc::new(Shared::new(peers)),
             registry: None,
             running: BTreeMap::new(),
@@ -201,6 +204,7 @@ impl Links {
             events: self.events.clone(),
             leave: leave.clone(),
             shared: self.shared.clone(),
+            identity: self.identity.clone(),
             is_welcome: welcome_in,
         };
         self.tasks.spawn(link.keep());

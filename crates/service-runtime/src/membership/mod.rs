@@ -17,6 +17,7 @@ mod trouble;
 
 use std::time::Duration;
 
+use identity::Identity;
 use proto::convert::ConvertError;
 use proto::messages::{Peer, RegisterRefusedReason};
 use serving_core::ids::{NodeEpoch, NodeId};
@@ -104,6 +105,8 @@ pub struct JoinConfig {
     /// The keys that the node's prefix cache lists.
     pub prefixes: watch::Receiver<PrefixLog>,
     pub gauges: MembershipGauges,
+    /// Who this node is to the coordinators.
+    pub identity: Identity,
 }
 
 /// A node's membership. It ends with `leave`, or when it is dropped.

@@ -91,16 +91,9 @@ pub(super) struct Node {
     pub kv_blocks_used_max: u32,
 }
 
-fn node_role(role: AssignedRole) -> NodeRole {
-    match role {
-        AssignedRole::Prefill => NodeRole::Prefill,
-        AssignedRole::Decode | AssignedRole::CoLocated => NodeRole::Decode,
-    }
-}
-
 pub(super) fn scheduler_of(scenario: &Scenario, role: AssignedRole) -> Scheduler {
     let nodes = &scenario.nodes;
-    Scheduler::new(match node_role(role) {
+    Scheduler::new(match role.node_role() {
         NodeRole::Prefill => {
             SchedulerConfig::prefill(nodes.limits, nodes.hold, NonZeroU32::new(nodes.last_chunk_tokens))
         }
@@ -200,7 +193,7 @@ impl Node {
         let block_bytes = block_bytes(scenario);
         NodeRecord {
             id: self.id(scenario.seed),
-            role: node_role(self.role),
+            role: self.role.node_role(),
             is_co_located: self.role == AssignedRole::CoLocated,
             address: self.name.to_string(),
             kv_address: self.name.to_string(),

@@ -107,6 +107,11 @@ manifest.
 {{- $_ := set $own "control_listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" "control")) -}}
 {{- end -}}
 {{- with include "baton.device" . }}{{ $_ := set $own "device" . }}{{ end -}}
+{{- if .root.Values.tls.issuer -}}
+{{- $_ := merge $own (dict "tls_cert" "/etc/baton/tls/tls.crt" "tls_key" "/etc/baton/tls/tls.key" "tls_ca" "/etc/baton/tls/ca.crt") -}}
+{{- else -}}
+{{- $_ := set $own "insecure" true -}}
+{{- end -}}
 {{- include "baton.toml" (merge $own $values.config) | trim -}}
 {{- end }}
 
@@ -297,17 +302,18 @@ spec:
         {{- end }}
       # Nothing is killed while it loads the model; from then on /health says that the process works, /ready that it can be
       # given work.
+      {{- $scheme := and $isNode $root.Values.tls.issuer | ternary "HTTPS" "HTTP" }}
       startupProbe:
-        httpGet: { path: /health, port: http }
+        httpGet: { path: /health, port: http, scheme: {{ $scheme }} }
         periodSeconds: 5
         failureThreshold: {{ $isNode | ternary (div (add ($values.startupSeconds | default 0) 4) 5) 12 }}
       livenessProbe:
-        httpGet: { path: /health, port: http }
+        httpGet: { path: /health, port: http, scheme: {{ $scheme }} }
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
       readinessProbe:
-        httpGet: { path: /ready, port: http }
+        httpGet: { path: /ready, port: http, scheme: {{ $scheme }} }
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: 2
@@ -347,6 +353,9 @@ spec:
         {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
         - { name: etcd-tls, mountPath: /etc/baton/etcd-tls, readOnly: true }
         {{- end }}
+        {{- if $root.Values.tls.issuer }}
+        - { name: tls, mountPath: /etc/baton/tls, readOnly: true }
+        {{- end }}
   volumes:
     - name: config
       configMap: { name: {{ include "baton.fullname" $root }}-{{ .role }} }
@@ -369,6 +378,25 @@ spec:
     {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
     - name: etcd-tls
       secret: { secretName: {{ $root.Values.etcd.tls.secretName }} }
+    {{- end }}
+    {{- with $root.Values.tls }}
+    {{- if .issuer }}
+    # A node may change its role, so its certificate names both.
+    {{- $roles := $isNode | ternary (list "prefill" "decode") (list "coordinator") }}
+    {{- $names := list }}
+    {{- range $role := $roles }}{{ $names = append $names (printf "spiffe://%s/%s/${POD_NAME}" $root.Values.tls.cluster $role) }}{{ end }}
+    - name: tls
+      csi:
+        driver: csi.cert-manager.io
+        readOnly: true
+        volumeAttributes:
+          csi.cert-manager.io/issuer-name: {{ .issuer }}
+          csi.cert-manager.io/issuer-kind: {{ .issuerKind }}
+          csi.cert-manager.io/uri-sans: {{ join "," $names | quote }}
+          csi.cert-manager.io/dns-names: "${POD_NAME}"
+          csi.cert-manager.io/key-usages: "digital signature,server auth,client auth"
+          csi.cert-manager.io/fs-group: {{ $root.Values.podSecurityContext.fsGroup | default 65532 | quote }}
+    {{- end }}
     {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}

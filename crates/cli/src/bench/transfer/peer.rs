@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use clap::Args;
 use engine::{KvBacking, KvMemory};
+use identity::{Authority, Identity, PeerRole, TlsConfig, in_days};
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::{Arrived, HandoffSink, ImportError, ReceiveEnd, Receiver, TransferRefusal};
 use kv_transfer::span::Span;
@@ -19,7 +21,7 @@ use node::KvPool;
 use serde::{Deserialize, Serialize};
 use service_runtime::freed_memory::{self, FreedMemory};
 use service_runtime::health::Health;
-use service_runtime::serve::{self, Ops};
+use service_runtime::serve::{self, Calls, Ops};
 use service_runtime::shutdown::Shutdown;
 use serving_core::ids::{BlockId, NodeId, TransferId};
 use serving_core::kv::reservation::Reservation;
@@ -39,6 +41,9 @@ pub(super) const STREAM_CHUNK_BYTES: usize = 128 << 10;
 pub struct PeerArgs {
     #[command(flatten)]
     payload: Payload,
+    /// Folder of the certificates of both processes.
+    #[arg(long)]
+    certificates: PathBuf,
 }
 
 /// The first line of the other process.
@@ -47,6 +52,8 @@ pub(super) struct Addresses {
     /// Its pool, as a path that this user's processes can open.
     pub pool: String,
     pub staged: String,
+    /// As `staged`, for callers with a certificate.
+    pub encrypted: String,
     pub direct: String,
     pub direct_unchecked: String,
     /// The address that takes a byte and answers with a digest of the pool.
@@ -62,6 +69,7 @@ pub(super) struct Addresses {
 pub(super) struct Peer {
     pub addresses: Addresses,
     pub secret: DirectSecret,
+    pub certificates: Certificates,
     control: tokio::net::TcpStream,
     _child: Child,
 }
@@ -69,6 +77,7 @@ pub(super) struct Peer {
 impl Peer {
     pub async fn start(payload: Payload) -> anyhow::Result<Self> {
         let text = format!("{:032x}", rand::random::<u128>());
+        let certificates = Certificates::make()?;
         let executable = std::env::current_exe().context("cannot find this program's own file")?;
         let mut child = Command::new(executable)
             .arg("bench-transfer-peer")
@@ -77,6 +86,8 @@ impl Peer {
                 format!("--layers={}", payload.layers),
             ])
             .arg(format!("--kv-heads={}", payload.kv_heads))
+            .arg("--certificates")
+            .arg(certificates.0.path())
             .env(SECRET_VARIABLE, &text)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -89,6 +100,7 @@ impl Peer {
         let addresses: Addresses = serde_json::from_str(&first).context("the other process said something else")?;
         Ok(Self {
             secret: text.parse()?,
+            certificates,
             control: tokio::net::TcpStream::connect(&addresses.control).await?,
             addresses,
             _child: child,
@@ -102,16 +114,46 @@ impl Peer {
     }
 }
 
+/// Certificates for the two processes, in a folder that goes with this value.
+#[derive(Debug)]
+pub(super) struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn make() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir().context("no room for certificates")?;
+        let authority = Authority::create(folder.path(), "bench")?;
+        for process in ["prefill/prefill-0", "decode/decode-0"] {
+            authority.issue(&process.parse()?, in_days(1))?;
+        }
+        Ok(Self(folder))
+    }
+
+    pub fn identity(&self, role: PeerRole) -> anyhow::Result<Identity> {
+        identity_of(self.0.path(), role)
+    }
+}
+
+fn identity_of(folder: &Path, role: PeerRole) -> anyhow::Result<Identity> {
+    let name = format!("{role}-0");
+    let tls = TlsConfig {
+        tls_cert: Some(folder.join(format!("{name}.crt"))),
+        tls_key: Some(folder.join(format!("{name}.key"))),
+        tls_ca: Some(folder.join("ca.crt")),
+        insecure: false,
+    };
+    Ok(Identity::open(&tls, role, &name)?)
+}
+
 /// The life of the other process: until its stdin ends.
 pub fn run(args: &PeerArgs) -> anyhow::Result<Exit> {
     freed_memory::set(FreedMemory::Kept);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(args.payload))?;
+    runtime.block_on(serve(args.payload, identity_of(&args.certificates, PeerRole::Decode)?))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     Ok(Exit::Ok)
 }
 
-async fn serve(payload: Payload) -> anyhow::Result<()> {
+async fn serve(payload: Payload, identity: Identity) -> anyhow::Result<()> {
     let memory = KvMemory::backed(payload.geometry(), payload.blocks, KvBacking::Shareable)?;
     let memory = Arc::new(memory);
     let descriptor = memory.descriptor().context("the pool is not shareable")?.as_raw_fd();
@@ -125,16 +167,23 @@ async fn serve(payload: Payload) -> anyhow::Result<()> {
     };
     let mut kept = Vec::new();
     let mut addresses = Vec::new();
-    for offer in [None, Some(direct(true)?), Some(direct(false)?)] {
-        let (address, serving) = serve_node((&memory, payload), offer).await?;
+    let plain = Identity::none;
+    for (offer, identity) in [
+        (None, plain()),
+        (None, identity),
+        (Some(direct(true)?), plain()),
+        (Some(direct(false)?), plain()),
+    ] {
+        let (address, serving) = serve_node((&memory, payload), offer, identity).await?;
         addresses.push(address);
         kept.push(serving);
     }
     let mut addresses = addresses.into_iter();
-    let mut next = || addresses.next().context("three nodes are served");
+    let mut next = || addresses.next().context("four nodes are served");
     let said = Addresses {
         pool: format!("/proc/{}/fd/{descriptor}", std::process::id()),
         staged: next()?,
+        encrypted: next()?,
         direct: next()?,
         direct_unchecked: next()?,
         control: answer_control(memory.clone())?,
@@ -152,6 +201,7 @@ async fn serve(payload: Payload) -> anyhow::Result<()> {
 async fn serve_node(
     (memory, payload): (&Arc<KvMemory>, Payload),
     direct: Option<DirectOffer>,
+    identity: Identity,
 ) -> anyhow::Result<(String, Vec<Serving>)> {
     let sink = Arc::new(Sink {
         memory: memory.clone(),
@@ -170,8 +220,8 @@ async fn serve_node(
         ledger: None,
         guard: Default::default(),
     };
-    let routes = kv_transfer::grpc::routes(receiver);
-    tokio::spawn(serve::serve_node(listener, routes, ops, Shutdown::new()));
+    let calls = Calls::from(kv_transfer::grpc::routes(receiver)).of(identity);
+    tokio::spawn(serve::serve_node(listener, calls, ops, Shutdown::new()));
     Ok((address.to_string(), serving))
 }
 

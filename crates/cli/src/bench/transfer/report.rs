@@ -96,7 +96,7 @@ impl Report {
         let tcp_rate = iperf3.as_ref().ok().map(|(rate, _)| *rate);
         let measured = |row: &Row| {
             let median = row.quantile(0.5);
-            let is_tcp = matches!(row.way, Way::Grpc | Way::TcpStream);
+            let is_tcp = matches!(row.way, Way::Grpc | Way::GrpcTls | Way::TcpStream);
             let share = match (is_tcp, tcp_rate) {
                 (true, Some(tcp)) => row.rate(median) / tcp.max(1.0),
                 (true, None) => row_of(Way::TcpStream).map_or(0.0, |yardstick| row.share_of(yardstick)),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use engine::KvMemory;
+use identity::PeerRole;
 use kv_transfer::pairs::{PairConfig, PairTransport};
 use kv_transfer::span::SpanMut;
 use kv_transfer::transport::{KvSource, PushedBlock, SendTransfer, SourceError, TransferStart, Transport};
@@ -54,10 +55,10 @@ impl Sender {
             layers: payload.layers,
             layer_bytes: u32::try_from(payload.geometry().layer_bytes())?,
         };
-        let pair = |kind, wish| {
-            let config = PairConfig::new(node("prefill-0"), COMPATIBILITY.into());
-            transports::pairs(config.over(vec![kind]).writing_in_place(wish))
-        };
+        let config = || PairConfig::new(node("prefill-0"), COMPATIBILITY.into());
+        let pair = |kind, wish| transports::pairs(config().over(vec![kind]).writing_in_place(wish));
+        let identity = peer.certificates.identity(PeerRole::Prefill)?;
+        let encrypted = transports::pairs(config().over(vec![grpc::KIND]).known_as(identity));
         let at = &peer.addresses;
         let direct = || pair(shm::KIND, Some(wish.clone()));
         let ways = vec![
@@ -65,6 +66,7 @@ impl Sender {
             (Way::Direct, direct(), at.direct.clone()),
             (Way::Staged, pair(shm::KIND, None), at.staged.clone()),
             (Way::Grpc, pair(grpc::KIND, None), at.staged.clone()),
+            (Way::GrpcTls, encrypted, at.encrypted.clone()),
         ];
         Ok(Self {
             source: Arc::new(Source(memory)),
@@ -98,7 +100,7 @@ impl Sender {
         };
         let transfer = transport.begin(start).await?;
         let expected = match way {
-            Way::Grpc => grpc::KIND,
+            Way::Grpc | Way::GrpcTls => grpc::KIND,
             Way::Staged => shm::KIND,
             _ => shm::DIRECT,
         };

@@ -10,6 +10,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, TE};
 use http::{Method, Request, Uri};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use identity::Expected;
 use proto::kv_stream::{self, PUSH_PATH};
 use proto::messages::{HelloRefused, HelloReply, KV_FRAME_BYTES_MAX, KvFrame, KvReply, PROTOCOL_VERSION};
 use proto::v1;
@@ -25,7 +26,7 @@ use super::InFrames;
 use crate::link::budget::Share;
 use crate::link::queue::{Outbox, Outgoing};
 use crate::link::{Dial, Link, LinkReply};
-use crate::transport::{PairFault, PairPeer};
+use crate::transport::PairFault;
 
 const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
 pub(in crate::transports) const HELLO_TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -37,7 +38,7 @@ const REPLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Every pair begins here, whatever carries its bytes later: this port is the only address under which a peer is known.
 pub(super) async fn connect(dial: &Dial<'_>) -> Result<Link, PairFault> {
-    let channel = channel(dial.peer).await?;
+    let channel = channel(dial).await?;
     let (outbox, queue) = Outbox::new();
     let hello = stream::iter([KvFrame::Hello(dial.hello.clone())]);
     let outgoing = hello.chain(Outgoing::new(queue));
@@ -78,10 +79,9 @@ fn accepted(reply: HelloReply) -> Result<HelloReply, PairFault> {
 }
 
 /// A connection to a node's port.
-pub(in crate::transports) async fn channel(peer: &PairPeer) -> Result<Channel, PairFault> {
-    let unreachable = |error: &dyn std::fmt::Display| PairFault::Unreachable(error.to_string());
-    let endpoint = Endpoint::from_shared(format!("http://{}", peer.address))
-        .map_err(|error| unreachable(&error))?
+pub(in crate::transports) async fn channel(dial: &Dial<'_>) -> Result<Channel, PairFault> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", dial.peer.address))
+        .map_err(|error| PairFault::Unreachable(error.to_string()))?
         .connect_timeout(CONNECT_TIME_LIMIT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -89,7 +89,9 @@ pub(in crate::transports) async fn channel(peer: &PairPeer) -> Result<Channel, P
         .keep_alive_while_idle(true)
         .initial_stream_window_size(REPLY_WINDOW_BYTES)
         .initial_connection_window_size(REPLY_WINDOW_BYTES);
-    endpoint.connect().await.map_err(|error| unreachable(&error))
+    let expected = Expected::decode_node(&dial.peer.node.name);
+    let connected = dial.identity.connect(endpoint, expected).await;
+    connected.map_err(PairFault::Unreachable)
 }
 
 /// Calls `Push`. The generated client is not used, because its encoder would copy every block once more.

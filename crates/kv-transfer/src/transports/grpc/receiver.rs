@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use http::header::CONTENT_TYPE;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use identity::Caller;
 use proto::kv_stream::{self, FrameReader};
 use proto::messages::{KV_FRAME_BYTES_MAX, KvFrame};
 use proto::v1;
@@ -62,7 +63,8 @@ impl tower::Service<Request<Body>> for Service {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let path = request.uri().path();
         ready(Ok(if path == kv_stream::PUSH_PATH {
-            self.push(request.into_body())
+            let (head, frames) = request.into_parts();
+            self.push(head.extensions.get().cloned(), frames)
         } else if let Some(end) = self.receiver.stream_end(path) {
             end.take(request)
         } else {
@@ -72,9 +74,9 @@ impl tower::Service<Request<Body>> for Service {
 }
 
 impl Service {
-    fn push(&self, frames: Body) -> Response<Body> {
+    fn push(&self, caller: Option<Caller>, frames: Body) -> Response<Body> {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let pair = IncomingPair::new(&self.receiver, KIND);
+        let pair = IncomingPair::new(&self.receiver, KIND).from(caller);
         // A task of its own, because it must finish a running import when the connection drops.
         tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
         let body = EncodeBody::new_server(

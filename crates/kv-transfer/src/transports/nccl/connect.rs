@@ -83,7 +83,7 @@ struct Control {
 
 async fn open(dial: &Dial<'_>) -> Result<Control, NcclFault> {
     let control = |error: &dyn std::fmt::Display| NcclFault::Control(error.to_string());
-    let channel = channel(dial.peer).await.map_err(|fault| control(&fault))?;
+    let channel = channel(dial).await.map_err(|fault| control(&fault))?;
     let (out, queue) = mpsc::channel(MESSAGES_QUEUED_MAX);
     // A fresh channel has room.
     let _ = out.try_send(ToDecode::Frame(KvFrame::Hello(dial.hello.clone())).into());

@@ -132,10 +132,11 @@ impl StreamEnd for NcclEnd {
 
     fn take(&self, call: Request<Body>) -> Response<Body> {
         let mut codec = ProstCodec::<ToPrefillWire, ToDecodeWire>::default();
+        let caller = call.extensions().get().cloned();
         let messages = Streaming::new_request(codec.decoder(), call.into_body(), None, Some(MESSAGE_BYTES_MAX));
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
         let receiving = Receiving {
-            pair: IncomingPair::new(&self.receiver, KIND),
+            pair: IncomingPair::new(&self.receiver, KIND).from(caller),
             end: self.parts.clone(),
             replies,
             waiting: VecDeque::new(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt as _, StreamExt as _};
+use identity::Identity;
 use prost::Message as _;
 use proto::messages::{KvBlockFrame, KvFrame, KvReply, LastFrame, StagedBlock, StagedFrame, StagedReply};
 use proto::v1;
@@ -316,6 +317,7 @@ async fn connect(offer: &[u8], address: &str) -> Result<crate::link::Link, ShmFa
         hello: config().hello(&peer),
         offer: Some(offer),
         budget: &Budget::of(0),
+        identity: &Identity::none(),
     };
     let shm = Shm {
         uid: ring().uid,

@@ -1,0 +1,109 @@
+//! `baton certs`: makes a cluster's certificate authority and a certificate for each process.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use identity::{Authority, AuthorityError, CertifiedProcess, in_days};
+
+use crate::exit::{Exit, ExitError};
+use crate::terminal::say;
+
+const EXAMPLES: &str = "\
+Examples:
+  baton certs init certs --cluster demo coordinator/coordinator-0 prefill/prefill-0 decode/decode-0
+  baton certs issue certs decode/decode-1                a further node
+  baton certs issue certs prefill,decode/node-0          a node that may change its role
+  baton certs issue certs decode/decode-0 --days 30      a new one for a process that runs: copy both files, it reads them
+  baton serve-decode --name decode-0 --tls-cert decode-0.crt --tls-key decode-0.key --tls-ca ca.crt ..";
+
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES)]
+pub struct CertsArgs {
+    #[command(subcommand)]
+    pub verb: CertsVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CertsVerb {
+    /// Make an authority in a folder, and the first certificates.
+    Init(InitArgs),
+    /// Make certificates with the authority of a folder. One that is there is replaced by a new one.
+    Issue(IssueArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// The folder. It is made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The cluster's name, which is in each certificate. Processes of other clusters are refused.
+    #[arg(long, value_name = "NAME")]
+    pub cluster: String,
+    #[command(flatten)]
+    pub processes: ProcessArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct IssueArgs {
+    /// The folder of `baton certs init`.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    #[command(flatten)]
+    pub processes: ProcessArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ProcessArgs {
+    /// Each process: its role and its name. Roles are coordinator, prefill, decode, and operator (for Prometheus, say).
+    #[arg(required = true, value_name = "ROLE[,ROLE]/NAME")]
+    pub processes: Vec<String>,
+    /// How long the certificates are valid.
+    #[arg(long, default_value_t = 365, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub days: u32,
+}
+
+pub fn run(args: &CertsArgs) -> anyhow::Result<Exit> {
+    match &args.verb {
+        CertsVerb::Init(args) => {
+            let processes = processes(&args.processes)?;
+            let authority = Authority::create(&args.folder, &args.cluster).map_err(in_words)?;
+            issue(&authority, &processes, args.processes.days)
+        }
+        CertsVerb::Issue(args) => {
+            let processes = processes(&args.processes)?;
+            let authority = Authority::open(&args.folder).map_err(in_words)?;
+            issue(&authority, &processes, args.processes.days)
+        }
+    }
+}
+
+fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
+    let read = args.processes.iter().map(|text| text.parse().map_err(in_words));
+    read.collect()
+}
+
+fn issue(authority: &Authority, processes: &[CertifiedProcess], days: u32) -> anyhow::Result<Exit> {
+    let mut out = std::io::stdout().lock();
+    for process in processes {
+        let files = authority.issue(process, in_days(days)).map_err(in_words)?;
+        writeln!(out, "{}  {}", files.certificate.display(), files.key.display())?;
+    }
+    let ca = authority.certificate();
+    say!(
+        "give each host {} and the two files of its own process, and keep {} on this one: who has it can join cluster {}",
+        ca.display(),
+        ca.with_extension("key").display(),
+        authority.cluster()
+    );
+    Ok(Exit::Ok)
+}
+
+fn in_words(error: AuthorityError) -> anyhow::Error {
+    match error {
+        AuthorityError::Cluster(_) | AuthorityError::Process(_) | AuthorityError::Exists(_) => {
+            anyhow::Error::new(ExitError::new(Exit::Usage, error.into()))
+        }
+        AuthorityError::File { .. } | AuthorityError::Make(_) => error.into(),
+    }
+}

@@ -1,0 +1,248 @@
+//! A small certificate authority: one folder with the authority's certificate and key, and a pair of files for each process.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    SanType,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use thiserror::Error;
+
+use crate::name::{PeerName, PeerRole, is_word};
+use crate::verify::uris_of;
+
+const AUTHORITY: &str = "ca";
+/// Hosts whose clocks are behind take a new certificate all the same.
+const VALID_BEFORE: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// The authority's own certificate ends with the cluster's hardware, not with its processes' certificates.
+const AUTHORITY_DAYS: u32 = 3650;
+
+#[derive(Debug, Error)]
+pub enum AuthorityError {
+    #[error("`{0}` is no name of a cluster: letters, digits, `-`, `_` and `.`")]
+    Cluster(String),
+    #[error(
+        "`{0}` is no process: write ROLE/NAME, such as decode/decode-0, or prefill,decode/node-0 for a node that may change its role"
+    )]
+    Process(String),
+    #[error("{path} is there already: an authority is made once. `baton certs issue` makes further certificates with it", path = .0.display())]
+    Exists(PathBuf),
+    #[error("{path}: {why}", path = .path.display())]
+    File { path: PathBuf, why: String },
+    #[error("a certificate could not be made: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+/// A process that gets a certificate: its name, and the roles that it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertifiedProcess {
+    pub roles: Vec<PeerRole>,
+    pub name: String,
+}
+
+impl FromStr for CertifiedProcess {
+    type Err = AuthorityError;
+
+    fn from_str(text: &str) -> Result<Self, AuthorityError> {
+        let wrong = || AuthorityError::Process(text.to_owned());
+        let (roles, name) = text.split_once('/').ok_or_else(wrong)?;
+        let role = |word: &str| {
+            PeerRole::ALL
+                .into_iter()
+                .find(|role| role.name() == word)
+                .ok_or_else(wrong)
+        };
+        let roles: Vec<PeerRole> = roles.split(',').map(role).collect::<Result<_, _>>()?;
+        // Files have this name, so nothing that leads out of the folder is a name.
+        match is_word(name) && !name.starts_with('.') && name != AUTHORITY {
+            true => Ok(Self {
+                roles,
+                name: name.to_owned(),
+            }),
+            false => Err(wrong()),
+        }
+    }
+}
+
+/// The files of one certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+impl CertificateFiles {
+    fn of(folder: &Path, name: &str) -> Self {
+        Self {
+            certificate: folder.join(format!("{name}.crt")),
+            key: folder.join(format!("{name}.key")),
+        }
+    }
+
+    /// The key first: a process that looks in between finds two that do not belong together, and looks again.
+    fn write(&self, certificate: &str, key: &KeyPair) -> Result<(), AuthorityError> {
+        write(&self.key, &key.serialize_pem(), 0o600)?;
+        write(&self.certificate, certificate, 0o644)
+    }
+}
+
+/// The authority of one cluster. Its key signs whatever process it is asked for, so it stays on one host.
+pub struct Authority {
+    cluster: String,
+    folder: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authority({} in {})", self.cluster, self.folder.display())
+    }
+}
+
+impl Authority {
+    /// Makes an authority in a folder that has none.
+    ///
+    /// # Errors
+    /// The folder has one, or cannot be written.
+    pub fn create(folder: &Path, cluster: &str) -> Result<Self, AuthorityError> {
+        if !is_word(cluster) {
+            return Err(AuthorityError::Cluster(cluster.to_owned()));
+        }
+        fs::create_dir_all(folder).map_err(|error| file(folder, &error))?;
+        let files = CertificateFiles::of(folder, AUTHORITY);
+        if let Some(there) = [&files.certificate, &files.key].into_iter().find(|path| path.exists()) {
+            return Err(AuthorityError::Exists(there.clone()));
+        }
+        let (key, params) = (KeyPair::generate()?, params_of_authority(cluster)?);
+        files.write(&params.self_signed(&key)?.pem(), &key)?;
+        Ok(Self {
+            cluster: cluster.to_owned(),
+            folder: folder.to_owned(),
+            issuer: Issuer::new(params, key),
+        })
+    }
+
+    /// The authority that was made in this folder.
+    ///
+    /// # Errors
+    /// A file is missing or is not what [`Authority::create`] wrote.
+    pub fn open(folder: &Path) -> Result<Self, AuthorityError> {
+        let files = CertificateFiles::of(folder, AUTHORITY);
+        let text = fs::read_to_string(&files.key).map_err(|error| file(&files.key, &error))?;
+        let key = KeyPair::from_pem(&text).map_err(|error| file(&files.key, &error))?;
+        let text = fs::read(&files.certificate).map_err(|error| file(&files.certificate, &error))?;
+        let certificate = CertificateDer::from_pem_slice(&text).map_err(|error| file(&files.certificate, &error))?;
+        let uris = uris_of(&certificate);
+        let cluster = uris
+            .iter()
+            .find_map(|uri| uri.strip_prefix("spiffe://"))
+            .filter(|cluster| is_word(cluster));
+        let Some(cluster) = cluster else {
+            let why = "it is not the authority of a cluster: it names no spiffe://CLUSTER";
+            return Err(file(&files.certificate, &why));
+        };
+        Ok(Self {
+            issuer: Issuer::new(params_of_authority(cluster)?, key),
+            cluster: cluster.to_owned(),
+            folder: folder.to_owned(),
+        })
+    }
+
+    pub fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    /// The file that each host needs as `tls_ca`.
+    pub fn certificate(&self) -> PathBuf {
+        CertificateFiles::of(&self.folder, AUTHORITY).certificate
+    }
+
+    /// Makes a certificate with a new key, which is valid from an hour ago `until` then. One of this name that is there is replaced.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub fn issue(&self, process: &CertifiedProcess, until: SystemTime) -> Result<CertificateFiles, AuthorityError> {
+        let mut params = params(&process.name, until)?;
+        for role in &process.roles {
+            let name = PeerName {
+                cluster: self.cluster.clone(),
+                role: *role,
+                name: process.name.clone(),
+            };
+            params
+                .subject_alt_names
+                .push(SanType::URI(Ia5String::try_from(name.to_string())?));
+        }
+        // For Prometheus and curl, which look at names of hosts.
+        if let Ok(name) = Ia5String::try_from(process.name.as_str()) {
+            params.subject_alt_names.push(SanType::DnsName(name));
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        let files = CertificateFiles::of(&self.folder, &process.name);
+        files.write(&certificate.pem(), &key)?;
+        Ok(files)
+    }
+}
+
+/// The time so many days from now.
+pub fn in_days(days: u32) -> SystemTime {
+    SystemTime::now() + DAY * days
+}
+
+fn params(common_name: &str, until: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::<String>::new())?;
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.not_before = (SystemTime::now() - VALID_BEFORE).into();
+    params.not_after = until.into();
+    Ok(params)
+}
+
+/// It depends on nothing but the cluster's name and the time, so that it is found again from the certificate.
+fn params_of_authority(cluster: &str) -> Result<CertificateParams, AuthorityError> {
+    let mut params = params(
+        &format!("authority of baton cluster {cluster}"),
+        in_days(AUTHORITY_DAYS),
+    )?;
+    params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(format!("spiffe://{cluster}"))?)];
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    Ok(params)
+}
+
+/// Whole or not at all: it is written beside the place and moved there.
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), AuthorityError> {
+    let beside = path.with_extension("new");
+    let written = || -> io::Result<()> {
+        let _ = fs::remove_file(&beside);
+        let mut to = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&beside)?;
+        to.write_all(text.as_bytes())?;
+        to.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    written().map_err(|error| file(path, &error))
+}
+
+fn file(path: &Path, why: &dyn std::fmt::Display) -> AuthorityError {
+    AuthorityError::File {
+        path: path.to_owned(),
+        why: why.to_string(),
+    }
+}

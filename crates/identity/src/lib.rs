@@ -1,0 +1,28 @@
+//! Who a process is: a certificate for each process, mutual TLS between all of them, and which role may call what.
+//!
+//! A certificate names its process as `spiffe://CLUSTER/ROLE/NAME` ([`PeerName`]; the form is that of the SPIFFE ID specification).
+//! [`Identity`] holds a process's own certificate and the authority of its cluster, dials others and accepts them. Without
+//! certificates it is [`Identity::none`], and everything is in plain text; [`TlsConfig::check_address`] allows that on loopback only.
+//!
+//! The files are read again when they change ([`Identity::read_again`]). Connections that stand go on; new ones use the new
+//! certificate. No session is resumed, so that a certificate which has expired ends with its connection.
+
+#![forbid(unsafe_code)]
+
+mod access;
+mod authority;
+mod connect;
+mod connection;
+mod expected;
+mod files;
+mod name;
+mod own;
+mod verify;
+
+pub use access::{Caller, Refused, check_call};
+pub use authority::{Authority, AuthorityError, CertificateFiles, CertifiedProcess, in_days};
+pub use connection::Connection;
+pub use expected::Expected;
+pub use files::{FileError, TlsConfig};
+pub use name::{PeerName, PeerRole};
+pub use own::{AcceptError, Identity, IdentityError};
