@@ -54,7 +54,7 @@ impl MembershipService for MembershipEndpoint {
     type JoinStream = Reports;
 
     async fn join(&self, request: Request<Streaming<v1::NodeReport>>) -> Result<Response<Self::JoinStream>, Status> {
-        let caller = request.extensions().get().cloned().unwrap_or(Caller::PlainText);
+        let caller = request.extensions().get().cloned().unwrap_or(Caller::Nobody);
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(REGISTER_TIME_LIMIT, incoming.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no registration came"))??;
@@ -63,7 +63,7 @@ impl MembershipService for MembershipEndpoint {
         let NodeReport::Register(record) = report else {
             return Err(Status::invalid_argument("the first report must be a registration"));
         };
-        check_names(&caller, &record)?;
+        let record = named(record, &caller)?;
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let notes = NodeNotes::default();
         let outgoing = notes.told().map(|report| Ok(report.into()));
@@ -99,19 +99,23 @@ impl MembershipService for MembershipEndpoint {
     }
 }
 
-/// A node is who its certificate names, and it may become what is named there.
-fn check_names(caller: &Caller, record: &NodeRecord) -> Result<(), Status> {
+/// The record of a node that is who its certificate names. Of the roles that it could take, those are left that are named there.
+///
+/// # Errors
+/// It registers with another name or role.
+fn named(record: NodeRecord, caller: &Caller) -> Result<NodeRecord, Status> {
     let name = record.id.name.as_str();
-    let may_become = record.roles.iter().map(|role| role.node_role());
-    for role in may_become.chain([record.role]) {
+    let check = |role: NodeRole| {
         let role = match role {
             NodeRole::Prefill => PeerRole::Prefill,
             NodeRole::Decode => PeerRole::Decode,
         };
-        let checked = caller.check_name(role, name);
-        checked.map_err(|refused| Status::permission_denied(refused.to_string()))?;
-    }
-    Ok(())
+        caller.check_name(role, name)
+    };
+    check(record.role).map_err(|refused| Status::permission_denied(refused.to_string()))?;
+    let is_named = |role: &AssignedRole| check(role.node_role()).is_ok();
+    let roles = record.roles.iter().copied().filter(is_named).collect();
+    Ok(NodeRecord { roles, ..record })
 }
 
 /// Reads one node's reports.
@@ -344,5 +348,62 @@ pub(crate) fn tell_dropped(node: &NodeId, cause: DropCause) {
             %node,
             "a node is lost: no status within its lease (lease_ms). Is the process alive and reachable? It rejoins by itself"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use identity::PeerName;
+    use serving_core::compatibility::CompatibilityHash;
+    use serving_core::ids::{NodeEpoch, NodeName};
+    use serving_core::node::{NodeCapacity, NodeState};
+
+    use super::*;
+
+    fn record() -> NodeRecord {
+        NodeRecord {
+            id: NodeId {
+                name: NodeName::new("node-0"),
+                epoch: NodeEpoch(1),
+            },
+            role: NodeRole::Decode,
+            is_co_located: false,
+            address: "127.0.0.1:1".into(),
+            kv_address: "127.0.0.1:1".into(),
+            compatibility: CompatibilityHash([7; 32]).into(),
+            transports: Vec::new(),
+            version: String::new(),
+            capacity: NodeCapacity {
+                kv_blocks: 1,
+                block_tokens: 16,
+                max_sequences: 1,
+                max_batch_tokens: 16,
+                max_model_tokens: 16,
+                block_bytes: 1,
+            },
+            model_name: String::new(),
+            state: NodeState::Ready,
+            roles: AssignedRole::ALL.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_node_is_offered_the_roles_of_its_certificate_only() {
+        let named_as = |roles: &[PeerRole]| {
+            let name = |role: &PeerRole| PeerName {
+                cluster: "demo".to_owned(),
+                role: *role,
+                name: "node-0".to_owned(),
+            };
+            Caller::Named(roles.iter().map(name).collect())
+        };
+        let roles = |caller: Caller| named(record(), &caller).map(|record| record.roles).ok();
+        let decode_only = vec![AssignedRole::Decode, AssignedRole::CoLocated];
+        assert_eq!(roles(named_as(&[PeerRole::Decode])), Some(decode_only));
+        let both = named_as(&[PeerRole::Prefill, PeerRole::Decode]);
+        assert_eq!(roles(both), Some(AssignedRole::ALL.to_vec()));
+        assert_eq!(roles(Caller::PlainText), Some(AssignedRole::ALL.to_vec()));
+        assert_eq!(roles(named_as(&[PeerRole::Prefill])), None);
+        assert_eq!(roles(Caller::Nobody), None);
     }
 }

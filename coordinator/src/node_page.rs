@@ -7,6 +7,7 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use identity::{Expected, Identity};
+use tokio::task::JoinSet;
 
 /// 512 spans of generous size.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -32,22 +33,14 @@ async fn get(identity: &Identity, (name, address): (&str, &str), path: &str) -> 
         .header(header::HOST, address)
         .body(Empty::<Bytes>::new());
     let request = request.map_err(|error| error.to_string())?;
-    let answer = async {
-        let answer = sender.send_request(request).await.map_err(words)?;
-        if !answer.status().is_success() {
-            return Err(format!("it answers {}", answer.status()));
-        }
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
-        // Longer than the limit, or it broke.
-        Ok(body.map_err(|error| error.to_string())?.to_bytes().to_vec())
-    };
-    // The connection works only while somebody waits for it. It ends with the answer, whose sender is dropped.
-    let connected = async {
-        let _ = connection.await;
-        std::future::pending::<()>().await
-    };
-    tokio::select! {
-        answer = answer => answer,
-        () = connected => Err("the connection ended".to_owned()),
+    // The connection ends with this function.
+    let mut driven = JoinSet::new();
+    driven.spawn(connection);
+    let answer = sender.send_request(request).await.map_err(words)?;
+    if !answer.status().is_success() {
+        return Err(format!("it answers {}", answer.status()));
     }
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+    // Longer than the limit, or it broke.
+    Ok(body.map_err(|error| error.to_string())?.to_bytes().to_vec())
 }

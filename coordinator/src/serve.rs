@@ -109,7 +109,7 @@ impl Coordinator {
             tokio::spawn(follow_readiness(handle.clone(), health.clone())),
             tokio::spawn(serve_control(
                 listener,
-                Calls::from(Routes::new(endpoint)).of(identity.clone()),
+                Calls::from(Routes::new(endpoint)).known_as(identity.clone()),
                 ops,
                 stop.clone(),
             )),

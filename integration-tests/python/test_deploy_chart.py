@@ -180,8 +180,8 @@ def test_the_schema_is_one_and_knows_every_value():
     compare(schema, load("helm/baton/values.yaml"), "")
 
 
-# Objects of the schema that take any key: Helm's own, and one that each pool closes.
-OPEN = {"properties/global", "definitions/pool/properties/config"}
+# Objects of the schema that take any key: Helm's own, one that each pool closes, and one of Prometheus' operator.
+OPEN = {"properties/global", "definitions/pool/properties/config", "properties/podMonitor/properties/nodeTls"}
 # Fields of Kubernetes' own types, whose content the API server checks.
 OPEN_FIELDS = re.compile(r"definitions/kubernetes\w+/(items/)?properties/\w+(/items)?|definitions/env/items/properties/valueFrom/properties/\w+")
 
@@ -257,6 +257,7 @@ ALL_ON = (
     'decode.env=[{"name": "RUST_LOG", "value": "debug"}]',
     'prefill.tolerations=[{"key": "gpu", "operator": "Exists"}]',
     'coordinator.priorityClassName="high"',
+    'tls.issuer="baton-ca"',
 )
 
 
@@ -489,7 +490,9 @@ def test_pods_are_probed_where_they_answer(name):
         assert opened.pop("http") == ports()[role]
         assert opened == ({"control": 7400} if role == "coordinator" else {})
         paths = {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
-        assert {probe: container[probe]["httpGet"] for probe in paths} == {probe: {"path": path, "port": "http"} for probe, path in paths.items()}
+        assert {probe: container[probe]["httpGet"] for probe in paths} == {
+            probe: {"path": path, "port": "http", "scheme": "HTTP"} for probe, path in paths.items()
+        }
         # A pod that drains is not ready, but alive; loading takes longer than a liveness probe would wait.
         assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 60
 
@@ -587,6 +590,28 @@ def test_cuda_ipc_shares_what_it_must_share(tmp_path):
     for role in settings:
         [secret] = [each for each in pods(objects)[role][1]["spec"]["containers"][0]["env"] if each["name"] == "BATON_SHM_DIRECT_SECRET"]
         assert secret["valueFrom"]["secretKeyRef"] == {"name": "baton-kv", "key": "secret"}
+
+
+def test_pods_have_certificates_of_their_own_names(tmp_path):
+    """With an issuer; without one they are told that everybody is trusted."""
+    objects = rendered("values", 'tls.issuer="baton-ca"', 'tls.cluster="demo"')
+    for role in ROLES:
+        settings, spec = settings_of(objects, role, tmp_path), pods(objects)[role][1]["spec"]
+        files = [settings[key] for key in ("tls_cert", "tls_key", "tls_ca")]
+        assert files == [f"/etc/baton/tls/{name}" for name in ("tls.crt", "tls.key", "ca.crt")] and settings["insecure"] is False
+        [volume] = [each["csi"] for each in spec["volumes"] if each["name"] == "tls"]
+        assert volume["driver"] == "csi.cert-manager.io" and volume["readOnly"]
+        told = {key.partition("/")[2]: value for key, value in volume["volumeAttributes"].items()}
+        roles = ["coordinator"] if role == "coordinator" else ["prefill", "decode"]
+        assert told["uri-sans"] == ",".join(f"spiffe://demo/{each}/${{POD_NAME}}" for each in roles)
+        assert (told["issuer-name"], told["issuer-kind"], told["fs-group"]) == ("baton-ca", "Issuer", "65532")
+        assert {"server auth", "client auth"} <= set(told["key-usages"].split(","))
+        probed = {spec["containers"][0][f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")}
+        assert probed == {"HTTP" if role == "coordinator" else "HTTPS"}, "the coordinator's API has no TLS"
+    plain = rendered("values")
+    for role in ROLES:
+        assert settings_of(plain, role, tmp_path)["insecure"] is True
+        assert not [each for each in pods(plain)[role][1]["spec"]["volumes"] if each["name"] == "tls"]
 
 
 def test_options_do_what_they_say():

@@ -88,7 +88,7 @@ def test_batons_verbs_send_the_operators_key(guarded):
         done = baton(words, guarded.keys["ops"])
         assert done.returncode == 0, (words, done.stdout, done.stderr)
     listed = baton(["keys", "list", "--file", guarded.file])
-    assert [line.split()[0] for line in listed.stdout.splitlines()[1:5]] == ["user", "ops", "mate", "trial"], listed
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:6]] == ["user", "ops", "mate", "house", "trial"], listed
 
 
 def test_a_revoked_key_is_refused_while_the_coordinator_runs(guarded):

@@ -98,8 +98,9 @@ pub async fn change_role(
     let (from, to) = (now.name(), wanted.name());
     if !node.record.roles.contains(&wanted) {
         let message = format!(
-            "The process of `{name}` can be a {from} node only, not {to}: it was not started by `baton` \
-             (baton serve-prefill, serve-decode or up). Drain it and start one that was."
+            "The process of `{name}` can be a {from} node only, not {to}: its certificate does not name the other role \
+             (`baton certs issue DIR prefill,decode/{name}`), or it was not started by `baton` (baton serve-prefill, \
+             serve-decode or up). Give it such a certificate and start it again, or drain it and start another."
         );
         return Err(conflict("role_not_available", message));
     }

@@ -179,7 +179,7 @@ pub enum BadKeys {
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     TooLarge,
     #[error(
-        "line {line} is not as it has to be. The file begins with cache_secret (64 hexadecimal digits). A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
+        "line {line} is not as it has to be. cache_secret, if it is there, has 64 hexadecimal digits and stands before the keys. A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
     )]
     Form { line: usize },
     #[error("key {place} of the file has a field that is not known, or a name or tenant that is none")]

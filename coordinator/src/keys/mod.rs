@@ -116,7 +116,14 @@ impl Keys {
     /// The file cannot be used.
     pub fn open(path: &Path, port: u16) -> Result<Self, KeyFileError> {
         let first_look = watched_file::look(path);
-        let current = KeySet::new(KeyFile::load(path)?, &KeySet::default());
+        let read = KeyFile::load(path)?;
+        if read.cache_secret.is_none() {
+            tracing::warn!(
+                file = %path.display(),
+                "the file of keys has no cache_secret, so tenants' salts follow from their names; the next `baton keys create` or `revoke` draws one"
+            );
+        }
+        let current = KeySet::new(read, &KeySet::default());
         Ok(Self(Arc::new(Shared {
             path: path.to_owned(),
             cookie_name: format!("baton_session_{port}"),

@@ -114,8 +114,8 @@ impl From<KeyHash> for String {
     }
 }
 
-/// With this the salts of tenants' cached prompts are made. Who does not have it cannot find a prompt that has the place of
-/// another tenant's in a cache. All coordinators of a cluster need the same, which they have with the file of keys.
+/// The salts of tenants' cached prompts are made with this. Somebody without it cannot compute where another tenant's prompt is in a
+/// cache. All coordinators of a cluster need the same one. They have it with the file of keys.
 #[derive(Clone, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CacheSecret([u8; 32]);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use identity::{Authority, AuthorityError, CertifiedProcess, in_days};
 
-use crate::exit::{Exit, ExitError};
+use crate::exit::{Exit, ExitError, WithExit as _};
 use crate::terminal::say;
 
 const EXAMPLES: &str = "\
@@ -80,7 +80,14 @@ pub fn run(args: &CertsArgs) -> anyhow::Result<Exit> {
 
 fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
     let read = args.processes.iter().map(|text| text.parse().map_err(in_words));
-    read.collect()
+    let processes: Vec<CertifiedProcess> = read.collect::<anyhow::Result<_>>()?;
+    for (place, process) in processes.iter().enumerate() {
+        if processes[..place].iter().any(|other| other.name == process.name) {
+            let why = "a node with two roles is written once, as prefill,decode/NAME";
+            return Err(anyhow::anyhow!("two processes are called {}: {why}", process.name)).exit(Exit::Usage);
+        }
+    }
+    Ok(processes)
 }
 
 fn issue(authority: &Authority, processes: &[CertifiedProcess], days: u32) -> anyhow::Result<Exit> {

@@ -72,6 +72,15 @@ pub fn check_call(caller: &Caller, path: &str) -> Result<(), Refused> {
 }
 
 impl Caller {
+    /// For the log.
+    pub fn words(&self) -> String {
+        match self {
+            Self::PlainText => "somebody".to_owned(),
+            Self::Nobody => words(&[]),
+            Self::Named(names) => words(names),
+        }
+    }
+
     /// A call says which process makes it: the certificate has to say the same.
     ///
     /// # Errors
@@ -95,7 +104,7 @@ impl Caller {
 fn words(names: &[PeerName]) -> String {
     let names: Vec<String> = names.iter().map(PeerName::to_string).collect();
     match names.is_empty() {
-        true => "nobody".to_owned(),
+        true => "somebody without a certificate".to_owned(),
         false => names.join(" and "),
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
@@ -15,6 +16,9 @@ use tonic::transport::{Channel, Endpoint};
 use crate::connection::Connection;
 use crate::expected::Expected;
 use crate::own::Identity;
+
+/// For all addresses of a name together. Callers have the same limit for a whole connection.
+const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 impl Identity {
     /// A channel to `endpoint`, connected. With a certificate the other end has to be the one that is expected.
@@ -54,7 +58,7 @@ impl Identity {
     /// # Errors
     /// Nobody listens there, or it is another process.
     pub async fn dial(&self, address: &str, expected: Expected) -> io::Result<Connection<TcpStream>> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = connected(address).await?;
         stream.set_nodelay(true)?;
         let Some(config) = self.client_config(expected).map_err(io::Error::other)? else {
             return Ok(Connection::Plain(stream));
@@ -65,6 +69,21 @@ impl Identity {
         let encrypted = connecting.await.map_err(in_own_words)?;
         Ok(Connection::Encrypted(Box::new(encrypted.into())))
     }
+}
+
+/// A name may have several addresses. Each of them gets a part of the time, so that the first one may be dead.
+async fn connected(address: &str) -> io::Result<TcpStream> {
+    let all: Vec<_> = tokio::net::lookup_host(address).await?.collect();
+    let each = CONNECT_TIME_LIMIT / u32::try_from(all.len().max(1)).unwrap_or(1);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{address} has no address"));
+    for one in all {
+        match tokio::time::timeout(each, TcpStream::connect(one)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::Error::new(io::ErrorKind::TimedOut, format!("{one} does not answer")),
+        }
+    }
+    Err(last)
 }
 
 type Dialled = Pin<Box<dyn Future<Output = io::Result<TokioIo<Connection<TcpStream>>>> + Send>>;

@@ -16,8 +16,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The keys that every process has.
 #[derive(Clone, Debug, Default, Args, Serialize)]
 pub struct TlsConfig {
-    /// File of this process's certificate in PEM, which names it as spiffe://CLUSTER/ROLE/NAME, and of what lies between it and
-    /// tls_ca (`baton certs` makes such files). It is read again when it changes; so are the next two
+    /// File of this process's certificate in PEM, which names it as spiffe://CLUSTER/ROLE/NAME, followed by intermediate certificates
+    /// if there are any (`baton certs` makes such files). It is read again when it changes; so are the next two
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,

@@ -4,8 +4,8 @@
 //! [`Identity`] holds a process's own certificate and the authority of its cluster, dials others and accepts them. Without
 //! certificates it is [`Identity::none`], and everything is in plain text; [`TlsConfig::check_address`] allows that on loopback only.
 //!
-//! The files are read again when they change ([`Identity::read_again`]). Connections that stand go on; new ones use the new
-//! certificate. No session is resumed, so that a certificate which has expired ends with its connection.
+//! The files are read again when they change ([`Identity::read_again`]). New connections use the new
+//! certificate. An open connection goes on, also after its certificate has expired; no session is resumed after it.
 
 #![forbid(unsafe_code)]
 

@@ -4,10 +4,11 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
@@ -69,6 +70,7 @@ struct Material {
     cluster: String,
     authorities: Arc<RootCertStore>,
     certificate: Arc<SingleCertAndKey>,
+    chain: Vec<CertificateDer<'static>>,
     server: Arc<ServerConfig>,
     provider: Arc<CryptoProvider>,
 }
@@ -119,6 +121,13 @@ impl Identity {
         self.material()
             .map(|material| material.names.clone())
             .unwrap_or_default()
+    }
+
+    /// Whether the certificate is still good after this time.
+    pub fn is_valid_in(&self, time: Duration) -> bool {
+        let Some(material) = self.material() else { return true };
+        let then = UnixTime::since_unix_epoch(Duration::from_secs(UnixTime::now().as_secs()).saturating_add(time));
+        material.is_good(then)
     }
 
     /// Reads the files again. New connections use what they hold now.
@@ -192,6 +201,21 @@ impl Identity {
 }
 
 impl Material {
+    /// As others are going to look at it.
+    fn is_good(&self, at: UnixTime) -> bool {
+        let Some(name) = self.names.first() else { return false };
+        let look = ServerIs {
+            expected: Expected::Process {
+                role: name.role,
+                name: name.name.clone(),
+            },
+            cluster: self.cluster.clone(),
+            authorities: self.authorities.clone(),
+            provider: self.provider.clone(),
+        };
+        look.check(&self.chain, at).is_ok()
+    }
+
     fn read(paths: &Paths, role: PeerRole, name: &str) -> Result<Self, IdentityError> {
         let Pem {
             chain,
@@ -229,7 +253,7 @@ impl Material {
             provider: provider.clone(),
         };
         as_others_see_it.check(&chain, UnixTime::now())?;
-        let certified = CertifiedKey::from_der(chain, key, &provider)?;
+        let certified = CertifiedKey::from_der(chain.clone(), key, &provider)?;
         let certificate = Arc::new(SingleCertAndKey::from(certified));
         let callers = WebPkiClientVerifier::builder_with_provider(authorities.clone(), provider.clone())
             // Probes have no certificate. `check_call` says what they may.
@@ -250,6 +274,7 @@ impl Material {
             cluster,
             authorities,
             certificate,
+            chain,
             server: Arc::new(server),
             provider,
         })

@@ -3,10 +3,12 @@
 
 use std::process::Stdio;
 
+use identity::Caller;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdout, Command};
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::{Routes, RoutesBuilder};
 use tonic::transport::server::Router;
 
 use crate::conformance::{Served, within};
@@ -41,6 +43,12 @@ pub(crate) async fn serve<G: Send + 'static>(
         address: bound.await.expect("the server listens").to_string(),
         kill: Box::new(move || drop(stop)),
     }
+}
+
+/// The services of a port where everybody is taken.
+pub(crate) fn in_plain_text(routes: RoutesBuilder) -> Routes {
+    let router = routes.routes().into_axum_router();
+    Routes::from(router.layer(axum::Extension(Caller::PlainText)))
 }
 
 /// This test program once more, as another node's process: it runs one test, which finds a variable set.

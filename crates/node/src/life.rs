@@ -113,7 +113,7 @@ where
     node.add_to_routes(&mut routes);
     let stop_serving = Shutdown::new();
     let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
-    let calls = Calls::new(routes.routes(), permits_max).of(identity.clone());
+    let calls = Calls::new(routes.routes(), permits_max).known_as(identity.clone());
     certificates::follow(&identity, &stop_serving);
     let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();

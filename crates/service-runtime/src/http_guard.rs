@@ -225,8 +225,8 @@ impl HttpGuard {
     /// # Errors
     /// The request must not be answered.
     pub fn check(&self, head: &request::Parts) -> Result<(), GuardRefusal> {
-        // No browser speaks HTTP/2 without TLS, so this is gRPC.
-        if head.version == Version::HTTP_2 {
+        // A page can send such a content type to no other origin without asking before, which is refused.
+        if head.version == Version::HTTP_2 && is_grpc(&head.headers) {
             return Ok(());
         }
         if PATHS_FOR_ANY_HOST.contains(&head.uri.path()) {
@@ -306,6 +306,11 @@ fn host_of(headers: &HeaderMap, uri: &Uri) -> Result<Option<(String, Option<u16>
             message: "The Host header is not one host name with an optional port. Send exactly one.".to_owned(),
         }),
     }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// A page can send JSON to another origin only after a preflight has allowed it.

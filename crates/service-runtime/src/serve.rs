@@ -26,6 +26,9 @@ use crate::shutdown::Shutdown;
 
 mod closable;
 mod incoming;
+mod refusals;
+
+use refusals::Refusals;
 
 /// Enough bytes in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
@@ -84,8 +87,8 @@ pub async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), ServeError
     Ok((listener, bound))
 }
 
-/// A port that a process keeps from one life to the next. A caller that dials in between waits, and no other process gets
-/// the port. Clones share it. The default has no port yet.
+/// A port that a process keeps from one life to the next. A caller that dials in between waits (where processes have
+/// certificates, it dials again), and no other process gets the port. Clones share it. The default has no port yet.
 #[derive(Clone, Debug, Default)]
 pub struct KeptPort(Arc<Mutex<Option<std::net::TcpListener>>>);
 
@@ -166,7 +169,11 @@ impl Ops {
     }
 }
 
-async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -> Response {
+async fn guarded(
+    State((guard, refusals)): State<(HttpGuard, Arc<Refusals>)>,
+    request: Request,
+    next: Next,
+) -> Response {
     let (head, body) = request.into_parts();
     if let Err(refusal) = guard.check(&head) {
         let error = serde_json::json!({ "error": refusal.message, "code": refusal.code });
@@ -177,7 +184,7 @@ async fn guarded(State(guard): State<HttpGuard>, request: Request, next: Next) -
     match check_call(caller, head.uri.path()) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(refused) => {
-            tracing::warn!(%refused, "a call is refused");
+            refusals.tell(&caller.words(), &refused.to_string());
             match head.headers.contains_key("te") {
                 true => Status::permission_denied(refused.to_string()).into_http(),
                 false => (StatusCode::FORBIDDEN, refused.to_string()).into_response(),
@@ -211,9 +218,10 @@ impl Calls {
         }
     }
 
-    /// Callers are greeted with this certificate and have to show theirs.
+    /// This process shows its certificate, and each call needs one of the right role ([`check_call`]). Without this call, or without a
+    /// certificate, everything is in plain text.
     #[must_use]
-    pub fn of(self, identity: Identity) -> Self {
+    pub fn known_as(self, identity: Identity) -> Self {
         Self { identity, ..self }
     }
 }
@@ -288,7 +296,10 @@ async fn serve(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) ->
         .into_axum_router()
         .merge(ops.router());
     // The guard is around the gRPC services too: a page could call them over HTTP/1.1.
-    let router = router.layer(from_fn_with_state(ops.guard.clone(), guarded));
+    let router = router.layer(from_fn_with_state(
+        (ops.guard.clone(), Arc::new(Refusals::of("a call is refused"))),
+        guarded,
+    ));
     let over = CancellationToken::new();
     let incoming = incoming::incoming(listener, calls.identity, over.clone());
     let stopping = stop.clone();

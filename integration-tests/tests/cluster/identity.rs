@@ -14,20 +14,26 @@ use identity::{Authority, CertifiedProcess, in_days};
 use integration_tests::cluster::{TestCluster, baton_executable, options};
 use integration_tests::wait::wait_until;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 const PROCESSES: [&str; 3] = ["coordinator/coordinator", "prefill/prefill-0", "decode/decode-0"];
 const SEEN_WITHIN: Duration = Duration::from_secs(30);
 
+const BY_NCCL: &str = "HandoffService/PushByNccl";
+
 /// The files of the interfaces, and for each method the port that has it and the role that may call it.
 const INTERFACES: [&str; 3] = ["membership", "inference", "handoff"];
-const MAY_CALL: [(&str, &str, &[&str]); 6] = [
+const MAY_CALL: [(&str, &str, &[&str]); 7] = [
     ("MembershipService/Join", "coordinator", &["prefill", "decode"]),
     ("MembershipService/ReadClock", "coordinator", &["prefill", "decode"]),
     ("DecodeService/Open", "decode-0", &["coordinator"]),
     ("PrefillService/Prefill", "prefill-0", &["coordinator"]),
     ("CacheService/ResetPrefixCache", "decode-0", &["coordinator"]),
     ("HandoffService/Push", "decode-0", &["prefill"]),
+    // In no interface: its messages are those of the transport.
+    (BY_NCCL, "decode-0", &["prefill"]),
 ];
 
 fn process(text: &str) -> CertifiedProcess {
@@ -53,7 +59,7 @@ fn with_certificates(folder: &Path) -> LocalClusterOptions {
 
 /// The methods that the interfaces have. One that is new is in no table here, and fails the test.
 fn methods() -> Vec<String> {
-    let mut found = Vec::new();
+    let mut found = vec![BY_NCCL.to_owned()];
     for file in INTERFACES {
         let path = format!("{}/../proto/baton/v1/{file}.proto", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(path).expect("the interface");
@@ -100,11 +106,12 @@ async fn only_the_certificate_of_the_right_role_is_answered_at_any_port() {
         let (address, path) = (&addresses[port], format!("/baton.v1.{method}"));
         for role in ["coordinator", "prefill", "decode", "operator"] {
             let answer = call(address, &path, &shown(&ours, role, in_days(1))).await;
-            assert_eq!(
-                answer == Answer::Taken,
-                roles.contains(&role),
-                "{path} for {role}: {answer:?}"
-            );
+            let expected = if roles.contains(&role) {
+                Answer::Taken
+            } else {
+                Answer::Refused
+            };
+            assert_eq!(answer, expected, "{path} for {role}");
             let strangers = [shown(&theirs, role, in_days(1)), shown(&ours, role, past)];
             for stranger in strangers {
                 let answer = call(address, &path, &stranger).await;
@@ -119,7 +126,7 @@ async fn only_the_certificate_of_the_right_role_is_answered_at_any_port() {
             "{path}"
         );
     }
-    assert_eq!(refused, 48);
+    assert_eq!(refused, 56);
     for address in addresses.values() {
         for path in [
             "/metrics",
@@ -219,6 +226,58 @@ async fn new_certificates_are_used_while_streams_go_on() {
     cluster.cluster.stop(SEEN_WITHIN).await;
 }
 
+/// How many of these connections the other end closes within a second.
+async fn closed<S: AsyncRead + Unpin>(connections: &mut [S]) -> usize {
+    let look = |connection| async move {
+        let mut byte = [0; 1];
+        let read = tokio::time::timeout(Duration::from_secs(1), AsyncReadExt::read(connection, &mut byte));
+        // Nothing is said on an open one.
+        usize::from(
+            read.await
+                .is_ok_and(|read| read.is_err() || read.is_ok_and(|count| count == 0)),
+        )
+    };
+    join_all(connections.iter_mut().map(look)).await.into_iter().sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_who_say_nothing_or_are_nobody_keep_nobody_else_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let authority = authority(folder.path());
+    let cluster = TestCluster::start_with(with_certificates(folder.path()))
+        .await
+        .expect("a cluster");
+    let address = cluster.cluster.node_addresses()["decode-0"].clone();
+    let coordinator = Shown::Certificate(
+        authority
+            .issue(&process("coordinator/x"), in_days(1))
+            .expect("a certificate"),
+    );
+    let is_taken = || async { call(&address, "/baton.v1.DecodeService/Open", &coordinator).await == Answer::Taken };
+    // One host may have 64 callers at once that have not said who they are, for two seconds.
+    let silent = (0..100).map(|_| hostile::connect_from("127.0.0.2", &address));
+    let mut silent: Vec<TcpStream> = join_all(silent)
+        .await
+        .into_iter()
+        .map(|dialled| dialled.expect("it connects"))
+        .collect();
+    assert!(is_taken().await, "while others say nothing");
+    assert_eq!(closed(&mut silent).await, 36);
+    // Probes have no certificate. 128 such connections may be open.
+    let mut nobodies = Vec::new();
+    for _ in 0..140 {
+        let stream = hostile::connect_from("127.0.0.3", &address).await.expect("it connects");
+        nobodies.push(hostile::greet(stream, None).await.expect("it is greeted"));
+    }
+    assert_eq!(closed(&mut nobodies).await, 12);
+    assert!(is_taken().await, "while the places of others are taken");
+    assert_eq!(
+        call(&address, "/baton.v1.DecodeService/Open", &Shown::Nothing).await,
+        Answer::NoConnection
+    );
+    cluster.cluster.stop(SEEN_WITHIN).await;
+}
+
 /// A process by hand that is expected to end at once.
 async fn ends(arguments: &[&str]) -> Output {
     let mut command = Command::new(baton_executable().expect("baton"));
@@ -280,7 +339,6 @@ mod etcd {
     use etcd_membership::{CoordinatorEntry, EtcdAddress, Registration, RegistrationConfig};
     use serving_core::ids::{NodeEpoch, NodeId, NodeName};
     use serving_core::node::NodeState;
-    use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpListener;
 
     use super::*;

@@ -66,12 +66,12 @@ impl PairError {
 }
 
 impl IncomingPair {
-    /// A transport has accepted a stream.
-    pub fn new(receiver: &Arc<Receiver>, transport: TransportKind) -> Self {
+    /// A transport has accepted a stream of `caller`.
+    pub fn new(receiver: &Arc<Receiver>, transport: TransportKind, caller: Caller) -> Self {
         Self {
             receiver: receiver.clone(),
             transport,
-            caller: Caller::PlainText,
+            caller,
             sender: None,
             transfers: BTreeMap::new(),
             lingering: BTreeMap::new(),
@@ -79,14 +79,6 @@ impl IncomingPair {
             aborts: Arc::default(),
             commits: JoinSet::new(),
         }
-    }
-
-    /// The caller of this port has shown who it is. `None` where the port has no way to know, as in tests of the service alone.
-    pub(crate) fn from(mut self, caller: Option<Caller>) -> Self {
-        if let Some(caller) = caller {
-            self.caller = caller;
-        }
-        self
     }
 
     /// The sender writes this node's blocks in place.

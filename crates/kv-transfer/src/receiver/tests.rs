@@ -24,7 +24,7 @@ async fn an_abort_that_came_before_the_last_frame_wins_over_the_commit() {
         layer_bytes: LAYER_BYTES,
     };
     sink.reservations.lock().unwrap().insert(transfer, reservation);
-    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND);
+    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND, Caller::PlainText);
     let hello = Hello {
         from: prefill,
         to: decode,
@@ -63,14 +63,14 @@ async fn a_sender_is_who_its_certificate_names() {
     let caller = |role, name: &str| {
         let cluster = "demo".to_owned();
         let name = name.to_owned();
-        Some(Caller::Named(vec![PeerName { cluster, role, name }]))
+        Caller::Named(vec![PeerName { cluster, role, name }])
     };
     for (caller, is_taken) in [
         (caller(PeerRole::Prefill, "prefill-0"), true),
         (caller(PeerRole::Prefill, "prefill-1"), false),
         (caller(PeerRole::Decode, "prefill-0"), false),
-        (Some(Caller::Nobody), false),
-        (Some(Caller::PlainText), true),
+        (Caller::Nobody, false),
+        (Caller::PlainText, true),
     ] {
         let hello = Hello {
             from: node("prefill-0", 11),
@@ -79,7 +79,7 @@ async fn a_sender_is_who_its_certificate_names() {
             compatibility: compatibility(1),
             shard: KvShard::WHOLE,
         };
-        let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND).from(caller.clone());
+        let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND, caller.clone());
         let taken = pair.frame(KvFrame::Hello(hello)).await;
         assert_eq!(taken.is_ok(), is_taken, "{caller:?} {taken:?}");
     }
@@ -98,7 +98,7 @@ async fn an_older_version_of_the_protocol_is_refused_by_name() {
         compatibility: compatibility(9),
         shard: KvShard::WHOLE,
     };
-    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND);
+    let mut pair = IncomingPair::new(&receiver, crate::grpc::KIND, Caller::PlainText);
     let error = pair.frame(KvFrame::Hello(hello)).await.unwrap_err();
     let Some(KvReply::Hello(reply)) = error.last_reply() else {
         panic!("{error}");

@@ -71,6 +71,11 @@ pub enum LostReason {
     /// Another attempt will end in the same way: a person must change a setting.
     #[error("the coordinator cannot read this node's registration: {0}; fix the node's configuration")]
     NotUnderstood(String),
+    /// The same.
+    #[error(
+        "the coordinator does not take this node for what it says that it is: {0}; give the node the certificate of its name and role"
+    )]
+    AnotherName(String),
     #[error("the coordinator ended the stream")]
     Ended,
     #[error("nothing was heard from the coordinator for {silent_ms} ms")]
@@ -91,6 +96,7 @@ impl LostReason {
     fn of(status: &tonic::Status) -> Self {
         match status.code() {
             tonic::Code::InvalidArgument => Self::NotUnderstood(status.message().to_owned()),
+            tonic::Code::PermissionDenied => Self::AnotherName(status.message().to_owned()),
             _ => Self::Stream(proto::status::words(status)),
         }
     }

@@ -93,7 +93,10 @@ impl Trouble {
 fn is_refusal(reason: &LostReason) -> bool {
     matches!(
         reason,
-        LostReason::Refused { .. } | LostReason::NotUnderstood(_) | LostReason::Contract(_)
+        LostReason::Refused { .. }
+            | LostReason::NotUnderstood(_)
+            | LostReason::AnotherName(_)
+            | LostReason::Contract(_)
     )
 }
 

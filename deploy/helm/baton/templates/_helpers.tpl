@@ -302,7 +302,7 @@ spec:
         {{- end }}
       # Nothing is killed while it loads the model; from then on /health says that the process works, /ready that it can be
       # given work.
-      {{- $scheme := and $isNode $root.Values.tls.issuer | ternary "HTTPS" "HTTP" }}
+      {{- $scheme := ternary "HTTPS" "HTTP" (and $isNode (not (empty $root.Values.tls.issuer))) }}
       startupProbe:
         httpGet: { path: /health, port: http, scheme: {{ $scheme }} }
         periodSeconds: 5

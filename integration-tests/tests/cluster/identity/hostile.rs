@@ -13,7 +13,7 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::body::Body;
@@ -75,7 +75,19 @@ impl ServerCertVerifier for BelievesAll {
     }
 }
 
+/// A connection from another address of this host, such as 127.0.0.2.
+pub async fn connect_from(source: &str, address: &str) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(format!("{source}:0").parse().expect("an address"))?;
+    socket.connect(address.parse().expect("an address")).await
+}
+
 async fn dial(address: &str, files: Option<&CertificateFiles>) -> std::io::Result<TlsStream<TcpStream>> {
+    greet(TcpStream::connect(address).await?, files).await
+}
+
+/// The greeting of a caller with this certificate, or with none.
+pub async fn greet(stream: TcpStream, files: Option<&CertificateFiles>) -> std::io::Result<TlsStream<TcpStream>> {
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
@@ -89,7 +101,6 @@ async fn dial(address: &str, files: Option<&CertificateFiles>) -> std::io::Resul
             config.with_client_auth_cert(vec![chain], key).expect("a pair")
         }
     };
-    let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("anybody").expect("a name");
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }

@@ -220,7 +220,7 @@ async fn serve_node(
         ledger: None,
         guard: Default::default(),
     };
-    let calls = Calls::from(kv_transfer::grpc::routes(receiver)).of(identity);
+    let calls = Calls::from(kv_transfer::grpc::routes(receiver)).known_as(identity);
     tokio::spawn(serve::serve_node(listener, calls, ops, Shutdown::new()));
     Ok((address.to_string(), serving))
 }

@@ -60,7 +60,7 @@ impl Harness for CudaIpc {
             let mut routes = tonic::service::RoutesBuilder::default();
             add_to_routes(&mut routes, receiver.clone());
             let serving = serve(&receiver, config(&sink, true)).unwrap();
-            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            let server = tonic::transport::Server::builder().add_routes(test_process::in_plain_text(routes));
             (server, serving)
         })
         .await

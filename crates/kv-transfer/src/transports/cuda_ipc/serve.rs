@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::Caller;
 use prost::Message as _;
 use proto::messages::TransportOffer;
 use tokio::net::{UnixListener, UnixStream};
@@ -129,7 +130,9 @@ async fn accept(listener: UnixListener, receiver: Arc<Receiver>, config: Arc<Ipc
                     return;
                 }
             };
-            let pair = ServedPair::in_place(stream, IncomingPair::new(&receiver, KIND), granted);
+            // It has proved that it holds the secret of this host's nodes.
+            let pair = IncomingPair::new(&receiver, KIND, Caller::PlainText);
+            let pair = ServedPair::in_place(stream, pair, granted);
             if let Err(end) = pair.serve(stop, config.hello_wait).await {
                 tracing::warn!(%end, "a sender that writes the pool is given up");
             }

@@ -33,7 +33,7 @@ impl Harness for Grpc {
             let server = tonic::transport::Server::builder()
                 .initial_stream_window_size(256 << 10)
                 .initial_connection_window_size(256 << 10)
-                .add_routes(routes.routes());
+                .add_routes(test_process::in_plain_text(routes));
             (server, ())
         })
         .await

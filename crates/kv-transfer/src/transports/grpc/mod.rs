@@ -2,7 +2,7 @@
 //! pair also meet here before they use another transport.
 
 pub(super) mod connect;
-mod receiver;
+pub(in crate::transports) mod receiver;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -64,7 +64,7 @@ impl tower::Service<Request<Body>> for Service {
         let path = request.uri().path();
         ready(Ok(if path == kv_stream::PUSH_PATH {
             let (head, frames) = request.into_parts();
-            self.push(head.extensions.get().cloned(), frames)
+            self.push(caller_of(&head.extensions), frames)
         } else if let Some(end) = self.receiver.stream_end(path) {
             end.take(request)
         } else {
@@ -73,10 +73,15 @@ impl tower::Service<Request<Body>> for Service {
     }
 }
 
+/// Each port of baton says who calls (`service_runtime::serve`). A call of which nobody said it is nobody's.
+pub(in crate::transports) fn caller_of(of_call: &http::Extensions) -> Caller {
+    of_call.get().cloned().unwrap_or(Caller::Nobody)
+}
+
 impl Service {
-    fn push(&self, caller: Option<Caller>, frames: Body) -> Response<Body> {
+    fn push(&self, caller: Caller, frames: Body) -> Response<Body> {
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let pair = IncomingPair::new(&self.receiver, KIND).from(caller);
+        let pair = IncomingPair::new(&self.receiver, KIND, caller);
         // A task of its own, because it must finish a running import when the connection drops.
         tokio::spawn(run(pair, Frames::of(frames), (replies, self.receiver.closed.clone())));
         let body = EncodeBody::new_server(

@@ -28,7 +28,7 @@ impl Harness for Memory {
                 direct: None,
             };
             let serving = transports::serve(&receiver, &[super::KIND], &end);
-            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            let server = tonic::transport::Server::builder().add_routes(test_process::in_plain_text(routes));
             (server, serving)
         })
         .await

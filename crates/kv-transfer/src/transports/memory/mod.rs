@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
+use identity::Caller;
 use proto::messages::{Hello, KvBlockFrame, KvFrame, KvReply, TransportOffer};
 use serving_core::ids::BlockId;
 use tokio::sync::mpsc;
@@ -85,7 +86,7 @@ impl KvTransport for Memory {
         let receiver = receiver.clone();
         tokio::spawn(async move {
             while let Some(Some(came)) = stop.run_until_cancelled(coming.recv()).await {
-                let pair = IncomingPair::new(&receiver, KIND);
+                let pair = IncomingPair::new(&receiver, KIND, Caller::PlainText);
                 tokio::spawn(receive(pair, came, stop.clone()));
             }
         });

@@ -47,7 +47,7 @@ impl Harness for ByNccl {
             let mut routes = tonic::service::RoutesBuilder::default();
             add_to_routes(&mut routes, receiver.clone());
             let serving = serve(&receiver, config(), DECODE.clone());
-            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            let server = tonic::transport::Server::builder().add_routes(test_process::in_plain_text(routes));
             (server, serving)
         })
         .await

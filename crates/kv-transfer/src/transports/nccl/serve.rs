@@ -30,6 +30,7 @@ use super::rings::Rings;
 use super::worker::{Plan, Running, State, Worker};
 use crate::device::{DeviceFault, DeviceLimits};
 use crate::receiver::{IncomingPair, Offered, PairError, Receiver, StreamEnd, TakenStreams};
+use crate::transports::grpc::receiver::caller_of;
 
 /// Replies that wait for a sender which does not read. Then its messages are not read either.
 const REPLIES_QUEUED_MAX: usize = 256;
@@ -132,11 +133,11 @@ impl StreamEnd for NcclEnd {
 
     fn take(&self, call: Request<Body>) -> Response<Body> {
         let mut codec = ProstCodec::<ToPrefillWire, ToDecodeWire>::default();
-        let caller = call.extensions().get().cloned();
+        let caller = caller_of(call.extensions());
         let messages = Streaming::new_request(codec.decoder(), call.into_body(), None, Some(MESSAGE_BYTES_MAX));
         let (replies, queue) = mpsc::channel(REPLIES_QUEUED_MAX);
         let receiving = Receiving {
-            pair: IncomingPair::new(&self.receiver, KIND).from(caller),
+            pair: IncomingPair::new(&self.receiver, KIND, caller),
             end: self.parts.clone(),
             replies,
             waiting: VecDeque::new(),

@@ -35,7 +35,7 @@ impl Harness for Shm {
             let mut routes = tonic::service::RoutesBuilder::default();
             add_to_routes(&mut routes, receiver.clone());
             let serving = serve(&receiver, small_ring()).unwrap();
-            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            let server = tonic::transport::Server::builder().add_routes(test_process::in_plain_text(routes));
             (server, serving)
         })
         .await
@@ -89,7 +89,7 @@ impl Harness for ShmDirect {
                 ..small_ring()
             };
             let serving = serve(&receiver, config).unwrap();
-            let server = tonic::transport::Server::builder().add_routes(routes.routes());
+            let server = tonic::transport::Server::builder().add_routes(test_process::in_plain_text(routes));
             (server, serving)
         })
         .await
