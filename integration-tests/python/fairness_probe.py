@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What does one key's flood do to another key's requests?
 
-    integration-tests/python/fairness_probe.py --baton target/release/baton --seconds 60
+    integration-tests/python/fairness_probe.py --baton target/release/baton --seconds 120
 
-It starts `baton up --topology 1p1d` with the real model and two keys. `steady` sends a request every second, also alone. `flood` may send as many
+It starts `baton up --topology 1p1d` with the real model and two keys. `steady` sends a request every two seconds, also alone. `flood` may send as many
 requests a minute as `steady` sends, and sends ten times as many, each with a time limit of a second. Measured, each first alone and then beside the
 flood: the share of `steady`'s requests that are answered within the limit (goodput), its p99 of the time to the first token, and how long a refusal
 of `flood` takes. Exit status 3: the goodput beside the flood is below 0.9 of that alone, the p99 is more than twice, a refusal takes more than 50 ms at
@@ -25,7 +25,7 @@ import urllib.request
 from tenant_probe import create
 
 GOODPUT_MIN, TTFT_FACTOR_MAX, REFUSED_WITHIN_S = 0.9, 2.0, 0.05
-STEADY_A_MINUTE, FLOOD_FACTOR = 60, 10
+STEADY_A_MINUTE, FLOOD_FACTOR = 30, 10
 PROMPT_WORDS, TOKENS, LIMIT_S = 120, 16, 1.0
 
 
@@ -33,7 +33,7 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--baton", default="target/release/baton")
     parse.add_argument("--model", default="smollm2-135m")
-    parse.add_argument("--seconds", type=int, default=60, help="of each half [60]")
+    parse.add_argument("--seconds", type=int, default=120, help="of each half [120]")
     args = parse.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "keys.toml")

@@ -64,7 +64,7 @@ pub struct CreateArgs {
     /// Keys of one tenant share cached prompts [default: none, so that the key shares them with no other].
     #[arg(long, value_name = "TENANT")]
     pub tenant: Option<KeyName>,
-    /// Requests a minute; a minute's worth may come at once [default: no limit].
+    /// Requests a minute; ten seconds' worth may come at once [default: no limit].
     #[arg(long, value_name = "N")]
     pub requests_per_minute: Option<NonZeroU32>,
     /// Tokens of prompts and answers a minute [default: no limit].

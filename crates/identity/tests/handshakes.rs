@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use identity::{Authority, Caller, CertifiedProcess, Expected, Identity, PeerRole, TlsConfig, in_days};
+use rand::{Rng as _, SeedableRng as _};
 use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -256,4 +257,42 @@ fn an_authority_is_made_once_and_found_again() {
     ] {
         assert!(wrong.parse::<CertifiedProcess>().is_err(), "{wrong}");
     }
+}
+
+/// Whoever can write the files can do worse. A damaged disk cannot end a process all the same.
+#[test]
+fn no_damage_to_a_file_is_a_panic_or_another_name() {
+    let cluster = Cluster::new("demo");
+    let good = cluster.issue("decode/decode-0");
+    let mut draw = rand::rngs::StdRng::seed_from_u64(1);
+    let mut refused = 0;
+    for path in [&good.tls_cert, &good.tls_key, &good.tls_ca] {
+        let path = path.as_ref().unwrap();
+        let whole = std::fs::read(path).unwrap();
+        for _ in 0..300 {
+            let mut text = whole.clone();
+            match draw.random_range(0..3) {
+                0 => text.truncate(draw.random_range(0..text.len())),
+                1 => {
+                    let at = draw.random_range(0..text.len());
+                    text[at] = draw.random();
+                }
+                _ => {
+                    let at = draw.random_range(0..text.len());
+                    let rest = text.split_off(at);
+                    text.extend((0..draw.random_range(1..40)).map(|_| draw.random::<u8>()));
+                    text.extend(rest);
+                }
+            }
+            std::fs::write(path, &text).unwrap();
+            match Identity::open(&good, PeerRole::Decode, "decode-0") {
+                // Text around the block of PEM, or a bit that says nothing.
+                Ok(identity) => assert_eq!(identity.names()[0].to_string(), "spiffe://demo/decode/decode-0"),
+                Err(_) => refused += 1,
+            }
+        }
+        std::fs::write(path, whole).unwrap();
+    }
+    assert!(refused > 600, "{refused} of 900");
+    assert!(Identity::open(&good, PeerRole::Decode, "decode-0").is_ok());
 }
