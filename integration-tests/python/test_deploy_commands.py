@@ -20,6 +20,7 @@ PAGES = (
     "docs/get-started/README.md",
     "docs/how-to/deploy-gpus.md",
     "docs/how-to/deploy-on-several-hosts.md",
+    "docs/how-to/encrypt-the-cluster.md",
     "deploy/README.md",
     "deploy/RUNBOOK.md",
 )
@@ -34,7 +35,7 @@ GPU = "it needs a GPU with NVIDIA's driver"
 
 # (page, what is in the command, why it is not run)
 ONLY_CHECKED = (
-    ("deploy/README.md", r"^for host in .*\n.*ssh ", HOSTS),
+    ("deploy/README.md", r"^for at in (.*\n)+.*ssh ", HOSTS),
     ("deploy/README.md", r"^(apt-get|systemctl|journalctl|install) ", ROOT),
     ("deploy/README.md", r"^cat >>/etc/", ROOT),
     ("deploy/README.md", r"http://10\.0\.0\.", HOSTS),
@@ -48,7 +49,7 @@ ONLY_CHECKED = (
     ("docs/how-to/deploy-gpus.md", r"^(sysctl|nft) ", ROOT),
     ("docs/how-to/deploy-gpus.md", r"^docker ", DOCKER),
     ("docs/how-to/deploy-gpus.md", r"^helm ", CLUSTER),
-    ("docs/how-to/deploy-gpus.md", r"http://10\.0\.0\.", HOSTS),
+    ("docs/how-to/deploy-gpus.md", r"https?://10\.0\.0\.", HOSTS),
 )
 # The process reads its settings, as printed, and does not start.
 SETTINGS_ONLY = (
