@@ -13,6 +13,7 @@ p99 or has no Retry-After.
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -77,12 +78,12 @@ def p99(values):
 
 
 def sent(url, key, rate, seconds):
-    """Open loop: a request is sent when it is due, whatever became of those before it. Times count from then."""
-    answers, asking, begun = [], [], time.perf_counter()
+    """No prompt begins as one that was sent before. Open loop: a request is sent when it is due, whatever became of those before it. Times count from then."""
+    answers, asking, begun, first = [], [], time.perf_counter(), random.randrange(1_000_000)
     for number in range(int(rate * seconds)):
         due = begun + number / rate
         time.sleep(max(0.0, due - time.perf_counter()))
-        one = threading.Thread(target=lambda number=number, due=due: answers.append(ask(url, key, number, due)))
+        one = threading.Thread(target=lambda number=first + number, due=due: answers.append(ask(url, key, number, due)))
         one.start()
         asking.append(one)
     for one in asking:

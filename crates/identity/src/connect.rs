@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
@@ -71,12 +71,15 @@ impl Identity {
     }
 }
 
-/// A name may have several addresses. Each of them gets a part of the time, so that the first one may be dead.
+/// A name may have several addresses. Each of them gets its part of the time that is left, so that the first one may be dead.
 async fn connected(address: &str) -> io::Result<TcpStream> {
+    let until = Instant::now() + CONNECT_TIME_LIMIT;
     let all: Vec<_> = tokio::net::lookup_host(address).await?.collect();
-    let each = CONNECT_TIME_LIMIT / u32::try_from(all.len().max(1)).unwrap_or(1);
+    let mut left = u32::try_from(all.len()).unwrap_or(u32::MAX);
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{address} has no address"));
     for one in all {
+        let each = until.saturating_duration_since(Instant::now()) / left.max(1);
+        left = left.saturating_sub(1);
         match tokio::time::timeout(each, TcpStream::connect(one)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,

@@ -123,6 +123,11 @@ impl Identity {
             .unwrap_or_default()
     }
 
+    /// The own certificate, in DER.
+    pub fn certificate(&self) -> Option<Vec<u8>> {
+        Some(self.material()?.chain.first()?.to_vec())
+    }
+
     /// Whether the certificate is still good after this time.
     pub fn is_valid_in(&self, time: Duration) -> bool {
         let Some(material) = self.material() else { return true };

@@ -29,7 +29,7 @@ fn look_at(identity: &Identity) -> Vec<Seen> {
 async fn follow_on(identity: Identity, stop: Shutdown) {
     // The files may have changed since they were read, while the model was loaded for minutes. So they are read once more.
     let (mut seen, mut failed) = (Vec::new(), None);
-    let mut is_told_of_end = false;
+    let mut told = Told::default();
     let mut looks = tokio::time::interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -37,14 +37,15 @@ async fn follow_on(identity: Identity, stop: Shutdown) {
             () = stop.requested() => return,
             _ = looks.tick() => {}
         }
-        is_told_of_end = tell_of_end(&identity, is_told_of_end);
+        told.of_end(&identity);
         let now = look_at(&identity);
         if now == seen {
             continue;
         }
+        let before = identity.certificate();
         match identity.read_again() {
             Ok(()) => {
-                if !seen.is_empty() {
+                if identity.certificate() != before || failed.take().is_some() {
                     tracing::info!(?identity, "the certificate was read again; new connections use it");
                 }
                 seen = now;
@@ -58,15 +59,35 @@ async fn follow_on(identity: Identity, stop: Shutdown) {
     }
 }
 
-/// A certificate that ends soon is told of once, and again when another one does. Returns whether this one ends soon.
-fn tell_of_end(identity: &Identity, is_told: bool) -> bool {
-    let ends_soon = !identity.is_valid_in(ENDS_SOON);
-    if ends_soon && !is_told {
+/// The certificate of which the log has told that it ends soon, and that it has ended.
+#[derive(Debug, Default)]
+struct Told {
+    soon: Option<Vec<u8>>,
+    ended: Option<Vec<u8>>,
+}
+
+impl Told {
+    /// Once of each certificate.
+    fn of_end(&mut self, identity: &Identity) {
+        if identity.is_valid_in(ENDS_SOON) {
+            return;
+        }
         let days = ENDS_SOON.as_secs() / (24 * 3600);
-        tracing::warn!(
-            ?identity,
-            "the certificate ends within {days} days; then no new connection is possible: give the process a new one (`baton certs issue`)"
-        );
+        let certificate = identity.certificate();
+        if identity.is_valid_in(Duration::ZERO) {
+            if self.soon != certificate {
+                tracing::warn!(
+                    ?identity,
+                    "the certificate ends within {days} days; give the process a new one in time (`baton certs issue`)"
+                );
+                self.soon = certificate;
+            }
+        } else if self.ended != certificate {
+            tracing::error!(
+                ?identity,
+                "the certificate has ended, or is no longer of the authority in tls_ca: no new connection is possible; give the process a new one (`baton certs issue`)"
+            );
+            self.ended = certificate;
+        }
     }
-    ends_soon
 }

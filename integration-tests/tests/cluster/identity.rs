@@ -1,6 +1,6 @@
 //! Processes that know each other by certificates: who else is answered, and what a new certificate does to what runs.
 
-mod hostile;
+pub mod hostile;
 
 use std::path::Path;
 use std::process::Output;
@@ -14,12 +14,10 @@ use identity::{Authority, CertifiedProcess, in_days};
 use integration_tests::cluster::{TestCluster, baton_executable, options};
 use integration_tests::wait::wait_until;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::net::TcpStream;
 use tokio::process::Command;
 
 const PROCESSES: [&str; 3] = ["coordinator/coordinator", "prefill/prefill-0", "decode/decode-0"];
-const SEEN_WITHIN: Duration = Duration::from_secs(30);
+pub const SEEN_WITHIN: Duration = Duration::from_secs(30);
 
 const BY_NCCL: &str = "HandoffService/PushByNccl";
 
@@ -36,11 +34,11 @@ const MAY_CALL: [(&str, &str, &[&str]); 7] = [
     (BY_NCCL, "decode-0", &["prefill"]),
 ];
 
-fn process(text: &str) -> CertifiedProcess {
+pub fn process(text: &str) -> CertifiedProcess {
     text.parse().expect("a process")
 }
 
-fn authority(folder: &Path) -> Authority {
+pub fn authority(folder: &Path) -> Authority {
     let authority = Authority::create(folder, "demo").expect("an authority");
     for name in PROCESSES {
         authority.issue(&process(name), in_days(1)).expect("a certificate");
@@ -49,7 +47,7 @@ fn authority(folder: &Path) -> Authority {
 }
 
 /// KV travels over gRPC, so that it is encrypted.
-fn with_certificates(folder: &Path) -> LocalClusterOptions {
+pub fn with_certificates(folder: &Path) -> LocalClusterOptions {
     let mut options = options("1p1d").expect("options");
     options.settings.certs = Some(folder.to_owned());
     options.settings.transports = Some("grpc".to_owned());
@@ -226,58 +224,6 @@ async fn new_certificates_are_used_while_streams_go_on() {
     cluster.cluster.stop(SEEN_WITHIN).await;
 }
 
-/// How many of these connections the other end closes within a second.
-async fn closed<S: AsyncRead + Unpin>(connections: &mut [S]) -> usize {
-    let look = |connection| async move {
-        let mut byte = [0; 1];
-        let read = tokio::time::timeout(Duration::from_secs(1), AsyncReadExt::read(connection, &mut byte));
-        // Nothing is said on an open one.
-        usize::from(
-            read.await
-                .is_ok_and(|read| read.is_err() || read.is_ok_and(|count| count == 0)),
-        )
-    };
-    join_all(connections.iter_mut().map(look)).await.into_iter().sum()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn strangers_who_say_nothing_or_are_nobody_keep_nobody_else_out() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let authority = authority(folder.path());
-    let cluster = TestCluster::start_with(with_certificates(folder.path()))
-        .await
-        .expect("a cluster");
-    let address = cluster.cluster.node_addresses()["decode-0"].clone();
-    let coordinator = Shown::Certificate(
-        authority
-            .issue(&process("coordinator/x"), in_days(1))
-            .expect("a certificate"),
-    );
-    let is_taken = || async { call(&address, "/baton.v1.DecodeService/Open", &coordinator).await == Answer::Taken };
-    // One host may have 64 callers at once that have not said who they are, for two seconds.
-    let silent = (0..100).map(|_| hostile::connect_from("127.0.0.2", &address));
-    let mut silent: Vec<TcpStream> = join_all(silent)
-        .await
-        .into_iter()
-        .map(|dialled| dialled.expect("it connects"))
-        .collect();
-    assert!(is_taken().await, "while others say nothing");
-    assert_eq!(closed(&mut silent).await, 36);
-    // Probes have no certificate. 128 such connections may be open.
-    let mut nobodies = Vec::new();
-    for _ in 0..140 {
-        let stream = hostile::connect_from("127.0.0.3", &address).await.expect("it connects");
-        nobodies.push(hostile::greet(stream, None).await.expect("it is greeted"));
-    }
-    assert_eq!(closed(&mut nobodies).await, 12);
-    assert!(is_taken().await, "while the places of others are taken");
-    assert_eq!(
-        call(&address, "/baton.v1.DecodeService/Open", &Shown::Nothing).await,
-        Answer::NoConnection
-    );
-    cluster.cluster.stop(SEEN_WITHIN).await;
-}
-
 /// A process by hand that is expected to end at once.
 async fn ends(arguments: &[&str]) -> Output {
     let mut command = Command::new(baton_executable().expect("baton"));
@@ -339,6 +285,7 @@ mod etcd {
     use etcd_membership::{CoordinatorEntry, EtcdAddress, Registration, RegistrationConfig};
     use serving_core::ids::{NodeEpoch, NodeId, NodeName};
     use serving_core::node::NodeState;
+    use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpListener;
 
     use super::*;

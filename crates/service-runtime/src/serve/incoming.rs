@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -27,8 +27,11 @@ const GREETING_TIME_LIMIT: Duration = Duration::from_secs(2);
 const GREETED_AT_ONCE: usize = 256;
 /// Of them from one address. Further ones are turned away, so that one host which says nothing keeps no other host waiting.
 const GREETED_AT_ONCE_FROM_ONE: usize = 64;
-/// Connections without a certificate: probes, of which one host has a few. Further ones are turned away.
+/// Connections without a certificate: probes, of which a host has one or two for a moment. Further ones are turned away.
 const NOBODYS_CONNECTIONS_MAX: usize = 128;
+const NOBODYS_CONNECTIONS_FROM_ONE: usize = 16;
+/// Longer than a probe waits for its answer.
+const NOBODYS_CONNECTION_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection, and who is at its other end. tonic gives [`Caller`] to each request of it.
 #[derive(Debug)]
@@ -36,7 +39,7 @@ pub(super) struct Accepted {
     connection: Connection<Closable>,
     caller: Caller,
     /// Of a connection without a certificate.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<NobodysPlace>,
 }
 
 pub(super) fn incoming(
@@ -47,7 +50,8 @@ pub(super) fn incoming(
     let door = Arc::new(Door {
         identity,
         over,
-        greeted: Mutex::default(),
+        greeted: ByAddress::of(GREETED_AT_ONCE_FROM_ONE),
+        nobodies: ByAddress::of(NOBODYS_CONNECTIONS_FROM_ONE),
         places: Arc::new(Semaphore::new(NOBODYS_CONNECTIONS_MAX)),
         refusals: Refusals::of("a connection is refused"),
     });
@@ -69,14 +73,16 @@ pub(super) fn incoming(
 struct Door {
     identity: Identity,
     over: CancellationToken,
-    /// Callers that are being greeted, by address.
-    greeted: Mutex<BTreeMap<IpAddr, usize>>,
+    /// Callers that are being greeted.
+    greeted: Arc<ByAddress>,
+    /// Connections without a certificate.
+    nobodies: Arc<ByAddress>,
     places: Arc<Semaphore>,
     refusals: Refusals,
 }
 
 impl Door {
-    async fn greet(self: &Arc<Self>, stream: TcpStream) -> Option<Accepted> {
+    async fn greet(&self, stream: TcpStream) -> Option<Accepted> {
         let _ = stream.set_nodelay(true);
         let address = stream
             .peer_addr()
@@ -89,13 +95,16 @@ impl Door {
 
     /// # Errors
     /// Why the caller is turned away, for the log.
-    async fn accept(self: &Arc<Self>, stream: TcpStream, address: IpAddr) -> Result<Accepted, String> {
-        let stream = Closable::new(stream, self.over.clone());
+    async fn accept(&self, stream: TcpStream, address: IpAddr) -> Result<Accepted, String> {
+        let over = self.over.child_token();
+        let stream = Closable::new(stream, over.clone());
         if !self.identity.is_on() {
             let accepted = self.identity.accept(stream).await.map_err(|error| error.to_string())?;
             return Ok(Accepted::of(accepted, None));
         }
-        let _turn = Turn::of(self, address)
+        let _turn = self
+            .greeted
+            .one_of(address)
             .ok_or_else(|| format!("{GREETED_AT_ONCE_FROM_ONE} others of this address have not said who they are"))?;
         let accepting = tokio::time::timeout(GREETING_TIME_LIMIT, self.identity.accept(stream));
         let accepted = accepting
@@ -103,54 +112,104 @@ impl Door {
             .map_err(|_| format!("it did not say within {} s who it is", GREETING_TIME_LIMIT.as_secs()))?
             .map_err(|error| error.to_string())?;
         let place = match accepted.1 {
-            Caller::Nobody => Some(self.places.clone().try_acquire_owned().map_err(|_| {
-                format!("it has no certificate, and {NOBODYS_CONNECTIONS_MAX} connections without one are open")
-            })?),
+            Caller::Nobody => Some(self.nobodys_place(address, over)?),
             _ => None,
         };
         Ok(Accepted::of(accepted, place))
     }
 
-    fn greeted(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
-        self.greeted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One caller of an address that is being greeted, until this is dropped.
-struct Turn {
-    door: Arc<Door>,
-    address: IpAddr,
-}
-
-impl Turn {
-    fn of(door: &Arc<Door>, address: IpAddr) -> Option<Self> {
-        let mut greeted = door.greeted();
-        let count = greeted.entry(address).or_default();
-        if *count >= GREETED_AT_ONCE_FROM_ONE {
-            return None;
-        }
-        *count += 1;
-        Some(Self {
-            door: door.clone(),
-            address,
+    /// The connection `over` ends after its time.
+    fn nobodys_place(&self, address: IpAddr, over: CancellationToken) -> Result<NobodysPlace, String> {
+        let of_address = self.nobodies.one_of(address).ok_or_else(|| {
+            format!(
+                "it has no certificate, and {NOBODYS_CONNECTIONS_FROM_ONE} such connections of its address are open"
+            )
+        })?;
+        let of_all = self.places.clone().try_acquire_owned().map_err(|_| {
+            format!("it has no certificate, and {NOBODYS_CONNECTIONS_MAX} connections without one are open")
+        })?;
+        // One task for each place at most, and as long.
+        let _ends = tokio::spawn(async move {
+            tokio::time::sleep(NOBODYS_CONNECTION_TIME_LIMIT).await;
+            over.cancel();
+        });
+        Ok(NobodysPlace {
+            _of_address: of_address,
+            _of_all: of_all,
         })
     }
 }
 
+/// Of a connection without a certificate, until it ends.
+#[derive(Debug)]
+struct NobodysPlace {
+    _of_address: Turn,
+    _of_all: OwnedSemaphorePermit,
+}
+
+/// How many there are of each address, up to a number.
+#[derive(Debug)]
+struct ByAddress {
+    most: usize,
+    counts: Mutex<BTreeMap<IpAddr, usize>>,
+}
+
+impl ByAddress {
+    fn of(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            counts: Mutex::default(),
+        })
+    }
+
+    fn one_of(self: &Arc<Self>, address: IpAddr) -> Option<Turn> {
+        let address = network_of(address);
+        let mut counts = self.counts();
+        let count = counts.entry(address).or_default();
+        if *count >= self.most {
+            return None;
+        }
+        *count += 1;
+        Some(Turn {
+            of: self.clone(),
+            address,
+        })
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A host with IPv6 has a network of addresses (RFC 4291: 64 bits).
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+/// One of an address, until this is dropped.
+#[derive(Debug)]
+struct Turn {
+    of: Arc<ByAddress>,
+    address: IpAddr,
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut greeted = self.door.greeted();
-        if let Some(count) = greeted.get_mut(&self.address) {
+        let mut counts = self.of.counts();
+        if let Some(count) = counts.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
-                greeted.remove(&self.address);
+                counts.remove(&self.address);
             }
         }
     }
 }
 
 impl Accepted {
-    fn of((connection, caller): (Connection<Closable>, Caller), place: Option<OwnedSemaphorePermit>) -> Self {
+    fn of((connection, caller): (Connection<Closable>, Caller), place: Option<NobodysPlace>) -> Self {
         Self {
             connection,
             caller,
