@@ -3,7 +3,7 @@
 
     integration-tests/python/fairness_probe.py --baton target/release/baton --seconds 120
 
-It starts `baton up --topology 1p1d` with the real model and two keys. `steady` sends a request every two seconds, also alone. `flood` may send as many
+It starts `baton up --topology 1p1d` with the real model and two keys. `steady` sends a request every second, also alone. `flood` may send as many
 requests a minute as `steady` sends, and sends ten times as many, each with a time limit of a second. Measured, each first alone and then beside the
 flood: the share of `steady`'s requests that are answered within the limit (goodput), its p99 of the time to the first token, and how long a refusal
 of `flood` takes. Exit status 3: the goodput beside the flood is below 0.9 of that alone, the p99 is more than twice, a refusal takes more than 50 ms at
@@ -26,8 +26,8 @@ import urllib.request
 from tenant_probe import create
 
 GOODPUT_MIN, TTFT_FACTOR_MAX, REFUSED_WITHIN_S = 0.9, 2.0, 0.05
-STEADY_A_MINUTE, FLOOD_FACTOR = 30, 10
-PROMPT_WORDS, TOKENS, LIMIT_S = 120, 16, 1.0
+STEADY_A_MINUTE, FLOOD_FACTOR = 60, 10
+PROMPT_CHARACTERS, TOKENS, LIMIT_S = 100, 16, 1.0
 
 
 def main():
@@ -92,8 +92,9 @@ def sent(url, key, rate, seconds):
 
 
 def ask(url, key, number, due):
-    prompt = " ".join(str(number * 1_000 + word) for word in range(PROMPT_WORDS))
-    body = json.dumps({"prompt": prompt[:500], "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}).encode()
+    # A digit is a token. A prompt of five times the length takes half of the limit alone, so that two at a time miss it, flood or not.
+    prompt = " ".join(str(number * 1_000 + word) for word in range(PROMPT_CHARACTERS))
+    body = json.dumps({"prompt": prompt[:PROMPT_CHARACTERS], "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}", "x-request-timeout-ms": str(int(LIMIT_S * 1e3))}
     first = None
     try:

@@ -41,7 +41,8 @@ impl Ready {
         let mut processes = Vec::new();
         for info in cluster.processes() {
             let is_node = info.role != "coordinator";
-            let kv_blocks = match is_node {
+            // With certificates a node answers the coordinator and operators only.
+            let kv_blocks = match is_node && settings.certs.is_none() {
                 true => kv_blocks(&client, &info.address).await,
                 false => None,
             };
