@@ -37,6 +37,7 @@ pub(crate) fn request(choice_count: u32) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(9),

@@ -70,6 +70,7 @@ fn asked(handle: &Handle, id: u128, max_tokens: u32, prefill_node: Option<NodeId
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(600),

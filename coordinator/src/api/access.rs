@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use serving_core::request::Lane;
 
 use super::AppState;
 use super::error::{ApiError, Retry};
@@ -194,6 +195,14 @@ impl ApiError {
             "This API key may not do that: it lacks the scope `{scope}`. Ask the operator for a key that has it."
         );
         Self::new(StatusCode::FORBIDDEN, message).with_code("scope_missing")
+    }
+
+    pub(super) fn lane_missing(said: Lane, only: Lane) -> Self {
+        let (said, only) = (said.name(), only.name());
+        let message = format!(
+            "This API key's requests may wait in the lane `{only}` only, and the header `x-lane` says `{said}`. Leave it out, or ask the operator for a key that may."
+        );
+        Self::new(StatusCode::FORBIDDEN, message).with_code("lane_missing")
     }
 
     fn over_limit(over: OverLimit) -> Self {

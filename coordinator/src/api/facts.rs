@@ -9,6 +9,7 @@ use tracing::Span;
 
 use super::content::Content;
 use super::trace_context::TraceContext;
+use crate::keys::file::Scope;
 use crate::keys::{HeldKey, InUse};
 use crate::records::prefixes::PrefixShape;
 use crate::records::prompts::PromptRecord;
@@ -32,6 +33,24 @@ pub struct Facts {
     /// The rest is set for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,
+}
+
+/// Who gets an answer, or an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// No key was asked for, or it has the scope `admin`.
+    Operator,
+    /// Nodes and addresses are none of its business.
+    Client,
+}
+
+impl Facts {
+    pub fn reader(&self) -> Reader {
+        match &self.key {
+            Some(key) if !key.entry.scopes.contains(&Scope::Admin) => Reader::Client,
+            _ => Reader::Operator,
+        }
+    }
 }
 
 /// An error as the client saw it.

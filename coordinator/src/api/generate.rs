@@ -99,9 +99,8 @@ struct Call {
 impl Call {
     async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
         let rules = &self.state.insight.slo_rules;
-        let said = RequestLabels::from_headers(headers, rules, self.state.limits.request_time_limit)?;
-        let tenant = self.record.facts().key.as_ref().map(|key| key.tenant);
-        let labels = RequestLabels { tenant, ..said };
+        let key = self.record.facts().key.clone();
+        let labels = RequestLabels::new(headers, key.as_deref(), rules, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;
         let content = content::of_request(&self.state, &plan);
@@ -244,7 +243,7 @@ impl Call {
     }
 
     fn reply(&self, plan: CheckedRequest, prompts: Vec<Prompt>) -> Form {
-        let head = Head::new(&plan, &self.state.text.fingerprint);
+        let head = Head::new(&plan, &self.state.text.fingerprint, self.record.facts().reader());
         self.span.record("gen_ai.response.id", head.id.as_str());
         self.record
             .update(|generation| generation.response_id = Some(head.id.clone()));

@@ -247,6 +247,7 @@ fn request(
         prefix_salt: prefix_salt(labels.tenant, plan.fields.cache_salt.map(|salt| salt.0)),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
+        share: labels.share,
         priority: plan.fields.priority.map_or(0, |priority| priority.0),
         time_limit: labels.time_limit,
     })

@@ -6,22 +6,21 @@ use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName};
 use opentelemetry::KeyValue;
-use serving_core::request::Lane;
+use serving_core::request::{Lane, QueueShare};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::access_line::{Line, generation_line, plain_line};
 use super::connection::ConnectionTimes;
 use super::error::ApiError;
-use super::facts::{Facts, Generation, ToldError};
+use super::facts::{Facts, Generation, Reader, ToldError};
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
 use super::metrics::{EdgeMetrics, EndedRequest};
 use super::remember::{End, Known, remember};
 use super::trace::{end_span, finish_root};
 use super::trace_context::TraceContext;
 use crate::insight::Insight;
-use crate::keys::TenantSalt;
-use crate::keys::file::Scope;
+use crate::keys::{HeldKey, TenantSalt};
 use crate::records::Running;
 use crate::records::closing::Closing;
 use crate::records::shape::{Detail, ms};
@@ -43,10 +42,17 @@ pub struct RequestLabels {
     pub time_limit: Duration,
     /// Whose cached prefixes it may use: its key says that, no header.
     pub tenant: Option<TenantSalt>,
+    /// Whose turn in the queue it takes. Its key says that, too.
+    pub share: Option<QueueShare>,
 }
 
 impl RequestLabels {
-    pub fn from_headers(headers: &HeaderMap, rules: &SloRules, default_limit: Duration) -> Result<Self, ApiError> {
+    pub(super) fn new(
+        headers: &HeaderMap,
+        key: Option<&HeldKey>,
+        rules: &SloRules,
+        default_limit: Duration,
+    ) -> Result<Self, ApiError> {
         let lane = label(headers, LANE, "interactive or batch", |name| {
             Lane::ALL.into_iter().find(|lane| lane.name() == name)
         })?;
@@ -58,11 +64,21 @@ impl RequestLabels {
             (!limit.is_zero() && limit <= REQUEST_TIMEOUT_MAX).then_some(limit)
         })?;
         Ok(Self {
-            lane: lane.unwrap_or(Lane::Interactive),
+            lane: allowed_lane(lane, key)?,
             slo,
             time_limit: time_limit.unwrap_or(default_limit),
-            tenant: None,
+            tenant: key.map(|key| key.tenant),
+            share: key.map(|key| key.share),
         })
+    }
+}
+
+/// A key may be for one lane alone: then its requests wait there without saying so.
+fn allowed_lane(said: Option<Lane>, key: Option<&HeldKey>) -> Result<Lane, ApiError> {
+    let only = key.and_then(|key| key.entry.lane);
+    match (said, only) {
+        (Some(said), Some(only)) if said != only => Err(ApiError::lane_missing(said, only)),
+        _ => Ok(said.or(only).unwrap_or(Lane::Interactive)),
     }
 }
 
@@ -172,14 +188,9 @@ impl RequestRecord {
 
     /// An error as the caller may see it: with the names of nodes where nobody is asked for a key, and for operators.
     pub fn told(&self, error: ApiError) -> ApiError {
-        let facts = self.facts();
-        let is_client = facts
-            .key
-            .as_ref()
-            .is_some_and(|key| !key.entry.scopes.contains(&Scope::Admin));
-        match is_client {
-            true => error.without_names(),
-            false => error,
+        match self.facts().reader() {
+            Reader::Client => error.without_names(),
+            Reader::Operator => error,
         }
     }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use serving_core::request::FinishReason;
 
 use super::calls::{Calls, Said};
+use super::facts::Reader;
 use super::logprobs::{CompletionLogprobs, PromptLogprobs, chat_logprobs};
 use super::request::{CheckedRequest, Endpoint};
 use super::run::{OutToken, Run};
@@ -28,7 +29,7 @@ pub struct Reply {
 }
 
 impl Head {
-    pub fn new(plan: &CheckedRequest, fingerprint: &str) -> Self {
+    pub fn new(plan: &CheckedRequest, fingerprint: &str, reader: Reader) -> Self {
         let (prefix, object) = match (plan.endpoint, plan.fields.stream.0) {
             (Endpoint::Completions, _) => ("cmpl-", "text_completion"),
             (Endpoint::Chat, false) => ("chatcmpl-", "chat.completion"),
@@ -43,6 +44,7 @@ impl Head {
                 .map_or(0, |since| since.as_secs()),
             model: plan.model.clone(),
             system_fingerprint: fingerprint.to_owned(),
+            reader,
         }
     }
 }
@@ -193,7 +195,7 @@ impl Reply {
         };
         Answer {
             metrics: of_prompts(self.plan.fields.include_metrics.0, &|prompt| {
-                serde_json::to_value(metrics(prompt, times)).unwrap_or(Value::Null)
+                serde_json::to_value(metrics(prompt, times, self.head.reader)).unwrap_or(Value::Null)
             }),
             kv_hashes: of_prompts(self.plan.fields.return_kv_hashes.0, &kv_hashes),
             ..answer

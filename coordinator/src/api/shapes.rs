@@ -14,6 +14,7 @@ use serving_core::ids::TokenId;
 use serving_core::stage::Stage;
 
 use super::calls::ToolCallBody;
+use super::facts::Reader;
 use super::logprobs::PromptLogprobs;
 use super::run::PromptRun;
 use crate::records::shape::{Serving, ms};
@@ -26,6 +27,8 @@ pub struct Head {
     pub created: u64,
     pub model: String,
     pub system_fingerprint: String,
+    #[serde(skip)]
+    pub reader: Reader,
 }
 
 /// A whole answer, or one chunk of a stream.
@@ -181,7 +184,7 @@ pub struct EdgeTimes {
     pub unattributed_ms: Option<f64>,
 }
 
-pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
+pub fn metrics(prompt: &PromptRun, times: &EdgeTimes, reader: Reader) -> Metrics {
     let stages = |is_before: bool| {
         let of_phase = times
             .stages
@@ -200,6 +203,7 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
         .map(|ttft| times.e2e.saturating_sub(ttft).as_secs_f64())
         .filter(|s| *s > 0.0);
     let tokens = (prompt.request.client_prompt_tokens, prompt.output_tokens);
+    let serving = Serving::of(prompt.placement.as_ref(), &prompt.summary, tokens);
     Metrics {
         queue_ms: times.stages.get(Stage::Queue).map(ms),
         prefill_ms: prefill.reduce(|a, b| a + b).map(ms),
@@ -210,7 +214,10 @@ pub fn metrics(prompt: &PromptRun, times: &EdgeTimes) -> Metrics {
             .filter(|_| prompt.output_tokens > 1)
             .map(|seconds| (f64::from(prompt.output_tokens - 1) / seconds * 1e3).round() / 1e3),
         vllm: VllmMetrics::new(times, prompt.output_tokens),
-        serving: Serving::of(prompt.placement.as_ref(), &prompt.summary, tokens),
+        serving: match reader {
+            Reader::Operator => serving,
+            Reader::Client => serving.without_names(),
+        },
         stages_ttft_ms: stages(true),
         stages_rest_ms: stages(false),
         unattributed_ms: times.unattributed_ms,

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use serving_core::request::Lane;
 use thiserror::Error;
 
 use super::secret::{CacheSecret, KeyHash};
@@ -125,6 +126,12 @@ pub struct ClientKey {
     /// Keys of one tenant share cached prefixes; `None`: the key shares them with no other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<KeyName>,
+    /// The only lane in which its requests wait; `None`: a request says which.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lane: Option<Lane>,
+    /// While others wait, too, it gets so many times the tokens of a key of weight 1. `None`: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<NonZeroU32>,
     #[serde(flatten)]
     pub limits: Limits,
 }
@@ -139,11 +146,13 @@ impl ClientKey {
 }
 
 /// Fields of a key. With a flattened part serde cannot refuse others by itself.
-const FIELDS: [&str; 7] = [
+const FIELDS: [&str; 9] = [
     "name",
     "sha256",
     "scopes",
     "tenant",
+    "lane",
+    "weight",
     "requests_per_minute",
     "tokens_per_minute",
     "concurrent_requests",
@@ -179,7 +188,7 @@ pub enum BadKeys {
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     TooLarge,
     #[error(
-        "line {line} is not as it has to be. cache_secret, if it is there, has 64 hexadecimal digits and stands before the keys. A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
+        "line {line} is not as it has to be. cache_secret, if it is there, has 64 hexadecimal digits and stands before the keys. A key has name, sha256 (64 hexadecimal digits) and scopes (inference, admin, metrics), and may have tenant, lane (interactive or batch), weight, requests_per_minute, tokens_per_minute and concurrent_requests, whole numbers from 1"
     )]
     Form { line: usize },
     #[error("key {place} of the file has a field that is not known, or a name or tenant that is none")]

@@ -9,6 +9,7 @@ mod session;
 mod tenant;
 mod usage;
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -16,8 +17,11 @@ use std::time::Instant;
 use file::{ClientKey, KeyFile, KeyFileError, Scope};
 use secret::KeyHash;
 use service_runtime::watched_file;
+use serving_core::ids::QueueOwner;
+use serving_core::request::QueueShare;
 pub(crate) use session::SESSION_TIME;
 use session::Sessions;
+use sha2::{Digest as _, Sha256};
 pub use tenant::TenantSalt;
 pub(crate) use tenant::prefix_salt;
 use usage::Usage;
@@ -28,6 +32,7 @@ pub(crate) use usage::{OverLimit, Room};
 pub(crate) struct HeldKey {
     pub entry: ClientKey,
     pub tenant: TenantSalt,
+    pub share: QueueShare,
     /// It outlives a new reading of the file.
     usage: Arc<Mutex<Usage>>,
 }
@@ -66,6 +71,15 @@ impl Drop for InUse {
     }
 }
 
+/// Keys take turns in the queue. A key keeps its turn when the file is read again, and has the same on every coordinator.
+fn share_of(key: &ClientKey) -> QueueShare {
+    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(Sha256::digest(key.name.as_str()));
+    QueueShare {
+        owner: QueueOwner(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
+        weight: key.weight.unwrap_or(NonZeroU32::MIN),
+    }
+}
+
 /// All keys as the file had them at one reading.
 #[derive(Debug, Default)]
 struct KeySet(Vec<Arc<HeldKey>>);
@@ -77,7 +91,13 @@ impl KeySet {
             let known = before.0.iter().find(|held| held.entry.name == entry.name);
             let usage = known.map(|held| held.usage.clone()).unwrap_or_default();
             let tenant = TenantSalt::of(file.cache_secret.as_ref(), &entry);
-            Arc::new(HeldKey { entry, tenant, usage })
+            let share = share_of(&entry);
+            Arc::new(HeldKey {
+                entry,
+                tenant,
+                share,
+                usage,
+            })
         };
         Self(file.keys.into_iter().map(held).collect())
     }
@@ -211,6 +231,8 @@ mod tests {
             sha256: KeyHash::of(secret.text()),
             scopes: [Scope::Inference].into(),
             tenant: None,
+            lane: None,
+            weight: None,
             limits,
         }
     }

@@ -65,6 +65,8 @@ mod tests {
             sha256: KeyHash::of(name),
             scopes: [Scope::Inference].into(),
             tenant: tenant.map(|tenant| tenant.parse().expect("a name")),
+            lane: None,
+            weight: None,
             limits: Limits::default(),
         }
     }

@@ -89,6 +89,17 @@ impl Serving {
         }
     }
 
+    /// As it is told to somebody who is not to know nodes. Why a node was chosen may name another.
+    #[must_use]
+    pub(crate) fn without_names(self) -> Self {
+        Self {
+            prefill_node: None,
+            decode_node: None,
+            route_reason: None,
+            ..self
+        }
+    }
+
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         let nodes = [&self.prefill_node, &self.decode_node].into_iter();
         nodes.flatten().map(String::as_str)

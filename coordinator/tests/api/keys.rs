@@ -8,7 +8,7 @@ use coordinator::keys::file::{ClientKey, KeyFile, Limits, Scope};
 use coordinator::keys::secret::{KeyHash, SecretKey};
 use coordinator::request_handle::ClientEvent;
 use serde_json::json;
-use serving_core::request::{Request, RequestError};
+use serving_core::request::{Lane, Request, RequestError};
 use tempfile::TempDir;
 
 use super::client::{Answer, request, send};
@@ -24,15 +24,25 @@ struct Guarded {
 
 impl Guarded {
     async fn start(limits: Limits, play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
+        Self::with(|key| key.limits = limits, play).await
+    }
+
+    async fn with(change: impl Fn(&mut ClientKey), play: impl Fn(&Request) -> Script + Send + Sync + 'static) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys.toml");
         let secrets: Vec<SecretKey> = Scope::ALL.iter().map(|_| SecretKey::random()).collect();
-        let entry = |(scope, secret): (Scope, &SecretKey)| ClientKey {
-            name: scope.name().parse().unwrap(),
-            sha256: KeyHash::of(secret.text()),
-            scopes: [scope].into(),
-            tenant: None,
-            limits,
+        let entry = |(scope, secret): (Scope, &SecretKey)| {
+            let mut key = ClientKey {
+                name: scope.name().parse().unwrap(),
+                sha256: KeyHash::of(secret.text()),
+                scopes: [scope].into(),
+                tenant: None,
+                lane: None,
+                weight: None,
+                limits: Limits::default(),
+            };
+            change(&mut key);
+            key
         };
         let keys = Scope::ALL.into_iter().zip(&secrets).map(entry).collect();
         let keys = KeyFile {
@@ -253,6 +263,24 @@ async fn an_open_request_takes_a_place_until_its_client_has_left() {
 }
 
 #[tokio::test]
+async fn a_key_says_whose_turn_a_request_takes_and_in_which_lane_it_waits() {
+    let batch_only = |key: &mut ClientKey| (key.lane, key.weight) = (Some(Lane::Batch), NonZeroU32::new(3));
+    let play = |request: &Request| Script::Play(say(request, |_| "x".to_owned()));
+    let guarded = Guarded::with(batch_only, play).await;
+    assert_eq!(guarded.complete().await.status, 200);
+    let request = guarded.server.request();
+    let share = request.share.expect("a key was shown");
+    assert_eq!((request.lane, share.weight.get()), (Lane::Batch, 3));
+    let bearer = guarded.bearer(Scope::Inference);
+    let asks = async |lane| {
+        let headers = [("authorization", bearer.as_str()), ("x-lane", lane)];
+        guarded.ask("POST", "/v1/completions", &headers).await
+    };
+    assert_eq!(asks("batch").await.status, 200);
+    assert_is(&asks("interactive").await, (403, "lane_missing"));
+}
+
+#[tokio::test]
 async fn the_console_signs_in_with_a_key_and_out_again() {
     let guarded = Guarded::saying(Limits::default(), "x").await;
     let sign_in = async |key: String| {
@@ -319,6 +347,26 @@ async fn a_clients_error_names_no_node_and_an_operators_does() {
         let bytes = request("POST", "/v1/completions", &[], body.as_bytes());
         let text = send(open.address, &bytes).await.text();
         assert!(text.contains("decode-7"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_client_reads_names_no_node() {
+    let play = |request: &Request| Script::Play(say(request, |_| "x".to_owned()));
+    let guarded = Guarded::start(Limits::default(), play).await;
+    let open = Server::start(play).await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let body = json!({"model": MODEL, "prompt": "abc", "include_metrics": true}).to_string();
+    for (address, is_client) in [(guarded.server.address, true), (open.address, false)] {
+        let headers = [("authorization", bearer.as_str())];
+        let asked = request("POST", "/v1/completions", &headers, body.as_bytes());
+        let metrics = send(address, &asked).await.json()["metrics"].take();
+        assert!(metrics["output_tokens"].is_u64(), "{metrics}");
+        for name in ["prefill_node", "decode_node", "route_reason"] {
+            assert_eq!(metrics[name].is_null(), is_client, "{name}: {metrics}");
+        }
+        let ready = send(address, &request("GET", "/ready", &[], b"")).await.json();
+        assert_eq!(ready["suspected_nodes"].is_null(), is_client, "{ready}");
     }
 }
 

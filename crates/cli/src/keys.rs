@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use coordinator::keys::file::{ClientKey, KeyFile, KeyName, Limits, Scope};
 use coordinator::keys::secret::{KeyHash, SecretKey};
 use serde_json::json;
+use serving_core::request::Lane;
 
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};
@@ -18,6 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   baton keys create laptop                                 a key for generation, printed once
   baton keys create ops --scope admin,metrics,inference    a key for everything: console, status, drain
+  baton keys create nightly --lane batch --weight 2        waits behind the interactive lane, with twice a key's part of its own
   baton keys create trial --requests-per-minute 60 --tokens-per-minute 20000 --concurrent-requests 2
   baton up --api-keys keys.toml                            asks every client for a key
   BATON_API_KEY=baton-.. baton status                      baton's own verbs send this one
@@ -64,6 +66,12 @@ pub struct CreateArgs {
     /// Keys of one tenant share cached prompts [default: none, so that the key shares them with no other].
     #[arg(long, value_name = "TENANT")]
     pub tenant: Option<KeyName>,
+    /// The only lane in which its requests may wait [default: each request says which].
+    #[arg(long, value_name = "LANE", value_parser = lane)]
+    pub lane: Option<Lane>,
+    /// How many times the tokens of a key of weight 1 it gets while others wait, too [default: 1].
+    #[arg(long, value_name = "N")]
+    pub weight: Option<NonZeroU32>,
     /// Requests a minute; ten seconds' worth may come at once [default: no limit].
     #[arg(long, value_name = "N")]
     pub requests_per_minute: Option<NonZeroU32>,
@@ -122,6 +130,8 @@ fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
             sha256: KeyHash::of(secret.text()),
             scopes: args.scope.iter().copied().collect(),
             tenant: args.tenant.clone(),
+            lane: args.lane,
+            weight: args.weight,
             limits: Limits {
                 requests_per_minute: args.requests_per_minute,
                 tokens_per_minute: args.tokens_per_minute,
@@ -159,6 +169,8 @@ fn list(args: &ListArgs) -> anyhow::Result<Exit> {
         "name",
         "tenant",
         "scopes",
+        "lane",
+        ">weight",
         ">requests/min",
         ">tokens/min",
         ">open at once",
@@ -169,6 +181,8 @@ fn list(args: &ListArgs) -> anyhow::Result<Exit> {
             Cell::new(key.name.as_str()),
             Cell::new(tenant(key).unwrap_or("-")),
             Cell::new(scopes(key).join(",")),
+            Cell::new(key.lane.map_or("-", Lane::name)),
+            Cell::new(weight(key).to_string()),
             limit(key.limits.requests_per_minute),
             limit(key.limits.tokens_per_minute),
             limit(key.limits.concurrent_requests),
@@ -182,6 +196,15 @@ fn tenant(key: &ClientKey) -> Option<&str> {
     key.tenant.as_ref().map(KeyName::as_str)
 }
 
+fn weight(key: &ClientKey) -> NonZeroU32 {
+    key.weight.unwrap_or(NonZeroU32::MIN)
+}
+
+fn lane(name: &str) -> Result<Lane, String> {
+    let found = Lane::ALL.into_iter().find(|lane| lane.name() == name);
+    found.ok_or_else(|| "a lane is interactive or batch".to_owned())
+}
+
 fn scopes(key: &ClientKey) -> Vec<&'static str> {
     key.scopes.iter().map(|scope| scope.name()).collect()
 }
@@ -191,6 +214,8 @@ fn page(key: &ClientKey) -> serde_json::Value {
         "name": key.name.as_str(),
         "tenant": tenant(key),
         "scopes": scopes(key),
+        "lane": key.lane.map(Lane::name),
+        "weight": weight(key),
         "requests_per_minute": key.limits.requests_per_minute,
         "tokens_per_minute": key.limits.tokens_per_minute,
         "concurrent_requests": key.limits.concurrent_requests,
@@ -227,6 +252,8 @@ mod tests {
             name: name.parse().expect("a name"),
             scope: vec![Scope::Inference, Scope::Metrics],
             tenant: None,
+            lane: Some(Lane::Batch),
+            weight: None,
             requests_per_minute: NonZeroU32::new(60),
             tokens_per_minute: None,
             concurrent_requests: None,
@@ -247,7 +274,11 @@ mod tests {
         let names: Vec<_> = keys.iter().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(scopes(&keys[0]), ["inference", "metrics"]);
-        assert_eq!(page(&keys[0])["requests_per_minute"], 60);
+        let page = page(&keys[0]);
+        assert_eq!(
+            (&page["requests_per_minute"], &page["weight"], &page["lane"]),
+            (&60.into(), &1.into(), &"batch".into())
+        );
         let args = RevokeArgs {
             name: "a".parse().expect("a name"),
             file: FileArgs { file },

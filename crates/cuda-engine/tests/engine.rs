@@ -157,6 +157,7 @@ fn request(logprobs: Option<u32>) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: true,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),

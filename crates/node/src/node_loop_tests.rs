@@ -264,6 +264,7 @@ fn message(blocks: u32) -> PrefillRequest {
             prompt_logprobs: None,
             prefix_salt: None,
             report_kv_hashes: false,
+            share: None,
             priority: 0,
             lane: Lane::Interactive,
             time_limit: Duration::from_secs(60),

@@ -24,6 +24,10 @@ number_id!(
     RequestId(u128)
 );
 number_id!(
+    /// One of those between whom the coordinator's queue is fair: the holder of a key.
+    QueueOwner(u64)
+);
+number_id!(
     /// One placement of a request on nodes, counted from 0.
     Attempt(u32)
 );
@@ -61,7 +65,15 @@ macro_rules! display_plain {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { write!(f, "{}", self.0) }
     })* };
 }
-display_plain!(Attempt, BlockId, Generation, TokenId, ChoiceIndex, OutputIndex);
+display_plain!(
+    Attempt,
+    QueueOwner,
+    BlockId,
+    Generation,
+    TokenId,
+    ChoiceIndex,
+    OutputIndex
+);
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,16 +1,18 @@
 //! A validated request and what comes back for it. Built once, at the coordinator's edge; every limit is checked there.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ids::{Attempt, ChoiceIndex, OutputIndex, PrefixSalt, RequestId, TokenId};
+use crate::ids::{Attempt, ChoiceIndex, OutputIndex, PrefixSalt, QueueOwner, RequestId, TokenId};
 use crate::node::NodeRole;
 
 /// Which queue a request waits in; `Batch` is shed first under overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Lane {
     Interactive,
     Batch,
@@ -25,6 +27,14 @@ impl Lane {
             Lane::Batch => "batch",
         }
     }
+}
+
+/// Whose request waits, and how much of the nodes' work is this owner's due while others wait, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct QueueShare {
+    pub owner: QueueOwner,
+    /// An owner of weight 2 gets twice the tokens of one of weight 1.
+    pub weight: NonZeroU32,
 }
 
 /// How output tokens are drawn. `temperature == 0` is greedy, ties broken by the lowest token id.
@@ -127,8 +137,10 @@ pub struct Request {
     /// topologies and attempts).
     pub report_kv_hashes: bool,
     pub lane: Lane,
-    /// The place in the coordinator's queue among the new requests of the lane: lower numbers first, 0 unless the client says so.
-    /// Nodes do not see it.
+    /// Whose it is. `None`: nobody knows; all such requests have one owner together, of weight 1. Nodes do not see it.
+    pub share: Option<QueueShare>,
+    /// The place in the coordinator's queue among the new requests of the same owner and lane: lower numbers first, 0 unless the
+    /// client says so. Nodes do not see it.
     pub priority: i64,
     /// Time allowed from arrival to last token.
     pub time_limit: Duration,

@@ -167,6 +167,7 @@ impl Script {
             } else {
                 Lane::Interactive
             },
+            share: None,
             priority: words.named.get("priority").map_or(0, |v| v.parse().expect("priority")),
             time_limit: Duration::from_millis(words.number("limit_ms", 60_000)),
         }

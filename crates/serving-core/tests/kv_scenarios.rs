@@ -199,6 +199,7 @@ impl World {
             prompt_logprobs: None,
             prefix_salt: None,
             report_kv_hashes: false,
+            share: None,
             priority: 0,
             lane: match words.has("batch") {
                 true => Lane::Batch,

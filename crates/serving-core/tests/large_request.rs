@@ -140,6 +140,7 @@ fn request(id: u128, prompt_tokens: u32) -> Arc<Request> {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(600),

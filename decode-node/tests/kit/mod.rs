@@ -194,6 +194,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: true,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(30),
@@ -284,6 +285,17 @@ pub fn prefill_node() -> NodeId {
     }
 }
 
+/// What the prefill node says first.
+pub fn hello(node: &TestNode) -> Hello {
+    Hello {
+        from: prefill_node(),
+        to: node.record.id.clone(),
+        protocol_version: PROTOCOL_VERSION,
+        compatibility: node.record.compatibility.clone(),
+        shard: KvShard::WHOLE,
+    }
+}
+
 /// One pair's stream, frame by frame.
 pub struct Pusher {
     frames: mpsc::Sender<v1::KvFrame>,
@@ -292,7 +304,7 @@ pub struct Pusher {
 
 impl Pusher {
     pub async fn connect(node: &TestNode) -> Self {
-        let mut pusher = Self::connect_as(node, node.record.id.clone(), node.record.compatibility.clone()).await;
+        let mut pusher = Self::connect_as(node, hello(node)).await;
         match pusher.reply().await {
             Some(KvReply::Hello(hello)) => assert_eq!(hello.refused, None),
             other => panic!("no hello: {other:?}"),
@@ -300,15 +312,8 @@ impl Pusher {
         pusher
     }
 
-    pub async fn connect_as(node: &TestNode, to: NodeId, compatibility: Compatibility) -> Self {
+    pub async fn connect_as(node: &TestNode, hello: Hello) -> Self {
         let (frames, queue) = mpsc::channel(64);
-        let hello = Hello {
-            from: prefill_node(),
-            to,
-            protocol_version: PROTOCOL_VERSION,
-            compatibility,
-            shard: KvShard::WHOLE,
-        };
         frames.send(KvFrame::Hello(hello).into()).await.expect("queued");
         let mut client = HandoffServiceClient::new(node.channel.clone());
         let replies = client

@@ -102,6 +102,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         prompt_logprobs: top_count(wire.prompt_logprobs, "request.prompt_logprobs")?,
         prefix_salt: wire.prefix_salt.map(PrefixSalt),
         report_kv_hashes: wire.report_kv_hashes,
+        share: None,
         priority: 0,
         lane,
         time_limit: Duration::from_nanos(wire.time_left_ns),

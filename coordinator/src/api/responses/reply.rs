@@ -138,7 +138,8 @@ impl ResponseReply {
         let shown = times
             .filter(|_| self.plan.fields.include_metrics.0)
             .zip(run.prompts.first());
-        let metrics = shown.and_then(|(times, prompt)| serde_json::to_value(metrics(prompt, times)).ok());
+        let metrics =
+            shown.and_then(|(times, prompt)| serde_json::to_value(metrics(prompt, times, self.head.reader)).ok());
         let object = ResponseObject::new(&self.head, &self.plan, &self.status, &self.output);
         object.with_figures(ResponseUsage::of(run), metrics)
     }

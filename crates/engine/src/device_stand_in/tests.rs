@@ -66,6 +66,7 @@ fn scheduler(kv: &KvMemory, vocab_size: u32) -> Scheduler {
         prompt_logprobs: Some(1),
         prefix_salt: None,
         report_kv_hashes: true,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),

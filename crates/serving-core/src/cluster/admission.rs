@@ -1,13 +1,17 @@
-//! The waiting queue: bounded, interactive before batch, within a lane by priority and then in order of arrival. Whoever is
-//! overtaken waits no longer than `queue_wait_max`, then it is turned away. A client's own time limit ends its wait and buys no
-//! place: ordered by deadline, clients with short limits would overtake all others for as long as there is more work than the
-//! nodes can do.
+//! The waiting queue: bounded, interactive before batch. Within a lane the owners take turns by the work that they have had
+//! (`fair_share.rs`), and of one owner's requests the next is that of the lowest priority, then the oldest. Whoever is overtaken waits
+//! no longer than `queue_wait_max`, then it is turned away. A client's own time limit ends its wait and buys no place: ordered by
+//! deadline, clients with short limits would overtake all others for as long as there is more work than the nodes can do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::ops::Bound;
 
 use crate::ids::RequestId;
-use crate::request::{Lane, Request};
+use crate::request::{Lane, QueueShare, Request};
 use crate::time::Time;
+
+use super::fair_share::{FairShare, Owner, Work};
 
 /// Whether a request waits for the first time or was put back by a refusal or a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,22 +21,32 @@ pub(super) enum Turn {
     New,
 }
 
+/// Requests of which one after the other is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Line {
     lane: Lane,
     turn: Turn,
+    /// Those that were put back stand in one line, in order of arrival.
+    owner: Owner,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
     priority: i64,
     arrived_at: Time,
     /// Order of arrival within one instant.
     sequence_no: u64,
     request: RequestId,
+    prompt: Work,
 }
 
 #[derive(Debug)]
 pub(super) struct WaitingQueue {
     requests_max: usize,
-    order: BTreeSet<Place>,
-    places: BTreeMap<RequestId, Place>,
+    /// None is empty.
+    lines: BTreeMap<Line, BTreeSet<Place>>,
+    places: BTreeMap<RequestId, (Line, Place)>,
+    shares: FairShare,
     next_sequence_no: u64,
 }
 
@@ -40,7 +54,7 @@ pub(super) struct WaitingQueue {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Enqueued {
     Waiting,
-    /// It waits, and this batch request had to leave for it.
+    /// It waits, and this request had to leave for it.
     Displaced(RequestId),
     Full,
 }
@@ -49,54 +63,71 @@ impl WaitingQueue {
     pub(super) fn new(requests_max: usize) -> Self {
         Self {
             requests_max,
-            order: BTreeSet::new(),
+            lines: BTreeMap::new(),
             places: BTreeMap::new(),
+            shares: FairShare::default(),
             next_sequence_no: 0,
         }
     }
 
     pub(super) fn len_of(&self, lane: Lane) -> usize {
-        self.order.iter().filter(|p| p.lane == lane).count()
+        let lines = self.lines.iter().filter(|(line, _)| line.lane == lane);
+        lines.map(|(_, places)| places.len()).sum()
     }
 
     fn insert(&mut self, request: &Request, arrived_at: Time, turn: Turn) {
+        let (owner, priority) = match turn {
+            Turn::Returned => (None, 0),
+            Turn::New => (owner_of(request), request.priority),
+        };
+        let lane = request.lane;
+        let line = Line { lane, turn, owner };
         let place = Place {
-            lane: request.lane,
-            turn,
-            // Requests that were put back keep the order of their arrival.
-            priority: match turn {
-                Turn::Returned => 0,
-                Turn::New => request.priority,
-            },
+            priority,
             arrived_at,
             sequence_no: self.next_sequence_no,
             request: request.id,
+            prompt: Work::of_prompt(request),
         };
         self.next_sequence_no += 1;
-        self.order.insert(place);
-        self.places.insert(request.id, place);
+        let lines = &self.lines;
+        let is_waiting = |owner| Lane::ALL.iter().any(|lane| lines.contains_key(&new_line(*lane, owner)));
+        if turn == Turn::New && !is_waiting(owner) {
+            self.shares.begins_to_wait(owner, is_waiting);
+        }
+        self.lines.entry(line).or_default().insert(place);
+        self.places.insert(request.id, (line, place));
     }
 
-    /// The limit is tested with the arrival counted in. When full, the last batch request makes room for an interactive one;
-    /// requests that were put back are never displaced.
+    /// The limit is tested with the arrival counted in. When the queue is full, another request may have to make room.
     pub(super) fn push_new(&mut self, request: &Request, arrived_at: Time) -> Enqueued {
         let mut outcome = Enqueued::Waiting;
-        if self.order.len() + 1 > self.requests_max {
-            let last = self
-                .order
-                .last()
-                .filter(|p| p.lane == Lane::Batch && p.turn == Turn::New)
-                .map(|p| p.request);
-            match last {
-                Some(victim) if request.lane == Lane::Interactive => {
-                    self.remove(victim);
-                    outcome = Enqueued::Displaced(victim);
-                }
-                _ => return Enqueued::Full,
-            }
+        if self.places.len() + 1 > self.requests_max {
+            let Some(victim) = self.who_leaves_for(request) else {
+                return Enqueued::Full;
+            };
+            self.remove(victim);
+            outcome = Enqueued::Displaced(victim);
         }
         self.insert(request, arrived_at, Turn::New);
         outcome
+    }
+
+    /// Batch leaves for interactive. Within a lane the owner with the most requests gives a place to one who then still has fewer, so
+    /// that one client's flood does not fill the queue for the others. The last of its requests leaves. Those that were put back never do.
+    fn who_leaves_for(&self, request: &Request) -> Option<RequestId> {
+        let longest = |lane| {
+            let of_lane = |(line, _): &(&Line, _)| line.lane == lane && line.turn == Turn::New;
+            let lines = self.lines.iter().filter(of_lane).map(|(_, places)| places);
+            lines.max_by_key(|places| places.len())
+        };
+        let batch = longest(Lane::Batch).filter(|_| request.lane == Lane::Interactive);
+        let victims = batch.or_else(|| {
+            let own = self.lines.get(&new_line(request.lane, owner_of(request)));
+            let own_requests = own.map_or(0, BTreeSet::len) + 1;
+            longest(request.lane).filter(|places| places.len() > own_requests)
+        })?;
+        victims.last().map(|place| place.request)
     }
 
     /// A request that was placed before goes to the front of its lane. Not counted against the limit: it was
@@ -105,37 +136,119 @@ impl WaitingQueue {
         self.insert(request, arrived_at, Turn::Returned);
     }
 
-    pub(super) fn remove(&mut self, request: RequestId) -> bool {
-        match self.places.remove(&request) {
-            Some(place) => self.order.remove(&place),
-            None => false,
+    pub(super) fn remove(&mut self, request: RequestId) {
+        self.take(request);
+    }
+
+    fn take(&mut self, request: RequestId) -> Option<(Line, Place)> {
+        let (line, place) = self.places.remove(&request)?;
+        if let Some(places) = self.lines.get_mut(&line) {
+            places.remove(&place);
+            if places.is_empty() {
+                self.lines.remove(&line);
+            }
         }
+        Some((line, place))
+    }
+
+    /// It has its place on the nodes. Its prompt counts as work of its owner, once however often it is placed.
+    pub(super) fn placed(&mut self, request: RequestId) {
+        if let Some((line, place)) = self.take(request)
+            && line.turn == Turn::New
+        {
+            self.shares.placed(line.owner, place.prompt);
+        }
+    }
+
+    /// Output tokens of a request came.
+    pub(super) fn answered(&mut self, share: Option<QueueShare>, tokens: u32) {
+        self.shares.answered(share, tokens);
+    }
+
+    /// A walk over the queue in order of placement.
+    pub(super) fn walk(&self) -> Walk {
+        let mut walk = Walk::default();
+        for line in self.lines.keys() {
+            let had = match line.turn {
+                Turn::Returned => Work::default(),
+                Turn::New => self.shares.had(line.owner),
+            };
+            walk.reach(self, (*line, Bound::Unbounded), had);
+        }
+        walk
     }
 
     /// In the order in which they should be placed.
     #[cfg(test)]
     pub(super) fn in_order(&self) -> Vec<RequestId> {
-        self.order.iter().map(|p| p.request).collect()
+        let mut walk = self.walk();
+        std::iter::from_fn(|| walk.next(self)).collect()
+    }
+}
+
+fn owner_of(request: &Request) -> Owner {
+    request.share.map(|share| share.owner)
+}
+
+fn new_line(lane: Lane, owner: Owner) -> Line {
+    Line {
+        lane,
+        turn: Turn::New,
+        owner,
+    }
+}
+
+/// The next request of a line. Between owners that have had the same, the older request is first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Head {
+    lane: Lane,
+    turn: Turn,
+    had: Work,
+    arrived_at: Time,
+    sequence_no: u64,
+    line: Line,
+    place: Place,
+}
+
+/// Where a walk is in each line. The requests that it has passed may leave the queue meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Walk(BinaryHeap<Reverse<Head>>);
+
+impl Walk {
+    pub(super) fn next(&mut self, queue: &WaitingQueue) -> Option<RequestId> {
+        let Reverse(head) = self.0.pop()?;
+        let (line, place) = (head.line, head.place);
+        // As if it were placed: the owner's next request is behind those of owners that have had less by then.
+        self.reach(queue, (line, Bound::Excluded(place)), head.had.and(place.prompt));
+        Some(place.request)
     }
 
-    /// The request after `after` (or the first one) in order of placement.
-    pub(super) fn next_after(&self, after: Option<RequestId>) -> Option<RequestId> {
-        match after.and_then(|id| self.places.get(&id)) {
-            None => self.order.first().map(|p| p.request),
-            Some(place) => {
-                let later = self
-                    .order
-                    .range((std::ops::Bound::Excluded(*place), std::ops::Bound::Unbounded));
-                later.into_iter().next().map(|p| p.request)
-            }
-        }
+    fn reach(&mut self, queue: &WaitingQueue, (line, after): (Line, Bound<Place>), had: Work) {
+        let places = queue.lines.get(&line);
+        let Some(place) = places.and_then(|places| places.range((after, Bound::Unbounded)).next()) else {
+            return;
+        };
+        self.0.push(Reverse(Head {
+            lane: line.lane,
+            turn: line.turn,
+            had,
+            arrived_at: place.arrived_at,
+            sequence_no: place.sequence_no,
+            line,
+            place: *place,
+        }));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
+    use proptest::prelude::*;
+
     use super::super::fixtures::request;
     use super::*;
+    use crate::ids::{QueueOwner, TokenId};
 
     fn queued(queue: &mut WaitingQueue, id: u128, lane: Lane, arrived_ms: u64) -> Enqueued {
         let mut r = request(id, 10, 10);
@@ -159,10 +272,15 @@ mod tests {
         q.push_returned(&request(9, 10, 10), Time::from_millis(99));
         q.push_returned(&request(8, 10, 10), Time::from_millis(20));
         assert_eq!(order(&q), [8, 9, 3, 5, 4, 2, 1]);
-        assert!(q.remove(RequestId(8)));
-        assert_eq!(q.next_after(None), Some(RequestId(9)));
-        assert_eq!(q.next_after(Some(RequestId(4))), Some(RequestId(2)));
-        assert_eq!(q.next_after(Some(RequestId(1))), None);
+        q.remove(RequestId(8));
+        let mut walk = q.walk();
+        assert_eq!(walk.next(&q), Some(RequestId(9)));
+        // Leaving the queue does not disturb a walk, whether it has passed the request or not.
+        q.placed(RequestId(9));
+        q.remove(RequestId(3));
+        q.remove(RequestId(5));
+        let rest: Vec<u128> = std::iter::from_fn(|| walk.next(&q)).map(|id| id.0).collect();
+        assert_eq!(rest, [3, 4, 2, 1], "the walk stood before 3 when it left");
     }
 
     #[test]
@@ -201,5 +319,100 @@ mod tests {
         );
         assert_eq!(queued(&mut q, 6, Lane::Interactive, 1), Enqueued::Full);
         assert_eq!(order(&q), [4, 5]);
+    }
+
+    fn owned(id: u128, owner: u64, weight: u32) -> Request {
+        let mut r = request(id, 10, 10);
+        r.share = Some(QueueShare {
+            owner: QueueOwner(owner),
+            weight: NonZeroU32::new(weight).expect("not zero"),
+        });
+        r
+    }
+
+    #[test]
+    fn owners_take_turns_by_weight_and_a_flood_waits_behind_itself() {
+        let mut q = WaitingQueue::new(100);
+        for id in 0..12 {
+            q.push_new(&owned(id, 1, 1), Time::ZERO);
+        }
+        for id in 20..26 {
+            q.push_new(&owned(id, 2, 2), Time::from_millis(5));
+        }
+        // Two requests of the second owner to one of the first, although the first's came before.
+        assert_eq!(order(&q)[..9], [0, 20, 21, 1, 22, 23, 2, 24, 25]);
+        for id in [0, 20, 21] {
+            q.placed(RequestId(id));
+        }
+        // Who comes now gets the next turn, and what it did not use before is not saved up.
+        q.push_new(&owned(40, 3, 1), Time::from_millis(9));
+        q.push_new(&owned(41, 3, 1), Time::from_millis(9));
+        assert_eq!(order(&q)[..4], [40, 1, 22, 23]);
+        // A long answer is work, too.
+        q.answered(owned(22, 2, 2).share, 100);
+        assert_eq!(order(&q)[..3], [40, 1, 41]);
+    }
+
+    #[test]
+    fn a_priority_orders_the_requests_of_its_owner_only() {
+        let mut q = WaitingQueue::new(100);
+        q.push_new(&owned(1, 1, 1), Time::ZERO);
+        q.push_new(&owned(2, 1, 1), Time::ZERO);
+        for (id, priority) in [(3, 9), (4, i64::MIN)] {
+            let mut r = owned(id, 2, 1);
+            r.priority = priority;
+            q.push_new(&r, Time::from_millis(1));
+        }
+        assert_eq!(order(&q), [1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn a_full_queue_takes_a_place_from_the_owner_with_the_most() {
+        let mut q = WaitingQueue::new(4);
+        for id in 0..4 {
+            assert_eq!(q.push_new(&owned(id, 1, 1), Time::ZERO), Enqueued::Waiting);
+        }
+        assert_eq!(q.push_new(&owned(4, 1, 1), Time::ZERO), Enqueued::Full);
+        assert_eq!(
+            q.push_new(&owned(5, 2, 1), Time::ZERO),
+            Enqueued::Displaced(RequestId(3))
+        );
+        assert_eq!(
+            q.push_new(&owned(6, 2, 1), Time::ZERO),
+            Enqueued::Displaced(RequestId(2))
+        );
+        assert_eq!(q.push_new(&owned(7, 2, 1), Time::ZERO), Enqueued::Full, "two each");
+    }
+
+    proptest! {
+        /// While two owners always have something waiting, neither gets more than its share by more than one request of each.
+        #[test]
+        fn no_owner_gets_more_than_its_share(
+            weights in (1u32..5, 1u32..5),
+            prompts in prop::collection::vec((1u32..200, 1u32..200), 20..60),
+        ) {
+            let mut q = WaitingQueue::new(1_000);
+            let longest = prompts.iter().map(|(a, b)| *a.max(b)).max().unwrap_or(1);
+            let (mut of_first, mut of_second) = (0u64, 0u64);
+            for (number, (first, second)) in prompts.iter().enumerate() {
+                for (owner, weight, tokens) in [(1, weights.0, *first), (2, weights.1, *second)] {
+                    let mut r = owned(2 * number as u128 + u128::from(owner), owner, weight);
+                    r.prompt = vec![TokenId(0); tokens as usize].into();
+                    q.push_new(&r, Time::ZERO);
+                }
+            }
+            while [1, 2].iter().all(|owner| q.lines.contains_key(&new_line(Lane::Interactive, Some(QueueOwner(*owner))))) {
+                let next = q.walk().next(&q).expect("both wait");
+                let tokens = prompts[(next.0 as usize - 1) / 2];
+                match next.0 % 2 {
+                    1 => of_first += u64::from(tokens.0),
+                    _ => of_second += u64::from(tokens.1),
+                }
+                q.placed(next);
+                let apart = (of_first as f64 / f64::from(weights.0) - of_second as f64 / f64::from(weights.1)).abs();
+                let most = f64::from(longest) / f64::from(weights.0) + f64::from(longest) / f64::from(weights.1) + 1e-3;
+                prop_assert!(apart <= most, "{apart} of {most}");
+            }
+        }
     }
 }

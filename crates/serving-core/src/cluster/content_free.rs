@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::ids::{RequestId, TokenId};
-use crate::request::{Lane, Request, SamplingParams, StopConditions};
+use crate::request::{Lane, QueueShare, Request, SamplingParams, StopConditions};
 
 /// The longest prompt that is read back. Its tokens take four bytes each although none is known, so the number in a file that
 /// somebody made up must not ask for more than 64 MiB.
@@ -28,28 +28,39 @@ struct Outline {
     time_limit: Duration,
 }
 
-/// A request's lane, and its priority where it has one. Without one it has the bytes of a lane, as older records have them.
+/// What orders a request in the queue. Without a priority and an owner it has the bytes of a lane, as older records have them.
 #[derive(Serialize, Deserialize)]
 enum QueueTurn {
     Interactive,
     Batch,
-    Prioritised { lane: Lane, priority: i64 },
+    Prioritised {
+        lane: Lane,
+        priority: i64,
+    },
+    Owned {
+        lane: Lane,
+        priority: i64,
+        share: QueueShare,
+    },
 }
 
 impl QueueTurn {
     fn of(request: &Request) -> Self {
-        match (request.lane, request.priority) {
-            (Lane::Interactive, 0) => Self::Interactive,
-            (Lane::Batch, 0) => Self::Batch,
-            (lane, priority) => Self::Prioritised { lane, priority },
+        let (lane, priority) = (request.lane, request.priority);
+        match (request.share, lane, priority) {
+            (Some(share), ..) => Self::Owned { lane, priority, share },
+            (None, Lane::Interactive, 0) => Self::Interactive,
+            (None, Lane::Batch, 0) => Self::Batch,
+            (None, ..) => Self::Prioritised { lane, priority },
         }
     }
 
-    fn lane_and_priority(self) -> (Lane, i64) {
+    fn parts(self) -> (Lane, i64, Option<QueueShare>) {
         match self {
-            Self::Interactive => (Lane::Interactive, 0),
-            Self::Batch => (Lane::Batch, 0),
-            Self::Prioritised { lane, priority } => (lane, priority),
+            Self::Interactive => (Lane::Interactive, 0, None),
+            Self::Batch => (Lane::Batch, 0, None),
+            Self::Prioritised { lane, priority } => (lane, priority, None),
+            Self::Owned { lane, priority, share } => (lane, priority, Some(share)),
         }
     }
 }
@@ -70,7 +81,7 @@ impl Outline {
 
     /// What nodes look at and the cluster does not is as if the client had not set it.
     fn into_request(self, prompt: Vec<TokenId>) -> Request {
-        let (lane, priority) = self.turn.lane_and_priority();
+        let (lane, priority, share) = self.turn.parts();
         Request {
             id: self.id,
             prompt: prompt.into(),
@@ -90,6 +101,7 @@ impl Outline {
             prefix_salt: None,
             report_kv_hashes: false,
             lane,
+            share,
             priority,
             time_limit: self.time_limit,
         }

@@ -41,7 +41,7 @@ impl Cluster {
             LegEvent::PrefillAccepted => self.prefill_accepted(now, key),
             LegEvent::FirstToken { leg } => self.first_token(now, key, leg),
             LegEvent::Committed => self.committed(now, key),
-            LegEvent::TokensDelivered { leg, .. } => self.tokens_delivered(now, key, leg),
+            LegEvent::TokensDelivered { leg, count } => self.tokens_delivered(now, key, (leg, count)),
             LegEvent::PrefillFinished { outcome } => self.prefill_finished(now, key, outcome),
             LegEvent::DecodeFinished => self.decode_finished(now, key),
             LegEvent::Refused { leg, reason } => self.leg_refused(now, key, (leg, reason)),
@@ -139,7 +139,10 @@ impl Cluster {
         self.restart_silence(now, key.request);
     }
 
-    fn tokens_delivered(&mut self, now: Time, key: AttemptKey, leg: Leg) {
+    fn tokens_delivered(&mut self, now: Time, key: AttemptKey, (leg, count): (Leg, u32)) {
+        if let Some(tracked) = self.requests.get(&key.request) {
+            self.queue.answered(tracked.request.share, count);
+        }
         match (self.phase(&key), leg) {
             (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),
             (Some(Phase::Opening), _) => return self.violation(now, key, (leg, "tokens before Opened")),

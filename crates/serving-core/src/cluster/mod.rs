@@ -15,6 +15,7 @@ mod admission;
 mod capacity;
 mod content_free;
 mod event;
+mod fair_share;
 mod handoff;
 mod legs;
 mod membership;
@@ -274,7 +275,8 @@ impl Cluster {
         match self.queue.push_new(&request, now) {
             Enqueued::Waiting => {}
             Enqueued::Displaced(victim) => {
-                count(&mut self.stats.shed, Lane::Batch);
+                let of_victim = self.requests.get(&victim).map(|tracked| tracked.request.lane);
+                count(&mut self.stats.shed, of_victim.unwrap_or(request.lane));
                 self.forget(victim);
                 self.reject(victim, RejectReason::QueueFull, Some(RETRY_AFTER_MIN));
             }

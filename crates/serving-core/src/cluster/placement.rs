@@ -76,8 +76,8 @@ impl Cluster {
     /// that costs it nothing, or has not cost it long.
     pub(super) fn place_waiting(&mut self, now: Time) {
         let (mut saving, mut unmet) = (None::<Saving>, Vec::<Need>::new());
-        let (mut last, mut passed) = (None, 0);
-        while let Some(id) = self.queue.next_after(last) {
+        let (mut walk, mut passed) = (self.queue.walk(), 0);
+        while let Some(id) = walk.next(&self.queue) {
             let Some(tracked) = self.requests.get(&id) else {
                 self.queue.remove(id);
                 continue;
@@ -89,7 +89,6 @@ impl Cluster {
                     break;
                 }
                 if self.is_hopeless(tracked, &unmet) {
-                    last = Some(id);
                     continue;
                 }
             }
@@ -97,7 +96,6 @@ impl Cluster {
                 Ok(options) => {
                     let plan = self.choose(&request, options);
                     self.place(now, &request, plan);
-                    continue;
                 }
                 Err(Blocked::NoNode) => {}
                 Err(Blocked::Permits) => {
@@ -109,7 +107,6 @@ impl Cluster {
                     }
                 }
             }
-            last = Some(id);
         }
         self.saving = saving;
     }
@@ -336,7 +333,7 @@ impl Cluster {
 
     /// Takes the permits (prefill, then decode) and starts the attempt.
     fn place(&mut self, now: Time, request: &Arc<Request>, plan: ChosenNodes) {
-        self.queue.remove(request.id);
+        self.queue.placed(request.id);
         let prefill = plan
             .prefill
             .as_ref()

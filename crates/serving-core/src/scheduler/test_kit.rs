@@ -43,6 +43,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),

@@ -65,6 +65,7 @@ pub(super) fn request(scenario: &Scenario, index: usize) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: planned.lane,
         time_limit: nodes.request_time_limit,

@@ -25,8 +25,8 @@ pub use write::{Batch, EntryEncoder, NotEncodable, end_mark, file_start, frame_o
 /// First bytes of a file.
 pub const MAGIC: &[u8; 8] = b"BATONFLT";
 
-/// Raised when an event, an action, the configuration or a frame is written in another way. A test compares the bytes. A request
-/// with a priority is one that versions before 26 November 2026 cannot read; all others they can.
+/// Raised when an event, an action, the configuration or a frame is written in another way. A test compares the bytes. Versions
+/// before 26 November 2026 cannot read a request with a priority, those before 28 November none with an owner; all others they can.
 pub const SCHEMA: u32 = 1;
 
 /// Length of the body, and its checksum.

@@ -1,13 +1,15 @@
 //! Tests of records: a replay gives every action again, no token is in a record, and no file makes a reader panic.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serving_core::cluster::ClusterEvent;
+use serving_core::ids::QueueOwner;
 use serving_core::node::AssignedRole;
-use serving_core::request::Lane;
+use serving_core::request::{Lane, QueueShare, Request};
 use serving_core::routing::RoutingPolicy;
 use serving_core::time::Time;
 
@@ -223,14 +225,24 @@ fn frame_body_bytes(record: &[u8], at: usize) -> usize {
 }
 
 #[test]
-fn a_priority_is_read_as_it_was_written() {
+fn an_owner_and_a_priority_are_read_as_they_were_written() {
     let arrived = world::one_of_each_event().into_iter().find_map(|event| match event {
         ClusterEvent::RequestArrived { request } => Some(request),
         _ => None,
     });
     let mut request = (*arrived.expect("an arrival")).clone();
-    (request.lane, request.priority) = (Lane::Batch, -3);
-    let request = Arc::new(request);
+    let share = QueueShare {
+        owner: QueueOwner(7),
+        weight: NonZeroU32::MIN,
+    };
+    for share in [None, Some(share)] {
+        (request.lane, request.priority, request.share) = (Lane::Batch, -3, share);
+        let read = read_again(Arc::new(request.clone()));
+        assert_eq!((read.lane, read.priority, read.share), (Lane::Batch, -3, share));
+    }
+}
+
+fn read_again(request: Arc<Request>) -> Arc<Request> {
     let mut encoder = EntryEncoder::default();
     encoder.begin(Time::from_millis(1), &ClusterEvent::RequestArrived { request });
     encoder.finish(None, &[]).expect("it can be encoded");
@@ -243,7 +255,7 @@ fn a_priority_is_read_as_it_was_written() {
     let ClusterEvent::RequestArrived { request } = &recorded.event else {
         panic!("{:?}", recorded.event);
     };
-    assert_eq!((request.lane, request.priority), (Lane::Batch, -3));
+    request.clone()
 }
 
 /// Another number here means that older records are read wrongly: raise [`SCHEMA`].

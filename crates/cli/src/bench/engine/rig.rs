@@ -106,6 +106,7 @@ impl Load<'_> {
             prompt_logprobs: None,
             prefix_salt: None,
             report_kv_hashes: false,
+            share: None,
             priority: 0,
             lane: Lane::Interactive,
             time_limit: TIME_LIMIT,

@@ -87,6 +87,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(3_600),

@@ -445,6 +445,7 @@ fn request(id: RequestId, prompt: Vec<TokenId>) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: false,
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(20),
