@@ -9,7 +9,7 @@ use proto::messages::{DecodeEvent, DecodeFinished, KvFrame, KvReply, NodeFault, 
 use proto::v1;
 use proto::v1::cache_service_client::CacheServiceClient;
 use serving_core::compatibility::CompatibilityHash;
-use serving_core::ids::{Generation, NodeEpoch, RequestId};
+use serving_core::ids::{Generation, NodeEpoch, NodeId, NodeName, RequestId};
 use serving_core::stage::Stage;
 
 fn finished(events: &[DecodeEvent]) -> &DecodeFinished {
@@ -158,22 +158,32 @@ async fn strangers_get_no_reservation() {
     let wanted = request(1, 40, 8);
     let mut events = node.open(node.open_request(wanted.clone(), Some(prefill_node()))).await;
     let ticket = events.ticket().await;
-    let mut stale = node.record.id.clone();
-    stale.epoch = NodeEpoch(stale.epoch.0.wrapping_add(1));
-    let cases = [
-        (stale, node.record.compatibility.clone(), "stale_epoch"),
-        (
-            node.record.id.clone(),
-            CompatibilityHash([0; 32]).into(),
-            "incompatible",
-        ),
-    ];
-    for (to, compatibility, label) in cases {
-        let mut pusher = Pusher::connect_as(&node, to, compatibility).await;
+    let [mut stale, mut incompatible] = [kit::hello(&node), kit::hello(&node)];
+    stale.to.epoch = NodeEpoch(stale.to.epoch.0.wrapping_add(1));
+    incompatible.compatibility = CompatibilityHash([0; 32]).into();
+    for (hello, label) in [(stale, "stale_epoch"), (incompatible, "incompatible")] {
+        let mut pusher = Pusher::connect_as(&node, hello).await;
         match pusher.reply().await {
             Some(KvReply::Hello(hello)) => assert_eq!(hello.refused.map(|refused| refused.reason.name()), Some(label)),
             other => panic!("{label}: {other:?}"),
         }
+    }
+    let computed = compute(&node, &wanted);
+    // They know the whole ticket, as if they had read it somewhere, and send all that it asks for.
+    for (name, epoch) in [("prefill-1", 77), ("prefill-0", 78)] {
+        let mut thief = kit::hello(&node);
+        thief.from = NodeId {
+            name: NodeName::new(name),
+            epoch: NodeEpoch(epoch),
+        };
+        let mut pusher = Pusher::connect_as(&node, thief).await;
+        assert!(matches!(pusher.reply().await, Some(KvReply::Hello(_))));
+        pusher.push(&ticket, &wanted, &computed).await;
+        let reply = pusher.reply().await;
+        assert!(
+            matches!(&reply, Some(KvReply::Refused { reason, .. }) if reason == "wrong_sender"),
+            "{reply:?}"
+        );
     }
     let mut pusher = Pusher::connect(&node).await;
     pusher
@@ -182,8 +192,7 @@ async fn strangers_get_no_reservation() {
         })
         .await;
     assert!(matches!(pusher.reply().await, Some(KvReply::Refused { reason, .. }) if reason == "unknown_transfer"));
-    // The true owner still gets through.
-    let computed = compute(&node, &wanted);
+    // The true owner still gets through, and only once.
     pusher.push(&ticket, &wanted, &computed).await;
     assert_eq!(
         pusher.reply().await,
@@ -191,6 +200,8 @@ async fn strangers_get_no_reservation() {
             transfer: ticket.transfer
         })
     );
+    pusher.push(&ticket, &wanted, &computed).await;
+    assert!(matches!(pusher.reply().await, Some(KvReply::Refused { reason, .. }) if reason == "unknown_transfer"));
     finished(&events.rest().await);
 }
 
