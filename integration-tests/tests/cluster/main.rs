@@ -1,5 +1,7 @@
 //! Whole-cluster behaviour with real processes: one binary, since linking one takes as long as running a test of it.
 
+#![forbid(unsafe_code)]
+
 mod block_ledger;
 mod cancel_storm;
 mod compare;

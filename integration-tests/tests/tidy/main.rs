@@ -1,6 +1,9 @@
 //! The house rules (STYLE.md) as tests: layering, headers, sizes, banned calls, unsafe code, wire types, file names, and
 //! the paths that pages and comments cite.
 
+#![forbid(unsafe_code)]
+
+mod dependencies;
 mod imports;
 mod layering;
 mod pages;
@@ -101,6 +104,18 @@ fn banned_calls_are_not_made() {
 #[test]
 fn unsafe_code_is_confined_and_explained() {
     check_files("unsafe code", rules::unsafe_code);
+}
+
+#[test]
+fn crates_without_unsafe_code_forbid_it() {
+    assert_none("forbidden unsafe code", &rules::forbidden_unsafe(&rust_files()));
+}
+
+#[test]
+fn dependencies_are_those_that_deny_toml_allows() {
+    let (rules, packages) = (dependencies::Rules::read(&workspace_root()), dependencies::packages());
+    assert!(packages.len() > 100, "only {} packages seen", packages.len());
+    assert_none("dependencies", &rules.violations(&packages));
 }
 
 #[test]
@@ -256,6 +271,71 @@ mod the_rules_themselves {
         assert_eq!(rules::unsafe_code(&file("crates/cli/src/x.rs", explained)).len(), 1);
         assert_eq!(rules::unsafe_code(&file("crates/engine/src/x.rs", bare)).len(), 1);
         assert_eq!(rules::unsafe_code(&file("crates/engine/src/x.rs", explained)).len(), 0);
+    }
+
+    #[test]
+    fn a_crate_that_does_not_forbid_unsafe_code_is_found() {
+        let check = |files: &[(&str, &str)]| {
+            let files: Vec<SourceFile> = files.iter().map(|(path, text)| file(path, text)).collect();
+            rules::forbidden_unsafe(&files).len()
+        };
+        let (plain, forbids) = ("fn f() {}\n", "#![forbid(unsafe_code)]\nfn f() {}\n");
+        for root in [
+            "a/src/lib.rs",
+            "a/src/main.rs",
+            "a/tests/x.rs",
+            "a/tests/x/main.rs",
+            "crates/a/build.rs",
+        ] {
+            assert_eq!(check(&[(root, plain)]), 1, "{root}");
+            assert_eq!(check(&[(root, forbids)]), 0, "{root}");
+        }
+        assert_eq!(check(&[("a/src/b/tests/main.rs", plain), ("a/src/b.rs", plain)]), 0);
+        let lib = ("a/src/lib.rs", plain);
+        assert_eq!(check(&[lib, ("a/src/b.rs", "unsafe fn f() {}\n")]), 0);
+        assert_eq!(
+            check(&[
+                lib,
+                ("a/tests/b.rs", "#![forbid(unsafe_code)]\n"),
+                ("a/tests/c.rs", "unsafe fn f() {}\n")
+            ]),
+            1
+        );
+    }
+
+    #[test]
+    fn a_dependency_that_is_not_allowed_is_found() {
+        let rules = dependencies::Rules::parse(
+            "[licenses]\nallow = [\"MIT\", \"ISC\"]\n[sources]\nallow-registry = [\"https://x\"]\n\
+             [bans]\ndeny = [{ crate = \"gone\" }, { crate = \"once\", deny-multiple-versions = true }]\n",
+        );
+        let check = |packages: &[(&str, &str, &str)]| {
+            let packages: Vec<_> = packages
+                .iter()
+                .map(|(name, license, source)| dependencies::Package::new(name, license, source))
+                .collect();
+            rules.violations(&packages).len()
+        };
+        assert_eq!(
+            check(&[
+                ("a", "GPL-3.0-only OR (MIT AND ISC)", "registry+https://x"),
+                ("once", "MIT/Zlib", "")
+            ]),
+            0
+        );
+        for license in [
+            "GPL-3.0-only",
+            "MIT AND Zlib",
+            "(MIT OR ISC) AND Zlib",
+            "",
+            "MIT WITH x",
+            "MIT OR",
+        ] {
+            assert_eq!(check(&[("a", license, "")]), 1, "{license}");
+        }
+        assert_eq!(check(&[("a", "MIT", "git+https://x")]), 1);
+        assert_eq!(check(&[("gone", "MIT", "")]), 1);
+        assert_eq!(check(&[("once", "MIT", ""), ("once", "MIT", "")]), 1);
     }
 
     #[test]

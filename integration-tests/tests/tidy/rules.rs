@@ -207,19 +207,42 @@ pub fn unsafe_code(file: &SourceFile) -> Vec<Violation> {
             ));
         }
     }
-    let krate = file.path.strip_suffix("src/lib.rs");
-    let may_have_some = |krate: &str| {
-        ALLOWED
-            .iter()
-            .any(|allowed| allowed.starts_with(krate) || krate.starts_with(allowed))
-    };
-    if krate.is_some_and(|krate| !may_have_some(krate)) && !file.code.contains("#![forbid(unsafe_code)]") {
-        found.push(format!(
-            "{}:1: a crate without unsafe code says `#![forbid(unsafe_code)]`",
-            file.path
-        ));
-    }
     found
+}
+
+/// A library, program, test, example or build script without unsafe code says that it never will have any.
+pub fn forbidden_unsafe(files: &[SourceFile]) -> Vec<Violation> {
+    let has_unsafe = |file: &&SourceFile| !occurrences(&file.code, "unsafe").is_empty();
+    let unsafe_paths: Vec<&str> = files.iter().filter(has_unsafe).map(|file| file.path.as_str()).collect();
+    let roots = files.iter().filter_map(|file| Some((file, modules_of(&file.path)?)));
+    roots
+        .filter(|(_, modules)| !unsafe_paths.iter().any(|path| path.starts_with(modules)))
+        .filter(|(file, _)| !file.code.contains("#![forbid(unsafe_code)]"))
+        .map(|(file, _)| {
+            format!(
+                "{}:1: a crate without unsafe code says `#![forbid(unsafe_code)]`",
+                file.path
+            )
+        })
+        .collect()
+}
+
+/// How the paths of a crate's files start, if `path` is the crate's root as cargo finds it.
+fn modules_of(path: &str) -> Option<&str> {
+    let (folder, name) = path.rsplit_once('/')?;
+    let parts: Vec<&str> = folder.rsplit('/').collect();
+    if parts.iter().skip(1).any(|part| *part == "src") {
+        return None;
+    }
+    let is_of_tests = |part: Option<&&str>| part.is_some_and(|part| ["tests", "examples", "benches"].contains(part));
+    match name {
+        "lib.rs" if parts[0] == "src" => Some(folder),
+        "main.rs" if is_of_tests(parts.get(1)) => Some(folder),
+        "main.rs" if parts[0] == "src" => Some(path),
+        "build.rs" => Some(path),
+        _ if is_of_tests(parts.first()) => Some(path),
+        _ => None,
+    }
 }
 
 /// Looks at the line itself and upwards over the comments, attributes and unfinished statements in front of it.
