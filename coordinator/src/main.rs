@@ -1,5 +1,7 @@
 //! The `baton-coordinator` binary: the front of a baton cluster. See `lib.rs`.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,5 +1,7 @@
 //! Nodes that register over real gRPC with certificates: each in its own name, and with the roles that are named there.
 
+#![forbid(unsafe_code)]
+
 #[allow(dead_code, reason = "what other tests need, too")]
 mod common;
 

@@ -1,5 +1,7 @@
 //! The coordinator without its HTTP edge, against scripted nodes over real gRPC.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p decode-node --example open_latency -- [OPENS]`
 
+#![forbid(unsafe_code)]
+
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,7 @@
 //! `baton-decode-node`: the process. Everything is in the library; `baton serve-decode` runs the same.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

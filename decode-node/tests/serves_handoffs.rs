@@ -1,5 +1,7 @@
 //! A decode node over real gRPC: handoffs, local prefill, refusals, cancels and the drain.
 
+#![forbid(unsafe_code)]
+
 mod kit;
 
 use std::time::Duration;

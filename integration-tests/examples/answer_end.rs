@@ -4,6 +4,8 @@
 //! A round of a binary is a new 1p1d cluster of the real model. Prompts of 64 to 512 tokens keep the prefill node busy, so that
 //! its reports come late. What clients see is compared; the coordinator's own `last_token_to_end_ms` is shown where it has one.
 
+#![forbid(unsafe_code)]
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

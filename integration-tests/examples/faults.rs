@@ -2,6 +2,8 @@
 //!
 //! `USAGE` below lists them, for `faults --help` too. Exit status 1 when a promise was broken, 2 for words that are not understood.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;

@@ -4,6 +4,8 @@
 //! `BATON_FALSE_CUDA=target/false-cuda cargo run --release -p integration-tests --example gpu_goldens -- [LONGEST]`
 //! Rows of up to LONGEST tokens with their outputs (default 80) are compared. Products of matrices are the false cuBLASLt's.
 
+#![forbid(unsafe_code)]
+
 use std::time::Instant;
 
 use anyhow::Result;

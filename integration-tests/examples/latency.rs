@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p integration-tests --example latency -- [pairs] [prompt tokens] [engine threads of a node]`
 
+#![forbid(unsafe_code)]
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};

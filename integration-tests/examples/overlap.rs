@@ -4,6 +4,8 @@
 //! `BATON_SHM_DIRECT_SECRET=` for staged shared memory. Hidden share = 1 - (transfer_tail + commit) / kv_transfer: what the
 //! decode node still waits for after the last forward, of the time that the transfer's frames were moving.
 
+#![forbid(unsafe_code)]
+
 use anyhow::{Context, Result, ensure};
 use integration_tests::cluster::TestCluster;
 use integration_tests::token_exact::tokenize;

@@ -4,6 +4,8 @@
 //!
 //! `cargo run --release -p integration-tests --example telemetry_cost -- [rounds] [streams] [requests a stream] [model|stand-in] [telemetry|flight-record]`
 
+#![forbid(unsafe_code)]
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,6 +1,8 @@
 //! The whole token-exact comparison, as a Markdown table on stdout: `... --example token_exact -- [prompts] [portable prompts] [prompts over three
 //! nodes]`.
 
+#![forbid(unsafe_code)]
+
 use anyhow::{Context, Result, ensure};
 use integration_tests::configurations::{MANY, PAIRWISE, PORTABLE};
 use integration_tests::token_exact::{Prompts, report};

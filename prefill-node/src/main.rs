@@ -1,5 +1,7 @@
 //! The process `baton-prefill-node`: configuration, then `prefill_node::run`, then the exit code.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,5 +1,6 @@
 //! A prefill node as its coordinator and its decode nodes see it: every end of a request, and where its blocks are then.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
 
 mod kit;

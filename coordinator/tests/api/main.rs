@@ -2,6 +2,7 @@
 //! Never starts a node: what crosses processes is tested in `integration-tests`.
 //! Read first: `harness` (the scripted `Submit`), then `completions`.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod bad_input;

@@ -3,6 +3,8 @@
 //! `cargo run --release -p cli --example client_accuracy -- [streams] [tokens] [gap ms]` starts the server as a process of its own.
 //! `... --example client_accuracy -- serve ADDRESS FIRST_MS GAP_MS` is the server alone, until its stdin closes; it prints its URL.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::sync::Arc;

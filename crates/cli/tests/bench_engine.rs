@@ -1,6 +1,8 @@
 //! `baton bench engine --limits` as a person runs it, on a tiny model: each kind of work that fits stands beside its limit. No times: they
 //! belong to benchmarks.
 
+#![forbid(unsafe_code)]
+
 use std::process::Command;
 
 use model_files::test_kit::golden_models;

@@ -1,5 +1,7 @@
 //! `baton bench matrix` against a server with scripted delays: the folder that it writes, its cache modes and its exit status.
 
+#![forbid(unsafe_code)]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

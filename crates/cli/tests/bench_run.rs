@@ -1,5 +1,7 @@
 //! `baton bench run` as a shell sees it, against a server with scripted delays.
 
+#![forbid(unsafe_code)]
+
 use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! `baton bench transfer` as a person runs it, small: every way moves every byte. No times: they belong to benchmarks.
 
+#![forbid(unsafe_code)]
+
 use std::process::Command;
 
 const WAYS: [&str; 7] = [

@@ -1,5 +1,7 @@
 //! The whole binary as a shell sees it: help of the processes' verbs, failures in JSON, the checks of this machine.
 
+#![forbid(unsafe_code)]
+
 use std::process::{Command, Output};
 
 use model_files::test_kit::TinyModel;

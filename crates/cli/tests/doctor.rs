@@ -4,6 +4,8 @@
 //! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; without it `target/false-cuda` is taken. A machine
 //! without the folder fails these tests: a kernel check that is skipped is a kernel that nobody has run.
 
+#![forbid(unsafe_code)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,5 +1,7 @@
 //! The launcher against stand-in processes: what it does when they start, die, hang and drain.
 
+#![forbid(unsafe_code)]
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The observing verbs as a shell sees them: exit statuses, Ctrl-C, a reader that goes away.
 
+#![forbid(unsafe_code)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};

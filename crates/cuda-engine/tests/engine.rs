@@ -4,6 +4,7 @@
 //!
 //! `BATON_FALSE_CUDA` names the folder that `scripts/false-cuda` makes; without it `target/false-cuda` is taken.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! Gives the library the SONAME of the real one.
 
+#![forbid(unsafe_code)]
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcublasLt.so.13");

@@ -1,5 +1,7 @@
 //! Gives the library the SONAME of the real one: a program that has loaded it by its path finds it by its usual name.
 
+#![forbid(unsafe_code)]
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

@@ -5,6 +5,8 @@
 //!
 //! In a model that wants a begin token, it stands in the place of each chunk's first token.
 
+#![forbid(unsafe_code)]
+
 #[path = "../tests/common/perplexity.rs"]
 mod perplexity;
 

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p engine --example tiny_models -- FOLDER` writes `GOLDEN-FILE.MODEL.gguf` for each of them.
 
+#![forbid(unsafe_code)]
+
 use std::path::Path;
 
 use anyhow::{Context, Result};

@@ -1,4 +1,5 @@
 //! A Hugging Face folder gives the logits of the GGUF file with the same weights.
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod common;

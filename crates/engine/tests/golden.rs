@@ -4,6 +4,7 @@
 //! every output, after the prompt in chunks. The default run takes only the short cases for exact arithmetic; `BATON_FULL=1` takes
 //! all. The cluster's tests (`goldens.rs`) take all of both over HTTP, and run freely.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod common;

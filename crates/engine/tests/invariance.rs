@@ -1,5 +1,6 @@
 //! A sequence's KV bytes and logits depend on its own tokens only: not on chunks, phase, batch mates, block ids,
 //! threads or instruction set. Checked on the real model along a few schedules, on tiny ones along random schedules.
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod common;

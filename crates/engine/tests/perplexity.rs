@@ -1,4 +1,5 @@
 //! Perplexity of both numerics on the first chunks of the golden text; `docs/measurements/engine-accuracy.md` has the whole text.
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod common;

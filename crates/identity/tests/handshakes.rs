@@ -1,5 +1,7 @@
 //! Real handshakes over loopback: who reaches whom, and with which certificate nobody is reached.
 
+#![forbid(unsafe_code)]
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -1,5 +1,7 @@
 //! Chat templates against transformers' own renderer: the texts of `integration-tests/data/chat-templates/golden.json`.
 
+#![forbid(unsafe_code)]
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,7 @@
 //! Chat templates that want to break their host: those that minijinja can bound end with a typed error, on a small stack.
 
+#![forbid(unsafe_code)]
+
 use std::path::Path;
 use std::time::SystemTime;
 

@@ -1,5 +1,6 @@
 //! Many calls that are cancelled while one end stands still: the connection and the other calls on it must survive.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
 
 use std::pin::Pin;

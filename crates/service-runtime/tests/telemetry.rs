@@ -1,4 +1,5 @@
 //! Spans reach a collector named by the standard variables, with the names and without the noise; each case in a process of its own.
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::process::{Command, Stdio};

@@ -1,6 +1,8 @@
 //! Runs `scenarios/cluster_*.txt`: lines of events, each followed by the actions it must cause (`> ...`), all of them.
 //! `BATON_UPDATE_SCENARIOS=1` rewrites the expected lines; read the diff before you commit it.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,8 @@
 //! A case is a command line, `----`, and the expected lines up to an empty line. `BATON_REWRITE=1` writes what came
 //! instead of comparing; read the difference before committing it. Commands are listed in `World::command`.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;

@@ -3,6 +3,8 @@
 //! The coordinators are the real brains and the nodes divide their permits by the real rules; what a node does with its work
 //! is reduced to blocks that are busy for a while. Time is virtual.
 
+#![forbid(unsafe_code)]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;

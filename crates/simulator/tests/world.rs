@@ -1,5 +1,7 @@
 //! Simulated clusters whose figures can be worked out by hand, and promises that hold whatever happens.
 
+#![forbid(unsafe_code)]
+
 mod scenarios;
 
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p workload --example flight_record_cost -- FILE [rounds] [CPU seconds of the coordinator in that record]`
 
+#![forbid(unsafe_code)]
+
 use std::error::Error;
 use std::fs::File;
 use std::hint::black_box;

@@ -1,5 +1,7 @@
 //! Prints what a trace is like, as JSON: `cargo run --release -p workload --example trace_facts -- FILE`.
 
+#![forbid(unsafe_code)]
+
 use std::fs::File;
 use std::path::PathBuf;
 

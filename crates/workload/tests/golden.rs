@@ -1,5 +1,7 @@
 //! Percentiles and intervals beside those of numpy and scipy (integration-tests/python/make_statistics.py).
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

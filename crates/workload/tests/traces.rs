@@ -1,5 +1,7 @@
 //! Cuts of two public traces: their figures are those of an independent program, and damaged files are errors, never panics.
 
+#![forbid(unsafe_code)]
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,6 +1,8 @@
 //! Writes `proto/generated/baton.v1.rs` from the files in `proto/baton/v1`. Run it after a change to one of them:
 //! `cargo run --manifest-path tools/generate-wire/Cargo.toml`. A test of `proto` fails until then.
 
+#![forbid(unsafe_code)]
+
 use std::error::Error;
 use std::fs;
 use std::path::Path;

@@ -4,6 +4,8 @@
 //! f16 matrices, sums in f32, tiles of 64 x 64 x 32) and `tattn.ptx` (kernel `attn`: causal attention, tiles of 64 x 64, head
 //! size 64), compiled by Triton 3.6 for sm_80 with 4 warps. The files are Triton's output and not in this repository.
 
+#![forbid(unsafe_code)]
+
 use std::error::Error;
 use std::path::Path;
 

@@ -3,6 +3,8 @@
 //! `scripts/get-etcd DIR` fetches one; `BATON_ETCD` names it. Without it these tests fail: membership that was never run
 //! against etcd is not tested.
 
+#![forbid(unsafe_code)]
+
 mod etcd_process;
 mod faults;
 mod fencing;

@@ -1,4 +1,5 @@
 //! Kernels written by hand as PTX: each family of opcodes with its values, each detector with a bug and its mended twin.
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 mod arithmetic;
