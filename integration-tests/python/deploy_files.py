@@ -193,7 +193,10 @@ def version():
 
 
 def assert_pinned(image):
-    name, _, tag = image.rpartition(":")
+    """Images of others by digest, because a tag can be moved. Ours is built by who runs it, so its digest is theirs."""
+    tagged, _, digest = image.partition("@")
+    name, _, tag = tagged.rpartition(":")
     assert name and re.search(r"\d+\.\d+(\.\d+)?", tag), f"{image} has no version"
+    assert name.split("/")[-1] == "baton" and not digest or re.fullmatch(r"sha256:[0-9a-f]{64}", digest), f"{image} has no digest"
     if name == "baton":
         assert tag.startswith(version()), f"{image} is not of {version()}"

@@ -110,6 +110,7 @@ def test_helm_takes_the_chart(name):
         ('model.volume={"persistentVolumeClame": {}}', "persistentVolumeClame"),
         ('model.pull="a model"', "pull"),
         ('image.tag="latest"', "tag"),
+        ('image.digest="sha256:12"', "digest"),
         ('model.path="model.gguf"', "path"),
         ('etcd.endpoints=["etcd"]', "endpoints"),
         ('etcd.cluster="My Cluster"', "cluster"),
@@ -514,6 +515,14 @@ def test_containers_are_pinned_and_unprivileged(name, settings):
             assert own["capabilities"].get("add") == (["IPC_LOCK"] if wants_rdma else None)
             assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
         assert not spec.get("hostNetwork") and not any("hostPath" in volume for volume in spec.get("volumes", []))
+
+
+def test_the_image_can_be_pinned_by_its_digest():
+    digest = "sha256:" + "0a" * 32
+    objects = rendered("2p1d", f'image.digest="{digest}"', 'image.repository="registry:5000/baton"')
+    specs = [pod["spec"] for _, pod in pods(objects).values()] + [each["spec"] for each in of_kind(objects, "Pod").values()]
+    images = {container["image"] for spec in specs for container in [*spec.get("initContainers", []), *spec["containers"]]}
+    assert images == {f"registry:5000/baton:{version()}@{digest}"}
 
 
 def test_only_those_who_must_connect_may():
