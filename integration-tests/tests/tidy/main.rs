@@ -13,6 +13,7 @@ mod source;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 
 use layering::Manifest;
 use pages::Paths;
@@ -116,6 +117,34 @@ fn dependencies_are_those_that_deny_toml_allows() {
     let (rules, packages) = (dependencies::Rules::read(&workspace_root()), dependencies::packages());
     assert!(packages.len() > 100, "only {} packages seen", packages.len());
     assert_none("dependencies", &rules.violations(&packages));
+}
+
+#[test]
+fn protoc_answers_only_with_the_descriptors_of_its_checksum() {
+    let (tools, folder) = (workspace_root().join("tools"), tempfile::tempdir().expect("a folder"));
+    let (copy, protos) = (folder.path().join("tools"), folder.path().join("etcd-client-0.21.1"));
+    fs::create_dir_all(&copy).expect("a folder");
+    fs::create_dir_all(&protos).expect("a folder");
+    let descriptors = "etcd-client-0.21.binpb";
+    for name in ["protoc", descriptors] {
+        fs::copy(tools.join(name), copy.join(name)).expect("a file of tools/");
+    }
+    let ask = || {
+        let out = folder.path().join("out");
+        let mut protoc = Command::new(copy.join("protoc"));
+        protoc
+            .current_dir(&protos)
+            .arg("-o")
+            .arg(&out)
+            .arg("proto/etcd/rpc.proto");
+        let is_answered = protoc.output().expect("tools/protoc runs").status.success();
+        is_answered.then(|| fs::read(out).expect("an answer"))
+    };
+    let mut bytes = fs::read(tools.join(descriptors)).expect("the descriptors");
+    assert_eq!(ask().as_ref(), Some(&bytes));
+    bytes[1000] ^= 1;
+    fs::write(copy.join(descriptors), bytes).expect("the copy takes a byte");
+    assert_eq!(ask(), None);
 }
 
 #[test]
