@@ -1,25 +1,27 @@
 //! The model's own chat template, which turns a conversation into the prompt's text as Hugging Face's `apply_chat_template` does.
 //! minijinja renders it. Its text comes from the operator's model files, never from clients: a rendering ends at a limit of
-//! instructions and of printed bytes, but what a template stores (repeated concatenation, a `set` block, a list inside itself a
-//! hundred thousand times) has no bound.
+//! instructions, of printed bytes, and of bytes that it makes in between (`budget`, `metered`).
 
+mod budget;
 mod environment;
 mod filters;
 mod folder;
+mod metered;
 mod methods;
 mod python;
 mod python_json;
 mod strftime;
 
 use std::fmt;
-use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::SystemTime;
 
+use minijinja::machinery::{self, CompiledTemplate, TemplateConfig};
 use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind};
+use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -80,9 +82,10 @@ pub struct Conversation<'a> {
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
+    compiled: CompiledTemplate<'static>,
     /// Why the template for conversations with tools does not compile, which some models have. It is only an error when it
     /// is used.
-    with_tools: Option<Result<(), (u32, String)>>,
+    with_tools: Option<Result<CompiledTemplate<'static>, (u32, String)>>,
     with_tools_source: Option<String>,
     special_tokens: Map<String, Value>,
 }
@@ -181,25 +184,29 @@ impl ChatTemplate {
         with_tools: Option<&str>,
         special_tokens: Map<String, Value>,
     ) -> Result<ChatTemplate, ChatTemplateError> {
-        let mut environment = environment::hugging_face(FUEL).map_err(|error| compile_error(described(&error)))?;
-        let mut add = |name: &'static str, source: &str| {
+        let environment = environment::hugging_face(FUEL).map_err(|error| compile_error(described(&error)))?;
+        let compiled = |name: &'static str, source: &str| {
             if source.len() > SOURCE_BYTES_MAX {
                 return Err((1, format!("it has more than {SOURCE_BYTES_MAX} bytes")));
             }
-            let source = environment::prepared(source);
-            environment
-                .add_template_owned(name, source)
-                .map_err(|error| described(&error))
+            let syntax = environment.syntax().clone();
+            let source = metered::without_constant_products(&environment::prepared(source), syntax.clone());
+            let config = TemplateConfig {
+                syntax_config: syntax,
+                default_auto_escape: Arc::new(|_| AutoEscape::None),
+            };
+            // The compiled template borrows its source, and a process has one model for its life.
+            let source: &'static str = Box::leak(source.into_boxed_str());
+            let compiled = CompiledTemplate::new(name, source, &config).map_err(|error| described(&error))?;
+            metered::metered(compiled)
         };
-        add(DEFAULT, source).map_err(compile_error)?;
-        let with_tools_source = with_tools.map(str::to_owned);
-        let with_tools = with_tools.map(|source| add(WITH_TOOLS, source));
         Ok(ChatTemplate {
             source: source.to_owned(),
-            environment,
-            with_tools,
-            with_tools_source,
+            compiled: compiled(DEFAULT, source).map_err(compile_error)?,
+            with_tools: with_tools.map(|source| compiled(WITH_TOOLS, source)),
+            with_tools_source: with_tools.map(str::to_owned),
             special_tokens,
+            environment,
         })
     }
 
@@ -244,28 +251,34 @@ impl ChatTemplate {
         let given = conversation.messages.iter().map(text_bytes).sum::<usize>()
             + conversation.variables.values().map(text_bytes).sum::<usize>();
         let extra = OUTPUT_BYTES_EXTRA * (conversation.messages.len() + 1);
-        let mut output = LimitedOutput {
-            bytes: Vec::new(),
-            limit: given.saturating_mul(OUTPUT_BYTES_FACTOR).saturating_add(extra),
-        };
+        let output_bytes_max = given.saturating_mul(OUTPUT_BYTES_FACTOR).saturating_add(extra);
         let has_tools = conversation
             .variables
             .get("tools")
             .is_some_and(|tools| !tools.is_null());
-        let name = match &self.with_tools {
-            Some(compiled) if has_tools => {
-                compiled.clone().map_err(compile_error)?;
-                WITH_TOOLS
-            }
-            _ => DEFAULT,
+        let template = match &self.with_tools {
+            Some(compiled) if has_tools => compiled
+                .as_ref()
+                .map_err(|(line, what)| compile_error((*line, what.clone())))?,
+            _ => &self.compiled,
         };
-        let template = self
-            .environment
-            .get_template(name)
-            .map_err(|error| compile_error(described(&error)))?;
-        // minijinja 3.0.5 panics in a few filters, such as `format` with a letter behind `%` that is not ASCII.
         let values = self.values(conversation);
-        let render = AssertUnwindSafe(|| template.render_captured_to(values, &mut output).map(drop));
+        budget::begin(given);
+        let mut text = String::new();
+        // minijinja 3.0.5 panics in a few filters, such as `format` with a letter behind `%` that is not ASCII.
+        let render = AssertUnwindSafe(|| {
+            let mut output = machinery::make_string_output(&mut text);
+            let (instructions, blocks) = (&template.instructions, &template.blocks);
+            machinery::eval(
+                &self.environment,
+                instructions,
+                values,
+                blocks,
+                &mut output,
+                AutoEscape::None,
+            )
+            .map(drop)
+        });
         match catch_unwind(render) {
             Ok(rendered) => rendered.map_err(|error| render_error(&error))?,
             Err(_) => {
@@ -273,9 +286,10 @@ impl ChatTemplate {
                 return Err(ChatTemplateError::Render { line: 1, what });
             }
         }
-        // The template and every value are UTF-8 and are written whole, so nothing is replaced.
-        Ok(String::from_utf8(output.bytes)
-            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+        if text.len() > output_bytes_max {
+            return Err(ChatTemplateError::TooLong);
+        }
+        Ok(text)
     }
 
     /// All variables of a rendering, later ones above earlier ones.
@@ -322,26 +336,6 @@ fn render_error(error: &minijinja::Error) -> ChatTemplateError {
     }
     let (line, what) = described(error);
     ChatTemplateError::Render { line, what }
-}
-
-/// A buffer that refuses to grow past its limit.
-struct LimitedOutput {
-    bytes: Vec<u8>,
-    limit: usize,
-}
-
-impl Write for LimitedOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > self.limit {
-            return Err(io::Error::other("the chat template writes too much"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Bytes of all texts in a value.

@@ -6,9 +6,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, functions};
 
+use super::budget::{built, parts, pay, pay_for_items};
 use super::filters::{self, is_list};
-use super::python::{self, too_long, wrong};
-use super::{methods, strftime};
+use super::python::{self, Paid, too_long, wrong};
+use super::{metered, methods, strftime};
 
 /// The message of a template's `raise_exception`, carried as an error's source.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,10 @@ pub(super) struct RaisedException(pub(super) String);
 
 /// Nested blocks, macros and includes; real templates nest fewer than 10.
 const RECURSION_MAX: usize = 64;
+/// What one letter of a format of the clock becomes: `%c` has 24 characters.
+const FIELD_BYTES_MAX: usize = 12;
+/// Heap for a pair in a list of pairs.
+const PAIR_BYTES: usize = 64;
 
 pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
@@ -26,15 +31,17 @@ pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_debug(false);
     environment.set_unknown_method_callback(methods::unknown_method);
-    environment.set_formatter(|out, _, value| python::print(out, value).map_err(|_| too_long()));
+    environment.set_formatter(|out, _, value| python::print(&mut Paid(out), value).map_err(|_| too_long()));
     filters::add_to(&mut environment);
+    metered::add_to(&mut environment);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        let message = message.to_string();
+        let message = filters::text(message)?;
         Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(RaisedException(message)))
     });
     environment.add_function("dict", dict);
     environment.add_function("namespace", |value: Option<Value>, keywords: Kwargs| {
         let (values,) = from_args(&[dict(value, keywords)?])?;
+        // It pays as the map that it is made of does; its values may change, so it is not looked into.
         functions::namespace(Some(values))
     });
     for name in ["iterable", "sequence"] {
@@ -48,6 +55,8 @@ pub(super) fn hugging_face(fuel: u64) -> Result<Environment<'static>, Error> {
 }
 
 pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
+    // The longest name of a month or a day for each of the two letters of a field.
+    pay(format.len().saturating_mul(FIELD_BYTES_MAX))?;
     strftime::format_at(format, now).map_err(wrong)
 }
 
@@ -55,6 +64,7 @@ pub(super) fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
 fn dict(value: Option<Value>, keywords: Kwargs) -> Result<Value, Error> {
     let pairs = match value {
         Some(value) if is_list(&value) => {
+            pay_for_items(parts(&value), PAIR_BYTES)?;
             let pair =
                 |pair: Value| -> Result<_, Error> { Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?)) };
             let pairs = value.try_iter()?.map(pair).collect::<Result<Vec<_>, _>>()?;
@@ -62,7 +72,7 @@ fn dict(value: Option<Value>, keywords: Kwargs) -> Result<Value, Error> {
         }
         value => value,
     };
-    functions::dict(pairs, keywords)
+    built(functions::dict(pairs, keywords)?)
 }
 
 /// The source as minijinja takes it: newlines as Jinja reads them, and `{% generation %}` and `{% endgeneration %}`, which

@@ -4,8 +4,12 @@ use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters};
 
-use super::python::{self, TEXT_BYTES_MAX, Text, too_long, wrong};
+use super::budget::{pay_for_items, text_bytes_max};
+use super::python::{self, Text, too_long, wrong};
 use super::python_json::Style;
+
+/// Heap of a short list and its place in another.
+const LIST_BYTES: usize = 128;
 
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
@@ -96,9 +100,9 @@ fn add_lenient_to(environment: &mut Environment<'static>) {
     );
 }
 
-/// As many lists, or items to fill one, as minijinja's `range` has items.
+/// As many lists, or items to fill one, as a list may have.
 fn few(count: usize) -> Result<(), Error> {
-    if count > 100_000 { Err(too_long()) } else { Ok(()) }
+    pay_for_items(count, LIST_BYTES)
 }
 
 /// An argument that may be given by its place or by its name; undefined without both.
@@ -217,7 +221,7 @@ pub(super) fn joined(separator: &str, items: impl Iterator<Item = Value>) -> Res
 
 pub(super) fn replace(text: &str, old: &str, new: &str, count: Option<usize>) -> Result<String, Error> {
     let count = text.matches(old).take(count.unwrap_or(usize::MAX)).count();
-    if count.saturating_mul(new.len()).saturating_add(text.len()) > TEXT_BYTES_MAX {
+    if count.saturating_mul(new.len()).saturating_add(text.len()) > text_bytes_max() {
         return Err(too_long());
     }
     Ok(text.replacen(old, new, count))
@@ -246,14 +250,22 @@ pub(super) fn trim<'a>(text: &'a str, characters: Option<&str>, [left, right]: [
 }
 
 /// minijinja pads to any width and repeats arguments as often as they are named, so a format is refused that names a width of
-/// five digits, or whose fields and longest argument would make too long a text.
+/// five digits, or whose fields with their widest or longest argument would make too long a text.
 pub(super) fn check_format(format: &str, arguments: &[Value]) -> Result<(), Error> {
-    let widths = format
-        .split(|character: char| !character.is_ascii_digit())
-        .map(str::len);
-    let longest = arguments.iter().filter_map(Value::as_str).map(str::len).max();
-    let bytes = format.matches(['%', '{']).count().saturating_mul(longest.unwrap_or(0));
-    if widths.max().unwrap_or(0) > 4 || bytes > TEXT_BYTES_MAX {
+    let mut widest = 0;
+    for width in format.split(|character: char| !character.is_ascii_digit()) {
+        if width.len() > 4 {
+            return Err(too_long());
+        }
+        widest = widest.max(width.parse().unwrap_or(0));
+    }
+    for argument in arguments {
+        widest = widest.max(match argument.as_str() {
+            Some(text) => text.len(),
+            None => text(argument)?.len(),
+        });
+    }
+    if format.matches(['%', '{']).count().saturating_mul(widest) > text_bytes_max() {
         return Err(too_long());
     }
     Ok(())

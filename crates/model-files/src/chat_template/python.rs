@@ -5,12 +5,12 @@ use std::fmt::{self, Write};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// The longest text that one filter or method makes. Prompts are shorter.
-pub(super) const TEXT_BYTES_MAX: usize = 16 << 20;
+use super::budget::{pay, text_bytes_max};
+
 /// The deepest value that is printed; JSON from a client has at most 128 levels.
 const DEPTH_MAX: usize = 200;
 
-/// The error of a call that would make a text of more than [`TEXT_BYTES_MAX`].
+/// The error of a call that would make more than the rendering may.
 pub(super) fn too_long() -> Error {
     Error::new(ErrorKind::WriteFailure, "a text is too long")
 }
@@ -20,7 +20,7 @@ pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// A text that refuses to grow past [`TEXT_BYTES_MAX`].
+/// A text that refuses to grow past the longest that a rendering may make.
 #[derive(Default)]
 pub(super) struct Text(String);
 
@@ -34,11 +34,21 @@ impl Text {
 
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if self.0.len() + text.len() > TEXT_BYTES_MAX {
+        if self.0.len() + text.len() > text_bytes_max() {
             return Err(fmt::Error);
         }
         self.0.push_str(text);
         Ok(())
+    }
+}
+
+/// What a template prints, or captures into a variable: each byte is paid for.
+pub(super) struct Paid<W>(pub(super) W);
+
+impl<W: Write> Write for Paid<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        pay(text.len()).map_err(|_| fmt::Error)?;
+        self.0.write_str(text)
     }
 }
 
