@@ -2,10 +2,8 @@
 
 use std::cell::Cell;
 
-use minijinja::Error;
 use minijinja::value::{Tuple, Value, ValueIter, ValueKind};
-
-use super::python::{too_long, wrong};
+use minijinja::{Error, ErrorKind};
 
 /// What a rendering may make besides `MADE_FACTOR` times what it was given. All that is alive at once is a part of it.
 const MADE_BYTES_EXTRA: usize = 24 << 20;
@@ -21,6 +19,16 @@ const SMALL_BYTES: usize = 48;
 const ITEM_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 200;
 const OBJECT_BYTES: usize = 512;
+
+/// The error of a call that would make more than the rendering may.
+pub(super) fn too_long() -> Error {
+    Error::new(ErrorKind::WriteFailure, "a text is too long")
+}
+
+/// The error of a call with arguments that Python refuses, too.
+pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
 
 #[derive(Clone, Copy)]
 struct Budget {

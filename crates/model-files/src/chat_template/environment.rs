@@ -6,9 +6,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, functions};
 
-use super::budget::{built, parts, pay, pay_for_items};
+use super::budget::{built, parts, pay, pay_for_items, too_long, wrong};
 use super::filters::{self, is_list};
-use super::python::{self, Paid, too_long, wrong};
+use super::python::{self, Paid};
 use super::{metered, methods, strftime};
 
 /// The message of a template's `raise_exception`, carried as an error's source.

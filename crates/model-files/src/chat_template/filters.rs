@@ -4,8 +4,8 @@ use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters};
 
-use super::budget::{pay_for_items, text_bytes_max};
-use super::python::{self, Text, too_long, wrong};
+use super::budget::{pay_for_items, text_bytes_max, too_long, wrong};
+use super::python::{self, Text};
 use super::python_json::Style;
 
 /// Heap of a short list and its place in another.

@@ -8,8 +8,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 
-use super::budget::{ITEMS_MAX, built, made, parts, pay, pay_for_items, refuse_namespace, text_bytes_max};
-use super::python::{too_long, wrong};
+use super::budget::{
+    ITEMS_MAX, built, made, parts, pay, pay_for_items, refuse_namespace, text_bytes_max, too_long, wrong,
+};
 
 /// Filters that make a number, a part of what they get, or a text that they bound themselves.
 const LIGHT_FILTERS: &[&str] = &[

@@ -4,8 +4,9 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, State};
 use minijinja_contrib::pycompat;
 
+use super::budget::wrong;
 use super::filters::{centre, check_format, is_list, joined, pad, replace, trim};
-use super::python::{is_space, wrong};
+use super::python::is_space;
 
 pub(super) fn unknown_method(
     state: &mut State,

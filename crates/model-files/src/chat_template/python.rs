@@ -2,23 +2,13 @@
 
 use std::fmt::{self, Write};
 
+use minijinja::Error;
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
 
-use super::budget::{pay, text_bytes_max};
+use super::budget::{pay, text_bytes_max, too_long};
 
 /// The deepest value that is printed; JSON from a client has at most 128 levels.
 const DEPTH_MAX: usize = 200;
-
-/// The error of a call that would make more than the rendering may.
-pub(super) fn too_long() -> Error {
-    Error::new(ErrorKind::WriteFailure, "a text is too long")
-}
-
-/// The error of a call with arguments that Python refuses, too.
-pub(super) fn wrong(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
-}
 
 /// A text that refuses to grow past the longest that a rendering may make.
 #[derive(Default)]
