@@ -213,13 +213,13 @@ fn seal(file: &File, seals: i32) -> io::Result<()> {
     }
 }
 
-/// Best effort: without huge pages everything works, only slower.
+/// Best effort: without huge pages everything works, only slower. Miri has no such call.
 fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     // SAFETY: the range is one live allocation of ours; this advice does not change its content.
     unsafe {
         libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(any(not(target_os = "linux"), miri))]
     let _ = (start, bytes);
 }
