@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
-use identity::TlsConfig;
+use identity::{ServerCertificate, TlsConfig};
 use serde::Serialize;
 use service_runtime::config::ByteSize;
 use service_runtime::freed_memory::FreedMemory;
@@ -134,6 +134,16 @@ pub struct Config {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys: Option<PathBuf>,
+    /// File of the certificate, in PEM, that clients see at listen and admin_listen, followed by intermediate certificates if there are
+    /// any; any authority's will do (`baton certs issue DIR api/NAME` makes one). Unset: plain HTTP. It is read again when it changes;
+    /// so is the next one
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_tls_cert: Option<PathBuf>,
+    /// File of the private key of api_tls_cert in PEM
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_tls_key: Option<PathBuf>,
     /// Origins whose web pages may use the whole HTTP API, /admin included: SCHEME://HOST[:PORT]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -196,6 +206,22 @@ impl Config {
             None => SloConfig::default(),
         };
         SloRules::parse(config, &self.slo).context("--slo")
+    }
+    /// What clients see. `None`: plain HTTP.
+    ///
+    /// # Errors
+    /// One of the two files is not set, or they cannot be used.
+    pub(crate) fn api_certificate(&self) -> anyhow::Result<Option<ServerCertificate>> {
+        let (certificate, key) = match (&self.api_tls_cert, &self.api_tls_key) {
+            (None, None) => return Ok(None),
+            (Some(certificate), Some(key)) => (certificate, key),
+            (None, _) => bail!("api_tls_cert is not set: api_tls_cert and api_tls_key belong together"),
+            (_, None) => bail!("api_tls_key is not set: api_tls_cert and api_tls_key belong together"),
+        };
+        Ok(Some(ServerCertificate::open(
+            ("api_tls_cert", certificate),
+            ("api_tls_key", key),
+        )?))
     }
     pub fn when_unsplit(&self) -> WhenUnsplit {
         match self.unsplit_counts_as {

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
-use crate::api::{self, ApiLimits, AppParts, AppState};
+use crate::api::{self, ApiLimits, AppParts, AppState, HttpPort};
 use crate::config::Config;
 use crate::control_handle::ControlHandle;
 use crate::control_loop::{ControlLoop, LoopParts};
@@ -228,6 +228,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     if config.served_model_name.is_empty() {
         config.served_model_name.push(text.name.clone());
     }
+    let certificate = config.api_certificate()?;
     let (http_listener, http_address) = bind_http("--listen", &config.listen).await?;
     let admin = match &config.admin_listen {
         Some(address) => Some(bind_http("--admin-listen", address).await?),
@@ -272,8 +273,16 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     });
     announce(&config.name, (http_address, admin_address), coordinator.control_address);
     state.read_vocabulary_soon();
-    let listeners = (http_listener, admin.map(|(listener, _)| listener));
-    serve_http(state, listeners, &config, &shutdown).await;
+    let port = |listener| HttpPort {
+        listener,
+        connections_max: config.connections_max,
+        certificate: certificate.clone(),
+    };
+    let ports = (port(http_listener), admin.map(|(listener, _)| port(listener)));
+    let drained = Shutdown::new();
+    certificate.iter().for_each(|own| certificates::follow(own, &drained));
+    serve_http(state, ports, &config, &shutdown).await;
+    drained.request();
     // The answers are sent. Their records end with the nodes' last reports.
     closing.settled().await;
     coordinator.stop().await;
@@ -329,24 +338,23 @@ fn http_names(config: &Config) -> Vec<&str> {
 /// Serves until `shutdown`, and drains. Where operators have an address of their own, clients find only what is theirs at the other.
 async fn serve_http(
     state: AppState,
-    (http, admin): (TcpListener, Option<TcpListener>),
+    (http, admin): (HttpPort, Option<HttpPort>),
     config: &Config,
     shutdown: &Shutdown,
 ) {
     let drain = shutdown::time_for_requests(Duration::from_millis(config.drain_ms_max), GOODBYE_TIME);
-    let at = |listener| (listener, config.connections_max);
     let Some(admin) = admin else {
-        return api::serve_http(at(http), api::router(state), shutdown.requested(), drain).await;
+        return api::serve_http(http, api::router(state), shutdown.requested(), drain).await;
     };
     let (for_clients, for_operators) = api::routers(state);
     // Operators look on until the last client has its answer.
     let drained = Shutdown::new();
     tokio::join!(
         async {
-            api::serve_http(at(http), for_clients, shutdown.requested(), drain).await;
+            api::serve_http(http, for_clients, shutdown.requested(), drain).await;
             drained.request();
         },
-        api::serve_http(at(admin), for_operators, drained.requested(), OPERATORS_END_MAX),
+        api::serve_http(admin, for_operators, drained.requested(), OPERATORS_END_MAX),
     );
 }
 

@@ -19,7 +19,7 @@ SESSION_SECONDS_MAX = 300
 # For processes to end that were told to, and for their sockets to close.
 LEFT_OVER_SECONDS_MAX = 10
 # The ports of the pages.
-PORTS = (8000, 7400, 7410, 7420)
+PORTS = (8000, 8443, 7400, 7410, 7420)
 
 PRELUDE = """
 # With job control each command is a process group of its own, as in a terminal.
@@ -38,6 +38,7 @@ finish() {
 failed() { echo "FAILED: $now: status $?"; finish 1; }
 wait_for() { for _ in $(seq 1200); do if "$@"; then return; fi; sleep 0.1; done; return 1; }
 ready() { curl --silent --fail --output /dev/null http://127.0.0.1:8000/ready 2>/dev/null; }
+ready_by_tls() { curl --silent --fail --insecure --output /dev/null https://127.0.0.1:8443/ready 2>/dev/null; }
 """
 UP_LOOPBACK = """import fcntl, os, socket, struct, sys
 SIOCSIFFLAGS, IFF_UP_AND_RUNNING = 0x8914, 0x41
@@ -160,7 +161,7 @@ def script(commands, ways, before="", typed=None):
             parts.append(f'( PATH=$PRINTED_SETTINGS:$PATH\n{text}\nwait; test ! -e "$PRINTED_SETTINGS/refused" ) || failed')
         elif ways(command) == STAYS:
             parts.append(f"{{ {text}\n}} &")
-            begun = "ready"
+            begun = "ready_by_tls" if "--api-tls" in command.code else "ready"
         else:
             answers = shlex.quote((typed or {}).get(command.code, ""))
             parts.append(f"{{ {text}\n}} <<<{answers} || failed")

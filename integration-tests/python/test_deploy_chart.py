@@ -259,6 +259,7 @@ ALL_ON = (
     'prefill.tolerations=[{"key": "gpu", "operator": "Exists"}]',
     'coordinator.priorityClassName="high"',
     'tls.issuer="baton-ca"',
+    'coordinator.tls.secretName="baton-api"',
 )
 
 
@@ -368,7 +369,7 @@ def test_pods_outlive_their_drain_and_hold_their_kv(name, tmp_path):
 # they do not mount.
 SET_BY_THE_CHART = {"name", "listen", "advertise", "control_listen", "control_advertise", "coordinators", "membership", "model"} | {
     "served_model_name", "drain_ms_max", "admin_listen", "api_keys", "shm_direct_secret", "shared_weights",
-    "tls_cert", "tls_key", "tls_ca", "insecure"
+    "tls_cert", "tls_key", "tls_ca", "insecure", "api_tls_cert", "api_tls_key"
 }  # fmt: skip
 
 
@@ -616,11 +617,30 @@ def test_pods_have_certificates_of_their_own_names(tmp_path):
         assert (told["issuer-name"], told["issuer-kind"], told["fs-group"]) == ("baton-ca", "Issuer", "65532")
         assert {"server auth", "client auth"} <= set(told["key-usages"].split(","))
         probed = {spec["containers"][0][f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")}
-        assert probed == {"HTTP" if role == "coordinator" else "HTTPS"}, "the coordinator's API has no TLS"
+        assert probed == {"HTTP" if role == "coordinator" else "HTTPS"}, "the coordinator's API has a certificate of its own"
     plain = rendered("values")
     for role in ROLES:
         assert settings_of(plain, role, tmp_path)["insecure"] is True
         assert not [each for each in pods(plain)[role][1]["spec"]["volumes"] if each["name"] == "tls"]
+
+
+def test_clients_see_the_certificate_of_the_secret(tmp_path):
+    objects = rendered("2p1d", 'coordinator.tls.secretName="api"')
+    settings, spec = settings_of(objects, "coordinator", tmp_path), pods(objects)["coordinator"][1]["spec"]
+    assert [settings[key] for key in ("api_tls_cert", "api_tls_key")] == [f"/etc/baton/api-tls/tls.{end}" for end in ("crt", "key")]
+    test_pod = of_kind(objects, "Pod")["baton-status"]["spec"]
+    for each in (spec, test_pod):
+        [volume] = [volume for volume in each["volumes"] if volume["name"] == "api-tls"]
+        assert volume["secret"] == {"secretName": "api"}
+        assert {"name": "api-tls", "mountPath": "/etc/baton/api-tls", "readOnly": True} in each["containers"][0]["volumeMounts"]
+    assert test_pod["containers"][0]["args"][2] == "https://baton:8000"
+    assert {"name": "BATON_CA", "value": "/etc/baton/api-tls/ca.crt"} in test_pod["containers"][0]["env"]
+    for role in ROLES:
+        expected = "HTTPS" if role == "coordinator" else "HTTP"
+        [container] = pods(objects)[role][1]["spec"]["containers"]
+        assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {expected}
+        [endpoint] = of_kind(objects, "PodMonitor")[f"baton-{role}"]["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("scheme", "http") == expected.lower(), role
 
 
 def test_options_do_what_they_say():

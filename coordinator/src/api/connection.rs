@@ -96,6 +96,10 @@ struct Behind {
     window_ends: Pin<Box<Sleep>>,
 }
 
+/// A request that came over TLS has it among its extensions.
+#[derive(Clone, Copy, Debug)]
+pub struct Encrypted;
+
 /// A TCP stream that stamps its reads and writes. It fails when its client reads too slowly. Then the connection ends, and
 /// with it the request, because a reader that stopped reading holds KV blocks.
 #[derive(Debug)]
@@ -119,6 +123,13 @@ impl TimedStream {
     }
     pub fn times(&self) -> Arc<ConnectionTimes> {
         self.times.clone()
+    }
+
+    /// Waits for the first byte and leaves it there. `None`: the client has closed.
+    pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        let mut first = [0];
+        let seen = self.stream.peek(&mut first).await?;
+        Ok(first.first().copied().filter(|_| seen > 0))
     }
 
     /// Judges a write of `offered` bytes by its result.

@@ -124,6 +124,12 @@ impl ApiError {
         }
     }
 
+    /// Plain HTTP came to a port that has a certificate.
+    pub fn https_only() -> Self {
+        let message = "This port speaks HTTPS. Write https:// in place of http:// in the address.";
+        Self::bad_request(message).with_code("https_only")
+    }
+
     /// The connection has one of the places that are kept for probes.
     pub fn no_connection_left() -> Self {
         Self::unavailable(

@@ -76,7 +76,7 @@ use tower_http::normalize_path::NormalizePathLayer;
 pub use access::Access;
 pub use metrics::{EdgeMetrics, EndedRequest};
 pub use routes::routes;
-pub use server::{BindError, bind, serve_http};
+pub use server::{BindError, HttpPort, bind, serve_http};
 
 use crate::insight::Insight;
 use crate::keys::Keys;

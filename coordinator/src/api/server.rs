@@ -11,19 +11,24 @@ use axum::http::Request;
 use axum::response::IntoResponse as _;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use identity::{Connection, ServerCertificate};
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::connection::{ResponseBuffers, TimedStream};
+use super::connection::{Encrypted, ResponseBuffers, TimedStream};
 use super::error::ApiError;
 use super::places::{Place, Places, ProbeConnections, Serves};
 use super::probes::is_probe;
 
 /// A connection that is served probes only must ask within this time.
 const PROBE_READ_MAX: Duration = Duration::from_secs(2);
+/// A greeting is two round trips and a millisecond of computing. Connections between processes have as long.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(2);
+/// The first byte of a client that speaks TLS (RFC 8446, 5.1: a record of type `handshake`).
+const TLS_HANDSHAKE: u8 = 22;
 /// The headers of a request must come within this time. An idle kept-alive connection is closed after it as well. OpenAI's
 /// client keeps idle connections for 5 s, so it closes first.
 const HEADER_READ_MAX: Duration = Duration::from_secs(30);
@@ -62,19 +67,26 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
 /// Time for probes and refusals that came during the drain to be written, once the last request has ended.
 const LATE_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
+/// A port for clients, and what they see there.
+#[derive(Debug)]
+pub struct HttpPort {
+    pub listener: TcpListener,
+    /// Beyond so many connections only probes are answered. One that has not greeted yet counts like any other.
+    pub connections_max: usize,
+    /// `None`: plain HTTP.
+    pub certificate: Option<ServerCertificate>,
+}
+
 /// Serves until `shutdown`, then lets open requests finish for at most `drain_max` and closes the rest. New connections are
-/// taken meanwhile and told that this server drains. HTTP/1.1 only: a gateway in front can speak other versions. Beyond
-/// `connections_max` only probes are answered.
-pub async fn serve_http(
-    (listener, connections_max): (TcpListener, usize),
-    router: Router,
-    shutdown: impl Future<Output = ()>,
-    drain_max: Duration,
-) {
+/// taken meanwhile and told that this server drains. HTTP/1.1 only: a gateway in front can speak other versions.
+pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Output = ()>, drain_max: Duration) {
     let mut server = Server {
-        places: Places::new(connections_max),
-        listener,
-        router,
+        places: Places::new(port.connections_max),
+        listener: port.listener,
+        answers: Answers {
+            router,
+            certificate: port.certificate,
+        },
         buffers: ResponseBuffers::default(),
         probes: ProbeConnections::default(),
         connections: JoinSet::new(),
@@ -101,11 +113,18 @@ pub async fn serve_http(
     connections.shutdown().await;
 }
 
+/// What each connection has.
+#[derive(Clone)]
+struct Answers {
+    router: Router,
+    certificate: Option<ServerCertificate>,
+}
+
 /// The listener and what its connections share.
 struct Server {
     listener: TcpListener,
     places: Places,
-    router: Router,
+    answers: Answers,
     buffers: ResponseBuffers,
     probes: ProbeConnections,
     connections: JoinSet<()>,
@@ -126,10 +145,11 @@ impl Server {
                 accepted = accept(&self.listener, &self.places) => accepted,
             };
             if let Some((stream, place)) = accepted {
-                let stream = TimedStream::new(stream, self.buffers.clone());
                 let serves = place.serves;
-                let connection = connection(stream, self.router.clone(), graceful.watcher(), place);
-                let task = self.connections.spawn(connection);
+                let (answers, buffers) = (self.answers.clone(), self.buffers.clone());
+                let task = self
+                    .connections
+                    .spawn(answers.connection((stream, buffers), graceful.watcher(), place));
                 if serves == Serves::Probes {
                     self.probes.add(task);
                 }
@@ -138,7 +158,7 @@ impl Server {
     }
 }
 
-async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::TcpStream, Place)> {
+async fn accept(listener: &TcpListener, places: &Places) -> Option<(TcpStream, Place)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
             let place = places.take(peer.ip());
@@ -164,35 +184,74 @@ async fn accept(listener: &TcpListener, places: &Places) -> Option<(tokio::net::
     }
 }
 
-async fn connection(stream: TimedStream, router: Router, watcher: hyper_util::server::graceful::Watcher, place: Place) {
-    let serves = place.serves;
-    let times = stream.times();
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (router, times) = (router.clone(), times.clone());
-        async move {
-            if serves == Serves::Probes && !is_probe(request.uri().path()) {
-                return Ok(ApiError::no_connection_left().into_response());
+/// What a client speaks, and what this port has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spoken {
+    Http,
+    Https,
+    /// Plain HTTP, to a port that has a certificate.
+    HttpNotHttps,
+}
+
+impl Answers {
+    async fn connection(self, (stream, buffers): (TcpStream, ResponseBuffers), watcher: Watcher, place: Place) {
+        let stream = TimedStream::new(stream, buffers);
+        let times = stream.times();
+        let greeted = tokio::time::timeout(GREETING_TIME_MAX, self.greeted(stream)).await;
+        let (connection, spoken) = match greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(greeted) => greeted,
+            Err(error) => {
+                // Scanners and checks of a balancer open connections and say nothing.
+                tracing::debug!(%error, "a client did not greet");
+                return;
             }
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(times.clone());
-            let response = router.oneshot(request).await;
+        };
+        // The greeting is no part of the first request.
+        if spoken == Spoken::Https {
             times.forget_first_read();
-            response
         }
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(match serves {
-            Serves::Everything => HEADER_READ_MAX,
-            Serves::Probes => PROBE_READ_MAX,
-        })
-        .keep_alive(serves == Serves::Everything)
-        .max_buf_size(BUFFER_BYTES_MAX)
-        .max_headers(HEADERS_MAX)
-        .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(served).await {
-        // Clients that vanish are normal. The access line of the request says what happened to it.
-        tracing::debug!(%error, "connection ended");
+        let serves = place.serves;
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let (router, times) = (self.router.clone(), times.clone());
+            async move {
+                if spoken == Spoken::HttpNotHttps {
+                    return Ok(ApiError::https_only().into_response());
+                }
+                if serves == Serves::Probes && !is_probe(request.uri().path()) {
+                    return Ok(ApiError::no_connection_left().into_response());
+                }
+                let mut request = request.map(Body::new);
+                request.extensions_mut().insert(times.clone());
+                if spoken == Spoken::Https {
+                    request.extensions_mut().insert(Encrypted);
+                }
+                let response = router.oneshot(request).await;
+                times.forget_first_read();
+                response
+            }
+        });
+        let is_kept = serves == Serves::Everything && spoken != Spoken::HttpNotHttps;
+        let served = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(if is_kept { HEADER_READ_MAX } else { PROBE_READ_MAX })
+            .keep_alive(is_kept)
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .max_headers(HEADERS_MAX)
+            .serve_connection(TokioIo::new(connection), service);
+        if let Err(error) = watcher.watch(served).await {
+            // Clients that vanish are normal. The access line of the request says what happened to it.
+            tracing::debug!(%error, "connection ended");
+        }
+    }
+
+    async fn greeted(&self, stream: TimedStream) -> io::Result<(Connection<TimedStream>, Spoken)> {
+        let Some(certificate) = &self.certificate else {
+            return Ok((Connection::Plain(stream), Spoken::Http));
+        };
+        if stream.first_byte().await? != Some(TLS_HANDSHAKE) {
+            return Ok((Connection::Plain(stream), Spoken::HttpNotHttps));
+        }
+        Ok((certificate.accept(stream).await?, Spoken::Https))
     }
 }
 

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::AppState;
 use super::access::{cookie, key_of, refusal};
+use super::connection::Encrypted;
 use super::error::ApiError;
 use crate::keys::{HeldKey, SESSION_TIME};
 
@@ -38,7 +39,11 @@ pub async fn whose(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Re
 }
 
 /// `{"key": ".."}` in, a cookie out.
-pub async fn begin(State(state): State<Arc<AppState>>, body: Body) -> Response {
+pub async fn begin(
+    State(state): State<Arc<AppState>>,
+    encrypted: Option<Extension<Encrypted>>,
+    body: Body,
+) -> Response {
     let Some(keys) = &state.keys else {
         return Json(json!({"asks_for_keys": false})).into_response();
     };
@@ -60,10 +65,19 @@ pub async fn begin(State(state): State<Arc<AppState>>, body: Body) -> Response {
     };
     let text = keys.begin_session(&key, Instant::now());
     let response = Json(about(&key)).into_response();
-    with_cookie(response, (keys.cookie_name(), &text), SESSION_TIME.as_secs())
+    let cookie = Cookie {
+        name: keys.cookie_name(),
+        text: &text,
+        seconds: SESSION_TIME.as_secs(),
+    };
+    with_cookie(response, &cookie, encrypted.is_some())
 }
 
-pub async fn end(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+pub async fn end(
+    State(state): State<Arc<AppState>>,
+    encrypted: Option<Extension<Encrypted>>,
+    headers: HeaderMap,
+) -> Response {
     let response = StatusCode::NO_CONTENT.into_response();
     let Some(keys) = &state.keys else {
         return response;
@@ -71,7 +85,12 @@ pub async fn end(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Resp
     if let Some(cookie) = cookie(keys, &headers) {
         keys.end_session(cookie);
     }
-    with_cookie(response, (keys.cookie_name(), ""), 0)
+    let none = Cookie {
+        name: keys.cookie_name(),
+        text: "",
+        seconds: 0,
+    };
+    with_cookie(response, &none, encrypted.is_some())
 }
 
 fn about(key: &HeldKey) -> Value {
@@ -79,9 +98,17 @@ fn about(key: &HeldKey) -> Value {
     json!({"asks_for_keys": true, "key": key.entry.name.as_str(), "scopes": scopes})
 }
 
-/// No script reads the cookie, and no page of another site makes a browser send it.
-fn with_cookie(mut response: Response, (name, text): (&str, &str), seconds: u64) -> Response {
-    let cookie = format!("{name}={text}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict");
+struct Cookie<'a> {
+    name: &'a str,
+    text: &'a str,
+    seconds: u64,
+}
+
+/// No script reads the cookie, and no page of another site makes a browser send it. One that came over TLS is sent over TLS alone.
+fn with_cookie(mut response: Response, cookie: &Cookie<'_>, is_encrypted: bool) -> Response {
+    let Cookie { name, text, seconds } = cookie;
+    let secure = if is_encrypted { "; Secure" } else { "" };
+    let cookie = format!("{name}={text}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     if let Ok(value) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(header::SET_COOKIE, value);
     }

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coordinator::Coordinator;
-use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, router, serve_http};
+use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, HttpPort, router, serve_http};
 use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
     TokenTimes,
 };
 use coordinator::text::{Chat, TextCodec, TextError, TextModel, TextOf, TokenizerInfo, ToolFormat};
+use identity::ServerCertificate;
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
@@ -303,6 +304,15 @@ impl Server {
         play: impl Fn(&Request) -> Script + Send + Sync + 'static,
         change: impl FnOnce(&mut AppParts),
     ) -> Self {
+        Self::start_behind(None, play, change).await
+    }
+
+    /// With a certificate for clients.
+    pub async fn start_behind(
+        certificate: Option<ServerCertificate>,
+        play: impl Fn(&Request) -> Script + Send + Sync + 'static,
+        change: impl FnOnce(&mut AppParts),
+    ) -> Self {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let metrics = Arc::new(Recorded::default());
         let control = Arc::new(Loop {
@@ -341,7 +351,11 @@ impl Server {
             let _ = stopped.await;
         };
         let served = tokio::spawn(serve_http(
-            (listener, CONNECTIONS_MAX),
+            HttpPort {
+                listener,
+                connections_max: CONNECTIONS_MAX,
+                certificate,
+            },
             router(state),
             shutdown,
             Duration::from_millis(500),

@@ -26,4 +26,5 @@ mod service_levels;
 mod several_prompts;
 mod streaming;
 mod surface;
+mod tls;
 mod tools;

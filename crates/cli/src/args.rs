@@ -63,7 +63,8 @@ Examples:
 
 const AFTER_HELP: &str = "\
 --json prints one JSON document on stdout (tap and logs: one a line), and a failure as one line of JSON on stderr.
-BATON_ENDPOINT is the URL of the server where --url is not given; BATON_API_KEY is sent to it, where it asks for a key.";
+BATON_ENDPOINT is the URL of the server where --url is not given; BATON_API_KEY is sent to it, where it asks for a key.
+BATON_CA is the file of the authority that a server at https:// has to be certified by, where --ca is not given.";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -247,6 +248,10 @@ mod tests {
                 Some("BATON_ENDPOINT"),
                 "{name}"
             );
+            let ca = verb.get_arguments().find(|arg| arg.get_long() == Some("ca"));
+            let ca = ca.and_then(|ca| ca.get_env()).and_then(|env| env.to_str());
+            // `logs` reads files.
+            assert!(name == "logs" || ca == Some("BATON_CA"), "{name}");
             // Without a URL `logs` looks at the one cluster that runs on this machine.
             assert!(name == "logs" || url.get_default_values() == default, "{name}");
         }

@@ -14,6 +14,7 @@ Examples:
   baton certs init certs --cluster demo coordinator/coordinator-0 prefill/prefill-0 decode/decode-0
   baton certs issue certs decode/decode-1                a further node
   baton certs issue certs prefill,decode/node-0          a node that may change its role
+  baton certs issue certs api/api --host baton.example.com --host 10.0.0.5    for the API: what clients see
   baton certs issue certs decode/decode-0 --days 30      a new one for a process that runs: copy both files, it reads them
   baton serve-decode --name decode-0 --tls-cert decode-0.crt --tls-key decode-0.key --tls-ca ca.crt ..";
 
@@ -55,9 +56,13 @@ pub struct IssueArgs {
 
 #[derive(Debug, Args)]
 pub struct ProcessArgs {
-    /// Each process: its role and its name. Roles are coordinator, prefill, decode, and operator (for Prometheus, say).
+    /// Each process: its role and its name. Roles are coordinator, prefill, decode, and operator (for Prometheus, say). `api` is for
+    /// what clients see: it names hosts, and lets nobody take part in the cluster.
     #[arg(required = true, value_name = "ROLE[,ROLE]/NAME")]
     pub processes: Vec<String>,
+    /// A name or an address by which clients call the API, beside localhost; of api/NAME alone.
+    #[arg(long = "host", value_name = "HOST")]
+    pub hosts: Vec<String>,
     /// How long the certificates are valid.
     #[arg(long, default_value_t = 365, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
     pub days: u32,
@@ -80,7 +85,15 @@ pub fn run(args: &CertsArgs) -> anyhow::Result<Exit> {
 
 fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
     let read = args.processes.iter().map(|text| text.parse().map_err(in_words));
-    let processes: Vec<CertifiedProcess> = read.collect::<anyhow::Result<_>>()?;
+    let mut processes: Vec<CertifiedProcess> = read.collect::<anyhow::Result<_>>()?;
+    if !args.hosts.is_empty() && !processes.iter().any(CertifiedProcess::is_api) {
+        let why = "--host is for the certificate that clients see: name it, as api/api";
+        return Err(anyhow::anyhow!(why)).exit(Exit::Usage);
+    }
+    for process in processes.iter_mut().filter(|process| process.is_api()) {
+        let hosts = args.hosts.iter().map(String::as_str);
+        *process = process.clone().with_hosts(hosts).map_err(in_words)?;
+    }
     for (place, process) in processes.iter().enumerate() {
         if processes[..place].iter().any(|other| other.name == process.name) {
             let why = "a node with two roles is written once, as prefill,decode/NAME";
@@ -108,9 +121,10 @@ fn issue(authority: &Authority, processes: &[CertifiedProcess], days: u32) -> an
 
 fn in_words(error: AuthorityError) -> anyhow::Error {
     match error {
-        AuthorityError::Cluster(_) | AuthorityError::Process(_) | AuthorityError::Exists(_) => {
-            anyhow::Error::new(ExitError::new(Exit::Usage, error.into()))
-        }
+        AuthorityError::Cluster(_)
+        | AuthorityError::Process(_)
+        | AuthorityError::Host(_)
+        | AuthorityError::Exists(_) => anyhow::Error::new(ExitError::new(Exit::Usage, error.into())),
         AuthorityError::File { .. } | AuthorityError::Make(_) => error.into(),
     }
 }

@@ -105,7 +105,7 @@ async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
         ))
         .exit(Exit::Usage);
     }
-    let client = ChatClient::connect(&args.url.url, args.model.clone()).await?;
+    let client = ChatClient::connect(&args.url, args.model.clone()).await?;
     let is_read_by_a_person = !args.json && std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if let Some(words) = words_about_a_small_model(client.model()).filter(|_| is_read_by_a_person) {
         eprintln!("{}", Terminal::stderr().dim(&words));

@@ -1,13 +1,22 @@
 //! Shared by all verbs that talk to a server: the HTTP client, and errors that say what to do.
 
+mod client;
+pub(crate) mod connect;
+pub(crate) mod tls;
+
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use rustls::{Error as TlsError, InvalidMessage};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, ExitError, WithExit as _};
+pub use client::{Answer, Asking, Client, HttpError};
+use connect::Connector;
+pub(crate) use tls::TrustArgs;
 
 /// Says where the server is, for every verb that talks to one. A `--url` on the command line wins.
 pub(crate) const URL_VARIABLE: &str = "BATON_ENDPOINT";
@@ -15,48 +24,46 @@ pub(crate) const URL_VARIABLE: &str = "BATON_ENDPOINT";
 const KEY_VARIABLE: &str = "BATON_API_KEY";
 /// Where `baton up` listens unless it is told otherwise.
 pub(crate) const URL_DEFAULT: &str = "http://127.0.0.1:8000";
+/// The connection alone. A request may take minutes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Keepalive notices a dead link under a stream. A request may take minutes, and nothing is sent until it ends.
-const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const ERROR_TEXT_CHARS_MAX: usize = 200;
 
+/// A client for the server at `url`. `ca`: the file of the authority whose certificate it has to have, if it has one; else any that
+/// this machine trusts.
+///
 /// # Errors
-/// The TLS or resolver set-up of the machine is broken.
-pub fn client() -> reqwest::Result<reqwest::Client> {
-    builder().build()
-}
-
-fn builder() -> reqwest::ClientBuilder {
-    reqwest::Client::builder()
-        .connect_timeout(CONNECT_WITHIN)
-        .tcp_keepalive(KEEP_ALIVE_EVERY)
+/// `ca` cannot be read, or the machine has no authorities.
+pub fn client(url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
+    client_with(None, url, ca)
 }
 
 /// A client that sends the key of [`KEY_VARIABLE`], if it is set: for the verbs that ask one coordinator.
 ///
 /// # Errors
 /// As [`client_with`].
-pub(crate) fn client_with_key() -> anyhow::Result<reqwest::Client> {
+pub(crate) fn client_with_key(url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-    client_with(key.as_deref())
+    client_with(key.as_deref(), url, ca)
 }
 
 /// A client that sends this key, if there is one.
 ///
 /// # Errors
 /// As [`client`], or the key has characters that no key has.
-pub(crate) fn client_with(key: Option<&str>) -> anyhow::Result<reqwest::Client> {
-    let Some(key) = key else {
-        return Ok(client()?);
-    };
-    let bearer = HeaderValue::from_str(&format!("Bearer {key}"));
-    let mut bearer = bearer
-        .context("the API key has characters that no key has; look at BATON_API_KEY or --api-key")
-        .exit(Exit::Usage)?;
-    // It is shown in no log.
-    bearer.set_sensitive(true);
-    let headers = HeaderMap::from_iter([(AUTHORIZATION, bearer)]);
-    Ok(builder().default_headers(headers).build()?)
+pub(crate) fn client_with(key: Option<&str>, url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
+    let mut headers = HeaderMap::new();
+    if let Some(key) = key {
+        let bearer = HeaderValue::from_str(&format!("Bearer {key}"));
+        let mut bearer = bearer
+            .context("the API key has characters that no key has; look at BATON_API_KEY or --api-key")
+            .exit(Exit::Usage)?;
+        // It is shown in no log.
+        bearer.set_sensitive(true);
+        headers.insert(AUTHORIZATION, bearer);
+    }
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+    let tls = tls::config(scheme, ca)?;
+    Ok(Client::new(Connector::from_env(CONNECT_WITHIN), tls, headers))
 }
 
 /// The address without the endings that people leave on it: a slash, or the `/v1` of an OpenAI client.
@@ -68,19 +75,25 @@ pub fn base_url(url: &str) -> String {
 }
 
 /// The error of a request that got no answer, with its exit status.
-pub fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
-    let (exit, what) = if error.is_builder() {
-        (Exit::Usage, format!("`{url}` is no URL; write http://HOST:PORT"))
-    } else if error.is_timeout() && !error.is_connect() {
-        (
+pub fn unreachable(url: &str, error: HttpError) -> anyhow::Error {
+    let (exit, what) = match (&error, error.of_tls()) {
+        (HttpError::Url(_), _) => (Exit::Usage, format!("`{url}` is no URL; write http://HOST:PORT")),
+        (HttpError::Silent, _) => (
             Exit::Unreachable,
             format!("the server at {url} took the connection but did not answer in time; is it overloaded or stopped?"),
-        )
-    } else {
-        (
+        ),
+        (_, Some(TlsError::InvalidMessage(InvalidMessage::InvalidContentType))) => (
+            Exit::Unreachable,
+            format!("the server at {url} does not speak HTTPS; write http:// in place of https://"),
+        ),
+        (_, Some(why)) => (
+            Exit::Unreachable,
+            format!("the server at {url} is not trusted ({why}); name the file of its authority with --ca or BATON_CA"),
+        ),
+        _ => (
             Exit::Unreachable,
             format!("no server answers at {url}; start one: baton up"),
-        )
+        ),
     };
     anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
 }
@@ -89,7 +102,7 @@ pub fn unreachable(url: &str, error: reqwest::Error) -> anyhow::Error {
 ///
 /// # Errors
 /// The status is not a success.
-pub async fn checked(response: reqwest::Response) -> anyhow::Result<reqwest::Response> {
+pub async fn checked(response: Answer) -> anyhow::Result<Answer> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
@@ -117,7 +130,7 @@ pub(crate) struct ListedModel {
 ///
 /// # Errors
 /// The status is not a success, or there is no model.
-pub(crate) async fn models(listed: reqwest::Response, url: &str) -> anyhow::Result<Vec<ListedModel>> {
+pub(crate) async fn models(listed: Answer, url: &str) -> anyhow::Result<Vec<ListedModel>> {
     #[derive(Deserialize)]
     struct List {
         data: Vec<ListedModel>,
@@ -132,7 +145,7 @@ pub(crate) async fn models(listed: reqwest::Response, url: &str) -> anyhow::Resu
 ///
 /// # Errors
 /// As [`models`].
-pub(crate) async fn first_model(listed: reqwest::Response, url: &str) -> anyhow::Result<ListedModel> {
+pub(crate) async fn first_model(listed: Answer, url: &str) -> anyhow::Result<ListedModel> {
     let first = models(listed, url).await?.into_iter().next();
     first.with_context(|| format!("{url} lists no model"))
 }

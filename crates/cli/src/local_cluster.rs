@@ -10,6 +10,7 @@ mod process;
 mod ready;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use crate::http;
 pub(crate) use before_start::Refused;
 use etcd::LocalEtcd;
 pub(crate) use log_file::{path as log_path, path_before as log_path_before};
@@ -151,7 +153,7 @@ impl LocalCluster {
             let state = cluster
                 .wait_for(&name, deadline, |state| state.listening.is_some())
                 .await?;
-            let (url, control) = addresses(state);
+            let (url, control) = cluster.addresses(state);
             cluster.base_urls.push(url);
             cluster.control_addresses.push(control);
         }
@@ -167,7 +169,7 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    /// `http://HOST:PORT` of the API, at the first coordinator.
+    /// `http://HOST:PORT` of the API, or `https://`, at the first coordinator.
     pub fn base_url(&self) -> &str {
         self.base_urls.first().map_or("", String::as_str)
     }
@@ -278,7 +280,7 @@ impl LocalCluster {
         let index = self.order.iter().filter(is_coordinator).position(|known| known == name);
         if let Some(index) = index {
             // With etcd it took any free port. Nodes learn the port from etcd.
-            let (url, control) = addresses(state);
+            let (url, control) = self.addresses(state);
             self.base_urls[index] = url;
             self.control_addresses[index] = control;
         }
@@ -294,6 +296,31 @@ impl LocalCluster {
         let mut killed = drain_all(&front, grace).await;
         killed.extend(drain_all(&nodes, NODE_EXIT_WITHIN.min(grace)).await);
         killed
+    }
+
+    /// A client for the coordinators' API.
+    ///
+    /// # Errors
+    /// The authority's file cannot be read.
+    pub fn client(&self) -> anyhow::Result<http::Client> {
+        http::client(self.base_url(), self.api_ca().as_deref())
+    }
+
+    /// The file of the authority of the API's certificate, where the API has one.
+    pub(crate) fn api_ca(&self) -> Option<PathBuf> {
+        let settings = &self.options.settings;
+        let folder = settings.certs.as_ref().filter(|_| settings.api_tls)?;
+        Some(folder.join("ca.crt"))
+    }
+
+    /// URL and membership address of a coordinator that listens.
+    fn addresses(&self, state: ProcessState) -> (String, String) {
+        let listening = state
+            .listening
+            .unwrap_or_else(|| service_runtime::announce::Listening::coordinator("", "", ""));
+        let scheme = if self.options.settings.api_tls { "https" } else { "http" };
+        let url = format!("{scheme}://{}", listening.http.unwrap_or_default());
+        (url, listening.control.unwrap_or_default())
     }
 
     fn process(&self, name: &str) -> Result<&Process, LocalClusterError> {
@@ -375,15 +402,6 @@ impl LocalCluster {
             )),
         }
     }
-}
-
-/// URL and membership address of a coordinator that listens.
-fn addresses(state: ProcessState) -> (String, String) {
-    let listening = state
-        .listening
-        .unwrap_or_else(|| service_runtime::announce::Listening::coordinator("", "", ""));
-    let url = format!("http://{}", listening.http.unwrap_or_default());
-    (url, listening.control.unwrap_or_default())
 }
 
 async fn drain_all(processes: &[&Process], grace: Duration) -> Vec<String> {

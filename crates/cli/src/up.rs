@@ -251,7 +251,7 @@ async fn until_it_ends(
         ))
     );
 
-    let mut watch = ready_watch::ReadyWatch::new(cluster.base_url())?;
+    let mut watch = ready_watch::ReadyWatch::new(cluster.client()?, cluster.base_url());
     let stop = loop {
         tokio::select! {
             words = watch.next_change() => say!("now {words}"),

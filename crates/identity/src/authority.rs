@@ -13,8 +13,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     SanType,
 };
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
 use thiserror::Error;
 
 use crate::name::{PeerName, PeerRole, is_word};
@@ -32,9 +32,11 @@ pub enum AuthorityError {
     #[error("`{0}` is no name of a cluster: letters, digits, `-`, `_` and `.`")]
     Cluster(String),
     #[error(
-        "`{0}` is no process: write ROLE/NAME, such as decode/decode-0, or prefill,decode/node-0 for a node that may change its role"
+        "`{0}` is no process: write ROLE/NAME, such as decode/decode-0, prefill,decode/node-0 for a node that may change its role, or api/api for what clients see"
     )]
     Process(String),
+    #[error("`{0}` is no host: write a name such as baton.example.com, or an address such as 10.0.0.5")]
+    Host(String),
     #[error("{path} is there already: an authority is made once. `baton certs issue` makes further certificates with it", path = .0.display())]
     Exists(PathBuf),
     #[error("{path}: {why}", path = .path.display())]
@@ -43,11 +45,45 @@ pub enum AuthorityError {
     Make(#[from] rcgen::Error),
 }
 
-/// A process that gets a certificate: its name, and the roles that it may have.
+/// The word in place of a role for what a coordinator shows to clients.
+const API: &str = "api";
+/// How clients of the same machine call it.
+const HOSTS_HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+/// A process that gets a certificate: its name, and the roles that it may have. Without a role it is no process of the cluster:
+/// the certificate is for the API, and names hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertifiedProcess {
     pub roles: Vec<PeerRole>,
     pub name: String,
+    hosts: Vec<SanType>,
+}
+
+impl CertifiedProcess {
+    pub fn is_api(&self) -> bool {
+        self.roles.is_empty()
+    }
+
+    /// Of the API: it is called by these names and addresses, and by those of its own machine.
+    ///
+    /// # Errors
+    /// One of them is neither a name nor an address.
+    pub fn with_hosts<'a>(self, hosts: impl IntoIterator<Item = &'a str>) -> Result<Self, AuthorityError> {
+        let hosts = HOSTS_HERE.into_iter().chain(hosts).map(host);
+        Ok(Self {
+            hosts: hosts.collect::<Result<_, _>>()?,
+            ..self
+        })
+    }
+}
+
+/// A name may be a wildcard, `*.DOMAIN`.
+fn host(text: &str) -> Result<SanType, AuthorityError> {
+    let wrong = || AuthorityError::Host(text.to_owned());
+    match ServerName::try_from(text.trim_start_matches("*.")).map_err(|_| wrong())? {
+        ServerName::IpAddress(_) => text.parse().map(SanType::IpAddress).map_err(|_| wrong()),
+        _ => Ia5String::try_from(text).map(SanType::DnsName).map_err(|_| wrong()),
+    }
 }
 
 impl FromStr for CertifiedProcess {
@@ -62,12 +98,16 @@ impl FromStr for CertifiedProcess {
                 .find(|role| role.name() == word)
                 .ok_or_else(wrong)
         };
-        let roles: Vec<PeerRole> = roles.split(',').map(role).collect::<Result<_, _>>()?;
+        let roles: Vec<PeerRole> = match roles {
+            API => Vec::new(),
+            roles => roles.split(',').map(role).collect::<Result<_, _>>()?,
+        };
         // Files have this name, so nothing that leads out of the folder is a name.
         match is_word(name) && !name.starts_with('.') && name != AUTHORITY {
             true => Ok(Self {
                 roles,
                 name: name.to_owned(),
+                hosts: Vec::new(),
             }),
             false => Err(wrong()),
         }
@@ -183,12 +223,16 @@ impl Authority {
                 .subject_alt_names
                 .push(SanType::URI(Ia5String::try_from(name.to_string())?));
         }
+        params.subject_alt_names.extend(process.hosts.iter().cloned());
         // For Prometheus and curl, which look at names of hosts.
         if let Ok(name) = Ia5String::try_from(process.name.as_str()) {
             params.subject_alt_names.push(SanType::DnsName(name));
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        if !process.is_api() {
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        }
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;

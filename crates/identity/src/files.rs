@@ -102,17 +102,19 @@ impl Paths {
     }
 
     pub fn read(&self) -> Result<Pem, FileError> {
-        let key = read("tls_key", &self.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| file("tls_key", &self.key, error))?;
         Ok(Pem {
+            key: private_key("tls_key", &self.key)?,
             chain: certificates("tls_cert", &self.cert)?,
-            key,
             authorities: certificates("tls_ca", &self.ca)?,
         })
     }
 }
 
-fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+pub(crate) fn private_key(key: &'static str, path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
+    PrivateKeyDer::from_pem_slice(&read(key, path)?).map_err(|error| file(key, path, error))
+}
+
+pub(crate) fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let text = read(key, path)?;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match read {

@@ -22,6 +22,7 @@ use crate::connection::Connection;
 use crate::expected::Expected;
 use crate::files::{FileError, Paths, Pem, TlsConfig, file};
 use crate::name::{PeerName, PeerRole};
+use crate::renewed::Renewed;
 use crate::verify::{ServerIs, names_of};
 
 /// Why a process cannot take part with its certificate. The operator has to mend the files or the settings.
@@ -111,39 +112,11 @@ impl Identity {
         self.0.is_some()
     }
 
-    /// The files of it, to see whether they changed.
-    pub fn paths(&self) -> Vec<&Path> {
-        self.0.iter().flat_map(|own| own.paths.all()).collect()
-    }
-
     /// The processes that the own certificate names. A node may change to the roles that are among them.
     pub fn names(&self) -> Vec<PeerName> {
         self.material()
             .map(|material| material.names.clone())
             .unwrap_or_default()
-    }
-
-    /// The own certificate, in DER.
-    pub fn certificate(&self) -> Option<Vec<u8>> {
-        Some(self.material()?.chain.first()?.to_vec())
-    }
-
-    /// Whether the certificate is still good after this time.
-    pub fn is_valid_in(&self, time: Duration) -> bool {
-        let Some(material) = self.material() else { return true };
-        let then = UnixTime::since_unix_epoch(Duration::from_secs(UnixTime::now().as_secs()).saturating_add(time));
-        material.is_good(then)
-    }
-
-    /// Reads the files again. New connections use what they hold now.
-    ///
-    /// # Errors
-    /// As [`Identity::open`]; then everything stays as it was.
-    pub fn read_again(&self) -> Result<(), IdentityError> {
-        let Some(own) = &self.0 else { return Ok(()) };
-        let material = Material::read(&own.paths, own.role, &own.name)?;
-        *own.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
-        Ok(())
     }
 
     /// Greets a caller. The caller of this limits how long it may take.
@@ -202,6 +175,28 @@ impl Identity {
     fn material(&self) -> Option<Arc<Material>> {
         let own = self.0.as_ref()?;
         Some(own.now.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+impl Renewed for Identity {
+    fn paths(&self) -> Vec<&Path> {
+        self.0.iter().flat_map(|own| own.paths.all()).collect()
+    }
+
+    fn certificate(&self) -> Option<Vec<u8>> {
+        Some(self.material()?.chain.first()?.to_vec())
+    }
+
+    fn is_valid_at(&self, time: Duration) -> bool {
+        let at = UnixTime::since_unix_epoch(time);
+        self.material().is_none_or(|material| material.is_good(at))
+    }
+
+    fn read_again(&self) -> Result<(), IdentityError> {
+        let Some(own) = &self.0 else { return Ok(()) };
+        let material = Material::read(&own.paths, own.role, &own.name)?;
+        *own.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
+        Ok(())
     }
 }
 

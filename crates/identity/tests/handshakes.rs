@@ -4,14 +4,21 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use identity::{Authority, Caller, CertifiedProcess, Expected, Identity, PeerRole, TlsConfig, in_days};
+use identity::{
+    Authority, Caller, CertificateFiles, CertifiedProcess, Expected, Identity, PeerRole, Renewed as _,
+    ServerCertificate, TlsConfig, in_days,
+};
 use rand::{Rng as _, SeedableRng as _};
 use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
 
 /// An authority in a folder of its own.
 struct Cluster {
@@ -234,10 +241,7 @@ fn an_authority_is_made_once_and_found_again() {
     let again = Authority::open(folder.path()).unwrap();
     assert_eq!((first.cluster(), again.cluster()), ("demo", "demo"));
     for (authority, name) in [(first, "decode-0"), (again, "decode-1")] {
-        let process = CertifiedProcess {
-            roles: vec![PeerRole::Decode],
-            name: name.to_owned(),
-        };
+        let process: CertifiedProcess = format!("decode/{name}").parse().unwrap();
         let files = authority.issue(&process, in_days(1)).unwrap();
         let config = config(&files.certificate, &files.key, &authority.certificate());
         Identity::open(&config, PeerRole::Decode, name).unwrap();
@@ -297,4 +301,112 @@ fn no_damage_to_a_file_is_a_panic_or_another_name() {
     }
     assert!(refused > 600, "{refused} of 900");
     assert!(Identity::open(&good, PeerRole::Decode, "decode-0").is_ok());
+}
+
+/// What a client hears of a server with this certificate, that it calls by `host`: one byte.
+async fn greet(server: &ServerCertificate, ca: &Path, host: &'static str) -> io::Result<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("it works");
+    let address = listener.local_addr().expect("it works");
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(ca).expect("it works"))
+        .expect("it works");
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().expect("it works");
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let serving = async {
+        let (stream, _) = listener.accept().await?;
+        server.accept(stream).await?.write_u8(7).await
+    };
+    let calling = async {
+        let stream = TcpStream::connect(address).await?;
+        let name = ServerName::try_from(host).expect("a name");
+        let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        stream.read_u8().await
+    };
+    tokio::join!(serving, calling).1
+}
+
+fn api(authority: &Authority, hosts: &[&str], until: SystemTime) -> CertificateFiles {
+    let api: CertifiedProcess = "api/api".parse().expect("it works");
+    let api = api.with_hosts(hosts.iter().copied()).expect("hosts");
+    authority.issue(&api, until).expect("it works")
+}
+
+fn served(files: &CertificateFiles) -> Result<ServerCertificate, String> {
+    let opened = ServerCertificate::open(("cert", &files.certificate), ("key", &files.key));
+    opened.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn clients_find_the_hosts_in_the_certificate_of_the_api_and_it_belongs_to_no_process() {
+    let (cluster, other) = (Cluster::new("demo"), Cluster::new("demo"));
+    let files = api(
+        &cluster.authority,
+        &["baton.example.com", "10.0.0.5", "*.b.example"],
+        in_days(1),
+    );
+    let (server, ca) = (served(&files).unwrap(), cluster.authority.certificate());
+    for host in [
+        "baton.example.com",
+        "10.0.0.5",
+        "x.b.example",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        "api",
+    ] {
+        assert_eq!(greet(&server, &ca, host).await.unwrap(), 7, "{host}");
+    }
+    for host in ["example.com", "10.0.0.6", "x.y.b.example"] {
+        assert!(greet(&server, &ca, host).await.is_err(), "{host}");
+    }
+    assert!(
+        greet(&server, &other.authority.certificate(), "localhost")
+            .await
+            .is_err()
+    );
+    let as_process = config(&files.certificate, &files.key, &ca);
+    for role in PeerRole::ALL {
+        assert!(Identity::open(&as_process, role, "api").is_err());
+    }
+    for wrong in ["a b", "", "10.0.0.5:8000", "https://a"] {
+        let api: CertifiedProcess = "api/api".parse().unwrap();
+        assert!(api.with_hosts([wrong]).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_for_clients_that_is_of_no_use_is_named_and_leaves_the_one_before() {
+    let cluster = Cluster::new("demo");
+    let files = api(&cluster.authority, &[], in_days(1));
+    let (server, ca) = (served(&files).unwrap(), cluster.authority.certificate());
+    let first = server.certificate();
+    // It ends in a day.
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let day = Duration::from_secs(24 * 3600);
+    assert!(server.is_valid_at(now) && !server.is_valid_at(now + day * 2));
+    let key = std::fs::read(&files.key).unwrap();
+    let (cert_named, key_named) = (
+        format!("cert {}", files.certificate.display()),
+        format!("key {}", files.key.display()),
+    );
+    let past = SystemTime::now() - Duration::from_secs(60);
+    api(&cluster.authority, &[], past);
+    let error = served(&files).unwrap_err();
+    assert!(error.starts_with(&cert_named), "{error}");
+    assert!(server.read_again().is_err());
+    api(&cluster.authority, &[], in_days(2));
+    std::fs::write(&files.key, key).unwrap();
+    let error = served(&files).unwrap_err();
+    assert!(error.starts_with(&key_named), "{error}");
+    assert!(server.read_again().is_err());
+    std::fs::write(&files.certificate, "nothing").unwrap();
+    assert!(served(&files).unwrap_err().starts_with(&cert_named));
+    assert!(server.read_again().is_err() && server.certificate() == first);
+    assert_eq!(greet(&server, &ca, "localhost").await.unwrap(), 7);
+    api(&cluster.authority, &[], in_days(2));
+    server.read_again().unwrap();
+    assert!(server.certificate() != first);
+    assert_eq!(greet(&server, &ca, "localhost").await.unwrap(), 7);
 }

@@ -1,8 +1,8 @@
 //! Reads a process's certificate again when its files have changed.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use identity::Identity;
+use identity::Renewed;
 use tokio::time::MissedTickBehavior;
 
 use crate::shutdown::Shutdown;
@@ -16,17 +16,17 @@ const ENDS_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Until `stop`. Files that cannot be used, because one of them is not written yet for example, leave the certificate as it is and
 /// are tried again each time; the log says so once for each change. Open connections go on in every case.
-pub fn follow(identity: &Identity, stop: &Shutdown) {
-    if identity.is_on() {
-        tokio::spawn(follow_on(identity.clone(), stop.clone()));
+pub fn follow(certificate: &impl Renewed, stop: &Shutdown) {
+    if !certificate.paths().is_empty() {
+        tokio::spawn(follow_on(certificate.clone(), stop.clone()));
     }
 }
 
-fn look_at(identity: &Identity) -> Vec<Seen> {
-    identity.paths().into_iter().map(look).collect()
+fn look_at(own: &impl Renewed) -> Vec<Seen> {
+    own.paths().into_iter().map(look).collect()
 }
 
-async fn follow_on(identity: Identity, stop: Shutdown) {
+async fn follow_on(own: impl Renewed, stop: Shutdown) {
     // The files may have changed since they were read, while the model was loaded for minutes. So they are read once more.
     let (mut seen, mut failed) = (Vec::new(), None);
     let mut told = Told::default();
@@ -37,21 +37,21 @@ async fn follow_on(identity: Identity, stop: Shutdown) {
             () = stop.requested() => return,
             _ = looks.tick() => {}
         }
-        told.of_end(&identity);
-        let now = look_at(&identity);
+        told.of_end(&own);
+        let now = look_at(&own);
         if now == seen {
             continue;
         }
-        let before = identity.certificate();
-        match identity.read_again() {
+        let before = own.certificate();
+        match own.read_again() {
             Ok(()) => {
-                if identity.certificate() != before || failed.take().is_some() {
-                    tracing::info!(?identity, "the certificate was read again; new connections use it");
+                if own.certificate() != before || failed.take().is_some() {
+                    tracing::info!(certificate = ?own, "the certificate was read again; new connections use it");
                 }
                 seen = now;
             }
             Err(error) if failed.as_ref() != Some(&now) => {
-                tracing::warn!(%error, "the certificate stays as it was");
+                tracing::warn!(%error, certificate = ?own, "the certificate stays as it was");
                 failed = Some(now);
             }
             Err(_) => {}
@@ -68,23 +68,24 @@ struct Told {
 
 impl Told {
     /// Once of each certificate.
-    fn of_end(&mut self, identity: &Identity) {
-        if identity.is_valid_in(ENDS_SOON) {
+    fn of_end(&mut self, own: &impl Renewed) {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        if own.is_valid_at(now.saturating_add(ENDS_SOON)) {
             return;
         }
         let days = ENDS_SOON.as_secs() / (24 * 3600);
-        let certificate = identity.certificate();
-        if identity.is_valid_in(Duration::ZERO) {
+        let certificate = own.certificate();
+        if own.is_valid_at(now) {
             if self.soon != certificate {
                 tracing::warn!(
-                    ?identity,
+                    certificate = ?own,
                     "the certificate ends within {days} days; give the process a new one in time (`baton certs issue`)"
                 );
                 self.soon = certificate;
             }
         } else if self.ended != certificate {
             tracing::error!(
-                ?identity,
+                certificate = ?own,
                 "the certificate has ended, or is no longer of the authority in tls_ca: no new connection is possible; give the process a new one (`baton certs issue`)"
             );
             self.ended = certificate;

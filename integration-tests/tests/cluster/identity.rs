@@ -244,6 +244,10 @@ async fn plain_text_is_not_served_to_other_hosts_and_a_wrong_certificate_is_name
             format!("--tls-ca={}", file("ca.crt")),
         ]
     };
+    let api = |cert: &str, key: &str| {
+        let (cert, key) = (file(cert), file(key));
+        vec![format!("--api-tls-cert={cert}"), format!("--api-tls-key={key}")]
+    };
     let as_strs = |owned: &[String]| owned.iter().map(|text| text.to_owned()).collect::<Vec<_>>();
     let open = ["--listen=0.0.0.0:0".to_owned(), "--advertise=127.0.0.1:9".to_owned()];
     let open_control = [
@@ -269,6 +273,17 @@ async fn plain_text_is_not_served_to_other_hosts_and_a_wrong_certificate_is_name
             "decode prefill-0",
         ),
         ("serve-prefill", with("prefill-0")[..2].to_vec(), "tls_ca is not set"),
+        (
+            "serve-coordinator",
+            api("decode-0.crt", "prefill-0.key"),
+            "prefill-0.key",
+        ),
+        ("serve-coordinator", api("nowhere.crt", "decode-0.key"), "nowhere.crt"),
+        (
+            "serve-coordinator",
+            api("decode-0.crt", "decode-0.key")[..1].to_vec(),
+            "api_tls_key is not set",
+        ),
     ] {
         let flags: Vec<&str> = std::iter::once(verb).chain(flags.iter().map(String::as_str)).collect();
         let ended = ends(&flags).await;

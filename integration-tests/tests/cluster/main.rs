@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api_tls;
 mod block_ledger;
 mod cancel_storm;
 mod compare;

@@ -4,7 +4,7 @@ use clap::Args;
 use workload::trace::Trace;
 
 use super::load::plan::LoadPlan;
-use crate::http;
+use crate::http::{self, TrustArgs};
 
 /// Requests before each run, so that connections, links and memory are there.
 pub(super) const WARM_UP_REQUESTS: u32 = 4;
@@ -21,6 +21,8 @@ pub(super) struct ServerArgs {
         value_name = "URL"
     )]
     pub url: String,
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// The model to ask for [default: the first one that the server lists].
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
@@ -37,6 +39,7 @@ impl ServerArgs {
         plan.server.model.clone_from(&self.model);
         // A variable that is empty is no key.
         plan.server.api_key = self.api_key.clone().filter(|key| !key.is_empty());
+        plan.server.ca.clone_from(&self.trust.ca);
         plan.seed = self.seed;
         plan.warm_up_requests = WARM_UP_REQUESTS;
         plan

@@ -57,7 +57,7 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
             let at = || format!("{} cannot be read as a run", path.display());
             read(path).with_context(at).exit(Exit::Usage)?
         }
-        None => until_interrupted(async |_| ask(&args.url.url, count).await)?,
+        None => until_interrupted(async |_| ask(&args.url, count).await)?,
     };
     let usual = Usual::of(&run);
     let found: Vec<_> = slowest(&run, count)
@@ -154,7 +154,7 @@ fn run_of(records: Vec<RequestRecord>) -> Run {
 }
 
 /// The slowest requests that a coordinator keeps, and its newest ones, which show what is usual.
-async fn ask(url: &str, count: usize) -> anyhow::Result<Run> {
+async fn ask(url: &UrlArgs, count: usize) -> anyhow::Result<Run> {
     let client = AdminClient::new(url)?;
     let mut records: BTreeMap<u64, RequestRecord> = BTreeMap::new();
     let newest = [("limit", USUAL_OF.to_string()), ("outcome", "ok".to_owned())];

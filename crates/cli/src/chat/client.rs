@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::timings::{Metrics, Usage};
 use crate::http::{self, ListedModel, checked, unreachable};
+use crate::observe::UrlArgs;
 use crate::sse::SseReader;
 
 #[derive(Clone, Debug, Serialize)]
@@ -72,16 +73,16 @@ struct Delta {
 
 #[derive(Debug)]
 pub struct ChatClient {
-    http: reqwest::Client,
+    http: http::Client,
     url: String,
     model: ListedModel,
 }
 
 impl ChatClient {
     /// Finds the server and its model.
-    pub async fn connect(url: &str, model: Option<String>) -> anyhow::Result<Self> {
-        let url = http::base_url(url);
-        let http = http::client_with_key()?;
+    pub async fn connect(named: &UrlArgs, model: Option<String>) -> anyhow::Result<Self> {
+        let url = http::base_url(&named.url);
+        let http = http::client_with_key(&url, named.trust.ca.as_deref())?;
         let listed = http.get(format!("{url}/v1/models")).send().await;
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {

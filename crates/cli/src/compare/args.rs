@@ -11,6 +11,7 @@ use workload::verdict::is_same_load;
 use super::traffic::{Fit, ShapeName, Traffic};
 use crate::bench::arguments::positive;
 use crate::exit::{Exit, ExitError};
+use crate::http::TrustArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -113,6 +114,8 @@ pub struct CompareArgs {
     /// Key of the servers given with --arm.
     #[arg(long, env = "BATON_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub(super) api_key: Option<String>,
+    #[command(flatten)]
+    pub(super) trust: TrustArgs,
 }
 
 /// An arm of this machine.

@@ -43,6 +43,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         machine: None,
         model: args.model.clone(),
         api_key: args.api_key.clone(),
+        ca: args.trust.ca.clone(),
         deadline: Deadline::start(time.limit),
         stop: stop.clone(),
         placement: Placement::default(),

@@ -65,6 +65,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         machine: Some(plan.machine.clone()),
         model: None,
         api_key: None,
+        ca: None,
         deadline: Deadline::start(plan.time.limit),
         stop: stop.clone(),
         placement: Placement::default(),

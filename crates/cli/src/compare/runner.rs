@@ -1,6 +1,7 @@
 //! Runs one arm once: fresh processes, the load, and away with the processes.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
@@ -53,6 +54,7 @@ pub(super) struct Runner {
     pub machine: Option<Machine>,
     pub model: Option<String>,
     pub api_key: Option<String>,
+    pub ca: Option<PathBuf>,
     pub deadline: Deadline,
     pub stop: CancellationToken,
     pub placement: Placement,
@@ -89,6 +91,7 @@ impl Runner {
         plan.name.clone_from(&target.name);
         plan.server.model.clone_from(&self.model);
         plan.server.api_key.clone_from(&self.api_key);
+        plan.server.ca.clone_from(&self.ca);
         plan.pace = load.pace;
         plan.seed = load.seed;
         plan.warm_up_requests = WARM_UP_REQUESTS;

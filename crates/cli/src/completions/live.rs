@@ -1,6 +1,7 @@
 //! The hidden verb that completion scripts call: which names fit where the cursor is. It asks the coordinator, or looks at the local
 //! cluster.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, Args, Command};
@@ -8,10 +9,10 @@ use coordinator::records::Page;
 use coordinator::records::pages::ClusterPage;
 
 use crate::exit::Exit;
-use crate::http;
+use crate::http::{self, TrustArgs};
 use crate::logs;
 use crate::observe::client::AdminClient;
-use crate::observe::{print, run_until_signal};
+use crate::observe::{UrlArgs, print, run_until_signal};
 
 /// Somebody waits with a finger on the key.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -142,7 +143,11 @@ async fn names(wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     if wanted.kind == Kind::Process {
         return Ok(logs::known_processes(url.as_deref()));
     }
-    let client = AdminClient::new(url.as_deref().unwrap_or(http::URL_DEFAULT))?;
+    let ca = std::env::var_os(http::tls::CA_VARIABLE).map(PathBuf::from);
+    let client = AdminClient::new(&UrlArgs {
+        url: url.unwrap_or_else(|| http::URL_DEFAULT.to_owned()),
+        trust: TrustArgs { ca },
+    })?;
     if wanted.kind == Kind::Node {
         let cluster: ClusterPage = client.read(&["admin", "cluster"], &[]).await?;
         return Ok(cluster.nodes.into_iter().map(|node| node.name).collect());

@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use crate::http;
+
 /// The path of the program, when it is not in `PATH`.
 pub const ETCD_VARIABLE: &str = "BATON_ETCD";
 /// etcd elects itself within a second. A busy machine may take a few seconds.
@@ -81,7 +83,7 @@ impl LocalEtcd {
     async fn ready(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         let url = format!("http://{}/health", self.address);
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let client = http::client(&url, None)?;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 bail!("it ended with {status}");

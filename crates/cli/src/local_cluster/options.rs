@@ -174,6 +174,9 @@ pub struct ClusterSettings {
     /// each other without [default: none].
     #[arg(long, value_name = "DIR")]
     pub certs: Option<PathBuf>,
+    /// Serve the API with TLS: with api.crt and api.key of the folder of --certs (`baton certs issue DIR api/api`).
+    #[arg(long, requires = "certs")]
+    pub api_tls: bool,
     /// Expose metrics under vLLM's names too, on every process.
     #[arg(long)]
     pub vllm_metrics: bool,
@@ -365,6 +368,10 @@ impl LocalClusterOptions {
         flags.set_some("flight-record", &record);
         if let Some(file) = &self.settings.slo_config {
             flags.set("slo-config", file);
+        }
+        if let Some(folder) = self.settings.certs.as_ref().filter(|_| self.settings.api_tls) {
+            flags.set("api-tls-cert", folder.join("api.crt"));
+            flags.set("api-tls-key", folder.join("api.key"));
         }
         flags.set_true("trace-content", self.settings.trace_content);
         flags.set_some("trace-viewer-url", &self.settings.trace_viewer_url);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::{ClusterEvent, LocalCluster, LocalClusterError};
+use crate::http::Client;
 
 /// How often `/ready` is asked while the cluster starts.
 const POLL_EVERY: Duration = Duration::from_millis(50);
@@ -36,7 +37,7 @@ impl LocalCluster {
     /// Waits until nothing is missing. A node that was drained meanwhile is not waited for.
     pub(super) async fn wait_for_ready(&mut self, base_url: &str, deadline: Instant) -> Result<(), LocalClusterError> {
         let url = format!("{base_url}/ready");
-        let client = reqwest::Client::new();
+        let client = self.client().map_err(LocalClusterError::Start)?;
         let (mut last, mut told) = (String::new(), String::new());
         while Instant::now() < deadline {
             if let Some(exit) = self.first_failure() {
@@ -63,7 +64,7 @@ impl LocalCluster {
         })
     }
 
-    async fn missing(&self, client: &reqwest::Client, url: &str) -> Option<String> {
+    async fn missing(&self, client: &Client, url: &str) -> Option<String> {
         let answer = match client.get(url).send().await {
             Ok(answer) => answer,
             Err(error) => return Some(format!("{url}: {error}")),

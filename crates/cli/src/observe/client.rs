@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use ::http::{Method, StatusCode};
 use anyhow::Context;
-use reqwest::{Method, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use url::Url;
 
-use super::records;
+use super::{UrlArgs, records};
 use crate::exit::{Exit, WithExit};
 use crate::http;
 
@@ -20,28 +21,30 @@ pub type Query<'a> = &'a [(&'static str, String)];
 
 #[derive(Clone, Debug)]
 pub struct AdminClient {
-    http: reqwest::Client,
+    http: http::Client,
     base: String,
 }
 
 impl AdminClient {
-    /// Sends the operator's key, so `url` must be what the operator named as the coordinator.
+    /// Sends the operator's key to the coordinator that the operator named.
     ///
     /// # Errors
-    /// `url` is no URL, which is a usage error.
-    pub fn new(url: &str) -> anyhow::Result<Self> {
-        Self::with(http::client_with_key()?, url)
+    /// Its address is no URL, or the file of its authority cannot be read, which are usage errors.
+    pub fn new(named: &UrlArgs) -> anyhow::Result<Self> {
+        let ca = named.trust.ca.as_deref();
+        Self::with(http::client_with_key(&named.url, ca)?, &named.url)
     }
 
     /// Sends this key, or none: for a server that may be anybody's.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn of_server(url: &str, key: Option<&str>) -> anyhow::Result<Self> {
-        Self::with(http::client_with(key)?, url)
+    pub fn of_server(named: &UrlArgs, key: Option<&str>) -> anyhow::Result<Self> {
+        let ca = named.trust.ca.as_deref();
+        Self::with(http::client_with(key, &named.url, ca)?, &named.url)
     }
 
-    fn with(http: reqwest::Client, url: &str) -> anyhow::Result<Self> {
+    fn with(http: http::Client, url: &str) -> anyhow::Result<Self> {
         let base = http::base_url(url);
         let parsed = Url::parse(&base);
         let is_usable = parsed
@@ -111,7 +114,7 @@ impl AdminClient {
     ///
     /// # Errors
     /// As [`Self::page`].
-    pub async fn stream(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<reqwest::Response> {
+    pub async fn stream(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<http::Answer> {
         let url = self.url(path, query)?;
         let send = self.http.get(url).header("accept", "text/event-stream").send();
         let response = tokio::time::timeout(STREAM_HEAD_WITHIN, send)
@@ -123,7 +126,7 @@ impl AdminClient {
         http::checked(response).await
     }
 
-    async fn answer(&self, method: Method, path: &[&str], query: Query<'_>) -> anyhow::Result<reqwest::Response> {
+    async fn answer(&self, method: Method, path: &[&str], query: Query<'_>) -> anyhow::Result<http::Answer> {
         let request = self.http.request(method, self.url(path, query)?).timeout(PAGE_WITHIN);
         let response = request.send().await;
         response.map_err(|error| http::unreachable(&self.base, error))
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn an_id_stays_one_segment_of_the_path() {
-        let client = AdminClient::new("http://127.0.0.1:8000/v1/").expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of("http://127.0.0.1:8000/v1/")).expect("a URL");
         let url = client.url(&["admin", "traces", "a/b?c"], &[("view", "water fall".to_owned())]);
         let url = url.expect("a URL").to_string();
         assert_eq!(url, "http://127.0.0.1:8000/admin/traces/a%2Fb%3Fc?view=water+fall");
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn what_is_no_url_is_a_usage_error() {
         for url in ["not a url", "mailto:x", ""] {
-            let error = AdminClient::new(url).expect_err("no URL");
+            let error = AdminClient::new(&UrlArgs::of(url)).expect_err("no URL");
             assert_eq!(crate::exit::of(&error), Exit::Usage, "{url}");
         }
     }

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::client::AdminClient;
 use super::records;
 use crate::exit::{Exit, WithExit};
+use crate::http::HttpError;
 use crate::sse::{SseEvent, SseReader};
 
 /// How often and how fast a broken stream is connected again.
@@ -61,7 +62,7 @@ struct Lagged {
     missed: u64,
 }
 
-type Bytes = Pin<Box<dyn Stream<Item = Result<Vec<u8>, reqwest::Error>> + Send>>;
+type Bytes = Pin<Box<dyn Stream<Item = Result<Vec<u8>, HttpError>> + Send>>;
 
 pub struct Feed {
     client: AdminClient,
@@ -193,6 +194,7 @@ fn news_of(event: SseEvent) -> Option<News> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::UrlArgs;
     use crate::observe::test_kit::{Answer, TestServer};
 
     const QUICK: BackOff = BackOff {
@@ -216,7 +218,7 @@ mod tests {
             stream("event: request\ndata: {\"seq\":2}\n\nevent: new\ndata: {}\n\nevent: request\ndata: {\"seq\":\n\n"),
         ])
         .await;
-        let client = AdminClient::new(&server.url).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
         let mut feed = Feed::connect(&client, Vec::new(), QUICK).await.expect("connected");
         let mut told = Vec::new();
         let error = loop {

@@ -25,7 +25,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
-use crate::http;
+use crate::http::{self, TrustArgs};
 use crate::signals::{Signals, Stop};
 
 #[derive(Clone, Debug, Args)]
@@ -39,6 +39,18 @@ pub struct UrlArgs {
         value_hint = clap::ValueHint::Url
     )]
     pub url: String,
+    #[command(flatten)]
+    pub trust: TrustArgs,
+}
+
+impl UrlArgs {
+    /// The server at `url`, which this machine has to trust if it has TLS.
+    pub(crate) fn of(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            trust: TrustArgs::default(),
+        }
+    }
 }
 
 /// How a page is printed.

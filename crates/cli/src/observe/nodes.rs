@@ -55,7 +55,7 @@ pub fn run(args: &NodesArgs) -> anyhow::Result<Exit> {
 }
 
 async fn nodes(args: &NodesArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let path = ["admin", "cluster"];
     let page = client.page(&path, &[]).await?;
     if args.output.format() == Output::Json {

@@ -53,7 +53,7 @@ pub fn run(args: &SloArgs) -> anyhow::Result<Exit> {
 }
 
 async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let path = ["admin", "slo"];
     let raw = client.page(&path, &[]).await?;
     let mut page: SloPage = parse(&path, &raw)?;

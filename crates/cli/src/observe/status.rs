@@ -32,7 +32,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
 }
 
 async fn status(args: &StatusArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let path = ["admin", "cluster"];
     let page = client.page(&path, &[]).await?;
     let cluster: ClusterPage = parse(&path, &page)?;

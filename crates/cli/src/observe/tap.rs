@@ -58,7 +58,7 @@ async fn tap(
     back_off: BackOff,
     mut show: impl FnMut(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let mut query = vec![("kinds", "request".to_owned())];
     query.extend(args.filter.query());
     let mut feed = Feed::connect(&client, query, back_off).await?;

@@ -46,7 +46,7 @@ pub struct TopArgs {
 pub fn run(args: &TopArgs) -> anyhow::Result<Exit> {
     let is_live = stdout_size().is_some() && !crate::terminal::is_dumb();
     super::run_until_signal(async {
-        let client = AdminClient::new(&args.url.url)?;
+        let client = AdminClient::new(&args.url)?;
         if args.json {
             print(&json(&raw_pages(&client).await?)?)?;
             Ok(Exit::Ok)
@@ -124,7 +124,7 @@ mod tests {
             Answer::json("/admin/requests?running=false", r#"{"records":[]}"#),
         ])
         .await;
-        let client = AdminClient::new(&server.url).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
         let mut shown = String::new();
         let ended = once(&client, Look::plain(100), |text| {
             shown.push_str(text);
@@ -138,10 +138,10 @@ mod tests {
             Answer::json("/admin/requests?running=false", r#"{"records":[]}"#),
         ])
         .await;
-        let pages = raw_pages(&AdminClient::new(&server.url).expect("a URL")).await;
+        let pages = raw_pages(&AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL")).await;
         let expected = serde_json::json!({"cluster": {"nodes": []}, "running": [{"seq": 5}], "ended": []});
         assert_eq!(pages.expect("pages"), expected);
-        let client = AdminClient::new(&nobody().await).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&nobody().await)).expect("a URL");
         let error = once(&client, Look::plain(100), |_| Ok(())).await.expect_err("nobody");
         assert_eq!(crate::exit::of(&error), Exit::Unreachable);
     }

@@ -73,7 +73,7 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<Exit> {
 }
 
 async fn trace(args: &TraceArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let look = Look::stdout(args.ascii);
     if let Some(count) = args.slowest {
         return slowest(args, &client, count, &mut show).await;

@@ -37,7 +37,7 @@ pub fn run(args: &DrainArgs) -> anyhow::Result<Exit> {
 }
 
 async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let path = ["admin", "nodes", &args.node, "drain"];
     let asked = client.order(&path, &args.force.query()).await?;
     let epoch = asked

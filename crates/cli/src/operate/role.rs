@@ -71,7 +71,7 @@ pub fn run(args: &RoleArgs) -> anyhow::Result<Exit> {
 }
 
 async fn change_role(args: &RoleArgs) -> anyhow::Result<Exit> {
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let role = args.role.role().name();
     let path = ["admin", "nodes", &args.node, "role", role];
     let asked: Asked = parse(&path, &client.order(&path, &args.force.query()).await?)?;

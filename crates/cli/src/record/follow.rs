@@ -170,6 +170,7 @@ fn prompts_of(summary: &Summary, prompts: &[prefixes::PrefixShape], life: u64) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::UrlArgs;
     use crate::observe::test_kit::{Answer, TestServer, nobody};
 
     fn page(text: &str) -> Page {
@@ -192,7 +193,7 @@ mod tests {
         let begin =
             r#"{"next_ended_from":5,"now_unix_ms":1000,"kept":5,"prefixes":{"block_tokens":16,"recording":"a"}}"#;
         let server = TestServer::start(vec![Answer::json("/admin/requests", begin)]).await;
-        let client = AdminClient::new(&server.url).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
         let mut follower = Follower::start(&client).await.expect("started");
         let asked = server.asked();
         assert!(asked[0].contains("ended_from=18446744073709551615"), "{asked:?}");
@@ -235,7 +236,7 @@ mod tests {
         let begin =
             r#"{"next_ended_from":5,"now_unix_ms":1000,"kept":5,"prefixes":{"block_tokens":16,"recording":"a"}}"#;
         let server = TestServer::start(vec![Answer::json("/admin/requests", begin)]).await;
-        let client = AdminClient::new(&server.url).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
         let mut follower = Follower::start(&client).await.expect("started");
         let anew = |requests: &str, records: &str| {
             page(&format!(
@@ -260,10 +261,10 @@ mod tests {
     #[tokio::test]
     async fn an_older_coordinator_and_no_coordinator_are_said() {
         let server = TestServer::start(vec![Answer::json("/admin/requests", "{\"records\":[]}")]).await;
-        let client = AdminClient::new(&server.url).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
         let error = Follower::start(&client).await.expect_err("too old");
         assert!(format!("{error:#}").contains("older"), "{error:#}");
-        let client = AdminClient::new(&nobody().await).expect("a URL");
+        let client = AdminClient::new(&UrlArgs::of(&nobody().await)).expect("a URL");
         let error = Follower::start(&client).await.expect_err("nobody");
         assert_eq!(crate::exit::of(&error), crate::exit::Exit::Unreachable);
     }

@@ -88,7 +88,7 @@ async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit
     let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty());
     let file = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
         .with_context(|| format!("{} cannot be written", args.out.display()))?;
-    let client = AdminClient::new(&args.url.url)?;
+    let client = AdminClient::new(&args.url)?;
     let mut follower = Follower::start(&client).await?;
     let until = match args.time {
         Some(time) => format!("{} s, or until Ctrl-C", time.as_secs()),

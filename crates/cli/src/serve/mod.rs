@@ -28,6 +28,7 @@ Most important:
   --control-listen HOST:PORT where nodes join
   --membership ETCD          register in etcd, where nodes and other coordinators find it
   --tls-cert, --tls-key, --tls-ca   its certificate, needed where other hosts reach it (baton certs)
+  --api-tls-cert, --api-tls-key     the certificate that clients see: HTTPS
   --config FILE              the same settings as TOML; --print-config prints what holds and where it comes from
 
   baton serve-coordinator --model smollm2-135m --listen 0.0.0.0:8000 --control-listen 0.0.0.0:7400 \\

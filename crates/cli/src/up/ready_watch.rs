@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use crate::http::Client;
+
 /// A person reads the changes. The coordinator counts its own probes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -12,7 +14,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Asks one coordinator again and again.
 #[derive(Debug)]
 pub struct ReadyWatch {
-    client: reqwest::Client,
+    client: Client,
     url: String,
     every: Interval,
     said: String,
@@ -29,17 +31,15 @@ fn words(answer: &Value) -> String {
 }
 
 impl ReadyWatch {
-    /// # Errors
-    /// The resolver set-up of the machine is broken.
-    pub fn new(base_url: &str) -> reqwest::Result<Self> {
+    pub fn new(client: Client, base_url: &str) -> Self {
         let mut every = interval(LOOK_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self {
-            client: reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?,
+        Self {
+            client,
             url: format!("{base_url}/ready"),
             every,
             said: READY.to_owned(),
-        })
+        }
     }
 
     /// Returns when the words have changed. It says nothing about a coordinator that does not answer: its end is reported
@@ -56,7 +56,7 @@ impl ReadyWatch {
     }
 
     async fn look(&self) -> Option<String> {
-        let answer = self.client.get(&self.url).send().await.ok()?;
+        let answer = self.client.get(&self.url).timeout(ANSWER_WITHIN).send().await.ok()?;
         Some(words(&answer.json().await.ok()?))
     }
 }
@@ -64,6 +64,7 @@ impl ReadyWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::client;
     use crate::observe::test_kit::{Answer as Served, TestServer};
 
     #[tokio::test]
@@ -79,7 +80,7 @@ mod tests {
         let not_ready = Served::with_status("/ready", "503 Service Unavailable", not_ready);
         let back = Served::json("/ready", "{}");
         let server = TestServer::start(vec![split, unsplit(), unsplit(), not_ready, back]).await;
-        let mut watch = ReadyWatch::new(&server.url).expect("a client");
+        let mut watch = ReadyWatch::new(client(&server.url, None).expect("a client"), &server.url);
         watch.every = interval(Duration::from_millis(1));
         assert!(watch.next_change().await.contains("no prefill node"));
         assert!(watch.next_change().await.contains("no decode node"));

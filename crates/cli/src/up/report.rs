@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::http::first_model;
+use crate::http::{Client, first_model};
 use crate::local_cluster::{ClusterSettings, LocalCluster, ProcessInfo};
 use crate::observe::format::or_dash;
 use crate::observe::table::{Cell, Table};
@@ -23,6 +24,9 @@ pub struct Ready {
     pub processes: Vec<Row>,
     #[serde(skip)]
     asks_for_keys: bool,
+    /// The file of the authority that clients have to trust.
+    #[serde(skip)]
+    ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -37,7 +41,7 @@ pub struct Row {
 impl Ready {
     /// `model`: the name that is shown where the coordinator tells its names only to those who have a key.
     pub async fn collect(cluster: &LocalCluster, settings: &ClusterSettings, model: String) -> anyhow::Result<Self> {
-        let client = reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?;
+        let client = cluster.client()?;
         let mut processes = Vec::new();
         for info in cluster.processes() {
             let is_node = info.role != "coordinator";
@@ -53,9 +57,13 @@ impl Ready {
             });
         }
         let url = cluster.base_url().to_owned();
-        let listed = client.get(format!("{url}/v1/models")).send().await;
+        let listed = client
+            .get(format!("{url}/v1/models"))
+            .timeout(ANSWER_WITHIN)
+            .send()
+            .await;
         let listed = listed.context("the coordinator is ready but does not list its models")?;
-        let asks_for_keys = listed.status() == reqwest::StatusCode::UNAUTHORIZED;
+        let asks_for_keys = listed.status() == http::StatusCode::UNAUTHORIZED;
         let model = match asks_for_keys {
             true => model,
             false => first_model(listed, &url).await?.id,
@@ -65,6 +73,7 @@ impl Ready {
             model,
             processes,
             asks_for_keys,
+            ca: cluster.api_ca(),
         })
     }
 
@@ -101,9 +110,10 @@ impl Ready {
         }
         let _ = write!(
             text,
-            "\nTry it:\n  {}\n  baton chat --url {}\n\n",
+            "\nTry it:\n  {}\n  baton chat --url {}{}\n\n",
             self.curl(),
-            self.url
+            self.url,
+            self.trusting("--ca")
         );
         let _ = writeln!(
             text,
@@ -120,6 +130,12 @@ impl Ready {
         text
     }
 
+    /// The flag of a client that names the authority.
+    fn trusting(&self, flag: &str) -> String {
+        let ca = self.ca.as_ref();
+        ca.map_or_else(String::new, |ca| format!(" {flag} {}", ca.display()))
+    }
+
     fn curl(&self) -> String {
         let body = serde_json::json!({
             "model": self.model,
@@ -131,7 +147,8 @@ impl Ready {
         // The single quote is the one character that would end the shell's quotes.
         let body = body.to_string().replace('\'', "'\\''");
         format!(
-            "curl -sN {}/v1/chat/completions{} -H 'content-type: application/json' -d '{body}'",
+            "curl -sN{} {}/v1/chat/completions{} -H 'content-type: application/json' -d '{body}'",
+            self.trusting("--cacert"),
             self.url,
             match self.asks_for_keys {
                 true => " -H \"authorization: Bearer $BATON_API_KEY\"",
@@ -143,8 +160,13 @@ impl Ready {
 
 /// The sum over all states. `None` when the node does not answer: the table is for people and must not make a good start
 /// fail.
-async fn kv_blocks(client: &reqwest::Client, address: &str) -> Option<u64> {
-    let answer = client.get(format!("http://{address}/metrics")).send().await.ok()?;
+async fn kv_blocks(client: &Client, address: &str) -> Option<u64> {
+    let answer = client
+        .get(format!("http://{address}/metrics"))
+        .timeout(ANSWER_WITHIN)
+        .send()
+        .await
+        .ok()?;
     let text = answer.text().await.ok()?;
     let states = text.lines().filter(|line| line.starts_with("baton_kv_blocks{"));
     let counts = states.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
@@ -176,6 +198,7 @@ mod tests {
                 row("prefill-0", "prefill", Some(2)),
             ],
             asks_for_keys: false,
+            ca: None,
         }
     }
 

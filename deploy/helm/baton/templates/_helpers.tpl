@@ -105,6 +105,9 @@ manifest.
 -}}
 {{- if eq .role "coordinator" -}}
 {{- $_ := set $own "control_listen" (printf "%s:%s" (include "baton.anyAddress" .root) (include "baton.port" "control")) -}}
+{{- if $values.tls.secretName -}}
+{{- $_ := merge $own (dict "api_tls_cert" "/etc/baton/api-tls/tls.crt" "api_tls_key" "/etc/baton/api-tls/tls.key") -}}
+{{- end -}}
 {{- end -}}
 {{- with include "baton.device" . }}{{ $_ := set $own "device" . }}{{ end -}}
 {{- if .root.Values.tls.issuer -}}
@@ -302,7 +305,8 @@ spec:
         {{- end }}
       # Nothing is killed while it loads the model; from then on /health says that the process works, /ready that it can be
       # given work.
-      {{- $scheme := ternary "HTTPS" "HTTP" (and $isNode (not (empty $root.Values.tls.issuer))) }}
+      {{- $hasTls := ternary $root.Values.tls.issuer $root.Values.coordinator.tls.secretName $isNode }}
+      {{- $scheme := ternary "HTTP" "HTTPS" (empty $hasTls) }}
       startupProbe:
         httpGet: { path: /health, port: http, scheme: {{ $scheme }} }
         periodSeconds: 5
@@ -353,6 +357,9 @@ spec:
         {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
         - { name: etcd-tls, mountPath: /etc/baton/etcd-tls, readOnly: true }
         {{- end }}
+        {{- if and (not $isNode) $values.tls.secretName }}
+        - { name: api-tls, mountPath: /etc/baton/api-tls, readOnly: true }
+        {{- end }}
         {{- if $root.Values.tls.issuer }}
         - { name: tls, mountPath: /etc/baton/tls, readOnly: true }
         {{- end }}
@@ -378,6 +385,10 @@ spec:
     {{- if and $hasEtcd $root.Values.etcd.tls.secretName }}
     - name: etcd-tls
       secret: { secretName: {{ $root.Values.etcd.tls.secretName }} }
+    {{- end }}
+    {{- if and (not $isNode) $values.tls.secretName }}
+    - name: api-tls
+      secret: { secretName: {{ $values.tls.secretName }} }
     {{- end }}
     {{- with $root.Values.tls }}
     {{- if .issuer }}

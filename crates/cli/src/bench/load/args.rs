@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::bench::arguments::{ContractArgs, positive};
-use crate::http;
+use crate::http::{self, TrustArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +43,8 @@ pub(super) struct ServerArgs {
         value_name = "URL"
     )]
     pub base_url: String,
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// What the server speaks: completions (openai, vllm) or chat.
     #[arg(long, value_enum, default_value_t = Backend::Openai)]
     pub backend: Backend,

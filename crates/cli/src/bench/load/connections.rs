@@ -17,12 +17,11 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::{HttpConnector, HttpInfo};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::{ClientConfig, RootCertStore, crypto};
 use tower::Service;
 
 use super::plan::{Endpoint, Server};
 use crate::exit::{Exit, WithExit};
-use crate::http::base_url;
+use crate::http::{base_url, tls};
 
 /// A server that stands still may take as long to accept as it stands still, and this wait is measured.
 const CONNECT_WITHIN: Duration = Duration::from_secs(60);
@@ -63,14 +62,8 @@ impl Connections {
         tcp.set_connect_timeout(Some(CONNECT_WITHIN));
         tcp.set_nodelay(true);
         tcp.enforce_http(false);
-        let builder = HttpsConnectorBuilder::new();
-        let builder = match uri.scheme_str() {
-            // Without TLS no certificates are needed: the machine may have none.
-            Some("http") => builder.with_tls_config(without_certificates()?),
-            _ => builder
-                .with_provider_and_native_roots(crypto::ring::default_provider())
-                .context("cannot read this machine's certificates")?,
-        };
+        let tls = tls::config(uri.scheme_str(), server.ca.as_deref())?;
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
         let connector = builder.https_or_http().enable_http1().wrap_connector(tcp);
         let http = legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
@@ -141,14 +134,6 @@ impl Connections {
 /// This side's address of a connection, which no other connection has while it is open.
 fn address_of(of_connection: &Extensions) -> Option<SocketAddr> {
     of_connection.get::<HttpInfo>().map(HttpInfo::local_addr)
-}
-
-fn without_certificates() -> anyhow::Result<ClientConfig> {
-    let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()));
-    let config = config.with_safe_default_protocol_versions()?;
-    Ok(config
-        .with_root_certificates(RootCertStore::empty())
-        .with_no_client_auth())
 }
 
 fn headers(server: &Server) -> anyhow::Result<HeaderMap> {

@@ -1,6 +1,7 @@
 //! What a load client is told: the server, the trace, and how the trace is sent. The verbs make it; `run` carries it out.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub struct Server {
     /// `None`: the first one that `/v1/models` lists.
     pub model: Option<String>,
     pub api_key: Option<String>,
+    /// File of the authority whose certificate it has to have. `None`: any that this machine trusts.
+    pub ca: Option<PathBuf>,
     /// More headers of each request.
     pub headers: Vec<(String, String)>,
     /// Its processes on this machine, by name, whose CPU is measured. Empty: the process that listens on the port, if it is
@@ -92,6 +95,7 @@ impl Server {
             path: None,
             model: None,
             api_key: None,
+            ca: None,
             headers: Vec::new(),
             pids: BTreeMap::new(),
         }

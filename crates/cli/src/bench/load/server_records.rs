@@ -9,6 +9,8 @@ use serde::de::DeserializeOwned;
 use workload::record::{RequestRecord, ServerRecord};
 
 use super::plan::Server;
+use crate::http::TrustArgs;
+use crate::observe::UrlArgs;
 use crate::observe::client::AdminClient;
 
 const PAGE: usize = 1000;
@@ -20,7 +22,11 @@ const DETAILS_AT_ONCE: usize = 8;
 
 /// Adds to each record what the server says of it. A server that says nothing changes nothing.
 pub(super) async fn add(server: &Server, records: &mut [RequestRecord]) {
-    let Ok(client) = AdminClient::of_server(&server.url, server.api_key.as_deref()) else {
+    let named = UrlArgs {
+        trust: TrustArgs { ca: server.ca.clone() },
+        ..UrlArgs::of(&server.url)
+    };
+    let Ok(client) = AdminClient::of_server(&named, server.api_key.as_deref()) else {
         return;
     };
     let wanted: BTreeMap<String, usize> = records

@@ -27,7 +27,9 @@ pub(super) struct Target {
 /// Nobody answers, or no model is named and the server lists none.
 pub(super) async fn find(server: &Server) -> anyhow::Result<Target> {
     let base = http::base_url(&server.url);
-    let mut request = http::client()?.get(format!("{base}/v1/models")).timeout(ANSWER_WITHIN);
+    let mut request = http::client(&base, server.ca.as_deref())?
+        .get(format!("{base}/v1/models"))
+        .timeout(ANSWER_WITHIN);
     if let Some(key) = &server.api_key {
         request = request.bearer_auth(key);
     }

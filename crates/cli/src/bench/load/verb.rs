@@ -141,6 +141,7 @@ fn server(args: &RunArgs) -> anyhow::Result<Server> {
         path: given.endpoint.clone(),
         model: given.model.clone(),
         api_key: given.api_key.clone().filter(|key| !key.is_empty()),
+        ca: given.trust.ca.clone(),
         headers: given.header.clone(),
         pids,
         ..Server::new(&given.base_url)

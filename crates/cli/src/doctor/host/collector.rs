@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use reqwest::Url;
 use tokio::net::TcpStream;
+use url::Url;
 
 use super::finding::{Finding, Group};
 

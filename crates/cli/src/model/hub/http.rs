@@ -11,12 +11,13 @@ use hyper_util::client::legacy;
 use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore, crypto};
 
-use super::connect::Connector;
 use super::settings::HubSettings;
+use crate::http::connect::Connector;
 use crate::model::error::PullError;
 use crate::model::hub_error::{HubError, Unreachable};
 use crate::model::interrupt::Interrupt;
 
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// From request to head, and between two pieces of a body.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 /// How often a wait looks whether the user wants to stop.
@@ -60,7 +61,7 @@ impl Client {
         let connector = builder
             .https_or_http()
             .enable_http1()
-            .wrap_connector(Connector::from_env());
+            .wrap_connector(Connector::from_env(CONNECT_WITHIN));
         Ok(Client {
             inner: legacy::Client::builder(TokioExecutor::new()).build(connector),
             endpoint: settings.endpoint.clone(),

@@ -2,7 +2,6 @@
 
 mod cache;
 mod choose;
-mod connect;
 mod download;
 mod http;
 mod listing;

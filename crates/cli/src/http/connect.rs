@@ -1,4 +1,4 @@
-//! Connections to the hub, through the proxy that the environment names (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+//! Connections to a server, through the proxy that the environment names for `https://` (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,25 +14,29 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower::Service;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// Keepalive notices a dead link under a stream. A request may take minutes, and nothing is sent until it ends.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Opens connections, below TLS.
-#[derive(Clone)]
-pub(super) struct Connector {
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
     tcp: HttpConnector,
     proxies: Arc<Matcher>,
 }
 
 impl Connector {
-    pub(super) fn from_env() -> Connector {
-        Connector::new(Matcher::from_env())
+    /// `connect_within`: the time for all addresses of a host.
+    pub(crate) fn from_env(connect_within: Duration) -> Connector {
+        Connector::new(Matcher::from_env(), connect_within)
     }
 
-    fn new(proxies: Matcher) -> Connector {
+    fn new(proxies: Matcher, connect_within: Duration) -> Connector {
         let mut tcp = HttpConnector::new();
-        tcp.set_connect_timeout(Some(CONNECT_WITHIN));
+        tcp.set_connect_timeout(Some(connect_within));
+        tcp.set_keepalive(Some(KEEP_ALIVE_EVERY));
+        tcp.set_nodelay(true);
         tcp.enforce_http(false);
         Connector {
             tcp,
@@ -51,7 +55,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        // A server without TLS is a mirror in the own network.
+        // A server without TLS is in the own network.
         let is_tls = uri.scheme_str() == Some("https");
         let Some(proxy) = self.proxies.intercept(&uri).filter(|_| is_tls) else {
             let connected = self.tcp.call(uri);
@@ -81,14 +85,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_is_asked_for_the_hub_and_not_for_what_it_is_not_for() {
+    async fn a_proxy_is_asked_for_a_server_with_tls_and_not_for_what_it_is_not_for() {
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = proxy.local_addr().unwrap();
         let matcher = Matcher::builder()
             .https(format!("http://{address}"))
             .no("near.invalid")
             .build();
-        let mut connector = Connector::new(matcher);
+        let mut connector = Connector::new(matcher, Duration::from_secs(10));
         let refused = connector.call("https://hub.invalid/x".parse().unwrap());
         let (line, refused) = tokio::join!(asked(proxy), refused);
         assert_eq!(line.trim_end(), "CONNECT hub.invalid:443 HTTP/1.1");
