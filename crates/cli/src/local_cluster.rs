@@ -2,6 +2,7 @@
 
 mod before_start;
 pub mod etcd;
+mod flags;
 mod log_file;
 mod membership;
 mod memory;

@@ -179,6 +179,8 @@ impl Identity {
 }
 
 impl Renewed for Identity {
+    type Error = IdentityError;
+
     fn paths(&self) -> Vec<&Path> {
         self.0.iter().flat_map(|own| own.paths.all()).collect()
     }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::own::IdentityError;
-
 /// A certificate in files. Clones share what was read last.
 pub trait Renewed: Clone + fmt::Debug + Send + Sync + 'static {
+    type Error: std::error::Error + Send;
+
     /// The files of it, to see whether they changed. None: there is no certificate.
     fn paths(&self) -> Vec<&Path>;
 
@@ -21,5 +21,5 @@ pub trait Renewed: Clone + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// As when they were opened; then everything stays as it was.
-    fn read_again(&self) -> Result<(), IdentityError>;
+    fn read_again(&self) -> Result<(), Self::Error>;
 }

@@ -16,7 +16,6 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::connection::Connection;
 use crate::files::{FileError, certificates, file, private_key};
-use crate::own::IdentityError;
 use crate::renewed::Renewed;
 
 /// A certificate of any authority, public ones too, and its key. Clones share it.
@@ -87,6 +86,8 @@ impl ServerCertificate {
 }
 
 impl Renewed for ServerCertificate {
+    type Error = FileError;
+
     fn paths(&self) -> Vec<&Path> {
         vec![&self.0.certificate.path, &self.0.key.path]
     }
@@ -99,7 +100,7 @@ impl Renewed for ServerCertificate {
         check_time(&self.material().chain, UnixTime::since_unix_epoch(time)).is_ok()
     }
 
-    fn read_again(&self) -> Result<(), IdentityError> {
+    fn read_again(&self) -> Result<(), FileError> {
         let material = Material::read(&self.0.certificate, &self.0.key)?;
         *self.0.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
         Ok(())

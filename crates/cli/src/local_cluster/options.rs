@@ -13,6 +13,7 @@ use cuda_engine::DeviceChoice;
 use engine::WeightsFile;
 use service_runtime::announce::Listening;
 
+use super::flags::Flags;
 use super::membership::LocalMembership;
 use crate::topology::Topology;
 
@@ -310,30 +311,6 @@ impl Observer {
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Observer").field(&self.0.is_some()).finish()
-    }
-}
-
-/// Builds a command line flag by flag.
-#[derive(Debug, Default)]
-struct Flags(Vec<OsString>);
-
-impl Flags {
-    fn set(&mut self, name: &str, value: impl Into<OsString>) {
-        let mut flag = OsString::from(format!("--{name}="));
-        flag.push(value.into());
-        self.0.push(flag);
-    }
-
-    fn set_true(&mut self, name: &str, is_set: bool) {
-        if is_set {
-            self.0.push(OsString::from(format!("--{name}")));
-        }
-    }
-
-    fn set_some(&mut self, name: &str, value: &Option<impl ToString>) {
-        if let Some(value) = value {
-            self.set(name, value.to_string());
-        }
     }
 }
 
