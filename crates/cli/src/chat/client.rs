@@ -216,7 +216,7 @@ mod tests {
 
     async fn ask(answer: &'static str) -> anyhow::Result<(Answer, String)> {
         let url = server(vec![MODELS, answer]).await?;
-        let client = ChatClient::connect(&format!("{url}/v1/"), None).await?;
+        let client = ChatClient::connect(&UrlArgs::of(&format!("{url}/v1/")), None).await?;
         assert_eq!(client.model().id, "m");
         let messages = [Message::new("user", "hi")];
         let question = Question {
@@ -273,7 +273,7 @@ mod tests {
             .await
             .and_then(|l| l.local_addr())
             .expect("a free port");
-        let error = ChatClient::connect(&format!("http://{free}"), None)
+        let error = ChatClient::connect(&UrlArgs::of(&format!("http://{free}")), None)
             .await
             .expect_err("nobody listens");
         assert_eq!(crate::exit::of(&error), Exit::Unreachable);
@@ -289,7 +289,7 @@ mod tests {
             (Some("unlisted"), None),
         ] {
             let url = server(vec![MODELS]).await.expect("a server");
-            let client = ChatClient::connect(&url, asked.map(str::to_owned))
+            let client = ChatClient::connect(&UrlArgs::of(&url), asked.map(str::to_owned))
                 .await
                 .expect("connected");
             assert_eq!(client.model().id, asked.unwrap_or("m"));
@@ -299,7 +299,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_url_is_a_usage_error() {
-        let error = ChatClient::connect("not a url", None).await.expect_err("no URL");
+        let error = ChatClient::connect(&UrlArgs::of("not a url"), None)
+            .await
+            .expect_err("no URL");
         assert_eq!(crate::exit::of(&error), Exit::Usage);
     }
 }

@@ -267,9 +267,7 @@ mod tests {
     async fn json_is_the_list_as_the_server_sent_it() {
         let server = TestServer::start(vec![Answer::json("/admin/cluster", PAGE)]).await;
         let args = NodesArgs {
-            url: UrlArgs {
-                url: server.url.clone(),
-            },
+            url: UrlArgs::of(&server.url),
             output: OutputArgs {
                 output: Output::Json,
                 json: false,

@@ -201,9 +201,7 @@ mod tests {
         let args = SloArgs {
             profile: profile.map(str::to_owned),
             budget: false,
-            url: UrlArgs {
-                url: server.url.clone(),
-            },
+            url: UrlArgs::of(&server.url),
             output: OutputArgs::default(),
         };
         let mut shown = String::new();

@@ -184,7 +184,7 @@ mod tests {
 
     async fn status_of(url: &str, output: Output) -> (String, anyhow::Result<Exit>) {
         let args = StatusArgs {
-            url: UrlArgs { url: url.to_owned() },
+            url: UrlArgs::of(url),
             output: OutputArgs { output, json: false },
         };
         let mut shown = String::new();

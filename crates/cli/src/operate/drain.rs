@@ -80,9 +80,7 @@ mod tests {
         let server = TestServer::start(answers).await;
         let args = DrainArgs {
             node: "decode-0".to_owned(),
-            url: UrlArgs {
-                url: server.url.clone(),
-            },
+            url: UrlArgs::of(&server.url),
             force: ForceArgs::default(),
             wait,
         };

@@ -133,9 +133,7 @@ mod tests {
         let args = RoleArgs {
             node: "prefill-1".to_owned(),
             role: RoleWord::Decode,
-            url: UrlArgs {
-                url: server.url.clone(),
-            },
+            url: UrlArgs::of(&server.url),
             force: ForceArgs::default(),
             wait,
         };
