@@ -55,6 +55,11 @@ class Hosts:
         self.running.append(Running(self.folder, name, words, self.env | env))
         return self.running[-1]
 
+    def start_process(self, host, command):
+        """A process of the page, under its name."""
+        name = re.search(r"--name (\S+)", command)[1]
+        return self.start(name, self.bash(host, command.replace("baton serve-", "exec baton serve-")))
+
     def start_etcd(self):
         """With what the page writes into /etc/default/etcd."""
         settings = dict(re.findall(r"^(ETCD_\w+)=(\S+)$", block_with("/etc/default/etcd"), flags=re.M))
@@ -85,9 +90,7 @@ def test_three_hosts_become_a_cluster_by_the_commands_of_the_page(hosts):
     for host in HOSTS:
         wait_until("etcd", READY_WITHIN_S, lambda host=host: hosts.said(host, health))
     for host in HOSTS:
-        command = block_with(f"# on {host}\n")
-        name = re.search(r"--name (\S+)", command)[1]
-        hosts.start(name, hosts.bash(host, command.replace("baton serve-", "exec baton serve-")))
+        hosts.start_process(host, block_with(f"# on {host}\n"))
     asked = block_with("baton status --url")
     status = asked.splitlines()[0]
     for host in HOSTS:
@@ -124,3 +127,21 @@ def test_nobody_hears_a_node_without_a_certificate_but_probes(hosts):
     assert hosts.said("A", f"{ask} -k {own} https://10.0.0.3:7420/metrics") == "200"
     with pytest.raises(NotYet):
         hosts.said("B", "curl -sf http://10.0.0.3:7420/ready")
+
+
+def test_two_tenants_use_it_over_tls_by_the_commands_of_the_page(hosts):
+    """The last of this file: the coordinator starts anew."""
+    issue = re.search(r"^target/release/(baton certs issue .*)$", section(), flags=re.M)[1]
+    subprocess.run(issue.split(), cwd=hosts.folder, env=hosts.env, check=True, timeout=ANSWERS_WITHIN_S)
+    keys = hosts.said("A", block_with("# keys, on A\n") + "declare -p RED BLUE OPS")
+    before = next(process for process in hosts.running if process.name == "coordinator-0")
+    assert before.end()
+    hosts.running.remove(before)
+    hosts.start_process("A", block_with("# again on A"))
+    ready = f"{keys}\nBATON_CA={CERTIFICATES}/ca.crt BATON_API_KEY=$OPS baton status --url https://10.0.0.1:8000"
+    wait_until("the cluster to be ready", READY_WITHIN_S, lambda: hosts.said("A", ready))
+    said = hosts.said("A", keys + block_with("# ask, on A\n"))
+    for words in ("prefill-0", "decode-0", "missing_api_key"):
+        assert words in said, said
+    first, again, other = map(int, re.findall(r'"cached_tokens":(\d+)', said))
+    assert first == other == 0 < again, said
