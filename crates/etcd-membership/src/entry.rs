@@ -54,7 +54,7 @@ pub trait Entry: Clone + std::fmt::Debug + PartialEq + Send + Sync + 'static {
 }
 
 /// Reads the record found under `name`.
-pub(crate) fn decode_at<T: Entry>(name: &[u8], json: &[u8]) -> Result<T, BadRecord> {
+pub fn decode_at<T: Entry>(name: &[u8], json: &[u8]) -> Result<T, BadRecord> {
     let entry = T::decode(json)?;
     let own = entry.id().name.as_str();
     if own.as_bytes() != name {

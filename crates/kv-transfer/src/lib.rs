@@ -15,6 +15,8 @@ mod link;
 pub mod pairs;
 pub mod receiver;
 pub mod span;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod transport;
 pub mod transports;
 mod trust;

@@ -16,6 +16,8 @@
 mod connect;
 mod fault;
 mod here;
+#[cfg(feature = "testing")]
+pub(crate) mod hostile;
 mod opened;
 mod pool;
 mod serve;

@@ -25,6 +25,8 @@ mod connect;
 mod cuda_library;
 mod fault;
 mod group;
+#[cfg(feature = "testing")]
+pub(crate) mod hostile;
 mod land;
 mod library;
 mod messages;

@@ -29,6 +29,8 @@ mod config;
 pub(super) mod connect;
 pub(super) mod credits;
 mod fault;
+#[cfg(feature = "testing")]
+pub(crate) mod hostile;
 pub(super) mod in_place;
 mod lent;
 mod part;

@@ -70,12 +70,12 @@ pub(super) enum Grant {
 /// More than any message before the first frame has.
 const GREETING_BYTES_MAX: usize = 256;
 
-fn to_bytes<M: Serialize>(message: &M) -> io::Result<Vec<u8>> {
+pub(super) fn to_bytes<M: Serialize>(message: &M) -> io::Result<Vec<u8>> {
     postcard::to_allocvec(&(MAGIC, message)).map_err(io::Error::other)
 }
 
 /// The whole of `bytes`.
-fn from_bytes<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+pub(super) fn from_bytes<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
     match postcard::take_from_bytes(bytes) {
         Ok(((MAGIC, message), [])) => Some(message),
         _ => None,
