@@ -1,6 +1,6 @@
 //! Records in etcd, which anybody who can write there may have put there. The input is a name, a line end and the record.
 
-use etcd_membership::{BadRecord, CoordinatorEntry, Entry, NodeEntry, RECORD_BYTES_MAX, decode_at};
+use etcd_membership::{BadRecord, CoordinatorEntry, Entry, NodeEntry, RECORD_BYTES_MAX, decode_at, epoch_of};
 
 pub(crate) fn check(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
@@ -14,6 +14,7 @@ fn round_trip<T: Entry>(name: &[u8], record: &[u8]) {
     match decode_at::<T>(name, record) {
         Ok(entry) => {
             assert!(record.len() <= RECORD_BYTES_MAX);
+            assert_eq!(epoch_of(record), Some(entry.id().epoch));
             assert_eq!(entry.id().name.as_str().as_bytes(), name);
             let again = entry.encode().expect("what was read can be written");
             assert_eq!(decode_at::<T>(name, &again), Ok(entry));

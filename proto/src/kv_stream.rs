@@ -304,33 +304,6 @@ mod tests {
             }
             prop_assert_eq!(received, sent);
         }
-
-        #[test]
-        fn no_bytes_panic(message in proptest::collection::vec(any::<u8>(), 0..300), cut in 1usize..50) {
-            let mut whole = vec![0, 0, 0];
-            whole.extend((message.len() as u16).to_be_bytes());
-            whole.extend(message);
-            read_all(&whole, cut);
-        }
-
-        #[test]
-        fn no_turned_bit_panics(which in 0usize..7, bit in any::<prop::sample::Index>(), cut in 1usize..3000) {
-            let mut whole: Vec<u8> = joined(frames().swap_remove(which));
-            // The header and the end. The rest of a large frame is the block's bytes.
-            let bits = whole.len().min(200) * 8;
-            let bit = bit.index(bits);
-            whole[bit / 8] ^= 1 << (bit % 8);
-            read_all(&whole, cut);
-        }
-    }
-
-    /// Reads all that can be read from bytes that come in such pieces.
-    fn read_all(bytes: &[u8], cut: usize) {
-        let mut reader = FrameReader::default();
-        for chunk in bytes.chunks(cut) {
-            reader.add(Bytes::copy_from_slice(chunk));
-            while let Ok(Some(_)) = reader.next_frame() {}
-        }
     }
 
     #[test]

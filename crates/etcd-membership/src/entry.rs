@@ -67,7 +67,7 @@ pub fn decode_at<T: Entry>(name: &[u8], json: &[u8]) -> Result<T, BadRecord> {
 }
 
 /// The epoch of a record of any schema, also of one that cannot be read otherwise.
-pub(crate) fn epoch_of(json: &[u8]) -> Option<NodeEpoch> {
+pub fn epoch_of(json: &[u8]) -> Option<NodeEpoch> {
     #[derive(Deserialize)]
     struct OnlyEpoch {
         epoch: String,

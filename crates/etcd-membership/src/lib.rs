@@ -25,7 +25,7 @@ mod view;
 
 pub use address::{AddressError, ClusterName, EtcdAddress};
 pub use directory::{Directory, DirectoryConfig};
-pub use entry::{BadRecord, CoordinatorEntry, Entry, NodeEntry, RECORD_BYTES_MAX, decode_at};
+pub use entry::{BadRecord, CoordinatorEntry, Entry, NodeEntry, RECORD_BYTES_MAX, decode_at, epoch_of};
 pub use first_answer::first_answer;
 pub use registration::{Registration, RegistrationConfig};
 pub use registration_health::RegistrationHealth;

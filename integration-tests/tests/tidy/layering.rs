@@ -94,6 +94,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "service-runtime",
         ],
     ),
+    (
+        "fuzz",
+        &[
+            "coordinator",
+            "decode-node",
+            "node",
+            "serving-core",
+            "proto",
+            "model-files",
+            "workload",
+            "kv-transfer",
+            "etcd-membership",
+            "identity",
+            "service-runtime",
+        ],
+    ),
 ];
 
 const ROLE: &[&str] = &[
