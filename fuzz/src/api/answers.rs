@@ -6,6 +6,9 @@ use super::bodies::{events, json as parsed};
 use super::{Edge, MODEL, with_edge};
 use crate::choices::Choices;
 
+/// An event of `/v1/responses` may show all that was said before it.
+const SAID_BYTES_MAX: usize = 300;
+
 /// What a client gathers of an answer: the text and the calls of each choice.
 type Said = Vec<(String, Vec<(String, String)>)>;
 
@@ -14,7 +17,7 @@ pub(crate) fn check(data: &[u8]) {
     let path = ["/v1/completions", "/v1/chat/completions", "/v1/responses"][choices.below(3)];
     let (has_tools, has_stop, has_two) = (choices.flag(), choices.flag(), choices.flag());
     let mut body = match path {
-        "/v1/completions" => json!({"model": MODEL, "prompt": "hi", "max_tokens": 900}),
+        "/v1/completions" => json!({"model": MODEL, "prompt": "hi", "max_tokens": 500}),
         "/v1/chat/completions" => json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}),
         _ => json!({"model": MODEL, "input": "hi"}),
     };
@@ -34,6 +37,7 @@ pub(crate) fn check(data: &[u8]) {
         body["n"] = json!(2);
     }
     let says = choices.rest();
+    let says = &says[..says.len().min(SAID_BYTES_MAX)];
     with_edge(|edge| {
         edge.says(says);
         let whole = ask(edge, path, &body, false);

@@ -67,8 +67,15 @@ impl Edge {
         let file = folder.write("tiny.gguf", &model.build().build());
         let text = Arc::new(TextModel::open(&file, None).expect("a sound model"));
         let says = Arc::new(Mutex::new(Vec::new()));
+        let codec = text.codec();
+        let token_of = |byte: u8| {
+            let mut all = (0..codec.vocab_size()).map(TokenId);
+            let of_byte = all.find(|token| codec.token_bytes(*token) == Some(&[byte]));
+            of_byte.expect("the tiny model has a token for each byte")
+        };
         let submit = Arc::new(Loop {
-            text: text.clone(),
+            tokens: (0..=255).map(token_of).collect(),
+            ends: codec.end_tokens().to_vec(),
             says: says.clone(),
         });
         let parts = AppParts {
@@ -123,7 +130,9 @@ impl Edge {
 
 /// The control loop: it takes every request and says the same bytes in each choice.
 struct Loop {
-    text: Arc<TextModel>,
+    /// Of each byte.
+    tokens: Vec<TokenId>,
+    ends: Vec<TokenId>,
     says: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -179,19 +188,13 @@ impl Loop {
                 tokens: tokens.collect(),
             });
         }
-        let codec = self.text.codec();
-        let ends = codec.end_tokens();
-        let token_of = |byte: u8| {
-            let all = (0..codec.vocab_size()).map(TokenId);
-            let mut of_byte = all.filter(|token| codec.token_bytes(*token) == Some(&[byte]));
-            of_byte.next().expect("the tiny model has a token for each byte")
-        };
-        let mut tokens: Vec<TokenId> = lock(&self.says).iter().map(|byte| token_of(*byte)).collect();
-        tokens.extend(ends.first());
+        let token_of = |byte: &u8| self.tokens[usize::from(*byte)];
+        let mut tokens: Vec<TokenId> = lock(&self.says).iter().map(token_of).collect();
+        tokens.extend(self.ends.first());
         for choice in 0..request.choice_count {
             for (index, token) in (0..request.stop.max_tokens).zip(&tokens) {
                 let finish = match () {
-                    () if ends.contains(token) => Some(FinishReason::EndToken),
+                    () if self.ends.contains(token) => Some(FinishReason::EndToken),
                     () if index + 1 == request.stop.max_tokens => Some(FinishReason::Length),
                     () => None,
                 };
