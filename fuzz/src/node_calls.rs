@@ -277,6 +277,7 @@ fn request(id: u128, choices: &mut Choices<'_>) -> Request {
         prompt_logprobs: None,
         prefix_salt: None,
         report_kv_hashes: choices.flag(),
+        share: None,
         priority: 0,
         lane: Lane::Interactive,
         time_limit: PATIENCE,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use coordinator::keys::file::KeyFile;
-use identity::{Authority, CertifiedProcess, Identity, PeerRole, TlsConfig, in_days};
+use identity::{Authority, CertifiedProcess, Identity, PeerRole, Renewed as _, TlsConfig, in_days};
 
 use crate::choices::Choices;
 use crate::folder::Folder;

@@ -10,8 +10,6 @@ use crate::folder::Folder;
 /// More than a rendering may add to the messages: four times their bytes, and 16 KiB for each of them and once more.
 const OUTPUT_BYTES_MAX: usize = 128 << 10;
 
-const DOUBLED_MAX: usize = 10;
-
 thread_local! {
     static FOLDER: Folder = Folder::new();
     static CHAT: (Vec<Value>, Map<String, Value>) = chat();
@@ -33,9 +31,6 @@ fn chat() -> (Vec<Value>, Map<String, Value>) {
 }
 
 pub(crate) fn check(data: &[u8]) {
-    if may_double(&String::from_utf8_lossy(data)) {
-        return;
-    }
     let template = FOLDER.with(|folder| {
         folder.write("chat_template.jinja", data);
         ChatTemplate::from_folder(folder.path())
@@ -55,18 +50,4 @@ pub(crate) fn check(data: &[u8]) {
             }
         }
     });
-}
-
-/// What a template stores has no bound (`chat_template.rs` of `model-files` says so): forty steps that double a text take more memory
-/// than there is. Templates that can do that more than a few times are left out.
-fn may_double(source: &str) -> bool {
-    let count = |words: &[&str]| words.iter().map(|word| source.matches(word).count()).sum::<usize>();
-    let (joins, repeats) = (
-        count(&["~", "+", "endset"]),
-        count(&["for", "recursive", "macro", "call"]),
-    );
-    let keeps = count(&["set", "macro"]);
-    (joins > 0 && keeps > 0 && repeats > 0)
-        || joins > DOUBLED_MAX
-        || (count(&["macro"]) > 0 && count(&["("]) > DOUBLED_MAX)
 }

@@ -78,6 +78,8 @@ async fn the_consoles_cookie_stays_behind_tls() {
         sha256: KeyHash::of(secret.text()),
         scopes: [Scope::Admin].into(),
         tenant: None,
+        lane: None,
+        weight: None,
         limits: Limits::default(),
     };
     let file = folder.path().join("keys.toml");

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Serialize;
 use thiserror::Error;
@@ -111,7 +111,7 @@ impl Paths {
 }
 
 pub(crate) fn private_key(key: &'static str, path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
-    PrivateKeyDer::from_pem_slice(&read(key, path)?).map_err(|error| file(key, path, error))
+    PrivateKeyDer::from_pem_slice(&read(key, path)?).map_err(|error| file(key, path, no_pem(&error)))
 }
 
 pub(crate) fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
@@ -120,7 +120,17 @@ pub(crate) fn certificates(key: &'static str, path: &Path) -> Result<Vec<Certifi
     match read {
         Ok(found) if found.is_empty() => Err(file(key, path, "it holds no certificate in PEM")),
         Ok(found) => Ok(found),
-        Err(error) => Err(file(key, path, error)),
+        Err(error) => Err(file(key, path, no_pem(&error))),
+    }
+}
+
+/// The library's own words have lines of the file, which may be a key.
+fn no_pem(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::NoItemsFound => "it holds no private key in PEM",
+        pem::Error::MissingSectionEnd { .. } => "it is no PEM: a section has no END line",
+        pem::Error::Base64Decode(_) => "it is no PEM: a section is not in Base64",
+        _ => "it is no PEM: a section has a wrong BEGIN line",
     }
 }
 

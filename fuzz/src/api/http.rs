@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use coordinator::api::serve_http;
+use coordinator::api::{HttpPort, serve_http};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -20,7 +20,12 @@ thread_local! {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
             let address = listener.local_addr().expect("its address");
             let router = edge.router.clone();
-            let serving = serve_http((listener, CONNECTIONS_MAX), router, std::future::pending(), Duration::ZERO);
+            let port = HttpPort {
+                listener,
+                connections_max: CONNECTIONS_MAX,
+                certificate: None,
+            };
+            let serving = serve_http(port, router, std::future::pending(), Duration::ZERO);
             tokio::spawn(serving);
             address
         })
