@@ -1,5 +1,7 @@
 //! Replays every committed input. An input that once broke something stays here.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
