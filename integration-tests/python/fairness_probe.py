@@ -35,11 +35,13 @@ def main():
     parse.add_argument("--baton", default="target/release/baton")
     parse.add_argument("--model", default="smollm2-135m")
     parse.add_argument("--seconds", type=int, default=120, help="of each half [120]")
+    parse.add_argument("--concurrent", type=int, help="requests that `flood` may have open at once [no limit]")
     args = parse.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "keys.toml")
         steady = create(args.baton, file, "steady")
-        flood = create(args.baton, file, "flood", "--requests-per-minute", str(STEADY_A_MINUTE))
+        at_once = ["--concurrent-requests", str(args.concurrent)] if args.concurrent else []
+        flood = create(args.baton, file, "flood", "--requests-per-minute", str(STEADY_A_MINUTE), *at_once)
         command = [args.baton, "up", "--topology", "1p1d", "--model", args.model, "--listen", "127.0.0.1:0", "--json", "--quiet"]
         cluster = subprocess.Popen([*command, "--api-keys", file], stdout=subprocess.PIPE, text=True)
         try:
