@@ -209,6 +209,7 @@ impl LegContext {
             }
             DecodeEvent::Finished(finished) => {
                 self.stream.decode_finished(attempt, finished);
+                self.tell_count(progress).await;
                 self.tell(LegEvent::DecodeFinished).await;
                 return Ok(Next::Over);
             }
@@ -237,6 +238,7 @@ impl LegContext {
             PrefillEvent::Finished(finished) => {
                 let outcome = finished.outcome;
                 self.stream.prefill_finished(attempt, finished);
+                self.tell_count(progress).await;
                 self.tell(LegEvent::PrefillFinished { outcome }).await;
                 return Ok(Next::Over);
             }
@@ -251,6 +253,15 @@ impl LegContext {
         tracing::debug!(request = %self.key.request, node = %self.node, leg = leg.name(), reason = reason.name(), detail = refused.detail, "a node refused a leg");
         self.tell(LegEvent::Refused { leg, reason }).await;
         Ok(Next::Over)
+    }
+
+    /// How many tokens came since the last time. They are work of the request's owner.
+    async fn tell_count(&self, progress: &mut Progress) {
+        let count = std::mem::take(&mut progress.untold);
+        if count > 0 {
+            progress.told_at = Some(Instant::now());
+            self.tell(LegEvent::TokensDelivered { leg: self.leg, count }).await;
+        }
     }
 
     /// Tokens go straight to the client. The brain hears of the first tokens, of ends, and from time to time that more
@@ -283,9 +294,7 @@ impl LegContext {
                     progress.told_at = Some(Instant::now());
                     self.tell(LegEvent::FirstToken { leg: self.leg }).await;
                 } else if progress.told_at.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL) {
-                    progress.told_at = Some(Instant::now());
-                    let count = std::mem::take(&mut progress.untold);
-                    self.tell(LegEvent::TokensDelivered { leg: self.leg, count }).await;
+                    self.tell_count(progress).await;
                 }
                 // With one choice the node's last event says the same.
                 if self.choice_count > 1 {

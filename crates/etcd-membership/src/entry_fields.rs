@@ -167,7 +167,7 @@ impl TryFrom<FactsJson> for CompatibilityFacts {
 /// A part of others' text, fit for one log line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
-        .take(SHOWN_CHARS_MAX)
         .flat_map(char::escape_default)
+        .take(SHOWN_CHARS_MAX)
         .collect()
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::ops::Bound;
 
 use crate::ids::RequestId;
-use crate::request::{Lane, QueueShare, Request};
+use crate::request::{Lane, Request};
 use crate::time::Time;
 
 use super::fair_share::{FairShare, Owner, Work};
@@ -46,7 +46,7 @@ pub(super) struct WaitingQueue {
     /// None is empty.
     lines: BTreeMap<Line, BTreeSet<Place>>,
     places: BTreeMap<RequestId, (Line, Place)>,
-    shares: FairShare,
+    shares: BTreeMap<Lane, FairShare>,
     next_sequence_no: u64,
 }
 
@@ -65,7 +65,7 @@ impl WaitingQueue {
             requests_max,
             lines: BTreeMap::new(),
             places: BTreeMap::new(),
-            shares: FairShare::default(),
+            shares: BTreeMap::new(),
             next_sequence_no: 0,
         }
     }
@@ -91,9 +91,9 @@ impl WaitingQueue {
         };
         self.next_sequence_no += 1;
         let lines = &self.lines;
-        let is_waiting = |owner| Lane::ALL.iter().any(|lane| lines.contains_key(&new_line(*lane, owner)));
+        let is_waiting = |owner| lines.contains_key(&new_line(lane, owner));
         if turn == Turn::New && !is_waiting(owner) {
-            self.shares.begins_to_wait(owner, is_waiting);
+            self.shares.entry(lane).or_default().begins_to_wait(owner, is_waiting);
         }
         self.lines.entry(line).or_default().insert(place);
         self.places.insert(request.id, (line, place));
@@ -113,7 +113,7 @@ impl WaitingQueue {
         outcome
     }
 
-    /// Batch leaves for interactive. Within a lane the owner with the most requests gives a place to one who then still has fewer, so
+    /// Batch leaves for interactive. Within a lane the owner with the most requests gives a place to one who had fewer by two or more, so
     /// that one client's flood does not fill the queue for the others. The last of its requests leaves. Those that were put back never do.
     fn who_leaves_for(&self, request: &Request) -> Option<RequestId> {
         let longest = |lane| {
@@ -156,22 +156,35 @@ impl WaitingQueue {
         if let Some((line, place)) = self.take(request)
             && line.turn == Turn::New
         {
-            self.shares.placed(line.owner, place.prompt);
+            self.shares
+                .entry(line.lane)
+                .or_default()
+                .placed(line.owner, place.prompt);
         }
     }
 
     /// Output tokens of a request came.
-    pub(super) fn answered(&mut self, share: Option<QueueShare>, tokens: u32) {
-        self.shares.answered(share, tokens);
+    pub(super) fn answered(&mut self, request: &Request, tokens: u32) {
+        self.shares
+            .entry(request.lane)
+            .or_default()
+            .answered(request.share, tokens);
     }
 
-    /// A walk over the queue in order of placement.
-    pub(super) fn walk(&self) -> Walk {
-        let mut walk = Walk::default();
+    /// A walk over the queue in order of placement. `saver` has permits kept for it, and is before other owners of its lane while it is its
+    /// owner's next: if another took its place at each turn, what was kept would go to those who pass by.
+    pub(super) fn walk(&self, saver: Option<RequestId>) -> Walk {
+        let mut walk = Walk {
+            saver,
+            ..Walk::default()
+        };
         for line in self.lines.keys() {
             let had = match line.turn {
                 Turn::Returned => Work::default(),
-                Turn::New => self.shares.had(line.owner),
+                Turn::New => self
+                    .shares
+                    .get(&line.lane)
+                    .map_or(Work::default(), |shares| shares.had(line.owner)),
             };
             walk.reach(self, (*line, Bound::Unbounded), had);
         }
@@ -181,7 +194,7 @@ impl WaitingQueue {
     /// In the order in which they should be placed.
     #[cfg(test)]
     pub(super) fn in_order(&self) -> Vec<RequestId> {
-        let mut walk = self.walk();
+        let mut walk = self.walk(None);
         std::iter::from_fn(|| walk.next(self)).collect()
     }
 }
@@ -212,15 +225,40 @@ struct Head {
 
 /// Where a walk is in each line. The requests that it has passed may leave the queue meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Walk(BinaryHeap<Reverse<Head>>);
+pub(super) struct Walk {
+    heads: BinaryHeap<Reverse<Head>>,
+    saver: Option<RequestId>,
+    /// The saver was next before its turn.
+    is_ahead: bool,
+}
 
 impl Walk {
     pub(super) fn next(&mut self, queue: &WaitingQueue) -> Option<RequestId> {
-        let Reverse(head) = self.0.pop()?;
+        if let Some(saver) = self
+            .saver
+            .filter(|saver| !self.is_ahead && self.may_be_ahead(queue, *saver))
+        {
+            self.is_ahead = true;
+            return Some(saver);
+        }
+        let Reverse(head) = self.heads.pop()?;
         let (line, place) = (head.line, head.place);
         // As if it were placed: the owner's next request is behind those of owners that have had less by then.
         self.reach(queue, (line, Bound::Excluded(place)), head.had.and(place.prompt));
-        Some(place.request)
+        match self.is_ahead && self.saver == Some(place.request) {
+            true => self.next(queue),
+            false => Some(place.request),
+        }
+    }
+
+    /// It is its owner's next request, and nobody of a lane before its own is left.
+    fn may_be_ahead(&self, queue: &WaitingQueue, saver: RequestId) -> bool {
+        let Some((line, place)) = queue.places.get(&saver) else {
+            return false;
+        };
+        let of_owner = queue.lines.get(line).and_then(BTreeSet::first);
+        let next = self.heads.peek().map(|Reverse(head)| (head.lane, head.turn));
+        of_owner == Some(place) && next == Some((line.lane, line.turn))
     }
 
     fn reach(&mut self, queue: &WaitingQueue, (line, after): (Line, Bound<Place>), had: Work) {
@@ -228,7 +266,7 @@ impl Walk {
         let Some(place) = places.and_then(|places| places.range((after, Bound::Unbounded)).next()) else {
             return;
         };
-        self.0.push(Reverse(Head {
+        self.heads.push(Reverse(Head {
             lane: line.lane,
             turn: line.turn,
             had,
@@ -249,6 +287,7 @@ mod tests {
     use super::super::fixtures::request;
     use super::*;
     use crate::ids::{QueueOwner, TokenId};
+    use crate::request::QueueShare;
 
     fn queued(queue: &mut WaitingQueue, id: u128, lane: Lane, arrived_ms: u64) -> Enqueued {
         let mut r = request(id, 10, 10);
@@ -273,7 +312,7 @@ mod tests {
         q.push_returned(&request(8, 10, 10), Time::from_millis(20));
         assert_eq!(order(&q), [8, 9, 3, 5, 4, 2, 1]);
         q.remove(RequestId(8));
-        let mut walk = q.walk();
+        let mut walk = q.walk(None);
         assert_eq!(walk.next(&q), Some(RequestId(9)));
         // Leaving the queue does not disturb a walk, whether it has passed the request or not.
         q.placed(RequestId(9));
@@ -349,8 +388,49 @@ mod tests {
         q.push_new(&owned(41, 3, 1), Time::from_millis(9));
         assert_eq!(order(&q)[..4], [40, 1, 22, 23]);
         // A long answer is work, too.
-        q.answered(owned(22, 2, 2).share, 100);
+        q.answered(&owned(22, 2, 2), 100);
         assert_eq!(order(&q)[..3], [40, 1, 41]);
+    }
+
+    #[test]
+    fn what_an_owner_had_in_one_lane_is_nothing_in_the_other() {
+        let batch = |id, owner| {
+            let mut r = owned(id, owner, 1);
+            r.lane = Lane::Batch;
+            r
+        };
+        let mut q = WaitingQueue::new(100);
+        // Owner 1 waits in the batch lane while owner 3 has much in the interactive one. Owner 2 comes later.
+        q.push_new(&batch(1, 1), Time::ZERO);
+        q.push_new(&batch(2, 1), Time::ZERO);
+        q.push_new(&batch(3, 1), Time::ZERO);
+        for id in 30..40 {
+            q.push_new(&owned(id, 3, 1), Time::ZERO);
+            q.placed(RequestId(id));
+        }
+        q.push_new(&batch(4, 2), Time::from_millis(1));
+        assert_eq!(order(&q), [1, 4, 2, 3]);
+        // Waiting there is no credit here.
+        q.push_new(&owned(5, 1, 1), Time::from_millis(2));
+        q.push_new(&owned(6, 1, 1), Time::from_millis(2));
+        q.push_new(&owned(7, 2, 1), Time::from_millis(2));
+        assert_eq!(order(&q)[..3], [5, 7, 6]);
+    }
+
+    #[test]
+    fn who_saves_up_is_first_of_its_lane_and_only_once() {
+        let mut q = WaitingQueue::new(100);
+        for (id, owner) in [(1, 1), (2, 2), (3, 2)] {
+            q.push_new(&owned(id, owner, 1), Time::ZERO);
+        }
+        let walked = |q: &WaitingQueue, saver| {
+            let mut walk = q.walk(Some(RequestId(saver)));
+            std::iter::from_fn(|| walk.next(q)).map(|id| id.0).collect::<Vec<_>>()
+        };
+        assert_eq!(walked(&q, 2), [2, 1, 3]);
+        assert_eq!(walked(&q, 9), [1, 2, 3]);
+        q.push_returned(&owned(4, 3, 1), Time::ZERO);
+        assert_eq!(walked(&q, 2), [4, 2, 1, 3]);
     }
 
     #[test]
@@ -402,7 +482,7 @@ mod tests {
                 }
             }
             while [1, 2].iter().all(|owner| q.lines.contains_key(&new_line(Lane::Interactive, Some(QueueOwner(*owner))))) {
-                let next = q.walk().next(&q).expect("both wait");
+                let next = q.walk(None).next(&q).expect("both wait");
                 let tokens = prompts[(next.0 as usize - 1) / 2];
                 match next.0 % 2 {
                     1 => of_first += u64::from(tokens.0),

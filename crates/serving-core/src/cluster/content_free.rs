@@ -8,9 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::ids::{RequestId, TokenId};
 use crate::request::{Lane, QueueShare, Request, SamplingParams, StopConditions};
 
-/// The longest prompt that is read back. Its tokens take four bytes each although none is known, so the number in a file that
-/// somebody made up must not ask for more than 64 MiB.
-const WRITTEN_TOKENS_MAX: u32 = 1 << 24;
+/// The longest prompt that is read back. Its tokens take four bytes each although none is known, twice while they become a request,
+/// so the number in a file that somebody made up must not ask for more than 32 MiB.
+const WRITTEN_TOKENS_MAX: u32 = 1 << 22;
 
 /// Stands for every token that was left out.
 const UNKNOWN: TokenId = TokenId(0);

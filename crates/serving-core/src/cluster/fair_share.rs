@@ -38,6 +38,7 @@ impl Work {
     }
 }
 
+/// Of one lane: what an owner has had in another lane is neither a debt nor a right here.
 #[derive(Debug, Default)]
 pub(super) struct FairShare {
     had: BTreeMap<Owner, Work>,

@@ -141,7 +141,7 @@ impl Cluster {
 
     fn tokens_delivered(&mut self, now: Time, key: AttemptKey, (leg, count): (Leg, u32)) {
         if let Some(tracked) = self.requests.get(&key.request) {
-            self.queue.answered(tracked.request.share, count);
+            self.queue.answered(&tracked.request, count);
         }
         match (self.phase(&key), leg) {
             (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),

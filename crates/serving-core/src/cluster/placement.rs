@@ -76,7 +76,8 @@ impl Cluster {
     /// that costs it nothing, or has not cost it long.
     pub(super) fn place_waiting(&mut self, now: Time) {
         let (mut saving, mut unmet) = (None::<Saving>, Vec::<Need>::new());
-        let (mut walk, mut passed) = (self.queue.walk(), 0);
+        let mut walk = self.queue.walk(self.saving.as_ref().map(|saving| saving.request));
+        let mut passed = 0;
         while let Some(id) = walk.next(&self.queue) {
             let Some(tracked) = self.requests.get(&id) else {
                 self.queue.remove(id);

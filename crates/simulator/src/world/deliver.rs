@@ -82,6 +82,7 @@ impl World<'_> {
             },
             (Leg::Decode, _) => LegEvent::DecodeFinished,
         };
+        self.tell_count((node, key));
         self.tell((key, leg), event);
         self.close(node, key);
     }

@@ -73,6 +73,7 @@ impl World<'_> {
             receives: None,
             tokens: Vec::new(),
             told_at: None,
+            untold: 0,
         };
         let now = self.now();
         let event = match asked {
@@ -155,13 +156,29 @@ impl World<'_> {
             return;
         };
         let leg = stream.leg;
+        stream.untold += u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let event = match stream.told_at {
             None => LegEvent::FirstToken { leg },
-            Some(told) if now.since(told) >= PROGRESS_INTERVAL => LegEvent::TokensDelivered { leg, count: 1 },
+            Some(told) if now.since(told) >= PROGRESS_INTERVAL => return self.tell_count((node, key)),
             Some(_) => return,
         };
         stream.told_at = Some(now);
         self.tell((key, leg), event);
+    }
+
+    /// How many tokens left the node since the last time.
+    pub(super) fn tell_count(&mut self, (node, key): (usize, AttemptKey)) {
+        let now = self.now();
+        let Some(stream) = self.nodes[node]
+            .streams
+            .get_mut(&key)
+            .filter(|stream| stream.untold > 0)
+        else {
+            return;
+        };
+        stream.told_at = Some(now);
+        let (leg, count) = (stream.leg, std::mem::take(&mut stream.untold));
+        self.tell((key, leg), LegEvent::TokensDelivered { leg, count });
     }
 
     /// Nobody is there, or another life: what would have been answered.

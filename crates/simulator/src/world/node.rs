@@ -30,6 +30,8 @@ pub(super) struct Stream {
     pub tokens: Vec<TokenEvent>,
     /// When the coordinator's brain was last told that tokens come; `None` before the first.
     pub told_at: Option<Time>,
+    /// Tokens that the brain was not told of.
+    pub untold: u32,
 }
 
 /// The step that the engine runs.
