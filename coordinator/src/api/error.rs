@@ -178,6 +178,7 @@ impl ApiError {
             Some("kv_transfer_failed") => "The KV transfer between two nodes failed",
             Some("engine_failed") => "A node could not run the model step",
             Some("internal_error") => "The server made a mistake",
+            Some("not_ready") => "The cluster is not ready",
             _ => return self,
         };
         Self {

@@ -23,21 +23,23 @@ pub async fn health() -> Json<Value> {
 
 /// A request that is sent now has a way through the cluster (PROTOCOL rule 15).
 pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
+    // Everybody may ask. Where clients have keys, they are not told the names of nodes.
+    let may_name = state.keys.is_none();
     match reach_of(state.submit.readiness()) {
         Ok(reach) => {
-            // Everybody may ask. Where clients have keys, they are not told names.
-            let names = state.keys.is_none().then_some(&reach.suspected);
+            let names = may_name.then_some(&reach.suspected);
             Json(json!({
                 "status": "ready",
                 "prefill_nodes": reach.prefill_nodes,
                 "decode_nodes": reach.decode_nodes,
                 "usable_pairs": reach.usable_pairs,
-                "unsplit_because": reach.unsplit.map(|why| why.to_string()),
+                "unsplit_because": reach.unsplit.filter(|_| may_name).map(|why| why.to_string()),
                 "suspected_nodes": names.map(|names| names.iter().map(|name| name.as_str()).collect::<Vec<_>>()),
             }))
             .into_response()
         }
-        Err(error) => error.into_response(),
+        Err(error) if may_name => error.into_response(),
+        Err(error) => error.without_names().into_response(),
     }
 }
 
