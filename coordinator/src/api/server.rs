@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use identity::{Connection, ServerCertificate};
+use service_runtime::shutdown::Shutdown;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -86,6 +87,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
         answers: Answers {
             router,
             certificate: port.certificate,
+            drain: Shutdown::new(),
         },
         buffers: ResponseBuffers::default(),
         probes: ProbeConnections::default(),
@@ -93,6 +95,8 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
     };
     let graceful = GracefulShutdown::new();
     server.serve_until(&graceful, shutdown).await;
+    // Connections from now on are none that the drain has surprised.
+    std::mem::take(&mut server.answers.drain).request();
     // Probes and refusals are answered until the last request has ended.
     let late = GracefulShutdown::new();
     let drained = tokio::time::timeout(drain_max, graceful.shutdown());
@@ -118,6 +122,8 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
 struct Answers {
     router: Router,
     certificate: Option<ServerCertificate>,
+    /// Of the connections that were taken before it.
+    drain: Shutdown,
 }
 
 /// The listener and what its connections share.
@@ -210,6 +216,7 @@ impl Answers {
         if spoken == Spoken::Https {
             times.forget_first_read();
         }
+        let drain_began = self.drain.is_requested();
         let serves = place.serves;
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
             let (router, times) = (self.router.clone(), times.clone());
@@ -230,7 +237,7 @@ impl Answers {
                 response
             }
         });
-        let is_kept = serves == Serves::Everything && spoken != Spoken::HttpNotHttps;
+        let is_kept = serves == Serves::Everything && spoken != Spoken::HttpNotHttps && !drain_began;
         let served = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(if is_kept { HEADER_READ_MAX } else { PROBE_READ_MAX })
@@ -238,7 +245,12 @@ impl Answers {
             .max_buf_size(BUFFER_BYTES_MAX)
             .max_headers(HEADERS_MAX)
             .serve_connection(TokioIo::new(connection), service);
-        if let Err(error) = watcher.watch(served).await {
+        let ended = match drain_began {
+            // A watched connection would be closed at once. This one gets an answer for its greeting, and the drain waits for it.
+            true => served.await,
+            false => watcher.watch(served).await,
+        };
+        if let Err(error) = ended {
             // Clients that vanish are normal. The access line of the request says what happened to it.
             tracing::debug!(%error, "connection ended");
         }

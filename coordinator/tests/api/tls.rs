@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coordinator::keys::Keys;
 use coordinator::keys::file::{ClientKey, KeyFile, Limits, Scope};
@@ -13,7 +14,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional, duplex};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
@@ -32,16 +33,22 @@ async fn start(folder: &Path, keys: Option<Keys>) -> (Server, Authority) {
 }
 
 /// Sends a request over TLS, from an address of this machine.
-async fn ask(from: &str, to: SocketAddr, (authority, bytes): (&Authority, &[u8])) -> io::Result<Answer> {
+async fn ask(from: &str, to: SocketAddr, what: (&Authority, &[u8])) -> io::Result<Answer> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(from.parse().unwrap())?;
+    ask_on(socket.connect(to).await?, what).await
+}
+
+async fn ask_on(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    (authority, bytes): (&Authority, &[u8]),
+) -> io::Result<Answer> {
     let mut roots = RootCertStore::empty();
     let ca = CertificateDer::from_pem_file(authority.certificate()).unwrap();
     roots.add(ca).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots).with_no_client_auth();
-    let socket = TcpSocket::new_v4()?;
-    socket.bind(from.parse().unwrap())?;
-    let stream = socket.connect(to).await?;
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     stream.write_all(bytes).await?;
@@ -124,4 +131,27 @@ async fn connections_that_do_not_greet_keep_no_other_address_out_and_end() {
     tokio::time::timeout(PATIENCE, ended).await.expect("each is closed");
     let own = ask(HERE, server.address, (&authority, &models)).await.unwrap();
     assert_eq!(own.status, 200, "their places are free again");
+}
+
+#[tokio::test]
+async fn who_greets_while_a_drain_begins_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut server, authority) = start(folder.path(), None).await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let (client, mut relay) = duplex(64 << 10);
+    let between = async {
+        let mut greeting = vec![0; 4096];
+        let size = relay.read(&mut greeting).await.unwrap();
+        let (first, second) = greeting[..size].split_at(size / 2);
+        stream.write_all(first).await.unwrap();
+        // The server has taken the connection and the half before it drains.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.stop();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(second).await.unwrap();
+        let _ = copy_bidirectional(&mut relay, &mut stream).await;
+    };
+    let health = request("GET", "/health", &[], b"");
+    let (answer, ()) = tokio::join!(ask_on(client, (&authority, &health)), between);
+    assert_eq!(answer.unwrap().status, 200);
 }
