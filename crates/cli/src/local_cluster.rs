@@ -11,6 +11,7 @@ mod process;
 mod ready;
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -320,7 +321,7 @@ impl LocalCluster {
             .listening
             .unwrap_or_else(|| service_runtime::announce::Listening::coordinator("", "", ""));
         let scheme = if self.options.settings.api_tls { "https" } else { "http" };
-        let url = format!("{scheme}://{}", listening.http.unwrap_or_default());
+        let url = format!("{scheme}://{}", reached_here(listening.http.unwrap_or_default()));
         (url, listening.control.unwrap_or_default())
     }
 
@@ -405,6 +406,19 @@ impl LocalCluster {
     }
 }
 
+/// Where a process of this machine reaches a port that listens on `bound`. A certificate names no unspecified address.
+fn reached_here(bound: String) -> String {
+    let Ok(mut address) = bound.parse::<SocketAddr>() else {
+        return bound;
+    };
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address.to_string()
+}
+
 async fn drain_all(processes: &[&Process], grace: Duration) -> Vec<String> {
     let deadline = Instant::now() + grace;
     for process in processes {
@@ -425,6 +439,23 @@ impl Drop for LocalCluster {
     fn drop(&mut self) {
         for process in self.processes.values() {
             process.kill();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_on_every_address_is_asked_on_loopback() {
+        for (bound, asked) in [
+            ("0.0.0.0:8000", "127.0.0.1:8000"),
+            ("[::]:8000", "[::1]:8000"),
+            ("10.0.0.1:8000", "10.0.0.1:8000"),
+            ("", ""),
+        ] {
+            assert_eq!(reached_here(bound.to_owned()), asked);
         }
     }
 }

@@ -228,6 +228,7 @@ async fn one(
     };
     let cluster = started.with_context(|| format!("a cluster with {knobs:?} does not start"))?;
     let mut plan = plan(args, cluster.base_url())?;
+    plan.server.ca = cluster.api_ca();
     plan.server.pids = cluster
         .processes()
         .into_iter()

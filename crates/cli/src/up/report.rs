@@ -133,7 +133,9 @@ impl Ready {
     /// The flag of a client that names the authority.
     fn trusting(&self, flag: &str) -> String {
         let ca = self.ca.as_ref();
-        ca.map_or_else(String::new, |ca| format!(" {flag} {}", ca.display()))
+        ca.map_or_else(String::new, |ca| {
+            format!(" {flag} {}", in_quotes(&ca.to_string_lossy()))
+        })
     }
 
     fn curl(&self) -> String {
@@ -144,10 +146,9 @@ impl Ready {
             "max_tokens": 32,
             "stream": true,
         });
-        // The single quote is the one character that would end the shell's quotes.
-        let body = body.to_string().replace('\'', "'\\''");
+        let body = in_quotes(&body.to_string());
         format!(
-            "curl -sN{} {}/v1/chat/completions{} -H 'content-type: application/json' -d '{body}'",
+            "curl -sN{} {}/v1/chat/completions{} -H 'content-type: application/json' -d {body}",
             self.trusting("--cacert"),
             self.url,
             match self.asks_for_keys {
@@ -173,6 +174,12 @@ async fn kv_blocks(client: &Client, address: &str) -> Option<u64> {
     let total: Option<f64> = counts.sum();
     // Block counts are small whole numbers; f64 holds them exactly.
     total.filter(|total| *total > 0.0).map(|total| total as u64)
+}
+
+/// As one word of a shell.
+fn in_quotes(text: &str) -> String {
+    // The single quote is the one character that would end the shell's quotes.
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]
