@@ -79,14 +79,14 @@ impl Told {
             if self.soon != certificate {
                 tracing::warn!(
                     certificate = ?own,
-                    "the certificate ends within {days} days; give the process a new one in time (`baton certs issue`)"
+                    "the certificate ends within {days} days; put a new one into its files in time"
                 );
                 self.soon = certificate;
             }
         } else if self.ended != certificate {
             tracing::error!(
                 certificate = ?own,
-                "the certificate has ended, or is no longer of the authority in tls_ca: no new connection is possible; give the process a new one (`baton certs issue`)"
+                "the certificate is no longer good, by its dates or by its authority: no new connection is possible; put a new one into its files"
             );
             self.ended = certificate;
         }
