@@ -8,14 +8,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-use rustls::{Error as TlsError, InvalidMessage};
+use http::Uri;
+use http::header::{AUTHORIZATION, HeaderMap};
+use rustls::{CertificateError, Error as TlsError, InvalidMessage};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, ExitError, WithExit as _};
 pub use client::{Answer, Asking, Client, HttpError};
-use connect::Connector;
 pub(crate) use tls::TrustArgs;
 
 /// Says where the server is, for every verb that talks to one. A `--url` on the command line wins.
@@ -24,7 +24,8 @@ pub(crate) const URL_VARIABLE: &str = "BATON_ENDPOINT";
 const KEY_VARIABLE: &str = "BATON_API_KEY";
 /// Where `baton up` listens unless it is told otherwise.
 pub(crate) const URL_DEFAULT: &str = "http://127.0.0.1:8000";
-/// The connection alone. A request may take minutes.
+const NO_HEADER: &str = "a header, such as that of the API key, has characters that no header has; look at BATON_API_KEY, --api-key and --header";
+/// The connection alone, proxy and TLS included. A request may take minutes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const ERROR_TEXT_CHARS_MAX: usize = 200;
 
@@ -53,17 +54,13 @@ pub(crate) fn client_with_key(url: &str, ca: Option<&Path>) -> anyhow::Result<Cl
 pub(crate) fn client_with(key: Option<&str>, url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
     let mut headers = HeaderMap::new();
     if let Some(key) = key {
-        let bearer = HeaderValue::from_str(&format!("Bearer {key}"));
-        let mut bearer = bearer
-            .context("the API key has characters that no key has; look at BATON_API_KEY or --api-key")
-            .exit(Exit::Usage)?;
-        // It is shown in no log.
-        bearer.set_sensitive(true);
+        let bearer = client::bearer(key).context(NO_HEADER).exit(Exit::Usage)?;
         headers.insert(AUTHORIZATION, bearer);
     }
-    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
-    let tls = tls::config(scheme, ca)?;
-    Ok(Client::new(Connector::from_env(CONNECT_WITHIN), tls, headers))
+    // What is no URL is told with the request.
+    let uri: Option<Uri> = url.parse().ok();
+    let tls = tls::config(uri.as_ref().and_then(Uri::scheme_str), ca)?;
+    Ok(Client::new(CONNECT_WITHIN, tls, headers))
 }
 
 /// The address without the endings that people leave on it: a slash, or the `/v1` of an OpenAI client.
@@ -82,20 +79,48 @@ pub fn unreachable(url: &str, error: HttpError) -> anyhow::Error {
             Exit::Unreachable,
             format!("the server at {url} took the connection but did not answer in time; is it overloaded or stopped?"),
         ),
-        (_, Some(TlsError::InvalidMessage(InvalidMessage::InvalidContentType))) => (
-            Exit::Unreachable,
-            format!("the server at {url} does not speak HTTPS; write http:// in place of https://"),
+        (HttpError::Header(_), _) => (Exit::Usage, NO_HEADER.to_owned()),
+        (HttpError::Json(_), _) => (
+            Exit::Failure,
+            format!("the server at {url} and this program do not speak the same JSON; compare their versions"),
         ),
-        (_, Some(why)) => (
-            Exit::Unreachable,
-            format!("the server at {url} is not trusted ({why}); name the file of its authority with --ca or BATON_CA"),
-        ),
+        (_, Some(why)) => (Exit::Unreachable, without_tls(url, why)),
         _ => (
             Exit::Unreachable,
             format!("no server answers at {url}; start one: baton up"),
         ),
     };
     anyhow::Error::new(ExitError::new(exit, anyhow::Error::new(error).context(what)))
+}
+
+/// Why the two ends did not agree on TLS, and what to do.
+fn without_tls(url: &str, why: &TlsError) -> String {
+    let certificate = format!("the certificate of the server at {url}");
+    match why {
+        TlsError::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            format!("the server at {url} does not speak HTTPS; write http:// in place of https://")
+        }
+        TlsError::InvalidCertificate(error) => match error {
+            CertificateError::UnknownIssuer => {
+                format!(
+                    "{certificate} is of an unknown authority; name the file of its authority with --ca or BATON_CA"
+                )
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                format!("{certificate} has ended ({why}); give the server a new one")
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                format!("{certificate} is not valid yet ({why}); look at the clocks of both machines")
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                format!(
+                    "{certificate} does not name this host ({why}); use a name of the certificate, or make one for this name"
+                )
+            }
+            _ => format!("{certificate} is refused ({why}); give the server another one"),
+        },
+        _ => format!("no TLS connection to {url} came about ({why}); look at the server's log"),
+    }
 }
 
 /// Turns an error answer into an error with the server's own words.
@@ -148,4 +173,40 @@ pub(crate) async fn models(listed: Answer, url: &str) -> anyhow::Result<Vec<List
 pub(crate) async fn first_model(listed: Answer, url: &str) -> anyhow::Result<ListedModel> {
     let first = models(listed, url).await?.into_iter().next();
     first.with_context(|| format!("{url} lists no model"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_of_a_certificate_has_its_own_advice() {
+        for (fault, advice) in [
+            (CertificateError::UnknownIssuer, "--ca"),
+            (CertificateError::Expired, "a new one"),
+            (CertificateError::NotValidYet, "clocks"),
+            (CertificateError::NotValidForName, "a name of the certificate"),
+            (CertificateError::BadSignature, "another one"),
+        ] {
+            let said = without_tls("https://10.0.0.1", &TlsError::InvalidCertificate(fault));
+            assert!(said.contains(advice), "{said}");
+            assert_eq!(said.contains("--ca"), advice == "--ca", "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_that_no_header_can_hold_is_a_mistake_of_usage() {
+        let url = "http://127.0.0.1:1";
+        let sent = client(url, None).unwrap().get(url).bearer_auth("a\nb").send().await;
+        let error = unreachable(url, sent.unwrap_err());
+        assert_eq!(error.to_string(), NO_HEADER);
+        assert_eq!(error.downcast::<ExitError>().unwrap().exit, Exit::Usage);
+    }
+
+    #[test]
+    fn a_scheme_in_capitals_is_https_as_well() {
+        let missing = client("HTTPS://10.0.0.1", Some(Path::new("/no/ca.crt")));
+        assert!(missing.is_err(), "the authority is read for HTTPS");
+        assert!(client("HTTP://10.0.0.1", Some(Path::new("/no/ca.crt"))).is_ok());
+    }
 }

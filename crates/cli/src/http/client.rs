@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::Connector;
+use super::connect::{Connector, TimeLimit};
 
 #[derive(Debug, Error)]
 pub enum HttpError {
@@ -63,17 +63,19 @@ impl HttpError {
 /// Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Client {
-    inner: legacy::Client<HttpsConnector<Connector>, Full<Bytes>>,
+    inner: legacy::Client<TimeLimit<HttpsConnector<Connector>>, Full<Bytes>>,
     headers: HeaderMap,
 }
 
 impl Client {
-    pub(super) fn new(connector: Connector, tls: ClientConfig, headers: HeaderMap) -> Self {
+    /// `connect_within`: the time for a connection with all that belongs to it.
+    pub(super) fn new(connect_within: Duration, tls: ClientConfig, headers: HeaderMap) -> Self {
+        let connector = Connector::from_env(connect_within);
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
         let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
         let inner = legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .build(connector);
+            .build(TimeLimit::new(connector, connect_within));
         Self { inner, headers }
     }
 
@@ -92,6 +94,13 @@ impl Client {
             within: None,
         }
     }
+}
+
+/// The header of a key. It is shown in no log.
+pub(super) fn bearer(key: &str) -> Result<HeaderValue, http::Error> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {key}"))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn request(method: Method, url: &str, headers: HeaderMap) -> Result<Request<Full<Bytes>>, HttpError> {
@@ -114,11 +123,14 @@ pub struct Asking {
 
 impl Asking {
     #[must_use]
-    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(self, name: &str, value: &str) -> Self {
         let parsed = HeaderName::try_from(name).map_err(http::Error::from);
-        let parsed = parsed.and_then(|name| Ok((name, HeaderValue::from_str(value)?)));
+        self.with(parsed.and_then(|name| Ok((name, HeaderValue::from_str(value)?))))
+    }
+
+    fn with(mut self, header: Result<(HeaderName, HeaderValue), http::Error>) -> Self {
         self.request = self.request.and_then(|mut request| {
-            let (name, value) = parsed?;
+            let (name, value) = header?;
             request.headers_mut().insert(name, value);
             Ok(request)
         });
@@ -127,7 +139,7 @@ impl Asking {
 
     #[must_use]
     pub(crate) fn bearer_auth(self, key: &str) -> Self {
-        self.header(AUTHORIZATION.as_str(), &format!("Bearer {key}"))
+        self.with(bearer(key).map(|value| (AUTHORIZATION, value)))
     }
 
     #[must_use]

@@ -1,6 +1,7 @@
 //! Connections to a server, through the proxy that the environment names for `https://` (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`).
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -55,9 +56,9 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        // A server without TLS is in the own network.
-        let is_tls = uri.scheme_str() == Some("https");
-        let Some(proxy) = self.proxies.intercept(&uri).filter(|_| is_tls) else {
+        // A server without TLS is in the own network, and no proxy reaches this machine's loopback.
+        let has_proxy = uri.scheme_str() == Some("https") && !is_loopback(&uri);
+        let Some(proxy) = self.proxies.intercept(&uri).filter(|_| has_proxy) else {
             let connected = self.tcp.call(uri);
             return Box::pin(async { Ok(connected.await?) });
         };
@@ -67,6 +68,46 @@ impl Service<Uri> for Connector {
         }
         let connected = tunnel.call(uri);
         Box::pin(async { Ok(connected.await?) })
+    }
+}
+
+fn is_loopback(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default();
+    let address: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
+    address.map_or_else(
+        |_| host.eq_ignore_ascii_case("localhost"),
+        |address| address.to_canonical().is_loopback(),
+    )
+}
+
+/// Limits the time that an inner connector has, proxy and TLS included.
+#[derive(Clone, Debug)]
+pub(super) struct TimeLimit<C> {
+    inner: C,
+    within: Duration,
+}
+
+impl<C> TimeLimit<C> {
+    pub(super) fn new(inner: C, within: Duration) -> Self {
+        Self { inner, within }
+    }
+}
+
+impl<C> Service<Uri> for TimeLimit<C>
+where
+    C: Service<Uri, Error = BoxError, Future: Send + 'static>,
+{
+    type Response = C::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<C::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connected = tokio::time::timeout(self.within, self.inner.call(uri));
+        Box::pin(async { connected.await? })
     }
 }
 
@@ -82,6 +123,34 @@ mod tests {
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).await.unwrap();
         line
+    }
+
+    #[test]
+    fn loopback_is_known_by_its_names() {
+        for (url, is_here) in [
+            ("https://127.0.0.1:8443/", true),
+            ("https://127.8.0.1/", true),
+            ("https://[::1]:8443/", true),
+            ("https://LocalHost/", true),
+            ("https://10.0.0.1/", false),
+            ("https://localhost.invalid/", false),
+        ] {
+            assert_eq!(is_loopback(&url.parse().unwrap()), is_here, "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_takes_a_connection_and_says_nothing_of_tls_is_left_in_time() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}/", silent.local_addr().unwrap());
+        let tcp = Connector::new(Matcher::builder().build(), Duration::from_secs(10));
+        let tls = crate::http::tls::config(None, None).unwrap();
+        let tls = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls);
+        let https = tls.https_only().enable_http1().wrap_connector(tcp);
+        let connected = TimeLimit::new(https, Duration::from_millis(50))
+            .call(url.parse().unwrap())
+            .await;
+        assert!(connected.is_err_and(|error| error.is::<tokio::time::error::Elapsed>()));
     }
 
     #[tokio::test]

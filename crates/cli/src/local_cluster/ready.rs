@@ -67,7 +67,8 @@ impl LocalCluster {
     async fn missing(&self, client: &Client, url: &str) -> Option<String> {
         let answer = match client.get(url).send().await {
             Ok(answer) => answer,
-            Err(error) => return Some(format!("{url}: {error}")),
+            // Why no connection came about is in the causes.
+            Err(error) => return Some(format!("{url}: {:#}", anyhow::Error::new(error))),
         };
         if !answer.status().is_success() {
             let status = answer.status();
@@ -78,7 +79,10 @@ impl LocalCluster {
         }
         match answer.json::<ReadyAnswer>().await {
             Ok(ready) => ready.missing(self.running_nodes(), self.options.topology.pair_count()),
-            Err(error) => Some(format!("{url} answers what is not understood: {error}")),
+            Err(error) => Some(format!(
+                "{url} answers what is not understood: {:#}",
+                anyhow::Error::new(error)
+            )),
         }
     }
 }
