@@ -34,7 +34,7 @@ const TLS_HANDSHAKE: u8 = 22;
 /// client keeps idle connections for 5 s, so it closes first.
 const HEADER_READ_MAX: Duration = Duration::from_secs(30);
 /// hyper's read and write buffer for one connection. It is the most that the headers of a request may take, and the most
-/// unsent bytes before a stream stops taking tokens. nginx and Envoy use a similar size.
+/// unsent bytes before a stream stops taking tokens; over TLS one record more. nginx and Envoy use a similar size.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
 /// Wait after an accept error that is not the connection's own (no descriptors left), instead of spinning.
@@ -263,6 +263,7 @@ impl Answers {
         if stream.first_byte().await? != Some(TLS_HANDSHAKE) {
             return Ok((Connection::Plain(stream), Spoken::HttpNotHttps));
         }
+        let stream = stream.below(BUFFER_BYTES_MAX);
         Ok((certificate.accept(stream).await?, Spoken::Https))
     }
 }

@@ -18,6 +18,9 @@ use crate::connection::Connection;
 use crate::files::{FileError, certificates, file, private_key};
 use crate::renewed::Renewed;
 
+/// Bytes that wait within TLS for a client that does not read: one record.
+const BUFFER_BYTES_MAX: usize = 16 << 10;
+
 /// A certificate of any authority, public ones too, and its key. Clones share it.
 #[derive(Clone)]
 pub struct ServerCertificate(Arc<Own>);
@@ -76,7 +79,8 @@ impl ServerCertificate {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let accepted = TlsAcceptor::from(self.material().config.clone()).accept(stream).await?;
+        let mut accepted = TlsAcceptor::from(self.material().config.clone()).accept(stream).await?;
+        accepted.get_mut().1.set_buffer_limit(Some(BUFFER_BYTES_MAX));
         Ok(Connection::Encrypted(Box::new(accepted.into())))
     }
 
