@@ -125,6 +125,6 @@ fn in_words(error: AuthorityError) -> anyhow::Error {
         | AuthorityError::Process(_)
         | AuthorityError::Host(_)
         | AuthorityError::Exists(_) => anyhow::Error::new(ExitError::new(Exit::Usage, error.into())),
-        AuthorityError::File { .. } | AuthorityError::Make(_) => error.into(),
+        AuthorityError::File { .. } | AuthorityError::Unreadable(_) | AuthorityError::Make(_) => error.into(),
     }
 }

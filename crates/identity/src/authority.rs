@@ -13,10 +13,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     SanType,
 };
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use thiserror::Error;
 
+use crate::files::{FileError, certificates, private_key};
 use crate::name::{PeerName, PeerRole, is_word};
 use crate::verify::uris_of;
 
@@ -41,6 +41,8 @@ pub enum AuthorityError {
     Exists(PathBuf),
     #[error("{path}: {why}", path = .path.display())]
     File { path: PathBuf, why: String },
+    #[error(transparent)]
+    Unreadable(#[from] FileError),
     #[error("a certificate could not be made: {0}")]
     Make(#[from] rcgen::Error),
 }
@@ -178,11 +180,9 @@ impl Authority {
     /// A file is missing or is not what [`Authority::create`] wrote.
     pub fn open(folder: &Path) -> Result<Self, AuthorityError> {
         let files = CertificateFiles::of(folder, AUTHORITY);
-        let text = fs::read_to_string(&files.key).map_err(|error| file(&files.key, &error))?;
-        let key = KeyPair::from_pem(&text).map_err(|error| file(&files.key, &error))?;
-        let text = fs::read(&files.certificate).map_err(|error| file(&files.certificate, &error))?;
-        let certificate = CertificateDer::from_pem_slice(&text).map_err(|error| file(&files.certificate, &error))?;
-        let uris = uris_of(&certificate);
+        let key = KeyPair::try_from(&private_key("the authority's key", &files.key)?)?;
+        let certificates = certificates("the authority's certificate", &files.certificate)?;
+        let uris = certificates.first().map(uris_of).unwrap_or_default();
         let cluster = uris
             .iter()
             .find_map(|uri| uri.strip_prefix("spiffe://"))

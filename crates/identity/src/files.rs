@@ -114,7 +114,11 @@ pub(crate) fn private_key(key: &'static str, path: &Path) -> Result<PrivateKeyDe
     PrivateKeyDer::from_pem_slice(&read(key, path)?).map_err(|error| file(key, path, no_pem(&error)))
 }
 
-pub(crate) fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+/// The certificates of a file, at least one. `key`: what names the file, for errors.
+///
+/// # Errors
+/// The file cannot be read, or is no PEM with a certificate.
+pub fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let text = read(key, path)?;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match read {

@@ -26,7 +26,7 @@ pub use access::{Caller, Refused, check_call};
 pub use authority::{Authority, AuthorityError, CertificateFiles, CertifiedProcess, in_days};
 pub use connection::Connection;
 pub use expected::Expected;
-pub use files::{FileError, TlsConfig};
+pub use files::{FileError, TlsConfig, certificates};
 pub use name::{PeerName, PeerRole};
 pub use own::{AcceptError, Identity, IdentityError};
 pub use renewed::Renewed;

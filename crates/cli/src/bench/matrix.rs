@@ -226,7 +226,7 @@ async fn one(
 /// Nobody answers, or the server does not tell.
 async fn context_of(server: &ServerArgs) -> anyhow::Result<u32> {
     let base = http::base_url(&server.url);
-    let mut request = http::client(&base, server.trust.ca.as_deref())?
+    let mut request = http::client(&base, server.trust.ca())?
         .get(format!("{base}/v1/models"))
         .timeout(ANSWER_WITHIN);
     if let Some(key) = &server.api_key {

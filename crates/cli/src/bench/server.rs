@@ -1,5 +1,7 @@
 //! The server that gets the load, as several verbs of `baton bench` name it.
 
+use std::path::Path;
+
 use clap::Args;
 use workload::trace::Trace;
 
@@ -39,7 +41,7 @@ impl ServerArgs {
         plan.server.model.clone_from(&self.model);
         // A variable that is empty is no key.
         plan.server.api_key = self.api_key.clone().filter(|key| !key.is_empty());
-        plan.server.ca.clone_from(&self.trust.ca);
+        plan.server.ca = self.trust.ca().map(Path::to_path_buf);
         plan.seed = self.seed;
         plan.warm_up_requests = WARM_UP_REQUESTS;
         plan

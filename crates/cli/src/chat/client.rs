@@ -82,7 +82,7 @@ impl ChatClient {
     /// Finds the server and its model.
     pub async fn connect(named: &UrlArgs, model: Option<String>) -> anyhow::Result<Self> {
         let url = http::base_url(&named.url);
-        let http = http::client_with_key(&url, named.trust.ca.as_deref())?;
+        let http = http::client_with_key(&url, named.trust.ca())?;
         let listed = http.get(format!("{url}/v1/models")).send().await;
         let listed = listed.map_err(|error| unreachable(&url, error))?;
         let model = match model {

@@ -1,6 +1,7 @@
 //! A comparison of clusters that run already: the load alternates between them, and what they have is declared.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
@@ -43,7 +44,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         machine: None,
         model: args.model.clone(),
         api_key: args.api_key.clone(),
-        ca: args.trust.ca.clone(),
+        ca: args.trust.ca().map(Path::to_path_buf),
         deadline: Deadline::start(time.limit),
         stop: stop.clone(),
         placement: Placement::default(),

@@ -146,7 +146,7 @@ async fn names(wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     let ca = std::env::var_os(http::tls::CA_VARIABLE).map(PathBuf::from);
     let client = AdminClient::new(&UrlArgs {
         url: url.unwrap_or_else(|| http::URL_DEFAULT.to_owned()),
-        trust: TrustArgs { ca },
+        trust: TrustArgs::new(ca),
     })?;
     if wanted.kind == Kind::Node {
         let cluster: ClusterPage = client.read(&["admin", "cluster"], &[]).await?;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use hyper_rustls::ConfigBuilderExt as _;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore, crypto};
 
 use crate::exit::{Exit, WithExit as _};
@@ -19,8 +18,23 @@ pub(crate) const CA_VARIABLE: &str = "BATON_CA";
 #[derive(Clone, Debug, Default, Args)]
 pub struct TrustArgs {
     /// File of the authority, in PEM, whose certificate a server at https:// has to have [default: any that this machine trusts].
-    #[arg(long, env = CA_VARIABLE, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub ca: Option<PathBuf>,
+    #[arg(long, env = CA_VARIABLE, value_name = "FILE", value_hint = clap::ValueHint::FilePath, value_parser = file())]
+    ca: Option<PathBuf>,
+}
+
+/// Takes empty text, too: a variable that is empty counts as one that is not set.
+fn file() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
+impl TrustArgs {
+    pub(crate) fn new(ca: Option<PathBuf>) -> Self {
+        Self { ca }
+    }
+
+    pub(crate) fn ca(&self) -> Option<&Path> {
+        self.ca.as_deref().filter(|file| !file.as_os_str().is_empty())
+    }
 }
 
 /// # Errors
@@ -42,9 +56,37 @@ pub(crate) fn config(scheme: Option<&str>, ca: Option<&Path>) -> anyhow::Result<
 fn authorities(file: &Path) -> anyhow::Result<RootCertStore> {
     let unusable = || format!("the file of the authority, {}, cannot be used", file.display());
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(file).with_context(unusable)? {
-        roots.add(certificate.with_context(unusable)?).with_context(unusable)?;
+    for certificate in identity::certificates("--ca", file)? {
+        roots.add(certificate).with_context(unusable)?;
     }
-    anyhow::ensure!(!roots.is_empty(), "{}: it holds no certificate in PEM", unusable());
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Verb {
+        #[command(flatten)]
+        trust: TrustArgs,
+    }
+
+    #[test]
+    fn an_empty_name_of_a_file_names_none() {
+        let ca = |file| Verb::try_parse_from(["verb", "--ca", file]).unwrap().trust;
+        assert_eq!(ca("").ca(), None);
+        assert_eq!(ca("ca.crt").ca(), Some(Path::new("ca.crt")));
+    }
+
+    #[test]
+    fn what_is_in_the_file_is_shown_to_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.crt");
+        std::fs::write(&file, "-----BEGIN PRIVATE KEY\nSECRET\n-----END PRIVATE KEY-----\n").unwrap();
+        let refused = format!("{:#}", config(Some("https"), Some(&file)).unwrap_err());
+        assert!(refused.contains("ca.crt") && !refused.contains("PRIVATE"), "{refused}");
+    }
 }

@@ -31,7 +31,7 @@ impl AdminClient {
     /// # Errors
     /// Its address is no URL, or the file of its authority cannot be read, which are usage errors.
     pub fn new(named: &UrlArgs) -> anyhow::Result<Self> {
-        let ca = named.trust.ca.as_deref();
+        let ca = named.trust.ca();
         Self::with(http::client_with_key(&named.url, ca)?, &named.url)
     }
 
@@ -40,7 +40,7 @@ impl AdminClient {
     /// # Errors
     /// As [`Self::new`].
     pub fn of_server(named: &UrlArgs, key: Option<&str>) -> anyhow::Result<Self> {
-        let ca = named.trust.ca.as_deref();
+        let ca = named.trust.ca();
         Self::with(http::client_with(key, &named.url, ca)?, &named.url)
     }
 

@@ -23,7 +23,7 @@ const DETAILS_AT_ONCE: usize = 8;
 /// Adds to each record what the server says of it. A server that says nothing changes nothing.
 pub(super) async fn add(server: &Server, records: &mut [RequestRecord]) {
     let named = UrlArgs {
-        trust: TrustArgs { ca: server.ca.clone() },
+        trust: TrustArgs::new(server.ca.clone()),
         ..UrlArgs::of(&server.url)
     };
     let Ok(client) = AdminClient::of_server(&named, server.api_key.as_deref()) else {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
@@ -141,7 +141,7 @@ fn server(args: &RunArgs) -> anyhow::Result<Server> {
         path: given.endpoint.clone(),
         model: given.model.clone(),
         api_key: given.api_key.clone().filter(|key| !key.is_empty()),
-        ca: given.trust.ca.clone(),
+        ca: given.trust.ca().map(Path::to_path_buf),
         headers: given.header.clone(),
         pids,
         ..Server::new(&given.base_url)
