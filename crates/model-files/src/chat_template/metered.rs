@@ -233,7 +233,8 @@ fn with_meters(instruction: &Instruction<'static>) -> Result<Vec<Instruction<'st
 const SPREAD: &str = "it spreads a list over the arguments of a call, which is not built";
 
 fn times(left: &Value, right: &Value) -> Result<Value, Error> {
-    let whole = |value: &Value| i128::try_from(value.clone()).ok();
+    let is_whole = |value: &Value| value.is_integer() || value.kind() == ValueKind::Bool;
+    let whole = |value: &Value| is_whole(value).then(|| i128::try_from(value.clone()).ok()).flatten();
     let (repeated, count) = if left.as_str().is_some() || super::filters::is_list(left) {
         (left, right)
     } else {
