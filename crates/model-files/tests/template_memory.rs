@@ -10,6 +10,8 @@ use serde_json::{Map, Value, json};
 
 const PEAK_EXTRA_BYTES: u64 = 64 << 20;
 const PEAK_FACTOR: u64 = 4;
+/// Enough for a leak of a long text to show.
+const RENDERINGS: usize = 30;
 /// Names the case and the input to the child process.
 const CASE: &str = "BATON_TEMPLATE_CASE";
 const INPUT_BYTES: &str = "BATON_TEMPLATE_INPUT_BYTES";
@@ -27,20 +29,20 @@ fn kept(value: &str) -> String {
     grown("[]", &format!("[n.x, {}]", format!("{value}, ").repeat(40)))
 }
 
+/// Keeps a long text in a loop.
+fn leaking(call: &str) -> String {
+    format!("{{% for a in ['x' * 4000000] %}}{{{{ {call} }}}}{{% endfor %}}")
+}
+
 fn cases() -> Vec<String> {
     let straight = |start: &str, step: &str| format!("{{% set x = {start} %}}{}{{{{ x }}}}", step.repeat(5_000));
     vec![
-        straight("'aaaaaaaa'", "{% set x = x ~ x %}"),
         straight("'aaaaaaaa'", "{% set x = x + x %}"),
         straight("[1]", "{% set x = x + x %}"),
-        straight("[1]", "{% set x = [x, x] %}"),
         straight("[1]", "{% set x = [x] %}"),
-        straight("{}", "{% set x = {'a': x} %}"),
         straight("messages[0].content", "{% set x %}{{ x }}{{ x }}{% endset %}"),
         "{{ 'a' * 10 ** 8 }}".to_owned(),
         format!("{{% set x = [{}] %}}", "'a' * 100000000, ".repeat(1_000)),
-        format!("{{% set x = [{}] %}}", "100000000 * ('a'), ".repeat(1_000)),
-        format!("{{{{ ('a' * 1000){} }}}}", " * 1000".repeat(100)),
         "{% set x = [1] * 10 ** 8 %}{{ x | list | length }}".to_owned(),
         "{% set x %}{% for a in range(100000) %}{% for b in range(1000) %}0123456789{% endfor %}{% endfor %}{% endset %}".to_owned(),
         "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='aaaa') %}\
@@ -48,59 +50,38 @@ fn cases() -> Vec<String> {
             .to_owned(),
         "{% for a in range(100000) %}{% macro m() %}{{ a }}{{ n }}{{ o }}{{ p }}{% endmacro %}{% endfor %}".to_owned(),
         "{% for a in messages[0].content if true %}{{ a }}{% endfor %}".to_owned(),
-        "{% for a in range(100000) %}{% for b in range(100) if true %}{% endfor %}{% endfor %}".to_owned(),
         grown("'a'", "n.x ~ messages[0].content"),
         grown("'a' * 1000000", "(n.x[::-1] ~ n.x)[1:]"),
-        grown("n", "n"),
         grown("[1]", "[n]"),
-        grown("[1]", "n.x[0:]"),
         grown("[1]", "n.x | reverse"),
         grown("[1]", "n.x | batch(1) | list"),
         grown("[1]", "[n.x, n.x] | tojson"),
-        grown("[1]", "[n.x, n.x] | string"),
         grown("'a'", "n.x | center(4000000) | list"),
         grown("'<'", "(n.x * 4000000) | escape"),
         grown("'a\\nb'", "n.x | indent(1000000)"),
         grown("'ab'", "n.x | replace('b', 'bbbbbbbb')"),
-        grown("'ab'", "n.x.replace('b', 'bbbbbbbb')"),
         grown("'a'", "[n.x, n.x] | join(n.x)"),
-        grown("'a'", "n.x.join([n.x, n.x, n.x])"),
         grown("'%s%s'", "n.x | format(n.x, n.x)"),
-        grown("'{0}{0}'", "n.x.format(n.x)"),
         grown("[1]", "[n.x, n.x] | sum"),
         grown("['a']", "(n.x + n.x) | map('upper') | list"),
-        grown("['a' * 1000000]", "(n.x + n.x) | map('list') | list"),
-        grown("'9999d'", "('%9999d' * 10000) | format(1)"),
         grown("1", "messages[0].content | list"),
         grown("1", "messages[0].content.split('x')"),
-        grown("1", "messages[0].content.split()"),
-        grown("1", "messages[0].content.splitlines()"),
         grown("1", "messages[0].content | unique | list"),
         grown("1", "strftime_now('%c' * 1000000)"),
-        grown("1", "n.x + 1"),
-        kept("messages[0].content ~ 'a'"),
-        kept("messages[0].content[1:]"),
         kept("messages[0].content | upper"),
-        kept("messages[0].content.upper()"),
-        kept("messages[0].content.split('x')"),
-        kept("messages[0].content | tojson"),
-        kept("range(100000)"),
         kept("range(100000) | list"),
-        kept("range(100000)[1:]"),
         kept("{'a': a, 'b': a, 'c': a}"),
         kept("{'a': a}.items()"),
-        kept("namespace(a=a)"),
         kept("dict(a=a)"),
-        kept("(a, a, a)"),
-        kept("a ~ ''"),
         kept("[{'b': a}, {'b': 2}] | groupby('b')"),
-        kept("messages | map(attribute='content') | list"),
         "{% set x = namespace(x=[1]) %}{% for a in range(64) %}{% set x.x = [x.x, x.x] %}{% endfor %}{{ x.x | pprint }}{{ x.x | upper }}"
             .to_owned(),
         "{% set x = namespace(x=1) %}{% set x.x = x %}{{ x }}{{ x | upper }}{{ x ~ '' }}{{ x | tojson }}".to_owned(),
+        leaking("loop.changed(loop, a)"),
+        leaking("loop.changed([loop], a)"),
+        leaking("loop.changed(l=loop, a=a)"),
         "{{ debug() }}".to_owned(),
         "{{ f(*range(100000), *range(100000)) }}".to_owned(),
-        "{% for a in range(100000) %}{{ messages[0].content }}{% endfor %}".to_owned(),
     ]
 }
 
@@ -133,6 +114,10 @@ fn one_case() {
     let messages = [json!({"role": "user", "content": "x y".repeat(input_bytes / 3)})];
     let source = &cases()[case];
     let before = status_bytes("VmRSS");
+    // What a loop keeps would outlive the rendering if the loop kept itself.
+    for _ in 0..if source.contains("loop.changed") { RENDERINGS } else { 0 } {
+        let _ = render(source, &messages);
+    }
     let outcome = match render(source, &messages) {
         Ok(text) => format!("{} bytes", text.len()),
         Err(error) => error.to_string(),
@@ -162,10 +147,6 @@ fn greedy_templates_stay_within_their_memory() {
             let peak = said
                 .split_once("peak=")
                 .and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
-            if std::env::var_os("BATON_TEMPLATE_SHOW").is_some() {
-                let line = said.lines().find(|line| line.contains("peak=")).unwrap_or("died");
-                eprintln!("{input_bytes} {} {line}", source.chars().take(90).collect::<String>());
-            }
             if peak.is_none_or(|peak| peak > PEAK_EXTRA_BYTES + PEAK_FACTOR * input_bytes) {
                 broken.push(format!(
                     "{input_bytes} bytes, peak {peak:?}: {}",

@@ -121,7 +121,7 @@ pub(super) fn built(value: Value) -> Result<Value, Error> {
         if bytes > text_bytes_max() || open.len() > DEPTH_MAX {
             return Err(too_long());
         }
-        refuse_namespace(&current)?;
+        refuse_owner(&current)?;
         if let (Some(_), Ok(items)) = (current.as_object(), current.try_iter()) {
             open.push((current, items));
         }
@@ -141,13 +141,11 @@ pub(super) fn built(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// A namespace inside of itself would have no end in print.
-pub(super) fn refuse_namespace(value: &Value) -> Result<(), Error> {
-    let is_namespace = value
-        .as_object()
-        .is_some_and(|object| object.type_name().ends_with("::Namespace"));
-    if is_namespace {
-        return Err(wrong("a namespace cannot be kept inside of a value"));
+/// Refuses what can be changed to hold other values, a namespace or the `loop` of a loop: inside of itself it would never be freed.
+pub(super) fn refuse_owner(value: &Value) -> Result<(), Error> {
+    let type_name = value.as_object().map_or("", |object| object.type_name());
+    if type_name.ends_with("::Namespace") || type_name.ends_with("::Loop") {
+        return Err(wrong("a namespace or `loop` cannot be kept inside of a value"));
     }
     Ok(())
 }

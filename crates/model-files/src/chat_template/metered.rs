@@ -8,9 +8,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 
-use super::budget::{
-    ITEMS_MAX, built, made, parts, pay, pay_for_items, refuse_namespace, text_bytes_max, too_long, wrong,
-};
+use super::budget::{ITEMS_MAX, built, made, parts, pay, pay_for_items, refuse_owner, text_bytes_max, too_long, wrong};
 
 /// Filters that make a number, a part of what they get, or a text that they bound themselves.
 const LIGHT_FILTERS: &[&str] = &[
@@ -110,7 +108,7 @@ impl Object for Meter {
         match (**self, arguments) {
             (Meter::Made, [value]) => made(value.clone()),
             (Meter::Built, [value]) => built(value.clone()),
-            (Meter::Stored, [value]) => refuse_namespace(value).map(|()| value.clone()),
+            (Meter::Stored, [value]) => refuse_owner(value).map(|()| value.clone()),
             (Meter::Enclosed, []) => pay(PART_BYTES).map(|()| Value::UNDEFINED),
             (Meter::Times, [left, right]) => times(left, right),
             (Meter::Filter, [arguments @ .., name]) => filter(state, name.as_str().unwrap_or_default(), arguments),
@@ -317,6 +315,15 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
         pay_for_items(pieces, PART_BYTES)?;
     } else if matches!(name, "items" | "keys" | "values") {
         pay_for_items(parts(value), 2 * PART_BYTES)?;
+    }
+    if name == "changed" {
+        // A loop keeps them. Names for arguments would hide them, and Python refuses those.
+        for argument in arguments {
+            refuse_owner(argument)?;
+            if argument.is_kwargs() {
+                return Err(wrong("`changed` has no names for its arguments"));
+            }
+        }
     }
     // A macro of a namespace or a map is called here, too; what it wrote is paid for.
     let result = value.call_method(state, name, arguments)?;
