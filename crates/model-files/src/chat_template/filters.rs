@@ -14,6 +14,9 @@ const LIST_BYTES: usize = 128;
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
     environment.add_filter("string", |value: &Value| text(value));
+    environment.add_filter("pprint", |value: &Value| {
+        Text::of(|out| std::fmt::Write::write_fmt(out, format_args!("{value:#?}")))
+    });
     environment.add_filter("indent", indent);
     environment.add_filter("truncate", truncate);
     environment.add_filter("join", join);

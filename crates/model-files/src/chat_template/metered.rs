@@ -30,6 +30,7 @@ const LIGHT_FILTERS: &[&str] = &[
     "lower",
     "max",
     "min",
+    "pprint",
     "replace",
     "round",
     "safe",
@@ -54,7 +55,7 @@ const CHOOSING_FILTERS: &[&str] = &[
     "unique",
 ];
 /// Filters that write one character as several.
-const ESCAPING_FILTERS: &[&str] = &["e", "escape", "forceescape", "pprint"];
+const ESCAPING_FILTERS: &[&str] = &["e", "escape", "forceescape"];
 const ESCAPE_BYTES_MAX: usize = 6;
 /// Heap for an item that a filter or method makes of a part of its input.
 const PART_BYTES: usize = 64;
@@ -272,20 +273,23 @@ fn times(left: &Value, right: &Value) -> Result<Value, Error> {
 }
 
 fn filter(state: &mut State<'_, '_>, name: &str, arguments: &[Value]) -> Result<Value, Error> {
+    if let ("map", [value, mapped, rest @ ..]) = (name, arguments)
+        && let Some(mapped) = mapped.as_str()
+    {
+        return map(state, value, mapped, rest);
+    }
     let value = arguments.first().cloned().unwrap_or_default();
     if ESCAPING_FILTERS.contains(&name) {
-        pay(value.as_str().map_or(0, str::len).saturating_mul(ESCAPE_BYTES_MAX))?;
+        let bytes = match value.as_str() {
+            Some(text) => text.len(),
+            None => super::filters::text(&value)?.len(),
+        };
+        pay(bytes.saturating_mul(ESCAPE_BYTES_MAX))?;
     } else if !LIGHT_FILTERS.contains(&name) {
         for argument in arguments.iter().filter(|argument| !argument.is_kwargs()) {
             // The second argument of `split`, `join` and their like is short, and none is taken apart.
             if argument.as_str().is_none() || *argument == value {
                 pay_for_items(parts(argument), PART_BYTES)?;
-            }
-        }
-        if name == "map" {
-            // Each item may be a text that the mapped filter takes apart or escapes.
-            for item in value.try_iter()? {
-                pay(item.as_str().map_or(0, str::len).saturating_mul(PART_BYTES))?;
             }
         }
     }
@@ -304,16 +308,21 @@ fn filter(state: &mut State<'_, '_>, name: &str, arguments: &[Value]) -> Result<
     }
 }
 
+/// Each item pays for what the mapped filter makes of it.
+fn map(state: &mut State<'_, '_>, value: &Value, mapped: &str, rest: &[Value]) -> Result<Value, Error> {
+    if mapped == "map" {
+        return Err(wrong("`map` cannot be mapped"));
+    }
+    pay_for_items(parts(value), PART_BYTES)?;
+    let items = value.try_iter()?.map(|item| {
+        let arguments: Vec<Value> = std::iter::once(item).chain(rest.iter().cloned()).collect();
+        filter(state, mapped, &arguments)
+    });
+    built(Value::from(items.collect::<Result<Vec<_>, _>>()?))
+}
+
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        let pieces = match (name, arguments.first().and_then(Value::as_str)) {
-            ("split" | "rsplit", Some("")) => return Err(wrong("empty separator")),
-            ("split" | "rsplit", Some(separator)) => text.matches(separator).count() + 1,
-            ("split" | "rsplit" | "splitlines", _) => text.split(char::is_whitespace).count(),
-            _ => 0,
-        };
-        pay_for_items(pieces, PART_BYTES)?;
-    } else if matches!(name, "items" | "keys" | "values") {
+    if value.as_object().is_some() && matches!(name, "items" | "keys" | "values") {
         pay_for_items(parts(value), 2 * PART_BYTES)?;
     }
     if name == "changed" {

@@ -4,9 +4,12 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, State};
 use minijinja_contrib::pycompat;
 
-use super::budget::wrong;
+use super::budget::{pay_for_items, wrong};
 use super::filters::{centre, check_format, is_list, joined, pad, replace, trim};
 use super::python::is_space;
+
+/// Heap for a piece of a text and its place in a list.
+const PIECE_BYTES: usize = 64;
 
 pub(super) fn unknown_method(
     state: &mut State,
@@ -34,10 +37,14 @@ fn text_method(state: &mut State, text: &str, method: &str, arguments: &[Value])
     };
     Ok(match method {
         "split" => {
-            let (separator, splits) = split_arguments(arguments)?;
+            let (separator, splits) = split_arguments(text, arguments)?;
             python(text, method, &[separator, splits.into()])?
         }
         "rsplit" => rsplit(text, arguments)?,
+        "splitlines" => {
+            pay_for_pieces(text, Some("\n"))?;
+            python(text, method, arguments)?
+        }
         "partition" | "rpartition" => partition(text, method, arguments)?,
         "strip" | "lstrip" | "rstrip" => {
             let (characters,): (Option<&str>,) = from_args(arguments)?;
@@ -116,8 +123,17 @@ fn padded(text: &str, method: &str, arguments: &[Value]) -> Result<String, Error
     }
 }
 
-/// The separator, and how often to split; a negative number means no limit.
-fn split_arguments(arguments: &[Value]) -> Result<(Value, Option<i64>), Error> {
+/// Pays for the pieces of a text between its separators, or for its words.
+fn pay_for_pieces(text: &str, separator: Option<&str>) -> Result<(), Error> {
+    let pieces = match separator {
+        Some(separator) => text.matches(separator).count() + 1,
+        None => text.split(is_space).filter(|word| !word.is_empty()).count(),
+    };
+    pay_for_items(pieces, PIECE_BYTES)
+}
+
+/// The separator, and how often to split; a negative number means no limit. The pieces are paid for.
+fn split_arguments(text: &str, arguments: &[Value]) -> Result<(Value, Option<i64>), Error> {
     let (separator, splits, keywords): (Option<Value>, Option<i64>, Kwargs) = from_args(arguments)?;
     let separator = separator.or(keywords.get("sep")?).unwrap_or(Value::from(()));
     let splits = splits.or(keywords.get("maxsplit")?);
@@ -125,11 +141,12 @@ fn split_arguments(arguments: &[Value]) -> Result<(Value, Option<i64>), Error> {
     if separator.as_str() == Some("") {
         return Err(wrong("empty separator"));
     }
+    pay_for_pieces(text, separator.as_str())?;
     Ok((separator, splits))
 }
 
 fn rsplit(text: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let (separator, splits) = split_arguments(arguments)?;
+    let (separator, splits) = split_arguments(text, arguments)?;
     let pieces_max = splits
         .and_then(|splits| usize::try_from(splits).ok())
         .map_or(usize::MAX, |n| n.saturating_add(1));

@@ -72,6 +72,13 @@ fn many_and_long_messages_render() {
 }
 
 #[test]
+fn long_texts_are_split_and_mapped() {
+    let source = "{{ ('word ' * 200000).splitlines() | length }} {{ ['x' * 600000] | map('trim') | list | length }} \
+                  {{ (' ' * 200000 ~ 'x').split() | length }}";
+    assert_eq!(compile(source).unwrap().render(&[], true).unwrap(), "1 1 1");
+}
+
+#[test]
 fn special_token_texts_and_the_clock_reach_the_template() {
     assert_eq!(
         compile("{{ bos_token }}x{{ eos_token }}")
