@@ -17,7 +17,6 @@ use proto::v1::handoff_service_client::HandoffServiceClient;
 use service_runtime::health::Health;
 use service_runtime::serve::{self, Ops};
 use service_runtime::shutdown::Shutdown;
-use serving_core::compatibility::Compatibility;
 use serving_core::ids::{Attempt, NodeEpoch, NodeId, NodeName, RequestId, TokenId};
 use serving_core::node::{NodeRecord, NodeStatus, Ticket};
 use serving_core::request::{Lane, LocalPrefillReason, Request, SamplingParams, StopConditions, TokenEvent};
