@@ -135,8 +135,8 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys: Option<PathBuf>,
     /// File of the certificate, in PEM, that clients see at listen and admin_listen, followed by intermediate certificates if there are
-    /// any; X.509 v3 for server authentication, of any authority (`baton certs issue DIR api/NAME` makes one). Unset: plain HTTP. It is read again when it changes;
-    /// so is the next one
+    /// any; X.509 v3 for server authentication, of any authority (`baton certs issue DIR api/NAME` makes one). Unset: plain HTTP. It is
+    /// read again when it changes; so is the next one
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_tls_cert: Option<PathBuf>,

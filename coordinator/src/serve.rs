@@ -280,7 +280,9 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     };
     let ports = (port(http_listener), admin.map(|(listener, _)| port(listener)));
     let drained = Shutdown::new();
-    certificate.iter().for_each(|own| certificates::follow(own, &drained));
+    if let Some(certificate) = &certificate {
+        certificates::follow(certificate, &drained);
+    }
     serve_http(state, ports, &config, &shutdown).await;
     drained.request();
     // The answers are sent. Their records end with the nodes' last reports.

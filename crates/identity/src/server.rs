@@ -144,8 +144,8 @@ impl Material {
     }
 }
 
-/// Whether the first certificate is good at a time. Its authority may be any, so it is looked for nowhere; webpki looks at the time
-/// before it looks for the authority.
+/// Whether the chain would be taken at a time by who trusts its authority. That may be any, so it is looked for nowhere; webpki looks at
+/// the rest before it looks for the authority.
 fn check_time(chain: &[CertificateDer<'_>], at: UnixTime) -> Result<(), Error> {
     let (first, others) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
     let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;

@@ -86,7 +86,7 @@ impl Told {
         } else if self.ended != certificate {
             tracing::error!(
                 certificate = ?own,
-                "the certificate is no longer good, by its dates or by its authority: no new connection is possible; put a new one into its files"
+                "the certificate is no longer good, by its dates or by its authority: new connections are refused; put a new one into its files"
             );
             self.ended = certificate;
         }

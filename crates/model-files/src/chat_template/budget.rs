@@ -12,8 +12,8 @@ const MADE_FACTOR: usize = 4;
 const TEXT_BYTES_EXTRA: usize = 4 << 20;
 /// As many items as minijinja's `range` has.
 pub(super) const ITEMS_MAX: usize = 100_000;
-/// Lists inside of lists. JSON from a client has at most 128 levels.
-const DEPTH_MAX: usize = 200;
+/// Lists inside of lists, made or printed. JSON from a client has at most 128 levels.
+pub(super) const DEPTH_MAX: usize = 200;
 /// Heap of a small text or number with its place in a list, of an item, of a map's entry, and of any other object.
 const SMALL_BYTES: usize = 48;
 const ITEM_BYTES: usize = 24;

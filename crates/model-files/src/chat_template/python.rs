@@ -5,10 +5,7 @@ use std::fmt::{self, Write};
 use minijinja::Error;
 use minijinja::value::{Value, ValueKind};
 
-use super::budget::{pay, text_bytes_max, too_long};
-
-/// The deepest value that is printed; JSON from a client has at most 128 levels.
-const DEPTH_MAX: usize = 200;
+use super::budget::{DEPTH_MAX, pay, text_bytes_max, too_long};
 
 /// A text that refuses to grow past the longest that a rendering may make.
 #[derive(Default)]
