@@ -228,7 +228,8 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     if config.served_model_name.is_empty() {
         config.served_model_name.push(text.name.clone());
     }
-    let certificate = config.api_certificate()?;
+    let drained = Shutdown::new();
+    let certificate = open_certificate(&config, &drained)?;
     let (http_listener, http_address) = bind_http("--listen", &config.listen).await?;
     let admin = match &config.admin_listen {
         Some(address) => Some(bind_http("--admin-listen", address).await?),
@@ -279,10 +280,6 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         certificate: certificate.clone(),
     };
     let ports = (port(http_listener), admin.map(|(listener, _)| port(listener)));
-    let drained = Shutdown::new();
-    if let Some(certificate) = &certificate {
-        certificates::follow(certificate, &drained);
-    }
     serve_http(state, ports, &config, &shutdown).await;
     drained.request();
     // The answers are sent. Their records end with the nodes' last reports.
@@ -308,6 +305,15 @@ async fn leave(registry: Option<Registry>, name: &str) -> anyhow::Result<()> {
         ),
         None => Ok(()),
     }
+}
+
+/// The certificate that the API shows, where one is configured. Its files are followed until `stop`.
+fn open_certificate(config: &Config, stop: &Shutdown) -> anyhow::Result<Option<ServerCertificate>> {
+    let certificate = config.api_certificate()?;
+    if let Some(own) = &certificate {
+        certificates::follow(own, stop);
+    }
+    Ok(certificate)
 }
 
 /// The clients' keys, where they are asked for. Their file is followed until `shutdown`.
