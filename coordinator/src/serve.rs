@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use identity::{Identity, PeerRole};
+use identity::{Identity, PeerRole, ServerCertificate};
 use proto::messages::CONTROL_MESSAGE_BYTES_MAX;
 use proto::v1::membership_service_server::MembershipServiceServer;
 use service_runtime::announce::{Announcement, Listening};
