@@ -24,6 +24,7 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--base-url", default="http://127.0.0.1:8000")
     parse.add_argument("--pairs", type=int, default=20)
+    parse.add_argument("--temperature", type=float, default=0.0, help="a greedy request seldom needs all tokens that its grammar allows")
     args = parse.parse_args()
     run(args, False), run(args, True)
     ratios = []
@@ -43,7 +44,7 @@ def run(args, is_constrained):
 
 
 def ask(args, number, is_constrained):
-    body = {"prompt": f"{number}. Words of a story, as JSON:", "max_tokens": 64, "temperature": 0, "include_metrics": True}
+    body = {"prompt": f"{number}. Words of a story, as JSON:", "max_tokens": 64, "temperature": args.temperature, "include_metrics": True}
     body |= {"guided_json": SCHEMA} if is_constrained else {"ignore_eos": True}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{args.base_url}/v1/completions", json.dumps(body).encode(), headers)

@@ -1,80 +1,47 @@
-//! The tokens that the rows of a step may draw. Another thread may still work them out while the engine computes.
+//! The tokens that a constrained row may draw: asked one by one, or all at once.
 
-use std::ops::Range;
-use std::sync::mpsc::Receiver;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::fmt;
 
-/// For each constrained row, one bit for each token; the form is that of [`crate::SampleInput::allowed`].
-#[derive(Debug, Default)]
-pub struct AllowedTokens {
-    words: Vec<u32>,
-    rows: Vec<(usize, Range<usize>)>,
+use serving_core::ids::TokenId;
+
+/// Knows what the constrained rows of a step may draw. All tokens of a row take a walk over the vocabulary, one takes microseconds.
+pub trait AllowedTokens: fmt::Debug + Send + Sync {
+    /// Whether a row may draw this token. `None`: only all of its tokens tell.
+    fn allows(&self, row: usize, token: TokenId) -> Option<bool>;
+
+    /// Bit `token % 32` of word `token / 32` says whether the row may draw a token. It may not draw tokens beyond the words. Waits
+    /// where another thread works them out just now.
+    fn all(&self, row: usize) -> &[u32];
 }
 
-impl AllowedTokens {
-    pub fn push(&mut self, row: usize, words: &[u32]) {
-        let start = self.words.len();
-        self.words.extend_from_slice(words);
-        self.rows.push((row, start..self.words.len()));
-    }
-
-    /// A row that was not pushed may draw none.
-    fn of(&self, row: usize) -> &[u32] {
-        let found = self.rows.iter().find(|(of, _)| *of == row);
-        found.map_or(&[], |(_, words)| &self.words[words.clone()])
-    }
+/// The tokens that one row may draw.
+#[derive(Clone, Copy, Debug)]
+pub enum Allowed<'a> {
+    /// In the form of [`AllowedTokens::all`].
+    Words(&'a [u32]),
+    /// Those of a row of a step.
+    OfRow(&'a dyn AllowedTokens, usize),
 }
 
-/// The tokens, once they have come. The first draw waits for them.
-#[derive(Debug)]
-pub(crate) struct Awaited {
-    come: OnceLock<AllowedTokens>,
-    coming: Mutex<Option<Receiver<AllowedTokens>>>,
-}
-
-impl Awaited {
-    pub fn new(coming: Receiver<AllowedTokens>) -> Self {
-        Self {
-            come: OnceLock::new(),
-            coming: Mutex::new(Some(coming)),
+impl<'a> Allowed<'a> {
+    /// `None`: only all tokens tell.
+    pub fn allows(self, token: TokenId) -> Option<bool> {
+        match self {
+            Self::Words(words) => Some(is_set(words, token)),
+            Self::OfRow(of, row) => of.allows(row, token),
         }
     }
 
-    /// The wait ends when the other side answers or is gone. Without an answer no row may draw, so its request fails.
-    pub fn of(&self, row: usize) -> &[u32] {
-        let allowed = self.come.get_or_init(|| {
-            let coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner).take();
-            coming.and_then(|coming| coming.recv().ok()).unwrap_or_default()
-        });
-        allowed.of(row)
+    pub fn words(self) -> &'a [u32] {
+        match self {
+            Self::Words(words) => words,
+            Self::OfRow(of, row) => of.all(row),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::sync_channel;
-
-    use super::*;
-
-    #[test]
-    fn the_first_draw_waits_for_the_tokens_and_the_others_find_them() {
-        let (sender, coming) = sync_channel(1);
-        let awaited = Awaited::new(coming);
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| awaited.of(3).to_vec());
-            let mut allowed = AllowedTokens::default();
-            allowed.push(1, &[7, 8]);
-            allowed.push(3, &[9]);
-            sender.send(allowed).expect("it waits");
-            assert_eq!(first.join().expect("no panic"), [9]);
-        });
-        assert_eq!((awaited.of(1), awaited.of(2)), (&[7, 8][..], &[][..]));
-    }
-
-    #[test]
-    fn nothing_may_be_drawn_when_nobody_answers() {
-        let (sender, coming) = sync_channel(1);
-        drop(sender);
-        assert!(Awaited::new(coming).of(0).is_empty());
-    }
+/// Whether the words, in the form of [`AllowedTokens::all`], have the token.
+pub fn is_set(words: &[u32], token: TokenId) -> bool {
+    let word = words.get((token.0 / u32::BITS) as usize);
+    word.is_some_and(|word| word & (1 << (token.0 % u32::BITS)) != 0)
 }

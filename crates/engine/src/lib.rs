@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use serving_core::ids::{BlockId, TokenId};
 
-pub use allowed::AllowedTokens;
+pub use allowed::{Allowed, AllowedTokens, is_set};
 pub use batch::EngineLimits;
 pub use cpu::{
     CpuEngine, CpuEngineOptions, KeptWeights, KernelChoice, KvSize, LoadProgress, NotShared, WeightsFile,

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use serving_core::ids::{BlockId, ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{AttemptKey, Request, TokenLogprobs};
 use serving_core::scheduler::{RowLogits, SampledToken, StepPlan};
 
-use crate::allowed::Awaited;
-use crate::{AllowedTokens, EngineError, LogitsWanted, SampleInput, SequenceRows};
+use crate::{Allowed, AllowedTokens, EngineError, LogitsWanted, SampleInput, SequenceRows};
 
 /// The rows of a step with everything that computing them and drawing from them needs. Its buffers are used again by the next
 /// step.
@@ -20,7 +18,7 @@ pub struct Step {
     tokens: Vec<TokenId>,
     blocks: Vec<BlockId>,
     /// Which tokens may be drawn, for the rows that do not allow all.
-    allowed: Option<Box<Awaited>>,
+    allowed: Option<Arc<dyn AllowedTokens>>,
 }
 
 /// Rows of one sequence: a chunk of its prompt, or its one decode row.
@@ -134,9 +132,9 @@ impl Step {
         })
     }
 
-    /// From now on the constrained rows draw the tokens that come from there. Without it they draw none.
-    pub fn await_allowed(&mut self, coming: Receiver<AllowedTokens>) {
-        self.allowed = Some(Box::new(Awaited::new(coming)));
+    /// From now on the constrained rows draw what this allows. Without it they draw nothing.
+    pub fn restrict(&mut self, allowed: Arc<dyn AllowedTokens>) {
+        self.allowed = Some(allowed);
     }
 
     /// Everything that determines one draw except the logits.
@@ -151,15 +149,16 @@ impl Step {
             prompt: &request.prompt[..request.client_prompt_tokens as usize],
             outputs: &self.tokens[draws.outputs.clone()],
             logprobs: request.logprobs,
-            allowed: row
-                .is_constrained()
-                .then(|| self.allowed.as_ref().map_or(&[][..], |allowed| allowed.of(row.index))),
+            allowed: row.is_constrained().then(|| match &self.allowed {
+                Some(allowed) => Allowed::OfRow(allowed.as_ref(), row.index),
+                None => Allowed::Words(&[]),
+            }),
         }
     }
 }
 
 impl StepRow {
-    /// Whether the request says what the output has to be. To draw then waits for the tokens that are allowed.
+    /// Whether the request says what the output has to be.
     pub fn is_constrained(&self) -> bool {
         !self.request.constraint.is_none()
     }

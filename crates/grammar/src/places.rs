@@ -11,7 +11,7 @@ use crate::recent::Recent;
 use crate::{GrammarError, Grammars};
 
 const WORD_BITS: u32 = u32::BITS;
-/// Tokens that are followed on the allowance of one mask.
+/// Tokens that are followed, and asked for alone, on the allowance of one mask.
 const REPLAYED_TOKENS: usize = 64;
 
 /// The places of one engine's sequences. A place is only a shortcut: without it the outputs are followed from the first one.
@@ -28,12 +28,18 @@ struct Place {
     matcher: Matcher,
     /// Outputs that the matcher has taken.
     taken: usize,
+    /// Tokens that it has taken or been asked for since the last mask.
+    since_mask: usize,
 }
 
 impl Place {
     /// Takes the outputs that are new, and says what may come next. Each mask refills what following may cost, so many new tokens,
     /// as after a migration, are taken in parts with a mask after each.
     fn follow(&mut self, outputs: &[TokenId]) -> Result<SimpleVob, GrammarError> {
+        if self.since_mask > 0 {
+            // What is kept of the last mask would stand in for a new one, and refill nothing.
+            self.matcher.invalidate_bias_cache();
+        }
         let new: Vec<u32> = outputs[self.taken..].iter().map(|token| token.0).collect();
         let lost = |error: &dyn std::fmt::Display| GrammarError::Lost(error.to_string());
         let (mut parts, matcher) = (new.chunks(REPLAYED_TOKENS).peekable(), &mut self.matcher);
@@ -44,8 +50,23 @@ impl Place {
                 matcher.compute_mask_or_eos().map_err(|error| lost(&error))?;
             }
         }
-        self.taken = outputs.len();
+        (self.taken, self.since_mask) = (outputs.len(), 0);
         matcher.compute_mask_or_eos().map_err(|error| lost(&error))
+    }
+
+    /// Takes the outputs that are new, and says whether this token may follow them. `None`: a mask has to tell.
+    fn allows(&mut self, outputs: &[TokenId], token: TokenId) -> Option<bool> {
+        let new: Vec<u32> = outputs[self.taken..].iter().map(|token| token.0).collect();
+        if self.since_mask + new.len() >= REPLAYED_TOKENS {
+            return None;
+        }
+        self.since_mask += new.len() + 1;
+        self.matcher.consume_tokens(&new).ok()?;
+        self.taken = outputs.len();
+        if self.matcher.is_stopped() {
+            return None;
+        }
+        Some(self.matcher.validate_tokens(&[token.0]).ok()? > 0)
     }
 }
 
@@ -100,12 +121,43 @@ impl Places {
         Ok(&self.allowed)
     }
 
-    fn follow(
+    /// Whether this token may follow `outputs`: what [`Self::allowed`] says of it, for much less work. `None`: only that tells, as
+    /// after a migration, or where the grammar has been followed for long without it.
+    pub fn allows(
+        &mut self,
+        sequence: (AttemptKey, ChoiceIndex),
+        constraint: &OutputConstraint,
+        (outputs, token): (&[TokenId], TokenId),
+    ) -> Option<bool> {
+        if token.0 >= self.vocab_size {
+            return Some(false);
+        }
+        let allows_words = constraint.bad_words.iter().all(|word| {
+            let last = word.split_last();
+            last.is_none_or(|(last, before)| *last != token || !outputs.ends_with(before))
+        });
+        let is_listed = constraint.allowed_tokens.is_empty() || constraint.allowed_tokens.contains(&token);
+        if !allows_words || !is_listed {
+            return Some(false);
+        }
+        let Some(grammar) = &constraint.grammar else {
+            return Some(true);
+        };
+        let place = self.place(sequence, grammar, outputs).ok()?;
+        let allows = place.allows(outputs, token);
+        if allows.is_none() && place.matcher.is_error() {
+            self.places.remove(&sequence);
+        }
+        allows
+    }
+
+    /// Where the sequence stands, at `outputs` or before.
+    fn place(
         &mut self,
         sequence: (AttemptKey, ChoiceIndex),
         grammar: &OutputGrammar,
         outputs: &[TokenId],
-    ) -> Result<(), GrammarError> {
+    ) -> Result<&mut Place, GrammarError> {
         let is_known = self
             .places
             .get(&sequence)
@@ -113,13 +165,24 @@ impl Places {
         if !is_known {
             let compiled = self.grammars.find(grammar);
             let compiled = compiled.ok_or_else(|| GrammarError::Lost("it is not compiled here".to_owned()))?;
-            let matcher = compiled.start();
-            self.places.insert(sequence, Place { matcher, taken: 0 });
+            let place = Place {
+                matcher: compiled.start(),
+                taken: 0,
+                since_mask: 0,
+            };
+            self.places.insert(sequence, place);
         }
-        let Some(place) = self.places.get(&sequence) else {
-            return Err(GrammarError::Lost("it has no place".to_owned()));
-        };
-        match place.follow(outputs) {
+        let place = self.places.get(&sequence);
+        place.ok_or_else(|| GrammarError::Lost("it has no place".to_owned()))
+    }
+
+    fn follow(
+        &mut self,
+        sequence: (AttemptKey, ChoiceIndex),
+        grammar: &OutputGrammar,
+        outputs: &[TokenId],
+    ) -> Result<(), GrammarError> {
+        match self.place(sequence, grammar, outputs)?.follow(outputs) {
             Ok(next) => {
                 self.allowed.extend_from_slice(next.as_slice());
                 Ok(())

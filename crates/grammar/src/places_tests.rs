@@ -121,6 +121,69 @@ fn token_by_token_and_from_the_first_one_give_the_same() {
     }
 }
 
+/// Walks through a grammar at random, greedily for long, and asks for some tokens alone before each step.
+fn walk_asking(constraint: &OutputConstraint, seed: u64) -> (u32, u32) {
+    let (mut asked, mut whole) = (places_for(constraint), places_for(constraint));
+    let mut random = seed;
+    let mut next = |below: usize| {
+        // Knuth's multiplier of a linear congruential generator, of which the upper bits are good.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) as usize % below
+    };
+    let (mut outputs, mut told, mut untold) = (Vec::new(), 0, 0);
+    for _ in 0..120 {
+        let words = whole.allowed(sequence(1), constraint, &outputs).unwrap().to_vec();
+        let allowed: Vec<u32> = (0..SIZE)
+            .filter(|token| words[(token / 32) as usize] & (1 << (token % 32)) != 0)
+            .collect();
+        let drawn = TokenId(allowed[next(allowed.len())]);
+        let others = [next(SIZE as usize + 2), next(128)].map(|token| TokenId(token as u32));
+        for token in others.into_iter().chain([drawn]) {
+            match asked.allows(sequence(1), constraint, (&outputs, token)) {
+                Some(allows) => {
+                    assert_eq!(allows, allowed.contains(&token.0), "{token:?} after {outputs:?}");
+                    told += 1;
+                }
+                None => {
+                    let all = asked.allowed(sequence(1), constraint, &outputs).unwrap();
+                    assert_eq!(all, words, "after {outputs:?}");
+                    untold += 1;
+                }
+            }
+        }
+        if drawn == END {
+            break;
+        }
+        outputs.push(drawn);
+    }
+    (told, untold)
+}
+
+#[test]
+fn a_token_that_is_asked_for_alone_is_allowed_when_the_mask_has_it() {
+    let mut with_words = schema(r#"{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 8}"#);
+    with_words.bad_words = vec![tokens("a"), tokens("b\"")];
+    let mut with_list = follows(OutputGrammar::Regex("[a-z]{40}(yes|no)?".into()));
+    with_list.allowed_tokens = [tokens("aeiouyns"), vec![END]].concat();
+    let constraints = [
+        with_words,
+        with_list,
+        schema(
+            r#"{"type": "object", "properties": {"a": {"enum": ["x", "xyz"]}, "b": {"type": "number"}}, "required": ["a", "b"]}"#,
+        ),
+        schema(
+            r#"{"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^a{3,9}$"}]}}}"#,
+        ),
+        follows(OutputGrammar::Lark("start: \"yes\" start | \"no\"".into())),
+    ];
+    for (index, constraint) in constraints.iter().enumerate() {
+        let (told, untold) = (0..6)
+            .map(|seed| walk_asking(constraint, seed))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        assert!(told > 3 * untold, "constraint {index}: {told} told, {untold} not");
+    }
+}
+
 #[test]
 fn more_sequences_than_places_cost_time_only() {
     let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));

@@ -1,10 +1,10 @@
-//! Constrained outputs on a node: the tokens that each step's rows may draw are worked out while the engine computes the step.
-//! Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
+//! Constrained outputs on a node: which tokens each step's rows may draw. Greedy rows ask for the model's first choices one by one.
+//! For the others all tokens are worked out, while the engine computes the step. Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use engine::{AllowedTokens, Step, StepRow};
 use grammar::{CompiledGrammar, GrammarError, Grammars, Places, Vocabulary};
@@ -34,16 +34,21 @@ pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
     })
 }
 
-/// The thread that works out which tokens the rows of a step may draw, while the engine computes the step. It ends soon after the
-/// engine's thread.
+/// Works out which tokens the rows of a step may draw, on a thread of its own while the engine computes the step. The thread ends
+/// soon after the engine's.
 #[derive(Debug)]
-pub(crate) struct AllowedThread(SyncSender<Job>);
+pub(crate) struct AllowedThread {
+    places: Arc<Mutex<Places>>,
+    steps: SyncSender<Arc<StepTokens>>,
+    /// Whether greedy rows are worked out ahead, too.
+    all_ahead: bool,
+}
 
-/// The constrained rows of a step.
+/// The constrained rows of a step. Whoever needs a row's tokens first works them out, and another who needs them waits.
 #[derive(Debug)]
-struct Job {
+struct StepTokens {
     rows: Vec<ConstrainedRow>,
-    answer: SyncSender<AllowedTokens>,
+    places: Arc<Mutex<Places>>,
 }
 
 #[derive(Debug)]
@@ -52,60 +57,109 @@ struct ConstrainedRow {
     sequence: (AttemptKey, ChoiceIndex),
     request: Arc<Request>,
     outputs: Vec<TokenId>,
+    /// A row whose outputs do not fit its grammar may draw nothing, and its request fails.
+    all: OnceLock<Vec<u32>>,
 }
 
 impl AllowedThread {
+    /// `all_ahead`: for an engine whose step leaves the host's cores free. On the cores of the engine that work would slow the step
+    /// down, and greedy rows seldom need it.
+    ///
     /// # Errors
     /// The system starts no thread.
-    pub(crate) fn start(mut places: Places) -> io::Result<Self> {
+    pub(crate) fn start(places: Places, all_ahead: bool) -> io::Result<Self> {
         // At most one step is under way.
-        let (jobs, asked) = sync_channel::<Job>(1);
+        let (steps, submitted) = sync_channel::<Arc<StepTokens>>(1);
         let thread = std::thread::Builder::new().name("allowed-tokens".to_owned());
         thread.spawn(move || {
-            while let Ok(job) = asked.recv() {
-                let allowed = allowed(&job.rows, &mut places);
-                // A step that was refused does not ask.
-                let _ = job.answer.send(allowed);
+            while let Ok(step) = submitted.recv() {
+                step.work_out_ahead(all_ahead);
             }
         })?;
-        Ok(Self(jobs))
+        Ok(Self {
+            places: Arc::new(Mutex::new(places)),
+            steps,
+            all_ahead,
+        })
     }
 
-    /// A row whose outputs do not fit its grammar will draw nothing, and its request fails. `None`: the thread has ended, which only
-    /// a panic does.
+    /// `None`: the thread has ended, which only a panic does.
     pub(crate) fn restrict(&self, step: &mut Step) -> Option<()> {
-        let row = |(index, row, outputs): (usize, &StepRow, &[TokenId])| {
-            // All choices of a row have the same outputs.
-            let first_choice = row.draws.as_ref().map_or(0, |draws| draws.choices.start);
-            ConstrainedRow {
-                index,
-                sequence: (row.key, ChoiceIndex(first_choice)),
-                request: row.request.clone(),
-                outputs: outputs.to_vec(),
-            }
-        };
-        let rows: Vec<ConstrainedRow> = step.constrained().map(row).collect();
+        let rows: Vec<ConstrainedRow> = step.constrained().map(ConstrainedRow::new).collect();
         if rows.is_empty() {
             return Some(());
         }
-        let (answer, coming) = sync_channel(1);
-        self.0.send(Job { rows, answer }).ok()?;
-        step.await_allowed(coming);
+        let has_work = rows.iter().any(|row| self.all_ahead || !row.is_greedy());
+        let places = self.places.clone();
+        let tokens = Arc::new(StepTokens { rows, places });
+        if has_work {
+            self.steps.send(tokens.clone()).ok()?;
+        }
+        step.restrict(tokens);
         Some(())
     }
 }
 
-fn allowed(rows: &[ConstrainedRow], places: &mut Places) -> AllowedTokens {
-    let mut all = AllowedTokens::default();
-    for row in rows {
-        match places.allowed(row.sequence, &row.request.constraint, &row.outputs) {
-            Ok(allowed) => all.push(row.index, allowed),
-            Err(error) => {
+impl ConstrainedRow {
+    fn new((index, row, outputs): (usize, &StepRow, &[TokenId])) -> Self {
+        // All choices of a row have the same outputs.
+        let first_choice = row.draws.as_ref().map_or(0, |draws| draws.choices.start);
+        Self {
+            index,
+            sequence: (row.key, ChoiceIndex(first_choice)),
+            request: row.request.clone(),
+            outputs: outputs.to_vec(),
+            all: OnceLock::new(),
+        }
+    }
+
+    fn is_greedy(&self) -> bool {
+        self.request.sampling.temperature <= 0.0
+    }
+}
+
+impl StepTokens {
+    fn work_out_ahead(&self, also_greedy: bool) {
+        for row in self.rows.iter().filter(|row| also_greedy || !row.is_greedy()) {
+            self.all_of(row);
+        }
+    }
+
+    fn all_of<'a>(&'a self, row: &'a ConstrainedRow) -> &'a [u32] {
+        row.all.get_or_init(|| {
+            let mut places = self.places();
+            let allowed = places.allowed(row.sequence, &row.request.constraint, &row.outputs);
+            allowed.map(<[u32]>::to_vec).unwrap_or_else(|error| {
                 tracing::warn!(request_id = %row.sequence.0.request, %error, "an output lost its grammar; its request fails");
+                Vec::new()
+            })
+        })
+    }
+
+    fn row(&self, index: usize) -> Option<&ConstrainedRow> {
+        self.rows.iter().find(|row| row.index == index)
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AllowedTokens for StepTokens {
+    fn allows(&self, row: usize, token: TokenId) -> Option<bool> {
+        let row = self.row(row)?;
+        match row.all.get() {
+            Some(all) => Some(engine::is_set(all, token)),
+            None => {
+                let asked = (&row.outputs[..], token);
+                self.places().allows(row.sequence, &row.request.constraint, asked)
             }
         }
     }
-    all
+
+    fn all(&self, row: usize) -> &[u32] {
+        self.row(row).map_or(&[], |row| self.all_of(row))
+    }
 }
 
 impl Handle {

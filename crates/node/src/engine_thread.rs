@@ -44,7 +44,8 @@ impl EngineThread {
         let (steps, submitted) = sync_channel(1);
         // Each choice of a request is a sequence of its own.
         let sequences = engine.limits().max_sequences as usize;
-        let allowed = AllowedThread::start(Places::new(grammars, engine.model().vocab_size, sequences))?;
+        let places = Places::new(grammars, engine.model().vocab_size, sequences);
+        let allowed = AllowedThread::start(places, device_memory.is_some())?;
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || {
             let gone = Gone(inbox);

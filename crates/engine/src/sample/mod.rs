@@ -2,8 +2,8 @@
 //!
 //! Order, as in vLLM where the OpenAI text leaves it open:
 //! 1. log-probabilities are those of the raw logits;
-//! 2. tokens that are not allowed are masked; `logit_bias` is added; before `min_tokens` the end and stop tokens are masked;
-//!    repetition penalty (prompt and outputs), then frequency and presence penalties (outputs only);
+//! 2. `logit_bias` is added; before `min_tokens` the end and stop tokens are masked; repetition penalty (prompt and outputs), then
+//!    frequency and presence penalties (outputs only); tokens that are not allowed are masked;
 //! 3. temperature 0 takes the largest logit, ties to the lowest id;
 //! 4. otherwise logits are divided by the temperature, then top-k, top-p, min-p cut, each among the survivors of the one before;
 //! 5. one token is drawn with the 64 random bits of (seed, choice, output index).
@@ -19,6 +19,7 @@ use serving_core::ids::{ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{SamplingParams, StopConditions, TokenLogprobs};
 use thiserror::Error;
 
+use crate::Allowed;
 use crate::math::{exp, ln};
 
 /// Weight of the most likely token. 2^40 times a vocabulary of 2^23 still fits a u64.
@@ -28,6 +29,9 @@ const MOST_VOCABULARY: usize = 1 << 23;
 /// Candidates that are looked at first for top-p. Most answers need fewer. Multiplied by 8 until the probability is
 /// reached.
 const TOP_P_FIRST_LOOK: usize = 64;
+
+/// Tokens that are asked for one by one before all that are allowed are worked out. Each takes another look at the row.
+const ASKED_ALONE_MAX: usize = 4;
 
 /// Everything that determines a draw except the logits.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +48,8 @@ pub struct SampleInput<'a> {
     pub outputs: &'a [TokenId],
     /// `Some(k)`: report the chosen token's log-probability and the k best.
     pub logprobs: Option<u32>,
-    /// Bit `token % 32` of word `token / 32` says whether a token may be drawn; tokens beyond the words may not. `None`: all may.
-    pub allowed: Option<&'a [u32]>,
+    /// `None`: every token may be drawn.
+    pub allowed: Option<Allowed<'a>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -121,7 +125,10 @@ impl Sampler {
             None => None,
         };
         self.adjust(input, logits);
-        let best = scan::largest(logits);
+        let best = match input.allowed {
+            Some(allowed) => best_allowed(input, logits, allowed),
+            None => scan::largest(logits),
+        };
         if best.0 == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft);
         }
@@ -143,9 +150,6 @@ impl Sampler {
     /// Step 2 of the module's documentation. Ids outside the vocabulary have no logit and are skipped.
     fn adjust(&mut self, input: &SampleInput<'_>, logits: &mut [f32]) {
         let params = input.params;
-        if let Some(allowed) = input.allowed {
-            mask(logits, allowed);
-        }
         for (token, bias) in &params.logit_bias {
             if let Some(logit) = logits.get_mut(token.0 as usize) {
                 *logit += bias;
@@ -252,6 +256,24 @@ impl Sampler {
             look = look.saturating_mul(8);
         }
     }
+}
+
+/// The best token that may be drawn. Nothing but the best matters at temperature 0, so the model's own first choices are asked for one
+/// by one: to know all that is allowed costs much more, and is seldom needed. Otherwise masks what may not be drawn.
+fn best_allowed(input: &SampleInput<'_>, logits: &mut [f32], allowed: Allowed<'_>) -> (f32, u32) {
+    if input.params.temperature <= 0.0 {
+        for _ in 0..ASKED_ALONE_MAX {
+            let best = scan::largest(logits);
+            match allowed.allows(TokenId(best.1)) {
+                _ if best.0 == f32::NEG_INFINITY => return best,
+                Some(true) => return best,
+                Some(false) => logits[best.1 as usize] = f32::NEG_INFINITY,
+                None => break,
+            }
+        }
+    }
+    mask(logits, allowed.words());
+    scan::largest(logits)
 }
 
 fn mask(logits: &mut [f32], allowed: &[u32]) {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::{AllowedTokens, is_set};
 
 struct Case {
     params: SamplingParams,
@@ -37,8 +38,8 @@ fn case(change: impl FnOnce(&mut SamplingParams)) -> Case {
 }
 
 impl Case {
-    fn try_sample(&self, logits: &[f32], index: u32) -> Result<Sampled, SampleError> {
-        let input = SampleInput {
+    fn input(&self, index: u32) -> SampleInput<'_> {
+        SampleInput {
             params: &self.params,
             stop: &self.stop,
             seed: self.seed,
@@ -47,11 +48,13 @@ impl Case {
             prompt: &self.prompt,
             outputs: &self.outputs,
             logprobs: self.logprobs,
-            allowed: self.allowed.as_deref(),
-        };
+            allowed: self.allowed.as_deref().map(Allowed::Words),
+        }
+    }
+    fn try_sample(&self, logits: &[f32], index: u32) -> Result<Sampled, SampleError> {
         Sampler::new(logits.len() as u32)
             .unwrap()
-            .sample(&input, &mut logits.to_vec())
+            .sample(&self.input(index), &mut logits.to_vec())
     }
     fn token(&self, logits: &[f32], index: u32) -> u32 {
         self.try_sample(logits, index).unwrap().token.0
@@ -122,6 +125,61 @@ fn only_allowed_tokens_are_drawn_and_log_probabilities_are_those_of_all() {
     );
     case.allowed = Some(Vec::new());
     assert_eq!(case.try_sample(&logits, 0), Err(SampleError::NothingLeft));
+}
+
+/// Knows the tokens of one row, and tells them one by one only where `tells` says so.
+#[derive(Debug)]
+struct Reluctant {
+    words: Vec<u32>,
+    tells: Vec<u32>,
+}
+
+impl AllowedTokens for Reluctant {
+    fn allows(&self, _: usize, token: TokenId) -> Option<bool> {
+        is_set(&self.tells, token).then(|| is_set(&self.words, token))
+    }
+    fn all(&self, _: usize) -> &[u32] {
+        &self.words
+    }
+}
+
+proptest! {
+    /// However the tokens are asked for, the draw is the best of those that are allowed.
+    #[test]
+    fn asking_one_by_one_draws_what_a_mask_draws(
+        logits in prop::collection::vec(-4i8..4, 70),
+        words in prop::collection::vec(any::<u32>(), 0..3),
+        tells in prop::collection::vec(any::<u32>(), 3),
+        temperature in prop::sample::select(vec![0.0, 0.0, 1.0]),
+        bias in -3f32..3.0,
+    ) {
+        // Whole numbers, so that ties are frequent.
+        let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+        let mut one = case(|p| {
+            p.temperature = temperature;
+            p.repetition_penalty = 1.5;
+            p.logit_bias = vec![(TokenId(5), bias)];
+        });
+        one.outputs = vec![TokenId(1), TokenId(64)];
+        one.allowed = Some(words.clone());
+        let masked = one.try_sample(&logits, 2);
+        let reluctant = Reluctant { words, tells };
+        let input = SampleInput {
+            allowed: Some(Allowed::OfRow(&reluctant, 0)),
+            ..one.input(2)
+        };
+        let asked = Sampler::new(70).unwrap().sample(&input, &mut logits.clone());
+        prop_assert_eq!(&asked, &masked);
+        // And it is the one that a mask before everything else leaves.
+        if temperature == 0.0 {
+            let mut plain = logits;
+            plain.iter_mut().enumerate().for_each(|(token, logit)| {
+                if !is_set(&reluctant.words, TokenId(token as u32)) { *logit = f32::NEG_INFINITY; }
+            });
+            one.allowed = None;
+            prop_assert_eq!(masked, one.try_sample(&plain, 2));
+        }
+    }
 }
 
 #[test]
@@ -296,18 +354,7 @@ fn unusable_rows_are_errors() {
         Sampler::new(u32::MAX),
         Err(SampleError::VocabularyTooLarge { .. })
     ));
-    let input = SampleInput {
-        params: &plain.params,
-        stop: &plain.stop,
-        seed: 0,
-        choice: ChoiceIndex(0),
-        output_index: OutputIndex(0),
-        prompt: &[],
-        outputs: &[],
-        logprobs: None,
-        allowed: None,
-    };
-    let wrong = Sampler::new(3).unwrap().sample(&input, &mut [0.0; 2]);
+    let wrong = Sampler::new(3).unwrap().sample(&plain.input(0), &mut [0.0; 2]);
     assert_eq!(
         wrong,
         Err(SampleError::WrongLength {
@@ -365,10 +412,8 @@ proptest! {
         prop_assert!(before <= f64::from(top_p) * survivors * 1.001 + 1e-9);
 
         // One sampler used twice, with other work between, draws what a fresh one draws.
-        let input = SampleInput {
-            params: &one.params, stop: &one.stop, seed, choice: ChoiceIndex(0), output_index: OutputIndex(3),
-            prompt: &[], outputs: &one.outputs, logprobs: Some(2), allowed: None,
-        };
+        one.logprobs = Some(2);
+        let input = one.input(3);
         let mut sampler = Sampler::new(logits.len() as u32).unwrap();
         for _ in 0..2 {
             prop_assert_eq!(sampler.sample(&input, &mut logits.clone()).unwrap().token.0, token);
