@@ -44,7 +44,7 @@ const ZSH_END: &str = "if [ \"$funcstack[1]\" = \"_baton\" ]";
 
 const LIVE_FISH: &str = r#"
 # Names of nodes, requests and processes come from the running cluster.
-complete -c baton -n "__fish_seen_subcommand_from drain role trace logs" -a "(baton complete-live (commandline -cp) 2>/dev/null)"
+complete -c baton -n "__fish_seen_subcommand_from drain role trace logs" -f -a "(baton complete-live (commandline -cp) 2>/dev/null)"
 complete -c baton -n "__fish_seen_subcommand_from tap" -l node -x -a "(baton complete-live (commandline -cp) 2>/dev/null)"
 "#;
 

@@ -7,7 +7,8 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use cuda::nvrtc::Arch;
 use cuda_engine::kernels::cache::KernelCache;
-use cuda_engine::kernels::{ImageForm, Target, Unit};
+use cuda_engine::kernels::{ImageForm, Target, Unit, sources_sha256};
+use model_files::gguf::hex;
 
 use crate::exit::{Exit, WithExit as _};
 use crate::terminal::say;
@@ -30,7 +31,7 @@ pub struct KernelsArgs {
 
 #[derive(Debug, Subcommand)]
 enum KernelsVerb {
-    /// Compile every kernel for GPUs that need not be here, and say which registers each takes.
+    /// Compile every kernel for GPUs that need not be here, and say which registers each takes. The first line names the sources.
     Build(BuildArgs),
 }
 
@@ -56,6 +57,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<Exit> {
         .exit(Exit::Usage)?;
     let libraries = cuda_engine::libraries();
     let mut out = std::io::stdout().lock();
+    writeln!(out, "sources {}", hex(&sources_sha256()))?;
     for arch in &args.arch {
         let target = Target::new(&libraries, (*arch, ImageForm::Cubin), Some(&cache)).exit(Exit::NoVerdict)?;
         for unit in Unit::all() {

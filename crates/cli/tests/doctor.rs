@@ -348,27 +348,41 @@ fn a_gpu_that_fails_is_no_gpu_that_is_right() {
     assert!(said.contains("OUT_OF_MEMORY"), "{said}");
 }
 
-/// Registers of each kernel, as this version of NVRTC gives them. After a change of a kernel write the table anew:
-/// `BATON_CUDA_PATH=target/false-cuda baton kernels build --arch ... > crates/cuda-engine/kernels/resources.txt`
+/// Registers of each kernel, as this version of NVRTC gives them, for every architecture. After a change of a kernel write the table
+/// anew: `BATON_CUDA_PATH=target/false-cuda baton kernels build --arch sm_80,sm_89,sm_90a,sm_100a,sm_120 >
+/// crates/cuda-engine/kernels/resources.txt`. Its first line names the sources, so a table of other sources fails here, although only one
+/// architecture is compiled: all five take a minute.
 #[test]
 fn kernels_are_compiled_for_every_gpu_without_one_and_none_spills() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("kernels");
     let out = out.to_str().expect("a plain path");
-    let archs = "sm_80,sm_89,sm_90a,sm_100a,sm_120";
-    let arguments = ["kernels", "build", "--arch", archs, "--out", out];
+    let arguments = ["kernels", "build", "--arch", "sm_90a", "--out", out];
     let output = baton(&arguments, &[("FALSE_CUDA_DEVICES", "0")]);
-    let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(said.lines().all(|line| line.ends_with("stack 0 spills 0")), "{said}");
+    let said = String::from_utf8_lossy(&output.stdout);
     let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda-engine/kernels/resources.txt");
     let stored = fs::read_to_string(stored).expect("the table");
-    let differs = |(new, old): (&str, &str)| (new != old).then(|| format!("{new}, before: {old}"));
-    let different: Vec<String> = said.lines().zip(stored.lines()).filter_map(differs).collect();
+    let of_arch = |arch: &str| {
+        let is_one = |line: &&str| line.starts_with(&format!("{arch} "));
+        stored.lines().filter(is_one).collect::<Vec<&str>>()
+    };
+    let mut said = said.lines();
+    assert_eq!(said.next(), stored.lines().next(), "the table is of other sources");
+    let (said, compiled) = (said.collect::<Vec<&str>>(), of_arch("sm_90a"));
+    let differs = |(new, old): (&&str, &&str)| (new != old).then(|| format!("{new}, before: {old}"));
+    let different: Vec<String> = said.iter().zip(&compiled).filter_map(differs).collect();
     assert!(different.is_empty(), "{different:#?}");
-    assert_eq!(said.lines().count(), stored.lines().count());
+    for arch in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"] {
+        let kernels = of_arch(arch);
+        assert_eq!(kernels.len(), said.len(), "{arch}");
+        assert!(
+            kernels.iter().all(|line| line.ends_with("stack 0 spills 0")),
+            "{kernels:#?}"
+        );
+    }
     assert!(
-        fs::read_dir(out).expect("the folder").count() > 100,
+        fs::read_dir(out).expect("the folder").count() > 20,
         "one file for each unit and architecture"
     );
     let output = baton(&["kernels", "build", "--arch", "sm_70x"], &[]);
