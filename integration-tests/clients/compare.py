@@ -73,15 +73,8 @@ def records_after(url, newest_before):
             if before is None or len(newer) < len(page["records"]):
                 break
         if all(record["state"] == "ended" for record in found) or time.monotonic() > ends:
-            return [record | {"last_token_ms": last_token_ms(record)} for record in found]
+            return found
         time.sleep(0.1)
-
-
-def last_token_ms(record):
-    """From the first byte of the request to its last token: where the clocks of most load generators stop."""
-    if record["e2e_ms"] is None or record["last_token_to_end_ms"] is None:
-        return None
-    return record["e2e_ms"] - record["last_token_to_end_ms"]
 
 
 def paired(rows, records):

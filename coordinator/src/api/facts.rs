@@ -90,6 +90,8 @@ pub struct Generation {
     pub edge: StageTimings,
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
+    /// From the first byte of the request until the last token was handed to the connection. Known at the answer's end.
+    pub last_token: Option<Duration>,
     /// From the last token's write to the write of the answer's end.
     pub last_token_to_end: Option<Duration>,
     /// Set for an answer that was sent whole.
@@ -122,6 +124,7 @@ impl Generation {
             edge: StageTimings::default(),
             ttft: None,
             tpot: None,
+            last_token: None,
             last_token_to_end: None,
             finish: None,
             content: None,

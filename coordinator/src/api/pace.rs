@@ -162,8 +162,13 @@ impl Pace {
         let last = self.choices.iter().filter_map(|choice| Some(choice.last?.at)).max();
         if let Some(last) = last {
             let took = last.elapsed();
-            self.record
-                .update(|generation| generation.last_token_to_end = Some(took));
+            let received_at = self.record.received_at;
+            self.record.update(|generation| {
+                // A single token of a stream left when it was written, which is its TTFT.
+                let last_token = Some(last.saturating_duration_since(received_at));
+                generation.last_token = last_token.max(generation.ttft);
+                generation.last_token_to_end = Some(took);
+            });
         }
     }
 

@@ -132,6 +132,7 @@ fn summary(known: &Known<'_>, g: &Generation, end: Option<End>) -> Summary {
         itl_max_ms: g.gaps.max().map(ms),
         e2e_ms: ms(known.e2e),
         unattributed_ms: g.unattributed_ms(),
+        last_token_ms: g.last_token.map(ms),
         last_token_to_end_ms: g.last_token_to_end.map(ms),
         stall_count: 0,
         slo: g.slo.name.clone().into(),

@@ -144,6 +144,7 @@ pub struct Summary {
     pub itl_max_ms: Option<f64>,
     pub e2e_ms: f64,
     pub unattributed_ms: Option<f64>,
+    pub last_token_ms: Option<f64>,
     pub last_token_to_end_ms: Option<f64>,
     pub stall_count: usize,
     pub slo: Cow<'static, str>,

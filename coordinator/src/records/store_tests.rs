@@ -37,6 +37,7 @@ fn detail(seq: u64, e2e_ms: f64) -> Detail {
             itl_max_ms: None,
             e2e_ms,
             unattributed_ms: None,
+            last_token_ms: None,
             last_token_to_end_ms: None,
             stall_count: 0,
             slo: "chat".into(),

@@ -163,6 +163,7 @@ def derive(seq, received_unix_ms, plan, draw):
         "itl_max_ms": itl_max if tokens > 1 else None,
         "e2e_ms": e2e,
         "unattributed_ms": None if refused else unattributed,
+        "last_token_ms": None if refused else round(e2e - 0.1, 1),
         "last_token_to_end_ms": None if refused else 0.05,
         "stall_count": len(stalls),
         "slo": "chat" if plan["lane"] == "interactive" else "async-batch",
