@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use etcd_membership::{
-    CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, EtcdTrouble, NodeEntry, Registration,
+    AddressError, CoordinatorEntry, Directory, DirectoryConfig, EtcdAddress, EtcdTrouble, NodeEntry, Registration,
     RegistrationConfig, RegistrationHealth, View, first_answer,
 };
+use identity::TlsConfig;
 use serde::{Deserialize, Serialize, Serializer};
+use service_runtime::membership::of_process;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::serve;
 use service_runtime::shutdown::Shutdown;
@@ -31,6 +33,17 @@ pub enum MembershipKind {
 }
 
 impl MembershipKind {
+    /// As a process with these settings asks it.
+    ///
+    /// # Errors
+    /// It may not ask that etcd in plain text, or has no authority for it.
+    pub(crate) fn used_by(&self, tls: &TlsConfig) -> Result<Self, AddressError> {
+        Ok(match self {
+            Self::Embedded => Self::Embedded,
+            Self::Etcd(address) => Self::Etcd(address.clone().used_by(of_process(tls))?),
+        })
+    }
+
     /// Waits until etcd answers, if it is needed. It is for whoever starts processes and can say so before they do.
     ///
     /// # Errors

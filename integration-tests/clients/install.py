@@ -23,7 +23,8 @@ def installed(client, folder):
     if "pip" in client:
         told([sys.executable, "-m", "venv", str(folder)], folder)
         pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
-        told([*pip, "install", "--quiet", *client["pip"]], folder)
+        # Most of the files are never imported, so compiling all of them would be half of the work.
+        told([*pip, "install", "--quiet", "--no-compile", *client["pip"]], folder)
         (folder / "freeze.txt").write_text(told([*pip, "freeze"], folder))
     else:
         (folder / "package.json").write_text('{"private": true, "type": "module"}\n')

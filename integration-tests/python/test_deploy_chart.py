@@ -603,8 +603,9 @@ def test_cuda_ipc_shares_what_it_must_share(tmp_path):
 
 
 def test_pods_have_certificates_of_their_own_names(tmp_path):
-    """With an issuer; without one they are told that everybody is trusted."""
-    objects = rendered("values", 'tls.issuer="baton-ca"', 'tls.cluster="demo"')
+    """With an issuer, and TLS to etcd; without one of them they are told that everybody is trusted."""
+    issuer, etcd = ('tls.issuer="baton-ca"', 'tls.cluster="demo"'), 'etcd.tls.secretName="baton-etcd-tls"'
+    objects = rendered("values", *issuer, etcd)
     for role in ROLES:
         settings, spec = settings_of(objects, role, tmp_path), pods(objects)[role][1]["spec"]
         files = [settings[key] for key in ("tls_cert", "tls_key", "tls_ca")]
@@ -618,6 +619,8 @@ def test_pods_have_certificates_of_their_own_names(tmp_path):
         assert {"server auth", "client auth"} <= set(told["key-usages"].split(","))
         probed = {spec["containers"][0][f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")}
         assert probed == {"HTTP" if role == "coordinator" else "HTTPS"}, "the coordinator's API has a certificate of its own"
+    for half in (issuer, (etcd,)):
+        assert settings_of(rendered("values", *half), "decode", tmp_path)["insecure"] is True
     plain = rendered("values")
     for role in ROLES:
         assert settings_of(plain, role, tmp_path)["insecure"] is True

@@ -44,12 +44,14 @@ class Hosts:
         self.model.symlink_to(pulled())
         self.env = os.environ | {"PATH": f"{executable().parent}:{os.environ['PATH']}"}
         # As the page does before it copies them.
-        make = re.search(r"^target/release/(baton certs init certs .*)$", section(), flags=re.M)[1]
-        subprocess.run(make.split(), cwd=folder, env=self.env, check=True, timeout=ANSWERS_WITHIN_S)
+        for make in re.findall(r"^target/release/(baton certs .*)$", block_with("certs init"), flags=re.M):
+            subprocess.run(make.split(), cwd=folder, env=self.env, check=True, timeout=ANSWERS_WITHIN_S)
+
+    def here(self, text):
+        return text.replace(MODEL, str(self.model)).replace(CERTIFICATES, str(self.folder / "certs"))
 
     def bash(self, host, text):
-        text = text.replace(MODEL, str(self.model)).replace(CERTIFICATES, str(self.folder / "certs"))
-        return [*self.network[host].prefix(), "bash", "-e", "-o", "pipefail", "-c", text]
+        return [*self.network[host].prefix(), "bash", "-e", "-o", "pipefail", "-c", self.here(text)]
 
     def start(self, name, words, **env):
         self.running.append(Running(self.folder, name, words, self.env | env))
@@ -62,8 +64,9 @@ class Hosts:
 
     def start_etcd(self):
         """With what the page writes into /etc/default/etcd."""
-        settings = dict(re.findall(r"^(ETCD_\w+)=(\S+)$", block_with("/etc/default/etcd"), flags=re.M))
-        assert set(settings) == {"ETCD_LISTEN_CLIENT_URLS", "ETCD_ADVERTISE_CLIENT_URLS"}, settings
+        settings = re.findall(r"^(ETCD_\w+)=(\S+)$", block_with("/etc/default/etcd"), flags=re.M)
+        settings = {name: self.here(value) for name, value in settings}
+        assert {"ETCD_LISTEN_CLIENT_URLS", "ETCD_CLIENT_CERT_AUTH", "ETCD_TRUSTED_CA_FILE"} <= set(settings), settings
         program = fetched("get-etcd", "etcd")["etcd"]
         self.start("etcd", [*self.network["A"].prefix(), program, "--data-dir", self.folder / "etcd-data"], **settings)
 
@@ -87,8 +90,11 @@ def hosts(tmp_path_factory):
 def test_three_hosts_become_a_cluster_by_the_commands_of_the_page(hosts):
     hosts.start_etcd()
     health = re.search(r"^curl .*health", block_with("/etc/default/etcd"), flags=re.M)[0]
-    for host in HOSTS:
-        wait_until("etcd", READY_WITHIN_S, lambda host=host: hosts.said(host, health))
+    for host, name in zip(HOSTS, ("coordinator-0", "prefill-0", "decode-0")):
+        own = health.replace("coordinator-0", name)
+        wait_until("etcd", READY_WITHIN_S, lambda host=host, own=own: hosts.said(host, own))
+    with pytest.raises(NotYet):
+        hosts.said("B", re.sub(r"--cert .* --key \S+", "", health))
     for host in HOSTS:
         hosts.start_process(host, block_with(f"# on {host}\n"))
     asked = block_with("baton status --url")
@@ -116,6 +122,12 @@ def test_a_process_without_a_certificate_ends_at_once_and_names_the_ways_out(hos
         hosts.said("A", command)
 
 
+def test_etcd_on_another_host_is_not_asked_in_plain_text(hosts):
+    command = block_with("# on B\n").replace("etcds://", "etcd://").replace("\\\n", " ")
+    with pytest.raises(NotYet, match="plain text.*etcds://.*insecure"):
+        hosts.said("A", command)
+
+
 def test_nobody_hears_a_node_without_a_certificate_but_probes(hosts):
     """What the page says of a node's port: encrypted, probes for everybody, the rest for those who belong to the cluster."""
     ask = "curl -s -o /dev/null -w %{http_code}"
@@ -131,7 +143,7 @@ def test_nobody_hears_a_node_without_a_certificate_but_probes(hosts):
 
 def test_two_tenants_use_it_over_tls_by_the_commands_of_the_page(hosts):
     """The last of this file: the coordinator starts anew."""
-    issue = re.search(r"^target/release/(baton certs issue .*)$", section(), flags=re.M)[1]
+    issue = re.search(r"^target/release/(baton certs issue certs api/.*)$", section(), flags=re.M)[1]
     subprocess.run(issue.split(), cwd=hosts.folder, env=hosts.env, check=True, timeout=ANSWERS_WITHIN_S)
     keys = hosts.said("A", block_with("# keys, on A\n") + "declare -p RED BLUE OPS")
     before = next(process for process in hosts.running if process.name == "coordinator-0")

@@ -15,6 +15,7 @@ Examples:
   baton certs issue certs decode/decode-1                a further node
   baton certs issue certs prefill,decode/node-0          a node that may change its role
   baton certs issue certs api/api --host baton.example.com --host 10.0.0.5    for the API: what clients see
+  baton certs issue certs etcd/etcd-0 --host 10.0.0.1    for etcd: processes ask it as etcds://10.0.0.1:2379/CLUSTER
   baton certs issue certs decode/decode-0 --days 30      a new one for a process that runs: copy both files, it reads them
   baton serve-decode --name decode-0 --tls-cert decode-0.crt --tls-key decode-0.key --tls-ca ca.crt ..";
 
@@ -57,10 +58,10 @@ pub struct IssueArgs {
 #[derive(Debug, Args)]
 pub struct ProcessArgs {
     /// Each process: its role and its name. Roles are coordinator, prefill, decode, and operator (for Prometheus, say). `api` is for
-    /// what clients see: it names hosts, and lets nobody take part in the cluster.
+    /// what clients see, and `etcd` for etcd: they name hosts, and let nobody take part in the cluster.
     #[arg(required = true, value_name = "ROLE[,ROLE]/NAME")]
     pub processes: Vec<String>,
-    /// A name or an address by which clients call the API, beside localhost; of api/NAME alone.
+    /// A name or an address by which the API or etcd is called, beside localhost; of api/NAME and etcd/NAME alone.
     #[arg(long = "host", value_name = "HOST")]
     pub hosts: Vec<String>,
     /// How long the certificates are valid.
@@ -86,11 +87,11 @@ pub fn run(args: &CertsArgs) -> anyhow::Result<Exit> {
 fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
     let read = args.processes.iter().map(|text| text.parse().map_err(in_words));
     let mut processes: Vec<CertifiedProcess> = read.collect::<anyhow::Result<_>>()?;
-    if !args.hosts.is_empty() && !processes.iter().any(CertifiedProcess::is_api) {
-        let why = "--host is for the certificate that clients see: name it, as api/api";
+    if !args.hosts.is_empty() && !processes.iter().any(CertifiedProcess::names_hosts) {
+        let why = "--host is for the certificates that name hosts: api/NAME and etcd/NAME";
         return Err(anyhow::anyhow!(why)).exit(Exit::Usage);
     }
-    for process in processes.iter_mut().filter(|process| process.is_api()) {
+    for process in processes.iter_mut().filter(|process| process.names_hosts()) {
         let hosts = args.hosts.iter().map(String::as_str);
         *process = process.clone().with_hosts(hosts).map_err(in_words)?;
     }

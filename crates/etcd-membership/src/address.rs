@@ -1,8 +1,10 @@
 //! The address of etcd, as users write it:
-//! `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?lease_s=10]`, with TLS `etcds://..?ca=FILE&cert=FILE&key=FILE`.
+//! `etcd://[user:password@]host:port[,host:port...]/CLUSTER[?lease_s=10]`, with TLS `etcds://..?ca=FILE&cert=FILE&key=FILE`. Without
+//! these files a process takes those of its own certificate.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -33,7 +35,8 @@ pub(crate) struct Credentials {
 /// Files are read again for each connection, so that renewed certificates are used without a restart.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
-    pub ca: PathBuf,
+    /// `None`: the process's own files, if it has any.
+    pub ca: Option<PathBuf>,
     pub identity: Option<ClientIdentity>,
 }
 
@@ -53,6 +56,17 @@ pub struct EtcdAddress {
     /// `Some` exactly for `etcds://`.
     pub(crate) tls: Option<TlsFiles>,
     pub(crate) lease_ttl: Duration,
+}
+
+/// What a process has and allows beside the address.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfProcess<'a> {
+    /// The authority of its cluster.
+    pub ca: Option<&'a Path>,
+    /// Its certificate and its key.
+    pub identity: Option<(&'a Path, &'a Path)>,
+    /// It may talk to other hosts in plain text.
+    pub insecure: bool,
 }
 
 /// 10 s: etcd's elections (1 s) and restarts (a few seconds) do not cost a lease. A dead process is gone soon enough,
@@ -84,8 +98,14 @@ pub enum AddressError {
     Lease(String),
     #[error("ca, cert and key are for TLS: write etcds:// in place of etcd://")]
     TlsWithoutScheme,
-    #[error("etcds:// needs the certificate authority that signed etcd's certificate: add ?ca=FILE")]
+    #[error(
+        "etcds:// needs the certificate authority that signed etcd's certificate: add ?ca=FILE, or set tls_ca if it is the cluster's own"
+    )]
     NoCa,
+    #[error(
+        "etcd at {0} is on another host, and etcd:// is plain text, passwords too: write etcds:// (`baton certs issue DIR etcd/NAME` makes a certificate for etcd), or set insecure = true where everybody in the network is trusted"
+    )]
+    PlainText(String),
     #[error("a client certificate needs both cert=FILE and key=FILE")]
     HalfIdentity,
 }
@@ -98,6 +118,29 @@ impl EtcdAddress {
     /// How long an entry outlives a process that died: `lease_s`, or 10 s.
     pub fn lease_ttl(&self) -> Duration {
         self.lease_ttl
+    }
+
+    /// The address as a process uses it: with its own files where `etcds://` names none.
+    ///
+    /// # Errors
+    /// [`AddressError::PlainText`], or [`AddressError::NoCa`].
+    pub fn used_by(mut self, process: OfProcess<'_>) -> Result<Self, AddressError> {
+        let Some(files) = &mut self.tls else {
+            let elsewhere = self.endpoints.iter().find(|endpoint| !is_loopback(endpoint));
+            return match elsewhere.filter(|_| !process.insecure) {
+                Some(endpoint) => Err(AddressError::PlainText(endpoint.clone())),
+                None => Ok(self),
+            };
+        };
+        if files.ca.is_none() {
+            files.ca = Some(process.ca.ok_or(AddressError::NoCa)?.to_owned());
+            let own = process.identity.map(|(certificate, key)| ClientIdentity {
+                certificate: certificate.to_owned(),
+                key: key.to_owned(),
+            });
+            files.identity = files.identity.take().or(own);
+        }
+        Ok(self)
     }
 
     /// The endpoint at `index`, counted in a circle.
@@ -198,6 +241,12 @@ fn is_host_and_port(text: &str) -> bool {
     is_port && is_host
 }
 
+fn is_loopback(endpoint: &str) -> bool {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.map_or(host == "localhost", |address| address.to_canonical().is_loopback())
+}
+
 fn parse_credentials(text: &str) -> Result<Credentials, AddressError> {
     let (user, password) = text.split_once(':').ok_or(AddressError::Credentials)?;
     // A raw `/` would have ended the authority. A second raw `:` or `@` may be a mistake in a password as well.
@@ -272,7 +321,7 @@ impl Settings {
             (None, None) => None,
             _ => return Err(AddressError::HalfIdentity),
         };
-        let ca = self.ca.ok_or(AddressError::NoCa)?;
+        let ca = self.ca;
         Ok(Some(TlsFiles { ca, identity }))
     }
 }

@@ -20,7 +20,7 @@ fn a_full_address_is_read() {
         ("root", "p@ss/w")
     );
     let tls = address.tls.clone().expect("tls");
-    assert_eq!(tls.ca, PathBuf::from("/etc/ca.pem"));
+    assert_eq!(tls.ca, Some(PathBuf::from("/etc/ca.pem")));
     assert_eq!(tls.identity.expect("identity").key, PathBuf::from("k y"));
     assert_eq!(address.endpoint_url(3), "https://[::1]:2380");
     assert_eq!(address.prefix("nodes"), "/baton/prod-1/nodes/");
@@ -56,7 +56,6 @@ fn what_is_wrong_has_a_type() {
         ("etcd://u:a@b@h:1/c", AddressError::Credentials),
         ("etcd://u:%4@h:1/c", AddressError::Credentials),
         ("etcd://h:1/c?ca=x", AddressError::TlsWithoutScheme),
-        ("etcds://h:1/c", AddressError::NoCa),
         ("etcds://h:1/c?ca=x&cert=y", AddressError::HalfIdentity),
         ("etcds://h:1/c?ca=x&ca=y", AddressError::Query("ca".into())),
         (
@@ -67,6 +66,58 @@ fn what_is_wrong_has_a_type() {
     for (text, error) in cases {
         assert_eq!(parse(text), Err(error), "{text}");
     }
+}
+
+#[test]
+fn plain_text_is_for_this_host_or_for_those_who_say_so() {
+    let used = |text: &str, insecure| {
+        let process = OfProcess {
+            insecure,
+            ..OfProcess::default()
+        };
+        parse(text).expect("an address").used_by(process).map(|_| ())
+    };
+    for here in ["127.0.0.1:1", "localhost:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert_eq!(used(&format!("etcd://{here}/c"), false), Ok(()), "{here}");
+    }
+    for elsewhere in ["10.0.0.1:1", "etcd:2379", "[fd00::1]:1", "127.0.0.1.example.com:1"] {
+        let refused = Err(AddressError::PlainText(elsewhere.to_owned()));
+        assert_eq!(used(&format!("etcd://{elsewhere}/c"), false), refused);
+        assert_eq!(used(&format!("etcd://{elsewhere}/c"), true), Ok(()));
+        let mixed = format!("etcd://u:hunter2@127.0.0.1:1,{elsewhere}/c");
+        assert_eq!(used(&mixed, false), refused, "one member of several is elsewhere");
+    }
+}
+
+#[test]
+fn a_process_uses_its_own_files_where_the_address_names_none() {
+    let (ca, certificate, key) = (Path::new("own-ca"), Path::new("own.crt"), Path::new("own.key"));
+    let process = OfProcess {
+        ca: Some(ca),
+        identity: Some((certificate, key)),
+        insecure: false,
+    };
+    let files = |text: &str, process| {
+        let used = parse(text).expect("an address").used_by(process)?;
+        let tls = used.tls.expect("etcds");
+        Ok((
+            tls.ca,
+            tls.identity.map(|identity| (identity.certificate, identity.key)),
+        ))
+    };
+    let own = Some((certificate.to_owned(), key.to_owned()));
+    assert_eq!(files("etcds://h:1/c", process), Ok((Some(ca.to_owned()), own)));
+    // An etcd of another authority is not shown the certificate of this cluster.
+    assert_eq!(
+        files("etcds://h:1/c?ca=x", process),
+        Ok((Some(PathBuf::from("x")), None))
+    );
+    let given = Some((PathBuf::from("y"), PathBuf::from("z")));
+    assert_eq!(
+        files("etcds://h:1/c?cert=y&key=z", process),
+        Ok((Some(ca.to_owned()), given))
+    );
+    assert_eq!(files("etcds://h:1/c", OfProcess::default()), Err(AddressError::NoCa));
 }
 
 #[test]

@@ -267,7 +267,8 @@ async fn connect_options(address: &EtcdAddress, call_limit: Duration) -> Result<
         options = options.with_user(&credentials.user, &credentials.password);
     }
     if let Some(files) = &address.tls {
-        let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(tls_file(&files.ca).await?));
+        let ca = files.ca.as_deref().ok_or(EtcdTrouble::NoCa)?;
+        let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(tls_file(ca).await?));
         if let Some(identity) = &files.identity {
             let (certificate, key) = (tls_file(&identity.certificate).await?, tls_file(&identity.key).await?);
             tls = tls.identity(Identity::from_pem(certificate, key));

@@ -23,7 +23,7 @@ mod tracker;
 mod trouble;
 mod view;
 
-pub use address::{AddressError, ClusterName, EtcdAddress};
+pub use address::{AddressError, ClusterName, EtcdAddress, OfProcess};
 pub use directory::{Directory, DirectoryConfig};
 pub use entry::{BadRecord, CoordinatorEntry, Entry, NodeEntry, RECORD_BYTES_MAX, decode_at, epoch_of};
 pub use first_answer::first_answer;

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::address::AddressError;
 use crate::entry_fields::shown;
 
 /// Texts of refusals whose code has another meaning (InvalidArgument or FailedPrecondition): a wrong password, no user
@@ -47,6 +48,8 @@ pub enum EtcdTrouble {
     NotYet,
     #[error("cannot read {path}: {detail}; the etcd address names it")]
     TlsFile { path: String, detail: String },
+    #[error("{}", AddressError::NoCa)]
+    NoCa,
     #[error("{endpoint} did not {call} within {limit_ms} ms")]
     TimedOut {
         endpoint: String,
@@ -95,7 +98,7 @@ impl EtcdTrouble {
     pub fn is_for_a_person(&self) -> bool {
         matches!(
             self,
-            Self::TlsFile { .. } | Self::NotAllowed { .. } | Self::BadEntry { .. }
+            Self::TlsFile { .. } | Self::NoCa | Self::NotAllowed { .. } | Self::BadEntry { .. }
         )
     }
 }

@@ -32,7 +32,7 @@ pub enum AuthorityError {
     #[error("`{0}` is no name of a cluster: letters, digits, `-`, `_` and `.`")]
     Cluster(String),
     #[error(
-        "`{0}` is no process: write ROLE/NAME, such as decode/decode-0, prefill,decode/node-0 for a node that may change its role, or api/api for what clients see"
+        "`{0}` is no process: write ROLE/NAME, such as decode/decode-0, prefill,decode/node-0 for a node that may change its role, api/api for what clients see, or etcd/etcd-0 for etcd"
     )]
     Process(String),
     #[error("`{0}` is no host: write a name such as baton.example.com, or an address such as 10.0.0.5")]
@@ -47,26 +47,34 @@ pub enum AuthorityError {
     Make(#[from] rcgen::Error),
 }
 
-/// The word in place of a role for what a coordinator shows to clients.
-const API: &str = "api";
+/// A server that is no process of the cluster: in place of a role its certificate names hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server {
+    /// What a coordinator shows to clients.
+    Api,
+    /// A member of etcd. It calls itself, too, and shows the same certificate then.
+    Etcd,
+}
+
 /// How clients of the same machine call it.
 const HOSTS_HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// A process that gets a certificate: its name, and the roles that it may have. Without a role it is no process of the cluster:
-/// the certificate is for the API, and names hosts.
+/// Who gets a certificate: a process by its name and the roles that it may have, or a server that names hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertifiedProcess {
     pub roles: Vec<PeerRole>,
     pub name: String,
+    server: Option<Server>,
     hosts: Vec<SanType>,
 }
 
 impl CertifiedProcess {
-    pub fn is_api(&self) -> bool {
-        self.roles.is_empty()
+    /// It is no process of the cluster.
+    pub fn names_hosts(&self) -> bool {
+        self.server.is_some()
     }
 
-    /// Of the API: it is called by these names and addresses, and by those of its own machine.
+    /// It is called by these names and addresses, and by those of its own machine.
     ///
     /// # Errors
     /// One of them is neither a name nor an address.
@@ -100,15 +108,21 @@ impl FromStr for CertifiedProcess {
                 .find(|role| role.name() == word)
                 .ok_or_else(wrong)
         };
-        let roles: Vec<PeerRole> = match roles {
-            API => Vec::new(),
-            roles => roles.split(',').map(role).collect::<Result<_, _>>()?,
+        let server = match roles {
+            "api" => Some(Server::Api),
+            "etcd" => Some(Server::Etcd),
+            _ => None,
+        };
+        let roles: Vec<PeerRole> = match server {
+            Some(_) => Vec::new(),
+            None => roles.split(',').map(role).collect::<Result<_, _>>()?,
         };
         // Files have this name, so nothing that leads out of the folder is a name.
         match is_word(name) && !name.starts_with('.') && name != AUTHORITY {
             true => Ok(Self {
                 roles,
                 name: name.to_owned(),
+                server,
                 hosts: Vec::new(),
             }),
             false => Err(wrong()),
@@ -230,7 +244,7 @@ impl Authority {
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        if !process.is_api() {
+        if process.server != Some(Server::Api) {
             params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         }
         params.use_authority_key_identifier_extension = true;

@@ -30,7 +30,7 @@ pub struct TlsConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_ca: Option<PathBuf>,
     /// Take part without certificates at an address that other hosts can reach: whoever reaches it may join, read prompts and
-    /// stop nodes. For networks where everybody is trusted
+    /// stop nodes. Also ask an etcd on another host in plain text. For networks where everybody is trusted
     #[arg(long, action = ArgAction::Set, default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_name = "true|false")]
     pub insecure: bool,
 }

@@ -377,6 +377,20 @@ async fn clients_find_the_hosts_in_the_certificate_of_the_api_and_it_belongs_to_
 }
 
 #[tokio::test]
+async fn the_certificate_of_etcd_names_hosts_and_takes_no_part() {
+    let cluster = Cluster::new("demo");
+    let etcd: CertifiedProcess = "etcd/etcd-0".parse().unwrap();
+    let etcd = etcd.with_hosts(["10.0.0.1"]).unwrap();
+    let files = cluster.authority.issue(&etcd, in_days(1)).unwrap();
+    let (server, ca) = (served(&files).unwrap(), cluster.authority.certificate());
+    assert_eq!(greet(&server, &ca, "10.0.0.1").await.unwrap(), 7);
+    let as_process = config(&files.certificate, &files.key, &ca);
+    for role in PeerRole::ALL {
+        assert!(Identity::open(&as_process, role, "etcd-0").is_err());
+    }
+}
+
+#[tokio::test]
 async fn a_certificate_for_clients_that_is_of_no_use_is_named_and_leaves_the_one_before() {
     let cluster = Cluster::new("demo");
     let files = api(&cluster.authority, &[], in_days(1));

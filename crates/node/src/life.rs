@@ -11,7 +11,9 @@ use service_runtime::announce::{Announcement, Listening};
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
 use service_runtime::joined::{JoinedCoordinators, Leaving, LifeEnd};
-use service_runtime::membership::{self, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators};
+use service_runtime::membership::{
+    self, AddressError, BadRecord, CoordinatorsAt, JoinConfig, Membership, MixedCoordinators,
+};
 use service_runtime::serve::{self, Calls, KeptPort, Ops, ServeError};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::{certificates, freed_memory};
@@ -36,6 +38,8 @@ pub enum RunError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Coordinators(#[from] MixedCoordinators),
+    #[error("coordinators: {0}")]
+    Etcd(#[from] AddressError),
     #[error("this node cannot be registered: {0}; fix its name, address or served_model_name")]
     Registration(#[from] BadRecord),
     #[error(
@@ -92,7 +96,7 @@ where
         kept: (weights, port),
     } = life;
     let role = settings.node_role().name();
-    let identity = own_identity(&mut settings)?;
+    let (identity, coordinators) = identity_and_coordinators(&mut settings)?;
     let (listener, bound) = listen(&port, &settings.config).await?;
     let opened = tokio::task::spawn_blocking(move || and_give_back(|| open(weights))).await??;
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
@@ -119,7 +123,7 @@ where
     Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();
     node.read_vocabulary_soon();
     let join = JoinConfig {
-        coordinators: CoordinatorsAt::of(&settings.config.coordinators)?,
+        coordinators,
         record: node.record.clone(),
         prefixes: node.prefixes.clone(),
         gauges: node.gauges.clone(),
@@ -158,8 +162,8 @@ async fn listen(port: &KeptPort, config: &NodeConfig) -> Result<(TcpListener, So
     Ok((listener, bound))
 }
 
-/// Reads the certificate. The process can take the roles that are in it.
-fn own_identity(settings: &mut NodeSettings) -> Result<Identity, IdentityError> {
+/// Reads the certificate. The process can take the roles that are in it. What is wrong here is said before the model is loaded.
+fn identity_and_coordinators(settings: &mut NodeSettings) -> Result<(Identity, CoordinatorsAt), RunError> {
     let config = &mut settings.config;
     let role = match settings.role {
         RoleSettings::Prefill(_) => PeerRole::Prefill,
@@ -171,7 +175,8 @@ fn own_identity(settings: &mut NodeSettings) -> Result<Identity, IdentityError> 
         let is_named = |role: &AssignedRole| names.iter().any(|known| known.role.name() == role.node_role().name());
         config.roles.retain(is_named);
     }
-    Ok(config.identity.clone())
+    let coordinators = CoordinatorsAt::of(&config.coordinators)?.used_by(&config.tls)?;
+    Ok((config.identity.clone(), coordinators))
 }
 
 /// Gives back what reading the model took on the way: its tokenizer alone is tens of megabytes.

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use etcd_membership::{AddressError, EtcdAddress};
+use etcd_membership::{AddressError, EtcdAddress, OfProcess};
+use identity::TlsConfig;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
@@ -45,6 +46,26 @@ impl CoordinatorsAt {
             }
         }
         Ok(CoordinatorsAt::Fixed(all))
+    }
+
+    /// As a process with these settings asks them.
+    ///
+    /// # Errors
+    /// It may not ask that etcd in plain text, or has no authority for it.
+    pub fn used_by(self, tls: &TlsConfig) -> Result<Self, AddressError> {
+        Ok(match self {
+            Self::Etcd(address) => Self::Etcd(address.used_by(of_process(tls))?),
+            fixed => fixed,
+        })
+    }
+}
+
+/// What a process with these settings has and allows when it asks etcd.
+pub fn of_process(tls: &TlsConfig) -> OfProcess<'_> {
+    OfProcess {
+        ca: tls.tls_ca.as_deref(),
+        identity: tls.tls_cert.as_deref().zip(tls.tls_key.as_deref()),
+        insecure: tls.insecure,
     }
 }
 

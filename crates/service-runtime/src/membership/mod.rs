@@ -30,8 +30,8 @@ use tokio::task::JoinHandle;
 use crate::metrics::membership::MembershipGauges;
 use crate::shutdown::Shutdown;
 
-pub use coordinators::{CoordinatorsAt, MixedCoordinators};
-pub use etcd_membership::BadRecord;
+pub use coordinators::{CoordinatorsAt, MixedCoordinators, of_process};
+pub use etcd_membership::{AddressError, BadRecord};
 
 /// Events that wait for the node. When the node does not take them the streams stand still.
 const EVENTS_QUEUED_MAX: usize = 64;

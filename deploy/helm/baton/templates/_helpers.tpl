@@ -112,10 +112,15 @@ manifest.
 {{- with include "baton.device" . }}{{ $_ := set $own "device" . }}{{ end -}}
 {{- if .root.Values.tls.issuer -}}
 {{- $_ := merge $own (dict "tls_cert" "/etc/baton/tls/tls.crt" "tls_key" "/etc/baton/tls/tls.key" "tls_ca" "/etc/baton/tls/ca.crt") -}}
-{{- else -}}
-{{- $_ := set $own "insecure" true -}}
 {{- end -}}
+{{- if eq (include "baton.plainText" .root) "yes" }}{{ $_ := set $own "insecure" true }}{{ end -}}
 {{- include "baton.toml" (merge $own $values.config) | trim -}}
+{{- end }}
+
+{{/* Whether the pods talk to each other, or to etcd, without TLS. */}}
+{{- define "baton.plainText" -}}
+{{- $etcd := and .Values.etcd.endpoints (not .Values.etcd.tls.secretName) -}}
+{{- if or (not .Values.tls.issuer) $etcd }}yes{{ end -}}
 {{- end }}
 
 {{/* What others may call a role by: its Service's names, those of a node's pods, and what the values add. */}}
