@@ -228,7 +228,6 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     if config.served_model_name.is_empty() {
         config.served_model_name.push(text.name.clone());
     }
-    config.membership = config.membership.used_by(&config.tls).context("--membership")?;
     let drained = Shutdown::new();
     let certificate = open_certificate(&config, &drained)?;
     let (http_listener, http_address) = bind_http("--listen", &config.listen).await?;
@@ -383,7 +382,8 @@ fn register(
     (coordinator, http): (&Coordinator, SocketAddr),
     shutdown: Shutdown,
 ) -> anyhow::Result<Option<Registry>> {
-    let MembershipKind::Etcd(address) = &config.membership else {
+    let membership = config.membership.used_by(&config.tls).context("--membership")?;
+    let MembershipKind::Etcd(address) = &membership else {
         return Ok(None);
     };
     let facts = Facts {

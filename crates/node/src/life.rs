@@ -96,8 +96,8 @@ where
         kept: (weights, port),
     } = life;
     let role = settings.node_role().name();
-    let (identity, coordinators) = identity_and_coordinators(&mut settings)?;
-    let (listener, bound) = listen(&port, &settings.config).await?;
+    let identity = own_identity(&mut settings)?;
+    let ((listener, bound), coordinators) = port_and_coordinators(&port, &settings.config).await?;
     let opened = tokio::task::spawn_blocking(move || and_give_back(|| open(weights))).await??;
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
@@ -155,15 +155,19 @@ where
     end(leaving.map(|_| why)?, drained, settings.config.name)
 }
 
-/// The port, if this process may have it open.
-async fn listen(port: &KeptPort, config: &NodeConfig) -> Result<(TcpListener, SocketAddr), ServeError> {
+/// The port, if this process may have it open, and where the coordinators are, if it may ask there.
+async fn port_and_coordinators(
+    port: &KeptPort,
+    config: &NodeConfig,
+) -> Result<((TcpListener, SocketAddr), CoordinatorsAt), RunError> {
     let (listener, bound) = port.bind(&config.listen).await?;
-    config.tls.check_address(bound)?;
-    Ok((listener, bound))
+    config.tls.check_address(bound).map_err(ServeError::from)?;
+    let coordinators = CoordinatorsAt::of(&config.coordinators)?.used_by(&config.tls)?;
+    Ok(((listener, bound), coordinators))
 }
 
-/// Reads the certificate. The process can take the roles that are in it. What is wrong here is said before the model is loaded.
-fn identity_and_coordinators(settings: &mut NodeSettings) -> Result<(Identity, CoordinatorsAt), RunError> {
+/// Reads the certificate. The process can take the roles that are in it.
+fn own_identity(settings: &mut NodeSettings) -> Result<Identity, IdentityError> {
     let config = &mut settings.config;
     let role = match settings.role {
         RoleSettings::Prefill(_) => PeerRole::Prefill,
@@ -175,8 +179,7 @@ fn identity_and_coordinators(settings: &mut NodeSettings) -> Result<(Identity, C
         let is_named = |role: &AssignedRole| names.iter().any(|known| known.role.name() == role.node_role().name());
         config.roles.retain(is_named);
     }
-    let coordinators = CoordinatorsAt::of(&config.coordinators)?.used_by(&config.tls)?;
-    Ok((config.identity.clone(), coordinators))
+    Ok(config.identity.clone())
 }
 
 /// Gives back what reading the model took on the way: its tokenizer alone is tens of megabytes.
