@@ -38,7 +38,7 @@ pub struct Config {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_advertise: Option<String>,
-    /// How nodes find this coordinator: embedded (they are told its address), or etcd://HOST:PORT/CLUSTER, where it registers
+    /// How nodes find this coordinator: embedded (they are told its address), or etcds://HOST:PORT/CLUSTER, where it registers
     #[arg(long, default_value = "embedded", value_name = "embedded|ETCD")]
     pub membership: MembershipKind,
     /// Name of this coordinator in its cluster, in logs, traces and announcements; unique, kept over restarts

@@ -37,7 +37,7 @@ impl MembershipKind {
     ///
     /// # Errors
     /// It may not ask that etcd in plain text, or has no authority for it.
-    pub(crate) fn used_by(&self, tls: &TlsConfig) -> Result<Self, AddressError> {
+    pub fn used_by(&self, tls: &TlsConfig) -> Result<Self, AddressError> {
         Ok(match self {
             Self::Embedded => Self::Embedded,
             Self::Etcd(address) => Self::Etcd(address.clone().used_by(of_process(tls))?),

@@ -62,13 +62,15 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// # Errors
-    /// The SLO profiles or rules cannot be used, the membership address cannot be bound, or the flight record cannot be
-    /// written.
+    /// The SLO profiles or rules cannot be used, the membership address cannot be bound, etcd may not be asked in plain text, or the
+    /// flight record cannot be written.
     pub async fn start(config: &Config, drain: Shutdown) -> anyhow::Result<Self> {
         let slo_rules = config.slo_rules()?;
         let identity = Identity::open(&config.tls, PeerRole::Coordinator, &config.name)?;
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         config.tls.check_address(control_address).context("--control-listen")?;
+        // Before anything else is done. Its use begins when clients can be answered.
+        config.membership.used_by(&config.tls).context("--membership")?;
         let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
         let metrics = Arc::new(Metrics::new(served_model, config.metrics, slo_rules.config()));
         let clocks = NodeClocks::default();

@@ -161,13 +161,14 @@ impl Pace {
     pub fn ended(&self) {
         let last = self.choices.iter().filter_map(|choice| Some(choice.last?.at)).max();
         if let Some(last) = last {
-            let took = last.elapsed();
             let received_at = self.record.received_at;
+            let until_now = received_at.elapsed();
             self.record.update(|generation| {
                 // A single token of a stream left when it was written, which is its TTFT.
-                let last_token = Some(last.saturating_duration_since(received_at));
-                generation.last_token = last_token.max(generation.ttft);
-                generation.last_token_to_end = Some(took);
+                let ttft = generation.ttft.unwrap_or_default();
+                let last_token = last.saturating_duration_since(received_at).max(ttft);
+                generation.last_token = Some(last_token);
+                generation.last_token_to_end = Some(until_now.saturating_sub(last_token));
             });
         }
     }

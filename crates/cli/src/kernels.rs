@@ -31,7 +31,7 @@ pub struct KernelsArgs {
 
 #[derive(Debug, Subcommand)]
 enum KernelsVerb {
-    /// Compile every kernel for GPUs that need not be here, and say which registers each takes. The first line names the sources.
+    /// Compile every kernel for GPUs that need not be here, and say which registers each takes. The first line names the sources and the compiler.
     Build(BuildArgs),
 }
 
@@ -57,7 +57,10 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<Exit> {
         .exit(Exit::Usage)?;
     let libraries = cuda_engine::libraries();
     let mut out = std::io::stdout().lock();
-    writeln!(out, "sources {}", hex(&sources_sha256()))?;
+    let compiler = libraries
+        .nvrtc_version()
+        .map_or_else(String::new, |version| format!(", NVRTC {version}"));
+    writeln!(out, "sources {}{compiler}", hex(&sources_sha256()))?;
     for arch in &args.arch {
         let target = Target::new(&libraries, (*arch, ImageForm::Cubin), Some(&cache)).exit(Exit::NoVerdict)?;
         for unit in Unit::all() {

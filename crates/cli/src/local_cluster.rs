@@ -131,7 +131,9 @@ impl LocalCluster {
             }
             LocalMembership::Etcd(_) => {
                 let within = ETCD_ANSWERS_WITHIN.min(options.start_within);
-                options.membership.first_answer(within).await?;
+                if let Some(kind) = options.membership_in_use() {
+                    options.membership.first_answer(&kind, within).await?;
+                }
                 None
             }
             LocalMembership::Embedded => None,

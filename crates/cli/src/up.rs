@@ -63,7 +63,7 @@ pub struct UpArgs {
     /// Where the API listens; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "HOST:PORT")]
     pub listen: String,
-    /// How the processes find each other: embedded, etcd (starts one, if it is installed), or etcd://HOST:PORT/CLUSTER.
+    /// How the processes find each other: embedded, etcd (starts one, if it is installed), or etcds://HOST:PORT/CLUSTER.
     #[arg(long, default_value = "embedded", value_name = "embedded|etcd|ETCD")]
     pub membership: LocalMembership,
     /// Coordinators over the same nodes; the first listens at --listen, the others at any free port.

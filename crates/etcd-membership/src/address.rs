@@ -103,7 +103,7 @@ pub enum AddressError {
     )]
     NoCa,
     #[error(
-        "etcd at {0} is on another host, and etcd:// is plain text, passwords too: write etcds:// (`baton certs issue DIR etcd/NAME` makes a certificate for etcd), or set insecure = true where everybody in the network is trusted"
+        "etcd at {0} is on another host, and etcd:// is plain text, passwords too: write etcds:// (`baton certs issue DIR etcd/NAME --host HOST` makes a certificate for etcd), or set insecure = true where everybody in the network is trusted"
     )]
     PlainText(String),
     #[error("a client certificate needs both cert=FILE and key=FILE")]

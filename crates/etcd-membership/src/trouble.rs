@@ -46,7 +46,7 @@ impl Call {
 pub enum EtcdTrouble {
     #[error("etcd has not answered yet")]
     NotYet,
-    #[error("cannot read {path}: {detail}; the etcd address names it")]
+    #[error("cannot read {path}: {detail}; the etcd address names it, or tls_ca, tls_cert or tls_key")]
     TlsFile { path: String, detail: String },
     #[error("{}", AddressError::NoCa)]
     NoCa,

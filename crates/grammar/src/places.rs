@@ -56,6 +56,11 @@ impl Place {
 
     /// Takes the outputs that are new, and says whether this token may follow them. `None`: a mask has to tell.
     fn allows(&mut self, outputs: &[TokenId], token: TokenId) -> Option<bool> {
+        // A model may have rows for more tokens than its tokenizer knows.
+        let known = self.matcher.tok_env().ok()?.tok_trie().vocab_size();
+        if token.0 as usize >= known {
+            return Some(false);
+        }
         let new: Vec<u32> = outputs[self.taken..].iter().map(|token| token.0).collect();
         if self.since_mask + new.len() >= REPLAYED_TOKENS {
             return None;
@@ -182,14 +187,20 @@ impl Places {
         grammar: &OutputGrammar,
         outputs: &[TokenId],
     ) -> Result<(), GrammarError> {
-        match self.place(sequence, grammar, outputs)?.follow(outputs) {
+        let place = self.place(sequence, grammar, outputs)?;
+        let was_asked_alone = place.since_mask > 0;
+        match place.follow(outputs) {
             Ok(next) => {
                 self.allowed.extend_from_slice(next.as_slice());
                 Ok(())
             }
             Err(error) => {
                 self.places.remove(&sequence);
-                Err(error)
+                // The questions since the last mask may have used up what it allowed. A new place has asked nothing.
+                match was_asked_alone {
+                    true => self.follow(sequence, grammar, outputs),
+                    false => Err(error),
+                }
             }
         }
     }

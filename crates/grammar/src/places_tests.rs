@@ -160,6 +160,29 @@ fn walk_asking(constraint: &OutputConstraint, seed: u64) -> (u32, u32) {
 }
 
 #[test]
+fn rows_of_a_model_beyond_its_vocabulary_are_refused_and_lose_nothing() {
+    let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));
+    let grammars = Grammars::new(|| Vocabulary::new(SIZE, &[END], bytes));
+    grammars
+        .compile(word.grammar.as_ref().expect("one"))
+        .expect("it compiles");
+    let mut places = Places::new(Arc::new(grammars), SIZE + 40, 4);
+    let outputs = tokens("a");
+    assert_eq!(
+        places.allows(sequence(1), &word, (&outputs, TokenId(SIZE + 20))),
+        Some(false)
+    );
+    assert_eq!(
+        places.allows(sequence(1), &word, (&outputs, tokens("b")[0])),
+        Some(true)
+    );
+    assert_eq!(
+        places.allows(sequence(1), &word, (&outputs, tokens("d")[0])),
+        Some(false)
+    );
+}
+
+#[test]
 fn a_token_that_is_asked_for_alone_is_allowed_when_the_mask_has_it() {
     let mut with_words = schema(r#"{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 8}"#);
     with_words.bad_words = vec![tokens("a"), tokens("b\"")];

@@ -34,7 +34,7 @@ pub struct NodeConfig {
     /// Address others reach this node at; default: the one it listens on
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Where the coordinators are: host:port of each one's control port, or etcd://HOST:PORT/CLUSTER, where this node then
+    /// Where the coordinators are: host:port of each one's control port, or etcds://HOST:PORT/CLUSTER, where this node then
     /// registers too
     #[arg(long, default_value = "127.0.0.1:7400", value_name = "HOST:PORT,..|ETCD")]
     pub coordinators: Vec<CoordinatorsAt>,

@@ -1,9 +1,10 @@
-//! Constrained outputs on a node: which tokens each step's rows may draw. Greedy rows ask for the model's first choices one by one.
-//! For the others all tokens are worked out, while the engine computes the step. Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
+//! Constrained outputs on a node: which tokens each step's rows may draw. On the host, greedy rows ask for the model's first choices one
+//! by one. For the others, and for all rows of a GPU, all tokens are worked out while the engine computes the step. Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use engine::{AllowedTokens, Step, StepRow};
@@ -39,6 +40,8 @@ pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
 #[derive(Debug)]
 pub(crate) struct AllowedThread {
     places: Arc<Mutex<Places>>,
+    /// The number of the step that the engine computes. Nobody needs the tokens of one before.
+    newest_step: Arc<AtomicU64>,
     steps: SyncSender<Arc<StepTokens>>,
     /// Whether greedy rows are worked out ahead, too.
     all_ahead: bool,
@@ -47,6 +50,8 @@ pub(crate) struct AllowedThread {
 /// The constrained rows of a step. Whoever needs a row's tokens first works them out, and another who needs them waits.
 #[derive(Debug)]
 struct StepTokens {
+    number: u64,
+    newest_step: Arc<AtomicU64>,
     rows: Vec<ConstrainedRow>,
     places: Arc<Mutex<Places>>,
 }
@@ -78,6 +83,7 @@ impl AllowedThread {
         })?;
         Ok(Self {
             places: Arc::new(Mutex::new(places)),
+            newest_step: Arc::default(),
             steps,
             all_ahead,
         })
@@ -90,11 +96,16 @@ impl AllowedThread {
             return Some(());
         }
         let has_work = rows.iter().any(|row| self.all_ahead || !row.is_greedy());
-        let places = self.places.clone();
-        let tokens = Arc::new(StepTokens { rows, places });
-        if has_work {
-            self.steps.send(tokens.clone()).ok()?;
+        let tokens = Arc::new(StepTokens {
+            number: self.newest_step.fetch_add(1, Ordering::Relaxed) + 1,
+            newest_step: self.newest_step.clone(),
+            rows,
+            places: self.places.clone(),
+        });
+        if has_work && let Err(TrySendError::Disconnected(_)) = self.steps.try_send(tokens.clone()) {
+            return None;
         }
+        // A thread that is still at a step before does not get this one: whoever draws works out what it needs.
         step.restrict(tokens);
         Some(())
     }
@@ -121,6 +132,9 @@ impl ConstrainedRow {
 impl StepTokens {
     fn work_out_ahead(&self, also_greedy: bool) {
         for row in self.rows.iter().filter(|row| also_greedy || !row.is_greedy()) {
+            if self.newest_step.load(Ordering::Relaxed) != self.number {
+                return;
+            }
             self.all_of(row);
         }
     }

@@ -40,7 +40,7 @@ async fn look(args: &DoctorArgs) -> Vec<Finding> {
     findings.extend(ports::look(&args.listen));
     let membership = args.membership.clone().filter(|address| !address.is_empty());
     let membership = membership.or_else(|| etcd::of_nodes(&environment));
-    findings.push(etcd::look(membership, etcd::ANSWERS_WITHIN).await);
+    findings.push(etcd::look(membership, &etcd::tls_of(&environment), etcd::ANSWERS_WITHIN).await);
     findings.push(collector::look(&environment).await);
     findings
 }

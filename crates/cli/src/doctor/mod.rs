@@ -38,7 +38,7 @@ use crate::terminal::say;
 const EXAMPLES: &str = "\
 Examples:
   baton doctor                             cores, memory, model, ports, etcd, collector: what is wrong and what to do
-  baton doctor --model ./my.gguf --listen 127.0.0.1:8001 --membership etcd://10.0.0.1:2379/demo
+  baton doctor --model ./my.gguf --listen 127.0.0.1:8001 --membership etcds://10.0.0.1:2379/demo
   baton doctor --json | jq -r '.checks[] | select(.verdict == \"fail\") | .to_do'
   baton doctor --gpu                       libraries, every kernel against the CPU, times, and the handoff between two processes
   baton doctor --gpu --model model.gguf    also the tokens of this model against the CPU
@@ -70,7 +70,7 @@ pub struct DoctorArgs {
         conflicts_with = "gpu"
     )]
     listen: String,
-    /// The etcd of the cluster: etcd://HOST:PORT/CLUSTER [default: that of BATON_COORDINATORS, if it names one].
+    /// The etcd of the cluster: etcds://HOST:PORT/CLUSTER [default: that of BATON_COORDINATORS, if it names one].
     #[arg(long, env = "BATON_MEMBERSHIP", hide_env_values = true, value_name = "ETCD")]
     membership: Option<String>,
     /// Look at the GPU: libraries, every kernel against the CPU, times, the handoff between two processes.

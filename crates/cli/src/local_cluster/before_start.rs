@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use coordinator::registry::MembershipKind;
 use cuda_engine::DeviceChoice;
 use engine::for_devices::check_block_tokens;
 use engine::{EngineKind, KvMemoryError, OpenError};
@@ -20,6 +21,8 @@ use crate::exit::Exit;
 pub(crate) enum Refused {
     #[error("{process} does not take its settings")]
     Settings { process: String, source: Box<ConfigError> },
+    #[error("--membership: {0}")]
+    Etcd(String),
     #[error("{} cannot be used", .path.display())]
     Model { path: PathBuf, source: Box<ModelError> },
     #[error(transparent)]
@@ -46,6 +49,7 @@ impl Refused {
         match self {
             Self::Model { .. } | Self::Engine(_) => Exit::Failure,
             Self::Settings { .. }
+            | Self::Etcd(_)
             | Self::BlockSize(_)
             | Self::ContextTooLong { .. }
             | Self::NoBlock { .. }
@@ -61,16 +65,29 @@ impl LocalClusterOptions {
     /// [`Refused::Settings`] of the first process that would refuse its own.
     pub(crate) fn check_settings(&self) -> Result<(), Refused> {
         for spec in self.coordinators().iter().chain(&self.nodes(ANY_COORDINATOR)) {
-            let read = match spec.kind {
-                ProcessKind::Coordinator => self.load::<coordinator::Config>(coordinator::PROGRAM, spec).map(drop),
-                _ => self.node_config(spec).map(drop),
-            };
-            read.map_err(|error| Refused::Settings {
+            let settings = |error| Refused::Settings {
                 process: spec.name.clone(),
                 source: Box::new(error),
-            })?;
+            };
+            match spec.kind {
+                ProcessKind::Coordinator => {
+                    let read = self.load::<coordinator::Config>(coordinator::PROGRAM, spec);
+                    if let Some(config) = read.map_err(settings)? {
+                        let membership = config.membership.used_by(&config.tls);
+                        membership.map_err(|error| Refused::Etcd(error.to_string()))?;
+                    }
+                }
+                _ => drop(self.node_config(spec).map_err(settings)?),
+            }
         }
         Ok(())
+    }
+
+    /// The membership as the coordinators use it. `None`: their settings are refused, or ask for help only.
+    pub(super) fn membership_in_use(&self) -> Option<MembershipKind> {
+        let spec = self.coordinators().into_iter().next()?;
+        let config = self.load::<coordinator::Config>(coordinator::PROGRAM, &spec).ok()??;
+        config.membership.used_by(&config.tls).ok()
     }
 
     /// Compares the nodes' settings with the model. Returns what a person should know besides.

@@ -118,7 +118,7 @@ fn find() -> anyhow::Result<PathBuf> {
         .find(|path| path.is_file());
     found.with_context(|| {
         format!(
-            "no etcd is installed. Get one (Debian, Ubuntu: apt-get install etcd-server; macOS: brew install etcd; else https://github.com/etcd-io/etcd/releases), or name it in {ETCD_VARIABLE}. From a checkout, on Debian or Ubuntu: scripts/get-etcd target/etcd && export {ETCD_VARIABLE}=$PWD/target/etcd/usr/bin/etcd. To use an etcd that runs already: --membership etcd://HOST:2379/CLUSTER. Without any: --membership embedded, the default"
+            "no etcd is installed. Get one (Debian, Ubuntu: apt-get install etcd-server; macOS: brew install etcd; else https://github.com/etcd-io/etcd/releases), or name it in {ETCD_VARIABLE}. From a checkout, on Debian or Ubuntu: scripts/get-etcd target/etcd && export {ETCD_VARIABLE}=$PWD/target/etcd/usr/bin/etcd. To use an etcd that runs already: --membership etcds://HOST:2379/CLUSTER. Without any: --membership embedded, the default"
         )
     })
 }

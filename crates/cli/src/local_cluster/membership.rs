@@ -21,14 +21,13 @@ pub enum LocalMembership {
 
 impl LocalMembership {
     /// Waits until an etcd that runs already answers. Processes that find none would wait for it in silence.
-    pub(super) async fn first_answer(&self, within: Duration) -> Result<(), LocalClusterError> {
-        let Self::Etcd(address) = self else { return Ok(()) };
+    /// `kind` is it as the coordinators use it.
+    pub(super) async fn first_answer(&self, kind: &MembershipKind, within: Duration) -> Result<(), LocalClusterError> {
         let no_etcd = |why: String| LocalClusterError::NoEtcd {
             membership: self.clone(),
             within,
             why,
         };
-        let kind: MembershipKind = address.parse().map_err(no_etcd)?;
         let answered = kind.first_answer(within).await;
         answered.map_err(|trouble| no_etcd(trouble.to_string()))
     }

@@ -43,7 +43,7 @@ Use it to run a cluster on several hosts, or under systemd, Docker or Kubernetes
 Most important:
   --model FILE|FOLDER|NAME   the model, the same on all processes (required)
   --name NAME                unique in the cluster, kept over restarts
-  --coordinators HOST:PORT   the control port of each coordinator, or etcd://HOST:PORT/CLUSTER
+  --coordinators HOST:PORT   the control port of each coordinator, or etcds://HOST:PORT/CLUSTER
   --listen, --advertise      where it listens, and the address at which others reach it
   --kv-cache-memory SIZE     memory for KV blocks
   --threads N, --device D    what computes: cores, or cuda:N
@@ -62,7 +62,7 @@ Use it to run a cluster on several hosts, or under systemd, Docker or Kubernetes
 Most important:
   --model FILE|FOLDER|NAME   the model, the same on all processes (required)
   --name NAME                unique in the cluster, kept over restarts
-  --coordinators HOST:PORT   the control port of each coordinator, or etcd://HOST:PORT/CLUSTER
+  --coordinators HOST:PORT   the control port of each coordinator, or etcds://HOST:PORT/CLUSTER
   --listen, --advertise      where it listens, and the address at which others reach it
   --kv-cache-memory SIZE     memory for KV blocks, which decides how many requests run at a time
   --max-num-seqs N           sequences in one step

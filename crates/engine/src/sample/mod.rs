@@ -262,14 +262,23 @@ impl Sampler {
 /// by one: to know all that is allowed costs much more, and is seldom needed. Otherwise masks what may not be drawn.
 fn best_allowed(input: &SampleInput<'_>, logits: &mut [f32], allowed: Allowed<'_>) -> (f32, u32) {
     if input.params.temperature <= 0.0 {
-        for _ in 0..ASKED_ALONE_MAX {
+        let mut refused = [(0.0, 0); ASKED_ALONE_MAX];
+        let mut refused_count = 0;
+        while refused_count < ASKED_ALONE_MAX {
             let best = scan::largest(logits);
             match allowed.allows(TokenId(best.1)) {
-                _ if best.0 == f32::NEG_INFINITY => return best,
-                Some(true) => return best,
-                Some(false) => logits[best.1 as usize] = f32::NEG_INFINITY,
-                None => break,
+                Some(true) if best.0 > f32::NEG_INFINITY => return best,
+                Some(false) if best.0 > f32::NEG_INFINITY => {
+                    logits[best.1 as usize] = f32::NEG_INFINITY;
+                    refused[refused_count] = best;
+                    refused_count += 1;
+                }
+                _ => break,
             }
+        }
+        // All tokens together have the last word, also on those that were refused alone.
+        for (logit, token) in &refused[..refused_count] {
+            logits[*token as usize] = *logit;
         }
     }
     mask(logits, allowed.words());

@@ -132,11 +132,13 @@ fn only_allowed_tokens_are_drawn_and_log_probabilities_are_those_of_all() {
 struct Reluctant {
     words: Vec<u32>,
     tells: Vec<u32>,
+    /// It says no to everything, as a grammar that has used up what it may cost does.
+    is_tired: bool,
 }
 
 impl AllowedTokens for Reluctant {
     fn allows(&self, _: usize, token: TokenId) -> Option<bool> {
-        is_set(&self.tells, token).then(|| is_set(&self.words, token))
+        is_set(&self.tells, token).then(|| !self.is_tired && is_set(&self.words, token))
     }
     fn all(&self, _: usize) -> &[u32] {
         &self.words
@@ -152,6 +154,7 @@ proptest! {
         tells in prop::collection::vec(any::<u32>(), 3),
         temperature in prop::sample::select(vec![0.0, 0.0, 1.0]),
         bias in -3f32..3.0,
+        is_tired: bool,
     ) {
         // Whole numbers, so that ties are frequent.
         let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
@@ -163,7 +166,7 @@ proptest! {
         one.outputs = vec![TokenId(1), TokenId(64)];
         one.allowed = Some(words.clone());
         let masked = one.try_sample(&logits, 2);
-        let reluctant = Reluctant { words, tells };
+        let reluctant = Reluctant { words, tells, is_tired };
         let input = SampleInput {
             allowed: Some(Allowed::OfRow(&reluctant, 0)),
             ..one.input(2)

@@ -25,7 +25,7 @@ pub struct MixedCoordinators;
 pub enum CoordinatorsError {
     #[error(transparent)]
     Etcd(#[from] AddressError),
-    #[error("`{0}` is not host:port; write for example 10.0.0.1:7400, or etcd://10.0.0.1:2379/CLUSTER")]
+    #[error("`{0}` is not host:port; write for example 10.0.0.1:7400, or etcds://10.0.0.1:2379/CLUSTER")]
     Address(String),
 }
 

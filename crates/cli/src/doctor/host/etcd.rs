@@ -1,8 +1,10 @@
 //! etcd, where one is configured: does it answer, and how fast.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coordinator::registry::MembershipKind;
+use identity::TlsConfig;
 
 use super::finding::{Finding, Group};
 
@@ -16,15 +18,34 @@ pub(super) fn of_nodes(environment: &dyn Fn(&str) -> Option<String>) -> Option<S
     environment("BATON_COORDINATORS").filter(|address| address.starts_with("etcd"))
 }
 
-pub(super) async fn look(membership: Option<String>, within: Duration) -> Finding {
-    let none = "none: processes are told each other's addresses (--membership etcd://HOST:PORT/CLUSTER looks at one)";
+/// The certificate of the processes of this environment, and whether they may speak plain text to other hosts.
+pub(super) fn tls_of(environment: &dyn Fn(&str) -> Option<String>) -> TlsConfig {
+    let file = |name| environment(name).map(PathBuf::from);
+    TlsConfig {
+        tls_cert: file("BATON_TLS_CERT"),
+        tls_key: file("BATON_TLS_KEY"),
+        tls_ca: file("BATON_TLS_CA"),
+        insecure: environment("BATON_INSECURE").as_deref() == Some("true"),
+    }
+}
+
+pub(super) async fn look(membership: Option<String>, tls: &TlsConfig, within: Duration) -> Finding {
+    let none = "none: processes are told each other's addresses (--membership etcds://HOST:PORT/CLUSTER looks at one)";
     let Some(address) = membership else {
         return Group::Etcd.not_configured("etcd", none);
     };
     let kind = match address.parse::<MembershipKind>() {
         Ok(MembershipKind::Embedded) => return Group::Etcd.not_configured("etcd", none),
         Ok(kind) => kind,
-        Err(why) => return Group::Etcd.fail("etcd", why, "write --membership etcd://HOST:2379/CLUSTER"),
+        Err(why) => return Group::Etcd.fail("etcd", why, "write --membership etcds://HOST:2379/CLUSTER"),
+    };
+    let kind = match kind.used_by(tls) {
+        Ok(kind) => kind,
+        Err(why) => {
+            let to_do =
+                "set BATON_TLS_CA, BATON_TLS_CERT and BATON_TLS_KEY, or BATON_INSECURE=true, as for the processes";
+            return Group::Etcd.fail("etcd", why.to_string(), to_do);
+        }
     };
     let asked = Instant::now();
     match kind.first_answer(within).await {
@@ -56,18 +77,23 @@ mod tests {
 
     #[tokio::test]
     async fn no_etcd_is_no_failure_and_one_that_is_not_there_is() {
-        let within = Duration::from_millis(100);
+        let (within, own) = (Duration::from_millis(100), TlsConfig::default());
         for none in [None, Some("embedded")] {
             assert_eq!(
-                look(none.map(str::to_owned), within).await.verdict,
+                look(none.map(str::to_owned), &own, within).await.verdict,
                 Verdict::NotConfigured
             );
         }
-        assert_eq!(look(Some("etcd:no".to_owned()), within).await.verdict, Verdict::Fail);
+        for wrong in ["etcd:no", "etcd://10.0.0.1:2379/c", "etcds://10.0.0.1:2379/c"] {
+            let finding = look(Some(wrong.to_owned()), &own, within).await;
+            assert_eq!(finding.verdict, Verdict::Fail, "{wrong}");
+            let is_asked = format!("{finding:?}").contains("does not answer");
+            assert!(!is_asked, "{finding:?}");
+        }
         let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = port.local_addr().expect("bound");
         drop(port);
-        let finding = look(Some(format!("etcd://user:secret@{address}/c")), within).await;
+        let finding = look(Some(format!("etcd://user:secret@{address}/c")), &own, within).await;
         assert_eq!(finding.verdict, Verdict::Fail);
         let words = format!("{finding:?}");
         assert!(
@@ -84,5 +110,6 @@ mod tests {
         let variable = |value: &'static str| move |_: &str| Some(value.to_owned());
         assert_eq!(of_nodes(&variable("etcd://h:1/c")).as_deref(), Some("etcd://h:1/c"));
         assert_eq!(of_nodes(&variable("10.0.0.1:7400")), None);
+        assert!(tls_of(&variable("true")).insecure && !tls_of(&variable("false")).insecure);
     }
 }
